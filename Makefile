@@ -1,0 +1,67 @@
+# Everything there is to run. `make` alone says what.
+
+# The first interpreter on PATH that is new enough; `make PYTHON=/path/to/python …` takes that one.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$python; exit; }; done; echo python3)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+# Code that is being checked must be the code of this checkout, whatever the caller's environment says.
+export PYTHONPATH :=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo dev test check storm bench docs clean
+
+help: ## Print this help
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/core.stamp ## See it work: the standard library as jobs, a worker killed halfway, totals compared
+	@$(BIN)/python -m examples.demo
+
+dev: $(VENV)/core.stamp ## Run a worker for development
+	@$(BIN)/holdfast dev
+
+test: $(VENV)/dev.stamp ## Run every test but the storm (two calls: in parallel, then the crash tests one by one)
+	@$(BIN)/python -m pytest -q -n 2 --dist=worksteal -m "not crash and not storm"
+	@$(BIN)/python -m pytest -q -m "crash and not storm"
+
+check: $(VENV)/dev.stamp ## Format, lint, types, imports and house rules, in under 30 seconds
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m pytest -q tests/house
+
+storm: $(VENV)/dev.stamp ## Run the long fault suite; goes on where it was interrupted
+	@$(BIN)/python -m tests.storm
+
+bench: $(VENV)/bench.stamp ## Measure against the raw database and against a peer, in one run
+	@$(BIN)/python -m benchmarks
+
+docs: $(VENV)/dev.stamp ## Run every command and code block of the documentation
+	@$(BIN)/python -m pytest -q tests/faces/test_docs.py
+
+clean: ## Remove the virtual environment and every cache
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Set-up, again only when pyproject.toml changes.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || { \
+		echo "Holdfast needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo missing)." >&2; \
+		echo "Install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@echo "Setting up $(VENV) with $$($(PYTHON) --version) …"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(VENV)/core.stamp: pyproject.toml | $(BIN)/python
+	@$(PIP) install -e .
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
+	@$(PIP) install -e '.[dev]'
+	@touch $@ $(VENV)/core.stamp
+
+$(VENV)/bench.stamp: pyproject.toml | $(BIN)/python
+	@$(PIP) install -e '.[bench]'
+	@touch $@ $(VENV)/core.stamp

@@ -1,0 +1,99 @@
+"""The measured application: tasks that do nothing or tell when they started, on a store whose calls are timed."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+from holdfast import Holdfast
+from holdfast.store import Store
+
+STARTS: list[tuple[int, float, float]] = []
+"""Of each ``stamp`` job in this process: its number, and the monotonic and the wall clock when its handler started."""
+
+
+class Meter:
+    """What one process asked of its store, and when its last settlement was safe."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.claims: list[float] = []  # seconds of each claim that took jobs
+        self.settled = 0
+        self.settled_at = 0.0  # on the monotonic clock, which all processes share
+        self.cpu_then = 0.0  # CPU seconds of this process at that moment
+
+    def note(self, verb: str, started: float, answer: Any) -> None:
+        """A call has been answered."""
+        if verb == "claim" and answer.jobs:
+            self.claims.append(time.monotonic() - started)
+        elif verb == "settle":
+            self.settled += sum(each.accepted for each in answer)
+            self.settled_at = time.monotonic()
+            self.cpu_then = time.process_time()
+
+
+class Metered:
+    """A store that counts: any other attribute is the store's own. Costs a microsecond a call, nothing a job."""
+
+    def __init__(self, store: Store, meter: Meter) -> None:
+        self._store = store
+        self._meter = meter
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._store, name)
+        if not inspect.iscoroutinefunction(value) or name in ("open", "close"):
+            return value
+        meter = self._meter
+
+        async def timed(*args: Any, **kwargs: Any) -> Any:
+            meter.calls[name] += 1
+            started = time.monotonic()
+            answer = await value(*args, **kwargs)
+            meter.note(name, started, answer)
+            return answer
+
+        setattr(self, name, timed)
+        return timed
+
+
+class Application(Holdfast):
+    """A Holdfast with these tasks. With a ``meter`` it counts what is asked of every store it opens."""
+
+    def __init__(self, path: Path, *, meter: Meter | None = None, **settings: Any) -> None:
+        super().__init__(f"sqlite:///{path}", **settings)
+        self.meter = meter
+        self.noop = self.task("noop")(noop)
+        self.stamp = self.task("stamp")(stamp)
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        return self
+
+    def new_store(self) -> Any:
+        """Another store on the same file."""
+        store = super().new_store()
+        return store if self.meter is None else Metered(store, self.meter)
+
+
+async def noop(n: int) -> None:
+    """Nothing at all."""
+
+
+async def stamp(n: int) -> None:
+    """Tell when job ``n`` started."""
+    STARTS.append((n, time.monotonic(), time.time()))
+
+
+async def fill(path: Path, jobs: int) -> None:
+    """A new file with this many ``noop`` jobs waiting."""
+    async with Application(path) as app:
+        await app.enqueue_many(app.noop.job(n=index) for index in range(jobs))
+
+
+def milliseconds(seconds: Iterable[float]) -> list[float]:
+    """The same times in milliseconds."""
+    return [each * 1000 for each in seconds]

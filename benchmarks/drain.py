@@ -1,0 +1,85 @@
+"""Drain: jobs queued beforehand, by one worker process and by two; every completion committed (targets 5)."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.application import fill, milliseconds
+from benchmarks.harness import Line, Plan, at_least, at_most, percentile, times_at_least
+from benchmarks.peer import Peer
+from benchmarks.processes import child, children
+
+TITLE = "Drain, synchronous=FULL"
+
+
+def run(plan: Plan) -> list[Line]:
+    """Alternate: one of ours, two of ours, the peer."""
+    one = Line("one worker process", "jobs/s", target=times_at_least(15))
+    cpu = Line("CPU a job, whole process", "µs", target=at_most(18))
+    two = Line("two worker processes", "jobs/s", other="our one", target=times_at_least(0.85))
+    share = Line("the slower worker's share of the jobs", "%", target=at_least(35))
+    claim = Line("claim p99, two workers", "ms", target=at_most(25))
+    jobs, theirs = plan.size(50_000, 500), plan.size(5_000, 50)
+    for _ in range(plan.rounds):
+        alone = drained(plan, jobs, 1)
+        rate, spent = rate_of(alone), cpu_us(alone)
+        peer_rate, peer_spent = _peer(plan, theirs)
+        pair = drained(plan, jobs, 2)
+        one.add(rate, peer_rate)
+        cpu.add(spent, peer_spent)
+        two.add(rate_of(pair), rate)
+        share.add(min(each["settled"] for each in pair) / jobs * 100)
+        claim.add(percentile(milliseconds(took for each in pair for took in each["claims"]), 99))
+    return [one, cpu, two, share, claim]
+
+
+def drained(plan: Plan, jobs: int, workers: int, *options: str) -> list[dict[str, Any]]:
+    """The figures of ``workers`` processes that emptied a new file together."""
+    with plan.place() as folder:
+        path = folder / "jobs.db"
+        uvloop.run(fill(path, jobs))
+        with children(workers, "benchmarks.worker", path, "--drain", *options) as family:
+            for each in family:
+                each.say("go")
+            figures = [each.heard() for each in family]
+        _check(path, jobs)
+    return figures
+
+
+def rate_of(figures: list[dict[str, Any]]) -> float:
+    """Jobs a second, from the first start to the last committed completion."""
+    seconds = max(each["settled_at"] for each in figures) - min(each["started_at"] for each in figures)
+    return float(sum(each["settled"] for each in figures) / seconds)
+
+
+def cpu_us(figures: list[dict[str, Any]]) -> float:
+    """Microseconds of CPU a job, of every thread of every worker."""
+    spent = sum(each["cpu_then"] - each["cpu_before"] for each in figures)
+    return float(spent / sum(each["settled"] for each in figures) * 1e6)
+
+
+def _check(path: Path, jobs: int) -> None:
+    """A rate counts only if every job has succeeded, and none was claimed twice."""
+    connection = sqlite3.connect(path)
+    try:
+        (found,) = connection.execute("select count(*) from holdfast_job where state = 5 and claims = 1").fetchall()
+    finally:
+        connection.close()
+    if found != (jobs,):
+        raise RuntimeError(f"of {jobs} jobs {found[0]} were run once and succeeded")
+
+
+def _peer(plan: Plan, tasks: int) -> tuple[float, float]:
+    with plan.place() as folder:
+        path = folder / "huey.db"
+        peer = Peer(path)
+        for index in range(tasks):
+            peer.noop(index)
+        peer.huey.storage.close()
+        with child("benchmarks.peer_worker", path, tasks) as consumer:
+            figures = consumer.ask("go")
+    return tasks / (figures["ended_at"] - figures["started_at"]), figures["cpu_seconds"] / tasks * 1e6

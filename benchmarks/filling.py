@@ -1,0 +1,46 @@
+"""Files with millions of jobs, made by one statement: what they hold is what submissions and settlements leave."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.application import Application
+
+_AT_ONCE = 250_000  # rows a transaction
+_INSERT = """
+with recursive numbers (n) as (select :first union all select n + 1 from numbers where n < :last)
+insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims, attempts,
+    worker, started_at, ended_at)
+select printf('%08x-%04x-7%03x-8%03x-%012x', n >> 8, n & 255, abs(random()) % 4096, abs(random()) % 4096,
+        abs(random()) % 281474976710656),
+    case when :queues = 1 then 'default' else 'queue-' || (n % :queues) end, 'noop', '{"n":' || n || '}',
+    case when :ended then 5 else 0 end, 0, :now + n, :now + n, 5, :ended, :ended,
+    case when :ended then 'filler' end, case when :ended then :now end, case when :ended then :now end
+from numbers
+"""
+
+
+def filled(path: Path, *, waiting: int = 0, ended: int = 0, queues: int = 1) -> None:
+    """Create ``path`` with so many jobs that have succeeded and then so many that wait."""
+    uvloop.run(_create(path))
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("pragma synchronous=off")
+        now = time.time_ns() // 1000 - waiting - ended
+        for is_ended, first, last in ((1, 0, ended), (0, ended, ended + waiting)):
+            for start in range(first, last, _AT_ONCE):
+                end = min(last, start + _AT_ONCE) - 1
+                values = {"first": start, "last": end, "queues": queues, "ended": is_ended, "now": now}
+                connection.execute(_INSERT, values)
+        connection.execute("pragma wal_checkpoint(truncate)").fetchall()
+    finally:
+        connection.close()
+
+
+async def _create(path: Path) -> None:
+    async with Application(path) as app:
+        await app.count()

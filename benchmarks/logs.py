@@ -1,0 +1,20 @@
+"""Logs: what telling of it costs a drain (target 12)."""
+
+from __future__ import annotations
+
+from benchmarks.drain import drained, rate_of
+from benchmarks.harness import Line, Plan, times_at_least
+
+TITLE = "Drain with log lines, one worker process"
+
+
+def run(plan: Plan) -> list[Line]:
+    """Alternate: silent, at INFO with the lines of single jobs at DEBUG, and with every line."""
+    normal = Line("log level INFO (default)", "jobs/s", other="silent", target=times_at_least(0.9))
+    every = Line("a line for each step of each job", "jobs/s", other="silent", target=times_at_least(0.6))
+    jobs = plan.size(50_000, 500)
+    for _ in range(plan.rounds):
+        silent = rate_of(drained(plan, jobs, 1))
+        normal.add(rate_of(drained(plan, jobs, 1, "--log-level", "INFO")), silent)
+        every.add(rate_of(drained(plan, jobs, 1, "--log-level", "INFO", "--job-log-level", "INFO")), silent)
+    return [normal, every]

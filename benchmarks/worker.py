@@ -1,0 +1,92 @@
+"""Our side as a process: one worker on one file.
+
+Says it is ready, starts its worker at ``go``, gives its figures at ``mark``, and stops at ``stop`` or the end of its
+input. With ``--drain`` the worker stops by itself once there is nothing left to run. In the end its figures once more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.application import STARTS, Application, Meter
+from holdfast.observe.logs import configure_logs
+from holdfast.worker.worker import Worker
+
+
+def main() -> None:
+    """Run one worker as the arguments say."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--drain", action="store_true")
+    parser.add_argument("--concurrency", type=int, default=100)
+    parser.add_argument("--log-level", help="write log lines beside the file, from this level on")
+    parser.add_argument("--job-log-level", default="DEBUG")
+    arguments = parser.parse_args()
+    uvloop.run(_serve(arguments))
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    meter = Meter()
+    app = Application(
+        arguments.path,
+        meter=meter,
+        concurrency=arguments.concurrency,
+        log_level=arguments.log_level,
+        job_log_level=arguments.job_log_level,
+        log_format="json",
+    )
+    logs = arguments.path.with_suffix(".log").open("w")
+    stop_logs = configure_logs(app.settings, app.events, stream=logs) if arguments.log_level else None
+    async with app:
+        await app.count()
+        worker = Worker(app, drain=arguments.drain)
+        _say({"ready": True})
+        sys.stdin.readline()
+        started = time.monotonic(), time.process_time()
+        listening = threading.Thread(target=_listen, args=(meter, worker, asyncio.get_running_loop()), daemon=True)
+        listening.start()
+        await worker.run()
+    if stop_logs is not None:
+        stop_logs()
+    logs.close()
+    _say(_figures(meter) | {"started_at": started[0], "cpu_before": started[1], "starts": STARTS})
+
+
+def _listen(meter: Meter, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+    for line in sys.stdin:
+        if line.strip() == "mark":
+            _say(_figures(meter))
+        else:
+            break
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(worker.stop)
+
+
+def _figures(meter: Meter) -> dict[str, Any]:
+    return {
+        "cpu": time.process_time(),
+        "at": time.monotonic(),
+        "calls": dict(meter.calls),
+        "claims": meter.claims,
+        "settled": meter.settled,
+        "settled_at": meter.settled_at,
+        "cpu_then": meter.cpu_then,
+    }
+
+
+def _say(figures: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(figures) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""The settings: a JSON file with QueueCTL's names, and what each of them means in Holdfast.
+
+The file holds only what was set. Running workers follow it: to Holdfast it is the settings file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from holdfast import ConfigError, Invalid, Settings, toml
+from holdfast.config import SETTINGS, Loaded
+
+DEFAULTS = Path(__file__).with_name("holdfast.toml")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting: its default, what it may be, and the Holdfast settings it stands for."""
+
+    default: Any
+    check: Callable[[str, Any], Any]
+    mapped: Callable[[Any], dict[str, Any]]
+    meaning: str
+
+
+def _number(least: float, most: float) -> Callable[[str, Any], float]:
+    def check(name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise Invalid(name, value, f"give a number from {least:g} to {most:g}")
+        return value
+
+    return check
+
+
+def _whole(least: int, most: int) -> Callable[[str, Any], int]:
+    def check(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise Invalid(name, value, f"give a whole number from {least} to {most}")
+        return value
+
+    return check
+
+
+def _execution(name: str, value: Any) -> str:
+    if value not in ("shell", "argv"):
+        raise Invalid(name, value, "give shell, or argv for programs without a shell")
+    return str(value)
+
+
+def _programs(name: str, value: Any) -> list[str]:
+    listed = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    if not isinstance(listed, list) or not all(isinstance(each, str) and each and "," not in each for each in listed):
+        raise Invalid(name, value, "give programs with commas between: echo,sleep; nothing allows all")
+    return listed
+
+
+def _lock(seconds: float) -> dict[str, Any]:
+    beat = min(10.0, math.floor(seconds * 1000 / 3) / 1000)
+    return {"lease": f"{seconds}s", "beat": f"{beat}s"}
+
+
+OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {
+        "backoff_base": Option(
+            2,
+            _number(1, 1000),
+            lambda base: {"retry": f"queuectl:factor={base}"},
+            "a job that failed n times waits this to the power of n, in seconds",
+        ),
+        "max_retries": Option(
+            3,
+            _whole(0, 1000),
+            lambda retries: {"max_attempts": retries + 1},
+            "retries of a job that does not say; then it is dead",
+        ),
+        "timeout": Option(
+            300, _number(0.1, 86400), lambda seconds: {"command_timeout": f"{seconds}s"}, "seconds a job may run"
+        ),
+        "lock_timeout": Option(
+            300, _number(0.1, 86400), _lock, "seconds after which the lock of a vanished worker is void"
+        ),
+        "check_interval": Option(
+            1,
+            _number(0.01, 3600),
+            lambda seconds: {"poll": f"{seconds}s", "sweep": f"{seconds}s"},
+            "seconds between two looks of an idle worker",
+        ),
+        "stop_timeout": Option(
+            300,
+            _number(0, 86400),
+            lambda seconds: {"grace": f"{seconds}s"},
+            "seconds a worker that is told to stop may go on with its job",
+        ),
+        "execution": Option(
+            "shell", _execution, lambda mode: {"commands": mode}, "shell, or argv: programs without a shell"
+        ),
+        "allowed_commands": Option(
+            [],
+            _programs,
+            lambda programs: {"command_allow": programs},
+            "programs that may run; none named: all",
+        ),
+    }
+)
+
+
+def option(name: str) -> Option:
+    """The setting of that name; Invalid if there is none."""
+    if name not in OPTIONS:
+        raise Invalid("setting", name, f"there are these: {', '.join(OPTIONS)}")
+    return OPTIONS[name]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one queue lives: its database and its settings file."""
+
+    database: Path
+    config: Path
+
+    @classmethod
+    def here(cls) -> Place:
+        """In the working directory, unless the environment says otherwise."""
+        environ = os.environ
+        database = Path(environ.get("QUEUECTL_DB") or "queuectl.db")
+        return cls(database.absolute(), Path(environ.get("QUEUECTL_CONFIG") or "queuectl.json").absolute())
+
+    def read(self) -> dict[str, Any]:
+        """What the file says; ConfigError, naming the file, where it makes no sense."""
+        try:
+            text = self.config.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return {}
+        try:
+            said = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{self.config.name}: not valid JSON: {error}; correct it, or delete it") from None
+        if not isinstance(said, dict):
+            raise ConfigError(f"{self.config.name}: give a JSON object: {{}} says nothing")
+        try:
+            return {name: option(name).check(name, value) for name, value in said.items()}
+        except Invalid as error:
+            raise ConfigError(f"{self.config.name}: {error}") from None
+
+    def values(self) -> dict[str, Any]:
+        """Every setting: as the file says, or by default."""
+        return {name: each.default for name, each in OPTIONS.items()} | self.read()
+
+    def set(self, name: str, text: str) -> Any:
+        """Write one setting into the file; Invalid, and nothing is written, where it is no good. The value it has."""
+        try:
+            given = json.loads(text)
+        except ValueError:
+            given = text
+        value = option(name).check(name, given)
+        with self._locked():
+            said = self.read() | {name: value}
+            self._load(said)
+            fresh = self.config.with_name(f".{self.config.name}.{os.getpid()}")
+            fresh.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+            fresh.replace(self.config)
+        return value
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Two commands at once do not undo each other."""
+        descriptor = os.open(self.config.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def settings(self) -> Settings:
+        """What Holdfast runs by. Its settings file is the JSON file, so running workers follow that."""
+        stamp = toml.stamp(self.config)
+        loaded = self._load(self.read())
+        return Settings(
+            Loaded(
+                values={name: loaded.value(name) for name in SETTINGS},
+                sources={name: loaded.source(name) for name in SETTINGS},
+                file=self.config,
+                stamp=stamp,
+                warnings=loaded.warnings,
+                again=self.settings,
+            )
+        )
+
+    def _load(self, said: Mapping[str, Any]) -> Settings:
+        mapped: dict[str, Any] = {}
+        for name, value in said.items():
+            mapped |= OPTIONS[name].mapped(value)
+        return Settings.load(path=DEFAULTS, environ={}, url=f"sqlite:///{self.database}", **mapped)

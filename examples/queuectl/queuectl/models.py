@@ -1,0 +1,126 @@
+"""Jobs as QueueCTL writes them: what a submission may say, and a job with QueueCTL's states and columns."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from holdfast import Holdfast, Invalid, Job, JobState
+from holdfast.job import NewJob, new_id
+
+STATES: Mapping[str, tuple[JobState, ...]] = MappingProxyType(
+    {
+        "pending": (JobState.SCHEDULED, JobState.WAITING, JobState.QUEUED),
+        "processing": (JobState.RUNNING,),
+        "completed": (JobState.SUCCEEDED,),
+        "failed": (JobState.FAILED,),
+        "dead": (JobState.DEAD,),
+    }
+)
+"""Each state as QueueCTL calls it, and the states of Holdfast it stands for."""
+
+NAMES: Mapping[JobState, str] = MappingProxyType(
+    {state: name for name, states in STATES.items() for state in states} | {JobState.CANCELLED: "cancelled"}
+)
+
+
+class Submission(msgspec.Struct, forbid_unknown_fields=True):
+    """A job as it is submitted."""
+
+    command: str
+    id: str | None = None
+    max_retries: int | None = None
+    priority: int | None = None
+    run_at: str | None = None
+    timeout: float | None = None
+
+
+def parse(text: str | bytes, line: int | None = None) -> Submission:
+    """A submission from JSON; Invalid, saying what is wrong, for anything else."""
+    field = "job" if line is None else f"line {line}"
+    try:
+        submission = msgspec.json.decode(text, type=Submission)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        shown = text if isinstance(text, str) else text.decode("utf-8", "replace")
+        raise Invalid(field, shown, f'{error}; write {{"id": "job1", "command": "sleep 1"}}') from None
+    if not submission.command.strip():
+        raise Invalid("command", submission.command, "give a command")
+    if submission.id is not None and not submission.id.strip():
+        raise Invalid("id", submission.id, "give a name, or leave it out")
+    if submission.max_retries is not None and not 0 <= submission.max_retries <= 1000:
+        raise Invalid("max_retries", submission.max_retries, "give a whole number from 0 to 1000")
+    return submission
+
+
+def drafted(app: Holdfast, submission: Submission) -> NewJob:
+    """The Holdfast job for it, checked whole. Its id is its idempotency key."""
+    said = {
+        "max_attempts": None if submission.max_retries is None else submission.max_retries + 1,
+        "priority": submission.priority,
+        "run_at": submission.run_at,
+        "timeout": submission.timeout,
+    }
+    options = {name: value for name, value in said.items() if value is not None}
+    own_id = new_id()
+    try:
+        return app.draft("command", _payload(app, submission), id=own_id, key=submission.id or own_id, **options)
+    except Invalid as error:
+        raise Invalid(_FIELDS.get(error.field, error.field), error.value, error.remedy) from None
+
+
+_FIELDS = MappingProxyType({"key": "id", "shell": "command", "argv": "command"})
+
+
+def _payload(app: Holdfast, submission: Submission) -> dict[str, Any]:
+    if app.settings.commands == "shell":
+        return {"shell": submission.command}
+    try:
+        return {"argv": shlex.split(submission.command)}
+    except ValueError as error:
+        raise Invalid("command", submission.command, f"{error}; quote it as for a shell") from None
+
+
+def document(job: Job) -> dict[str, Any]:
+    """A job in QueueCTL's columns. ``attempts`` are the executions that failed."""
+    running = job.state is JobState.RUNNING
+    return {
+        "id": job.key or job.id,
+        "command": _command(json.loads(job.payload)),
+        "state": NAMES[job.state],
+        "attempts": job.failures,
+        "max_retries": None if job.max_attempts is None else job.max_attempts - 1,
+        "priority": job.priority,
+        "created_at": _time(job.created_at),
+        "run_at": _time(job.run_at),
+        "next_retry_at": _time(job.run_at) if job.state is JobState.FAILED else None,
+        "locked_by": job.worker if running else None,
+        "locked_at": _time(job.started_at) if running else None,
+        "ended_at": _time(job.ended_at),
+        "error": job.error,
+        "output": None if job.result is None else json.loads(job.result)["stdout"],
+    }
+
+
+def _command(payload: Mapping[str, Any]) -> str:
+    return payload["shell"] if "shell" in payload else shlex.join(payload["argv"])
+
+
+def _time(when: datetime | None) -> str | None:
+    return None if when is None else when.isoformat(timespec="milliseconds")
+
+
+def counts(states: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """How many jobs in each of QueueCTL's states, from Holdfast's counts by queue; cancelled ones if there are any."""
+    counted = dict.fromkeys(STATES, 0)
+    for each in states:
+        for state, count in each.items():
+            name = NAMES[JobState(state)]
+            if count or name in counted:
+                counted[name] = counted.get(name, 0) + count
+    return counted

@@ -1,0 +1,67 @@
+"""Holdfast: a durable job queue. You give it work; it never lets go of it.
+
+from holdfast import Holdfast
+
+app = Holdfast("sqlite:///holdfast.db")
+
+@app.task("email.send")
+async def send_email(to: str, subject: str) -> str: ...
+
+job = await send_email.enqueue("a@b.c", subject="hi")
+print(await job.result(timeout=30))
+"""
+
+from holdfast.app import Holdfast, JobHandle
+from holdfast.config import Settings
+from holdfast.errors import (
+    ConfigError,
+    Conflict,
+    Dead,
+    ForkedConnection,
+    HoldfastError,
+    Invalid,
+    JobCancelled,
+    JobFailed,
+    JobOutcome,
+    LeaseLost,
+    NotFound,
+    ResultTimeout,
+    RetryAfter,
+    Snooze,
+    StoreMismatch,
+    TooLarge,
+    Unavailable,
+)
+from holdfast.job import Job, JobFilter, JobState
+from holdfast.retry import Retry
+from holdfast.task import Context, current_job, provided
+
+__all__ = [
+    "ConfigError",
+    "Conflict",
+    "Context",
+    "Dead",
+    "ForkedConnection",
+    "Holdfast",
+    "HoldfastError",
+    "Invalid",
+    "Job",
+    "JobCancelled",
+    "JobFailed",
+    "JobFilter",
+    "JobHandle",
+    "JobOutcome",
+    "JobState",
+    "LeaseLost",
+    "NotFound",
+    "ResultTimeout",
+    "Retry",
+    "RetryAfter",
+    "Settings",
+    "Snooze",
+    "StoreMismatch",
+    "TooLarge",
+    "Unavailable",
+    "current_job",
+    "provided",
+]

@@ -1,0 +1,14 @@
+"""What an application holds.
+
+application.py   Holdfast: tasks, submitting, reading, operating
+bound.py         a task that knows its application, so that it can be enqueued
+submitter.py     drafts become jobs; lone concurrent submitters share a transaction
+handle.py        a submitted job, and its result
+blocking.py      the blocking face of all of these
+"""
+
+from holdfast.app.application import Holdfast
+from holdfast.app.bound import BoundTask
+from holdfast.app.handle import JobHandle
+
+__all__ = ["BoundTask", "Holdfast", "JobHandle"]

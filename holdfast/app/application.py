@@ -1,0 +1,367 @@
+"""Holdfast: what an application holds. Registers tasks, submits jobs, reads and operates on them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from holdfast.app.blocking import Blocking, awaited
+from holdfast.app.bound import with_defaults
+from holdfast.app.handle import JobHandle
+from holdfast.app.registering import Register
+from holdfast.app.submitter import Draft, Submitter, batches, draft_job
+from holdfast.clock import Clock, SystemClock
+from holdfast.config import Settings
+from holdfast.errors import Conflict, ForkedConnection, Invalid, NotFound
+from holdfast.events import Events
+from holdfast.executors.policy import COMMAND, CommandPolicy
+from holdfast.job import (
+    Attempt,
+    Finding,
+    Job,
+    JobFilter,
+    JobState,
+    NewJob,
+    Operated,
+    Order,
+    Page,
+    QueueInfo,
+    Submitted,
+    WorkerInfo,
+    parse_id,
+)
+from holdfast.lifecycle import check_replay
+from holdfast.store import Selection, Store
+from holdfast.stores import open_store, submit_within
+from holdfast.task import Registry, decode_payload, encode_payload
+from holdfast.values import check_name, check_task_name, parse_count
+
+T = TypeVar("T")
+
+Middleware = Callable[[Any, Callable[[Any], Any]], Any]
+"""``async def middleware(job, call_next): return await call_next(job)``; ``job`` is the handler's Context."""
+
+
+class Holdfast(Register):
+    """An application: its tasks and the queue they run on.
+
+    ``url`` names the store (``sqlite:///holdfast.db``); without it, settings decide: HOLDFAST_URL, holdfast.toml.
+    Any setting can be given by name and goes before file and environment, and before those of ``settings``.
+    ``clock`` and ``now`` are for tests.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        now: Callable[[], int] | None = None,
+        **arguments: Any,
+    ) -> None:
+        said = {name: value for name, value in {"url": url, **arguments}.items() if value is not None}
+        self.settings = Settings.load(**said) if settings is None else settings.but(**said) if said else settings
+        self.clock: Clock = clock or SystemClock()
+        self.now = now
+        self.events = Events()
+        self.registry = Registry()
+        self.middlewares: list[Middleware] = []
+        self.lifespans: list[Callable[[Holdfast], AbstractAsyncContextManager[Any]]] = []
+        self.providers: dict[type, Callable[[], Any]] = {}
+        self._store: Store | None = None
+        self._making = threading.Lock()
+        self._users = 0
+        self._submitter = Submitter(self.opened, lambda: self.settings, self.events)
+
+    # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def __aenter__(self) -> Holdfast:
+        await self.opened()
+        self._users += 1
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._users -= 1
+        if not self._users:  # a handler may enter the application its worker runs on
+            await self._close()
+
+    @awaited
+    async def close(self) -> None:
+        """Let go of the store. The next call opens it again."""
+        await self._close()
+
+    async def _close(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            await store.close()
+
+    @property
+    def sync(self) -> Blocking:
+        """The same methods for blocking callers: ``app.sync.get(id)``."""
+        return Blocking(self, self)
+
+    def block(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run one of this application's coroutines for a blocking caller."""
+        try:
+            store = self._unopened()
+        except BaseException:
+            call.close()
+            raise
+        return store.blocking(call)
+
+    def new_store(self) -> Store:
+        """Another, unopened, store on the same jobs: for a thread that needs its own connection."""
+        return open_store(self.settings.url, now=self.now)
+
+    def _unopened(self) -> Store:
+        with self._making:
+            if self._store is None:
+                self._store = self.new_store()
+            return self._store
+
+    async def opened(self) -> Store:
+        """The store, open. After a fork the child gets one of its own."""
+        store = self._unopened()
+        try:
+            await store.open()
+        except ForkedConnection:
+            self._store = store = self.new_store()
+            await store.open()
+        return store
+
+    # ── submitting ────────────────────────────────────────────────────────────────────────────────────────────
+    @awaited
+    async def enqueue(
+        self,
+        task: str,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        connection: Any = None,
+        **options: Any,
+    ) -> JobHandle[Any]:
+        """Submit by name, without the function: ``app.enqueue("email.send", {"to": …}, delay=60)``.
+
+        The options are those of ``task.options``. A task registered here checks the payload first.
+        """
+        return await self.submit(self.draft(task, {} if payload is None else payload, **options), connection=connection)
+
+    def draft(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
+        """The job that ``enqueue`` would submit. ``payload``: a mapping, or the JSON text of an object."""
+        unknown = set(options) - set(Draft.__struct_fields__)
+        if unknown:
+            known = ", ".join(Draft.__struct_fields__)
+            raise Invalid("option", sorted(unknown)[0], f"there are these: {known}")
+        limit = self.settings.payload_limit
+        if not isinstance(payload, Mapping | str):
+            raise Invalid("payload", payload, "give an object: the arguments by name")
+        text = encode_payload(payload if isinstance(payload, Mapping) else decode_payload(payload, limit), limit)
+        draft = Draft(**options)
+        registered = self.registry.get(check_task_name(task))
+        if registered is not None:
+            registered.check(text)
+            draft = with_defaults(draft, registered)
+        elif task == COMMAND:
+            self.command_policy().check(text)
+        return draft_job(task, text, draft, self.settings)
+
+    def command_policy(self, settings: Settings | None = None) -> CommandPolicy:
+        """What these settings (else the application's) allow of command jobs."""
+        settings = settings or self.settings
+        return CommandPolicy(
+            mode=settings.commands,
+            allow=settings.command_allow,
+            environment=settings.command_environment,
+            output_limit=settings.output_limit,
+        )
+
+    @awaited
+    async def run_command(
+        self, *argv: str, stdin: str | None = None, cwd: str | None = None, **options: Any
+    ) -> JobHandle[Any]:
+        """Submit a command job: a program with its arguments, run without a shell where settings allow commands."""
+        payload: dict[str, Any] = {"argv": list(argv)}
+        payload |= {name: value for name, value in (("stdin", stdin), ("cwd", cwd)) if value is not None}
+        return await self.submit(self.draft(COMMAND, payload, **options))
+
+    async def submit(self, job: NewJob, *, connection: Any = None) -> JobHandle[Any]:
+        """Submit a drafted job; inside the transaction of ``connection`` if one is given."""
+        if connection is None:
+            answer = await self._submitter.submit(job)
+        else:
+            (answer,) = await self._submitted_within(connection, [job])
+        return JobHandle(self, answer.job_id, created=answer.created)
+
+    async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
+        answers = await submit_within(await self.opened(), connection, jobs)
+        # No observer is told: whether these jobs exist is decided by a commit or rollback that we never hear of.
+        await self._submitter.check_keys(jobs, answers)
+        return answers
+
+    @awaited
+    async def enqueue_many(
+        self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch: int = 1000, connection: Any = None
+    ) -> list[JobHandle[Any]]:
+        """Submit many drafted jobs (``task.job(…)``, ``app.draft(…)``), one transaction per batch."""
+        return [handle async for handles in self._streamed(jobs, batch, connection) for handle in handles]
+
+    def enqueue_stream(
+        self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch: int = 1000
+    ) -> AsyncIterator[list[JobHandle[Any]]]:
+        """The same for a stream too long to hold: yields the handles of each batch once it is stored."""
+        return self._streamed(jobs, batch, None)
+
+    async def _streamed(
+        self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int, connection: Any
+    ) -> AsyncIterator[list[JobHandle[Any]]]:
+        if not 1 <= size <= 10_000:
+            raise Invalid("batch", size, "give between 1 and 10,000 jobs a transaction")
+        async for each in batches(jobs, size):
+            if connection is None:
+                answers = await self._submitter.submit_all(each)
+            else:
+                answers = await self._submitted_within(connection, each)
+            yield [JobHandle(self, answer.job_id, created=answer.created) for answer in answers]
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
+    def handle(self, job_id: str) -> JobHandle[Any]:
+        """A handle on a job by its id."""
+        return JobHandle(self, self._canonical(job_id))
+
+    @awaited
+    async def get(self, job_id: str) -> Job:
+        """A job by its id, or by ``key:NAME``; NotFound if there is none."""
+        return await self._get(job_id)
+
+    async def _get(self, job_id: str) -> Job:
+        store = await self.opened()
+        if job_id.startswith("key:"):
+            job = await store.by_key(job_id.removeprefix("key:"))
+        else:
+            job = await store.get(self._canonical(job_id))
+        if job is None:
+            raise NotFound(f"there is no job {job_id}")
+        return job
+
+    @staticmethod
+    def _canonical(job_id: str) -> str:
+        canonical = parse_id(job_id)
+        if canonical is None:
+            raise Invalid("id", job_id, "give a job's id, or key: and its idempotency key")
+        return canonical
+
+    @awaited
+    async def find(self, where: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:
+        """A page of jobs, newest first; ``page.cursor`` continues."""
+        parse_count(limit, "limit", least=1, most=500, text=False)
+        return await (await self.opened()).find(where or JobFilter(), limit=limit, cursor=cursor)
+
+    @awaited
+    async def count(self, where: JobFilter | None = None) -> int:
+        """How many jobs match."""
+        return await (await self.opened()).count(where or JobFilter())
+
+    @awaited
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        """The attempts of a job that did not succeed, oldest first."""
+        return await (await self.opened()).attempts((await self._get(job_id)).id)
+
+    @awaited
+    async def queues(self) -> list[QueueInfo]:
+        """Every queue with its counts."""
+        return await (await self.opened()).queues()
+
+    @awaited
+    async def workers(self) -> list[WorkerInfo]:
+        """Every registered worker process."""
+        return await (await self.opened()).workers()
+
+    @awaited
+    async def doctor(self) -> list[Finding]:
+        """What the store finds about itself."""
+        return await (await self.opened()).doctor()
+
+    # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
+    @awaited
+    async def cancel(self, selection: str | Selection, *, limit: int = 1000) -> Operated:
+        """Cancel by id, ids or filter, at most ``limit`` jobs a call; ``more`` says whether to call again."""
+        return await (await self.opened()).cancel(await self._ids(selection), limit=limit)
+
+    @awaited
+    async def replay(
+        self,
+        selection: str | Selection,
+        *,
+        force: bool = False,
+        payload: Mapping[str, Any] | None = None,
+        limit: int = 1000,
+    ) -> Operated:
+        """Queue again with a new budget. ``payload`` replaces the arguments of a single job; it is checked first."""
+        store = await self.opened()
+        chosen = await self._ids(selection)
+        text: str | None = None
+        if payload is not None:
+            if isinstance(chosen, JobFilter) or len(chosen) != 1:
+                raise Invalid("payload", dict(payload), "edited arguments go to one job: name its id")
+            text = encode_payload(payload, self.settings.payload_limit)
+            registered = self.registry.get((await self._get(chosen[0])).task)
+            if registered is not None:
+                registered.check(text)
+        return await store.replay(chosen, force=force, payload=text, limit=limit)
+
+    @awaited
+    async def delete(self, selection: str | Selection, *, limit: int = 1000) -> Operated:
+        """Remove jobs that are not running, with key and history."""
+        return await (await self.opened()).delete(await self._ids(selection), limit=limit)
+
+    async def cancel_one(self, job_id: str) -> JobState:
+        """Cancel one job; its state then. NotFound, or Conflict if it has ended."""
+        operated = await (await self.opened()).cancel([job_id])
+        if operated.changed:
+            return operated.changed[0][1]
+        state = _refused_state(operated)
+        raise Conflict(f"job {job_id} cannot be cancelled: it has ended, {state}")
+
+    async def replay_one(self, job_id: str, *, force: bool = False) -> None:
+        """Replay one job. NotFound, or Conflict where its state does not allow it."""
+        operated = await (await self.opened()).replay([job_id], force=force)
+        if not operated.changed:
+            check_replay(job_id, _refused_state(operated), force=force)
+
+    async def _ids(self, selection: str | Selection) -> Selection:
+        if isinstance(selection, JobFilter):
+            return selection
+        asked = [selection] if isinstance(selection, str) else selection
+        return [(await self._get(each)).id if each.startswith("key:") else self._canonical(each) for each in asked]
+
+    @awaited
+    async def pause(self, queue: str) -> None:
+        """No worker takes a job of this queue until it is resumed."""
+        await (await self.opened()).pause(check_name("queue", queue))
+
+    @awaited
+    async def resume(self, queue: str) -> None:
+        """Undo ``pause``."""
+        await (await self.opened()).resume(check_name("queue", queue))
+
+    @awaited
+    async def stop_workers(self, workers: Sequence[str] | None = None, *, drain: bool = False) -> list[str]:
+        """Ask these workers (None: every living one) to stop, or to empty their queues first; the ids asked."""
+        return await (await self.opened()).order(Order.DRAIN if drain else Order.STOP, workers)
+
+    @awaited
+    async def backup(self, path: str) -> None:
+        """A consistent copy of a live store."""
+        await (await self.opened()).backup(path)
+
+    @awaited
+    async def migrate(self) -> list[str]:
+        """Bring the store's schema up to date; what was applied."""
+        return await (await self.opened()).migrate()
+
+
+def _refused_state(operated: Operated) -> JobState:
+    job_id, state = operated.refused[0]
+    if state is None:
+        raise NotFound(f"there is no job {job_id}")
+    return state

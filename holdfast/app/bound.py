@@ -1,0 +1,172 @@
+"""A task that knows its application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from holdfast.app.blocking import awaited
+from holdfast.app.handle import JobHandle
+from holdfast.app.submitter import Draft, draft_job
+from holdfast.job import NewJob, new_id
+from holdfast.portal import forbid_running_loop
+from holdfast.retry import Retry
+from holdfast.task import Task
+
+if TYPE_CHECKING:
+    from holdfast.app.application import Holdfast
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class BoundTask(Task[P, R], Generic[P, R]):
+    """What ``@app.task`` makes of a function. Calling it just calls the function."""
+
+    __slots__ = ("_app", "_plain")
+
+    def __init__(self, app: Holdfast, name: str, function: Callable[..., Any], **options: Any) -> None:
+        super().__init__(name, function, **options)
+        self._app = app
+        self._plain: Prepared[P, R] = Prepared(app, self, Draft(), None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Just call the function: with its context, if it takes one, and without any queue."""
+        return self.function(*args, **kwargs)
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+        """A job with these arguments, not submitted yet: for ``app.enqueue_many``."""
+        return self._plain.job(*args, **kwargs)
+
+    @awaited
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Submit a job with these arguments. When this returns, it is stored."""
+        return await self._plain.submit(*args, **kwargs)
+
+    def options(
+        self,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        delay: float | timedelta | None = None,
+        run_at: datetime | str | None = None,
+        key: str | None = None,
+        key_for: float | timedelta | None = None,
+        max_attempts: int | UnsetType | None = UNSET,
+        timeout: float | timedelta | None = None,
+        retry: Retry | str | None = None,
+        tags: tuple[str, ...] | list[str] = (),
+        metadata: dict[str, object] | None = None,
+        id: str | None = None,
+        connection: Any = None,
+    ) -> Prepared[P, R]:
+        """Say more about the jobs to be enqueued through the answer; None leaves a value to task and settings;
+        max_attempts=None is no limit.
+
+        delay, key_for, timeout: seconds or timedelta. run_at: an aware datetime, or RFC 3339 text with offset.
+        key: an idempotency key: at most one job is created for it; key_for: it lives at least that long.
+        connection: submit inside the transaction of this connection of yours, to the same database.
+        """
+        draft = Draft(
+            id=id,
+            queue=queue,
+            priority=priority,
+            delay=delay,
+            run_at=run_at,
+            key=key,
+            key_for=key_for,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            retry=retry,
+            tags=tuple(tags),
+            metadata=metadata,
+        )
+        return Prepared(self._app, self, draft, connection)
+
+    @property
+    def sync(self) -> Sync[P, R]:
+        """For blocking callers: ``task.sync.enqueue(…)``."""
+        return self._plain.sync
+
+
+class Prepared(Generic[P, R]):
+    """A task with options for its next jobs."""
+
+    __slots__ = ("_app", "_connection", "_draft", "_task", "_template")
+
+    def __init__(self, app: Holdfast, task: BoundTask[P, R], draft: Draft, connection: Any) -> None:
+        self._app = app
+        self._task = task
+        self._draft = draft
+        self._connection = connection
+        self._template: NewJob | None = None
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+        """A job with these arguments and options, not submitted yet."""
+        payload = self._task.encode(args, kwargs, self._app.settings.payload_limit)
+        template = self._template
+        if template is None:  # what is said about the jobs is checked once, not once a job
+            draft = with_defaults(self._draft, self._task)
+            self._template = template = draft_job(self._task.name, payload, draft, self._app.settings)
+            return template
+        return NewJob(
+            id=new_id() if self._draft.id is None else template.id,
+            task=template.task,
+            payload=payload,
+            queue=template.queue,
+            priority=template.priority,
+            delay=template.delay,
+            run_at_us=template.run_at_us,
+            max_attempts=template.max_attempts,
+            key=template.key,
+            key_for=template.key_for,
+            options=template.options,
+        )
+
+    @awaited
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Submit a job with these arguments. When this returns it is stored (or, with ``connection``, part of that
+        connection's transaction)."""
+        return await self.submit(*args, **kwargs)
+
+    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """``enqueue`` for those who run the coroutine themselves."""
+        return await self._app.submit(self.job(*args, **kwargs), connection=self._connection)
+
+    @property
+    def sync(self) -> Sync[P, R]:
+        """For blocking callers."""
+        return Sync(self._app, self)
+
+
+class Sync(Generic[P, R]):
+    """The blocking face of a prepared task: written out, unlike the others, to stay typed."""
+
+    __slots__ = ("_app", "_prepared")
+
+    def __init__(self, app: Holdfast, prepared: Prepared[P, R]) -> None:
+        self._app = app
+        self._prepared = prepared
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Submit a job with these arguments, blocking until it is stored."""
+        forbid_running_loop("await task.enqueue(…) itself instead of task.sync.enqueue(…)")
+        return self._app.block(self._prepared.submit(*args, **kwargs))
+
+
+def with_defaults(draft: Draft, task: Task[..., Any]) -> Draft:
+    """The draft, with what the task says where the draft says nothing."""
+    said: dict[str, Any] = {}
+    if draft.queue is None:
+        said["queue"] = task.queue
+    if draft.priority is None:
+        said["priority"] = task.priority
+    if draft.max_attempts is UNSET:
+        said["max_attempts"] = task.max_attempts
+    if task.tags:
+        said["tags"] = (*task.tags, *(tag for tag in draft.tags if tag not in task.tags))
+    return msgspec.structs.replace(draft, **said)

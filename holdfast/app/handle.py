@@ -1,0 +1,105 @@
+"""A submitted job in the submitter's hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from holdfast.app.blocking import Blocking, awaited
+from holdfast.errors import JobCancelled, JobFailed, NotFound, ResultTimeout
+from holdfast.job import Job, JobState
+from holdfast.task.codec import decode_json
+
+if TYPE_CHECKING:
+    from holdfast.app.application import Holdfast
+
+R = TypeVar("R")
+
+_LOOK = 5.0  # seconds between looks at the job while waiting: what a lost wake-up costs at most
+
+
+class JobHandle(Generic[R]):
+    """A job by its id. ``created`` is False where a key or id already stood for it."""
+
+    __slots__ = ("_app", "created", "id")
+
+    def __init__(self, app: Holdfast, job_id: str, *, created: bool = True) -> None:
+        self._app = app
+        self.id = job_id
+        self.created = created
+
+    def __repr__(self) -> str:
+        return f"<JobHandle {self.id}>"
+
+    @property
+    def sync(self) -> Blocking:
+        """The same methods for blocking callers: ``handle.sync.result(timeout=30)``."""
+        return Blocking(self._app, self)
+
+    @awaited
+    async def job(self) -> Job:
+        """The job as it stands now; NotFound if it is gone."""
+        return await self._job()
+
+    @awaited
+    async def state(self) -> JobState:
+        """Where the job stands now."""
+        return (await self._job()).state
+
+    @awaited
+    async def result(self, timeout: float | None = None) -> R:
+        """What the task returned, read by its return annotation (as JSON values, where the task is not registered
+        here). Waits up to ``timeout`` seconds (None: for ever).
+
+        Raises JobFailed if the job is dead, JobCancelled if it was cancelled, ResultTimeout if it goes on.
+        """
+        store = await self._app.opened()
+        clock = self._app.clock
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        while True:
+            job = await self._job()
+            match job.state:
+                case JobState.SUCCEEDED:
+                    return self._value(job)
+                case JobState.DEAD:
+                    raise JobFailed(job.id, f"job {job.id} is dead ({job.reason}): {job.error}")
+                case JobState.CANCELLED:
+                    raise JobCancelled(job.id, f"job {job.id} was cancelled")
+            left = _LOOK if deadline is None else deadline - clock.monotonic()
+            if left <= 0:
+                raise ResultTimeout(job.id, f"job {job.id} is {job.state} after {timeout:g} s; {await self._hope(job)}")
+            await store.wait([f"job:{self.id}"], timeout=min(left, _LOOK))
+
+    @awaited
+    async def cancel(self) -> JobState:
+        """Cancel the job; its state then: ``running`` means it was asked to stop. Conflict if it has ended."""
+        return await self._app.cancel_one(self.id)
+
+    @awaited
+    async def replay(self, *, force: bool = False) -> None:
+        """Queue the job again with a new budget; Conflict where its state does not allow it."""
+        await self._app.replay_one(self.id, force=force)
+
+    async def _hope(self, job: Job) -> str:
+        """What becomes of a job that has not ended: words for whoever waited in vain."""
+        if job.state in (JobState.QUEUED, JobState.SCHEDULED):
+            store = await self._app.opened()
+            if not any(worker.alive for worker in await store.workers()):
+                return "no living worker is registered; start one: holdfast worker start"
+        return "it goes on"
+
+    def _value(self, job: Job) -> R:
+        task = self._app.registry.get(job.task)
+        value: Any = None
+        if task is not None:
+            value = task.decode_result(job.result)
+        elif job.result is not None:
+            value = decode_json(job.result)
+        result: R = value
+        return result
+
+    async def _job(self) -> Job:
+        store = await self._app.opened()
+        job: Any = await store.get(self.id)
+        if job is None:
+            raise NotFound(f"job {self.id} does not exist; it was deleted or its retention is over")
+        return job  # type: ignore[no-any-return]  # declared above

@@ -1,0 +1,236 @@
+"""From what a caller says to jobs in the store.
+
+A draft is checked whole before anything is stored. Lone concurrent submitters of one event loop share transactions: the
+first goes at once, those that arrive while it is under way go together in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from holdfast.config import Settings
+from holdfast.errors import Conflict, HoldfastError, Invalid, as_timedelta
+from holdfast.events import Events, JobCreated, JobDuplicate
+from holdfast.faults import point
+from holdfast.job import Job, NewJob, Options, Submitted, microseconds, new_id, parse_id
+from holdfast.portal import running_loop
+from holdfast.retry import Retry, as_retry
+from holdfast.store import Store
+from holdfast.values import (
+    check_key,
+    check_metadata,
+    check_name,
+    check_priority,
+    check_tags,
+    check_task_name,
+    check_timeout,
+    parse_instant,
+)
+
+_GROUP_MOST = 500  # jobs of lone submitters in one transaction
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a submitter may say about a job beside its task and payload. None: leave it to task and settings; for
+    ``max_attempts`` that is UNSET, and None (or the word "unlimited") is no limit."""
+
+    id: str | None = None
+    queue: str | None = None
+    priority: int | None = None
+    delay: float | timedelta | None = None
+    run_at: datetime | str | None = None
+    key: str | None = None
+    key_for: float | timedelta | None = None
+    max_attempts: int | str | UnsetType | None = UNSET
+    timeout: float | timedelta | None = None
+    retry: Retry | str | None = None
+    tags: Sequence[str] = ()
+    metadata: dict[str, object] | None = None
+
+
+def draft_job(task: str, payload: str, draft: Draft, settings: Settings) -> NewJob:
+    """The job a draft stands for; Invalid, naming the field, for anything that is not as it should be."""
+    if draft.delay is not None and draft.run_at is not None:
+        raise Invalid("run_at", draft.run_at, "give delay or run_at, not both")
+    options = Options(
+        timeout=None if draft.timeout is None else check_timeout(draft.timeout).total_seconds(),
+        retry=None if draft.retry is None else as_retry(draft.retry).to_builtins(),
+        metadata=None if draft.metadata is None else check_metadata(draft.metadata),
+        tags=check_tags(draft.tags) if draft.tags else (),
+    )
+    return NewJob(
+        id=new_id() if draft.id is None else _checked_id(draft.id),
+        task=check_task_name(task),
+        payload=payload,
+        queue="default" if draft.queue is None else check_name("queue", draft.queue),
+        priority=0 if draft.priority is None else check_priority(draft.priority),
+        delay=None if draft.delay is None else as_timedelta(draft.delay),
+        run_at_us=None if draft.run_at is None else microseconds(parse_instant(draft.run_at)),
+        max_attempts=_checked_attempts(draft.max_attempts, settings),
+        key=None if draft.key is None else check_key(draft.key, limit=settings.key_limit),
+        key_for=None if draft.key_for is None else as_timedelta(draft.key_for, "key_for"),
+        options=options if options != Options() else None,
+    )
+
+
+def _checked_id(text: str) -> str:
+    canonical = parse_id(str(text))
+    if canonical is None:
+        raise Invalid("id", text, "give a UUID (or leave it out, and use key=… for a name of your own)")
+    return canonical
+
+
+def _checked_attempts(asked: int | str | UnsetType | None, settings: Settings) -> int | None:
+    if isinstance(asked, UnsetType):
+        return settings.max_attempts
+    if asked is None or asked == "unlimited":
+        return None
+    limit = settings.max_attempts_limit
+    if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= limit:
+        raise Invalid("max_attempts", asked, f'give a whole number from 1 to {limit}, or "unlimited"')
+    return asked
+
+
+class Submitter:
+    """Hands new jobs to the store."""
+
+    def __init__(self, store: Callable[[], Awaitable[Store]], settings: Callable[[], Settings], events: Events) -> None:
+        self._store = store
+        self._settings = settings
+        self._events = events
+        self._groups: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Group] = weakref.WeakKeyDictionary()
+
+    async def submit(self, job: NewJob) -> Submitted:
+        """Store one job, together with others that are being submitted right now."""
+        loop = running_loop()
+        if loop is None:
+            (answer,) = await self._send([job])
+        else:
+            group = self._groups.get(loop)
+            if group is None:
+                group = self._groups[loop] = _Group(self._send)
+            answer = await group.submit(job)
+        if not answer.created or self._events.listens(JobCreated):
+            await self.announce([job], [answer])
+        return answer
+
+    async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store a batch in one transaction."""
+        answers = await self._send(jobs)
+        await self.announce(jobs, answers)
+        return answers
+
+    async def _send(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        store = await self._store()
+        point("submit.before")
+        answers = await store.submit(jobs)
+        point("submit.after")
+        return answers
+
+    async def announce(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
+        """Tell observers, as far as the keys stand for what was submitted."""
+        for job, answer in zip(jobs, answers, strict=True):
+            await self.check_keys([job], [answer])
+            kind = JobCreated if answer.created else JobDuplicate
+            if self._events.listens(kind):
+                self._events.emit(kind(job_id=answer.job_id, job_type=job.task, queue=job.queue))
+
+    async def check_keys(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
+        """With strict idempotency, refuse a key that stands for something else."""
+        for job, answer in zip(jobs, answers, strict=True):
+            if not answer.created and job.key is not None and self._settings().strict_idempotency:
+                await self._check_same(job, answer.job_id)
+
+    async def _check_same(self, job: NewJob, first_id: str) -> None:
+        store = await self._store()
+        first: Job | None = await store.get(first_id)
+        if first is not None and (first.task, first.queue, first.payload) != (job.task, job.queue, job.payload):
+            raise Conflict(
+                f"key {job.key!r} already stands for job {first_id} with another task, queue or payload; "
+                "use a new key for a different job"
+            )
+
+
+class _Group:
+    """The lone submitters of one event loop."""
+
+    def __init__(self, send: Callable[[Sequence[NewJob]], Awaitable[list[Submitted]]]) -> None:
+        self._send = send
+        self._sending = False
+        self._waiting: list[tuple[NewJob, asyncio.Future[Submitted]]] = []
+        self._sender: asyncio.Task[None] | None = None
+
+    async def submit(self, job: NewJob) -> Submitted:
+        if self._sending:
+            answer: asyncio.Future[Submitted] = asyncio.get_running_loop().create_future()
+            self._waiting.append((job, answer))
+            return await answer
+        self._sending = True
+        try:
+            (submitted,) = await self._send([job])
+        finally:
+            if self._waiting:
+                self._sender = asyncio.ensure_future(self._send_waiting())
+            else:
+                self._sending = False
+        return submitted
+
+    async def _send_waiting(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting[:_GROUP_MOST], self._waiting[_GROUP_MOST:]
+                wanted = [(job, answer) for job, answer in batch if not answer.cancelled()]
+                if wanted:
+                    await self._send_batch(wanted)
+        finally:
+            self._sending = False
+
+    async def _send_batch(self, batch: list[tuple[NewJob, asyncio.Future[Submitted]]]) -> None:
+        try:
+            answers = await self._send([job for job, _ in batch])
+        except HoldfastError as error:
+            if len(batch) == 1:
+                _fail(batch[0][1], error)
+                return
+            for each in batch:  # so that only the guilty caller errs
+                await self._send_batch([each])
+            return
+        except BaseException as error:
+            for _, answer in batch:
+                _fail(answer, error)
+            raise
+        for (_, answer), submitted in zip(batch, answers, strict=True):
+            if not answer.done():
+                answer.set_result(submitted)
+
+
+def _fail(answer: asyncio.Future[Submitted], error: BaseException) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+
+
+async def batches(jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> AsyncIterator[list[NewJob]]:
+    """Cut any iterable, async or not, into batches; it may be endless and is never held whole."""
+    batch: list[NewJob] = []
+    async for job in _each(jobs):
+        batch.append(job)
+        if len(batch) >= size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+async def _each(jobs: Iterable[NewJob] | AsyncIterable[NewJob]) -> AsyncIterator[NewJob]:
+    if isinstance(jobs, AsyncIterable):
+        async for job in jobs:
+            yield job
+    else:
+        for job in jobs:
+            yield job

@@ -1,0 +1,91 @@
+"""Commands and groups that know the options every command has, and their own examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from holdfast.cli.session import Session
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+def common_options() -> list[click.Option]:
+    """What may be said before the command's name as well as after it."""
+
+    def remember(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value and parameter.name:
+            setattr(context.ensure_object(Session), parameter.name, value)
+
+    def option(*names: str, **attributes: Any) -> click.Option:
+        return click.Option(names, expose_value=False, callback=remember, **attributes)
+
+    return [
+        option("--app", metavar="MODULE:NAME", help="The application whose tasks are used [HOLDFAST_APP]."),
+        option("--url", metavar="URL", help="Where the jobs are kept [HOLDFAST_URL]."),
+        option("--config", metavar="FILE", help="The settings file, instead of looking for one [HOLDFAST_CONFIG]."),
+        option("--json", is_flag=True, help="Print one JSON document (JSON lines where there is no end)."),
+    ]
+
+
+COMMON = tuple(option.name for option in common_options())
+"""The names of the common options."""
+
+
+class Command(click.Command):
+    """A command with examples, which its help and the reference page show."""
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **attributes: Any) -> None:
+        attributes.setdefault("context_settings", CONTEXT)
+        super().__init__(*args, **attributes)
+        self.examples = tuple(examples)
+        self.params = [*self.params, *common_options()]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own: list[tuple[str, str]] = []
+        common: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                (common if parameter.name in (*COMMON, "help") else own).append(record)
+        for title, records in (("Options", own), ("Common options", common)):
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    # Not write_text: it would wrap, and a wrapped command cannot be copied.
+                    formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+
+def command(name: str, *, examples: Sequence[str], **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
+    """Make a function a command: its docstring is the help text, its return value (an int) the exit code."""
+    return click.command(name, cls=Command, examples=examples, **attributes)
+
+
+class Group(click.Group):
+    """A group whose commands are ``Command``; names the nearest command where one is misspelt."""
+
+    command_class = Command
+    group_class = type
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        from holdfast.values import nearest
+
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"There is no command {args[0]!r}{nearest(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+
+def group(name: str) -> Callable[[Callable[..., Any]], Group]:
+    """Make a function a group of commands: its docstring is the help text."""
+    return click.group(name, cls=Group, context_settings=CONTEXT)

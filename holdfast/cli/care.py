@@ -1,0 +1,128 @@
+"""``backup``, ``migrate`` and ``doctor``: looking after a store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from holdfast import Holdfast, Settings
+from holdfast.cli.base import command
+from holdfast.cli.choosing import now_us
+from holdfast.cli.documents import finding_document
+from holdfast.cli.session import Session, opened
+from holdfast.cli.show import Column, many, print_json, print_table, safe, span, timestamp
+from holdfast.cli.why import serves
+from holdfast.errors import ConfigError
+from holdfast.job import Finding, QueueInfo, WorkerInfo, microseconds
+from holdfast.values import parse_instant
+
+_SKEW = 2.0  # seconds two clocks may differ before it is worth a word
+_RELEASED = microseconds(parse_instant("2026-01-01T00:00:00Z"))
+"""No clock that is right shows an earlier instant: this program did not exist."""
+
+
+@command("backup", examples=["holdfast backup backups/holdfast-monday.db"])
+@click.argument("file", metavar="FILE")
+@click.pass_obj
+def backup(session: Session, *, file: str) -> None:
+    """Copy the store to a new file, consistently, while everything goes on."""
+    with session.jobs() as app:
+        app.sync.backup(file)
+    size = Path(file).stat().st_size
+    if session.json:
+        print_json({"file": file, "bytes": size})
+    else:
+        click.echo(safe(f"{file}: {size} bytes"))
+
+
+@command("migrate", examples=["holdfast migrate"])
+@click.pass_obj
+def migrate(session: Session) -> None:
+    """Bring the store's schema up to date. Any other command does so too when it opens an older store."""
+    with session.jobs() as app:
+        applied = app.sync.migrate()
+        url = app.new_store().url
+    if session.json:
+        print_json({"url": url, "applied": applied})
+    else:
+        click.echo(safe(f"{url}: {', '.join(applied) or 'the schema is up to date'}"))
+
+
+@command("doctor", examples=["holdfast doctor", "holdfast doctor --json"])
+@click.pass_obj
+def doctor(session: Session) -> int:
+    """Check store, clock, settings, application and workers; each finding with its remedy.
+
+    Exits 1 if something is an error.
+    """
+    findings = list(_findings(session))
+    worst = 1 if any(finding.level == "error" for finding in findings) else 0
+    if session.json:
+        print_json({"healthy": not worst, "findings": [finding_document(each) for each in findings]})
+        return worst
+    columns = [Column("CHECK", "id"), Column("LEVEL"), Column("FINDING", "text"), Column("REMEDY", "text")]
+    print_table(columns, [[each.name, each.level, each.text, each.remedy] for each in findings])
+    return worst
+
+
+def _findings(session: Session) -> Iterator[Finding]:
+    settings = session.settings()
+    yield from _about_settings(settings)
+    try:
+        app = session.load()
+        if settings.app is not None:
+            yield Finding("application", "ok", f"{settings.app} has {many(len(app.registry), 'task')}")
+    except ConfigError as error:
+        yield Finding("application", "error", str(error).split("\n", 1)[0], "mend the application's module")
+        app = Holdfast(settings=settings)
+    with opened(app):
+        yield from app.sync.doctor()
+        yield from _about_clock(app)
+        yield from about_workers(app.sync.queues(), app.sync.workers())
+
+
+def _about_settings(settings: Settings) -> Iterator[Finding]:
+    there = "" if settings.stamp else " (there is none; defaults hold)"
+    yield Finding("settings", "ok", f"{settings.file}{there}")
+    for warning in settings.warnings:
+        yield Finding("settings", "warning", warning, "correct its name or remove it")
+
+
+def _about_clock(app: Holdfast) -> Iterator[Finding]:
+    now = now_us(app)
+    apart = abs(now / 1e6 - time.time())
+    newest = app.sync.find(limit=1).jobs
+    if now < _RELEASED:
+        yield Finding(
+            "clock", "error", f"the store's clock shows {timestamp(now)}", "set the clock; use a time service"
+        )
+    elif newest and newest[0].created_at_us > now + _SKEW * 1e6:
+        ahead = span((newest[0].created_at_us - now) / 1e6)
+        remedy = "find out who set the clock back; scheduled jobs run that much later"
+        yield Finding("clock", "warning", f"the newest job was submitted {ahead} in the future", remedy)
+    elif apart > _SKEW:
+        remedy = "nothing breaks (the store's clock counts); use a time service on both"
+        yield Finding("clock", "warning", f"this host and the store are {span(apart)} apart", remedy)
+    else:
+        yield Finding("clock", "ok", f"{timestamp(now)}")
+
+
+def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> Iterator[Finding]:
+    """Who works, who fell silent, and queues that nobody serves or that are paused with jobs in them."""
+    alive = [worker for worker in workers if worker.alive]
+    yield Finding("workers", "ok", f"{len(alive)} alive")
+    for worker in workers:
+        if not worker.alive:
+            text = f"{worker.pulse.worker} on {worker.pulse.host} fell silent at {timestamp(worker.seen_at_us)}"
+            yield Finding("workers", "warning", text, "its log says why; a living worker recovers its jobs")
+    for queue in queues:
+        waiting = sum(queue.states.get(state, 0) for state in ("queued", "scheduled", "failed"))
+        if waiting and queue.paused:
+            text = f"queue {queue.name} is paused and holds {waiting} jobs"
+            yield Finding("queues", "warning", text, f"holdfast queue resume {queue.name}")
+        elif waiting and not any(serves(worker, queue.name) for worker in alive):
+            text = f"no worker serves queue {queue.name}, which holds {waiting} jobs"
+            yield Finding("queues", "warning", text, f"holdfast worker start --queues {queue.name}")

@@ -1,0 +1,27 @@
+"""``completion``: what a shell needs to complete our words."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from holdfast.cli.base import command
+from holdfast.errors import Invalid
+
+
+@command(
+    "completion",
+    examples=[
+        "holdfast completion bash >> ~/.bashrc",
+        "holdfast completion fish > ~/.config/fish/completions/holdfast.fish",
+    ],
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, *, shell: str) -> None:
+    """Print the lines that make a shell complete holdfast's commands and options."""
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise Invalid("shell", shell, "give bash, zsh or fish")
+    root = context.find_root()
+    click.echo(kind(root.command, {}, "holdfast", "_HOLDFAST_COMPLETE").source())

@@ -1,0 +1,81 @@
+"""``config``: what the settings are, where each was said, and saying another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from holdfast import Settings
+from holdfast.cli.base import group
+from holdfast.cli.session import Session
+from holdfast.cli.show import Column, note, print_json, print_table, safe
+from holdfast.config import SETTINGS, Entry, file_for, set_value
+
+_COLUMNS = [Column("SETTING", "id"), Column("VALUE", "text"), Column("FROM"), Column("MEANING", "text", spare=True)]
+
+
+@group("config")
+def config() -> None:
+    """Show and change settings."""
+
+
+def _document(entry: Entry) -> dict[str, Any]:
+    return {"name": entry.name, "value": entry.text, "source": entry.source, "form": entry.form, "meaning": entry.doc}
+
+
+@config.command("list", examples=["holdfast config list", "holdfast config list --json"])
+@click.pass_obj
+def config_list(session: Session) -> None:
+    """List every setting with its value and where that was said."""
+    settings = session.settings()
+    if session.json:
+        print_json({"file": str(settings.file), "settings": [_document(entry) for entry in settings.items()]})
+        return
+    print_table(_COLUMNS, [[entry.name, entry.text, entry.source, entry.doc] for entry in settings.items()])
+    for warning in settings.warnings:
+        note(f"warning: {warning}")
+
+
+@config.command("get", examples=["holdfast config get lease"])
+@click.argument("name", metavar="NAME")
+@click.pass_obj
+def config_get(session: Session, *, name: str) -> None:
+    """Print the value of one setting."""
+    entry = session.settings().entry(name)
+    if session.json:
+        print_json(_document(entry))
+    else:
+        click.echo(safe(entry.text))
+
+
+@config.command("set", examples=["holdfast config set lease 60s", "holdfast config set app shop.jobs:app"])
+@click.argument("name", metavar="NAME")
+@click.argument("value", metavar="VALUE")
+@click.pass_obj
+def config_set(session: Session, *, name: str, value: str) -> None:
+    """Write one setting into the settings file, keeping everything else in it, comments too.
+
+    The file is made if there is none. Running workers follow within seconds.
+    """
+    file = file_for(path=session.config)
+    set_value(file, name, value)
+    settings = Settings.load(path=file)
+    entry = settings.entry(name)
+    if session.json:
+        print_json(_document(entry) | {"file": str(file)})
+    else:
+        click.echo(safe(f"{name} is set in {file}"))
+    if entry.source == SETTINGS[name].variable:
+        note(f"warning: here {entry.source} says otherwise and wins: {entry.text}")
+
+
+@config.command("path", examples=["holdfast config path"])
+@click.pass_obj
+def config_path(session: Session) -> None:
+    """Print the settings file that is read, or would be written."""
+    file = file_for(path=session.config)
+    if session.json:
+        print_json({"file": str(file), "exists": file.exists()})
+    else:
+        click.echo(safe(file))

@@ -1,0 +1,127 @@
+"""``dev``: a worker for the desk. It starts anew when code changes, runs commands, and logs for people."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from holdfast import Holdfast
+from holdfast.cli.base import command
+from holdfast.cli.session import Session
+from holdfast.cli.show import note, safe
+from holdfast.errors import ConfigError
+
+_LOOK = 0.5  # seconds between looks at the files
+_NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist", "venv"})
+
+Versions = dict[str, int]
+
+
+@command("dev", examples=["holdfast dev --app shop.jobs:app", "holdfast dev --queues mail --no-reload"])
+@click.option("--queues", metavar="LIST", help="Which queues to serve [*].")
+@click.option("--concurrency", metavar="N", help="Jobs to run at once [10].")
+@click.option("--reload/--no-reload", default=True, show_default=True, help="Start anew when a .py file changes.")
+@click.pass_obj
+def develop(session: Session, *, queues: str | None, concurrency: str | None, reload: bool) -> int:
+    """Run a worker for development: in this process, with command jobs enabled and readable logs.
+
+    When a .py file under the working directory changes it starts anew, with the new code. Broken code is reported,
+    and the next change tries again.
+    """
+    from holdfast.cli.loading import startup_explained
+    from holdfast.observe.logs import configure_logs
+    from holdfast.worker import run_worker
+
+    said = {"queues": queues, "concurrency": concurrency, "grace": "3s"}
+    watcher = Watcher(Path.cwd()) if reload else None
+    app = _load(session, watcher, said)
+    finish_logs = configure_logs(app.settings, app.events)
+    if watcher is not None:
+        watcher.stop_this_process_on_change()
+    try:
+        with startup_explained():
+            code = run_worker(app, app.settings)
+    finally:
+        finish_logs()
+    if watcher is not None and watcher.changed.is_set():
+        note("holdfast: code changed, starting anew")
+        start_anew()
+    return code
+
+
+def _load(session: Session, watcher: Watcher | None, said: dict[str, str | None]) -> Holdfast:
+    """The application; broken code is reported, and a change to it awaited."""
+    try:
+        return session.with_tasks(
+            "dev", commands="shell", log_format="pretty", job_log_level="INFO", processes=1, **said
+        )
+    except ConfigError as error:
+        if watcher is None:
+            raise
+        click.echo(f"holdfast: {safe(error, lines=True)}\nholdfast: waiting for a change of the code", err=True)
+    watcher.wait()
+    return start_anew()
+
+
+def start_anew() -> NoReturn:
+    """Replace this process by a fresh one with the same arguments."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "holdfast", *sys.argv[1:]])  # noqa: S606 - ourselves
+
+
+class Watcher:
+    """Notices when a .py file under a directory changes, comes or goes."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._versions = versions(root)
+        self.changed = threading.Event()
+
+    def look(self) -> bool:
+        """Whether something has changed since the start."""
+        if versions(self._root) != self._versions:
+            self.changed.set()
+        return self.changed.is_set()
+
+    def wait(self) -> None:
+        """Return at the next change."""
+        pause = threading.Event()
+        while not self.look():
+            pause.wait(_LOOK)
+
+    def stop_this_process_on_change(self) -> None:
+        """Signal this process, as an operator would, once something changes."""
+
+        def watch() -> None:
+            self.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=watch, name="holdfast-reload", daemon=True).start()
+
+
+def versions(root: Path) -> Versions:
+    """The time of the last change of every .py file under ``root`` that is likely the user's own."""
+    return {str(path): when for path, when in _dated_files(root)}
+
+
+def _dated_files(folder: Path) -> Iterator[tuple[Path, int]]:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:  # it went while we looked: that shows in the next look
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            if not entry.name.startswith(".") and entry.name not in _NOT_CODE:
+                yield from _dated_files(Path(entry.path))
+        elif entry.name.endswith(".py"):
+            try:
+                yield Path(entry.path), entry.stat().st_mtime_ns
+            except OSError:  # the same
+                continue

@@ -1,0 +1,73 @@
+"""``dlq``: the dead letters."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast import JobState
+from holdfast.cli.base import group
+from holdfast.cli.choosing import Filters, filter_options, now_us
+from holdfast.cli.look import print_page, print_story
+from holdfast.cli.operate import Deed, carry_out, replay_jobs, selection
+from holdfast.cli.session import Session
+from holdfast.errors import Conflict
+
+_DEAD = (JobState.DEAD,)
+
+
+@group("dlq")
+def dlq() -> None:
+    """Look at dead letters, queue them again, or throw them away."""
+
+
+@dlq.command("list", examples=["holdfast dlq list --reason budget", "holdfast dlq list --since 1d --json"])
+@filter_options(states=False)
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="Jobs on this page.")
+@click.option("--cursor", metavar="TEXT", help="Continue where an earlier page ended.")
+@click.pass_obj
+def dlq_list(session: Session, *, filters: Filters, limit: int, cursor: str | None) -> None:
+    """List dead letters, newest first."""
+    with session.jobs() as app:
+        print_page(session, app, filters, limit=limit, cursor=cursor, states=_DEAD)
+
+
+@dlq.command("show", examples=["holdfast dlq show 0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77"])
+@click.argument("job_id", metavar="ID")
+@click.pass_obj
+def dlq_show(session: Session, *, job_id: str) -> None:
+    """Show the whole story of a dead letter."""
+    with session.jobs() as app:
+        job = app.sync.get(job_id)
+        if job.state is not JobState.DEAD:
+            raise Conflict(f"job {job.id} is no dead letter: it is {job.state}; see `holdfast show {job.id}`")
+        print_story(session, job, app.sync.attempts(job.id), now_us(app))
+
+
+@dlq.command("replay", examples=["holdfast dlq replay --task email.send", "holdfast dlq replay --all --dry-run"])
+@selection
+@filter_options(states=False)
+@click.option("--payload", metavar="JSON", help="Edited arguments for one job; - reads them from stdin.")
+@click.pass_obj
+def dlq_replay(
+    session: Session, *, ids: tuple[str, ...], filters: Filters, everything: bool, dry_run: bool, payload: str | None
+) -> int:
+    """Queue dead letters again with a new budget."""
+    if payload is not None and len(ids) != 1:
+        raise click.UsageError("--payload goes to one job: name its id")
+    return replay_jobs(
+        session, ids, filters, everything=everything, dry_run=dry_run, payload=payload, states=frozenset(_DEAD)
+    )
+
+
+@dlq.command("purge", examples=["holdfast dlq purge --until 30d", "holdfast dlq purge --all --dry-run"])
+@selection
+@filter_options(states=False)
+@click.pass_obj
+def dlq_purge(session: Session, *, ids: tuple[str, ...], filters: Filters, everything: bool, dry_run: bool) -> int:
+    """Delete dead letters for good."""
+    deed = Deed(name="delete", done="deleted", legal=frozenset(_DEAD), advice="it is running: cancel it first")
+    with session.jobs() as app:
+        for job_id in ids:
+            if (state := app.sync.get(job_id).state) is not JobState.DEAD:
+                raise Conflict(f"job {job_id} is no dead letter: it is {state}; `holdfast delete` takes any job")
+    return carry_out(session, deed, ids, filters, everything=everything, dry_run=dry_run)

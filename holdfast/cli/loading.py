@@ -1,0 +1,116 @@
+"""From ``module:attribute`` to an application, and a good message for each way in which that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from holdfast import Holdfast
+from holdfast.app.bound import BoundTask
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.values import nearest
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+def load_application(target: str, source: str = "argument") -> Holdfast:
+    """Import the target. ConfigError says what is wrong; a traceback in it shows the user's own code only."""
+    module_name, _, attribute = target.partition(":")
+    module = _import(module_name, f"app {target} ({source})")
+    found: object = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"app {target} ({source}): {module_name} has no {attribute}{_offer(module, attribute)}")
+        found = getattr(found, part)
+    if isinstance(found, BoundTask):
+        raise ConfigError(f"app {target} ({source}): {target} is a task; name the application{_offered(module)}")
+    if not isinstance(found, Holdfast):
+        kind = type(found).__name__
+        raise ConfigError(f"app {target} ({source}): this is of type {kind}, not Holdfast{_offer(module, attribute)}")
+    return found
+
+
+@contextmanager
+def startup_explained() -> Iterator[None]:
+    """Around a worker: ConfigError where the application's own lifespans or providers fail while it starts."""
+    from holdfast.worker.calls import Calls
+
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except Exception as error:
+        within = error.__traceback__
+        while within is not None and within.tb_frame.f_code is not Calls.open.__code__:
+            within = within.tb_next
+        if within is None:
+            raise
+        raise ConfigError(_failed("starting the application", error.with_traceback(within.tb_next))) from None
+
+
+def _import(name: str, what: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise ConfigError(
+                f"{what}: there is no module {error.name}; looked in {here} and on Python's path: {_correction(name)}"
+            ) from None
+        raise ConfigError(_failed(f"{what}: importing it", error)) from None
+    except (Exception, SystemExit) as error:
+        raise ConfigError(_failed(f"{what}: importing it", error)) from None
+
+
+def _correction(name: str) -> str:
+    if name.endswith(".py"):
+        return f"leave out .py: {name.removesuffix('.py').replace('/', '.')}"
+    return "change to the directory that holds it, or correct the name"
+
+
+def _offer(module: ModuleType, attribute: str) -> str:
+    names = _applications(module)
+    if not names:
+        return f"; write `{attribute.split('.', maxsplit=1)[0]} = Holdfast()` there"
+    return nearest(attribute, names) or f"; it has {', '.join(names)}"
+
+
+def _offered(module: ModuleType) -> str:
+    names = _applications(module)
+    return f": {' or '.join(f'{module.__name__}:{name}' for name in names)}" if names else ""
+
+
+def _applications(module: ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if isinstance(value, Holdfast)]
+
+
+def _failed(what: str, error: BaseException) -> str:
+    """One line that says what happened, then the traceback of the user's code."""
+    told = traceback.TracebackException.from_exception(error)
+    _keep_user_frames(told)
+    summary = "".join(told.format_exception_only()).strip().splitlines()[-1]
+    return f"{what} failed: {summary}\n{''.join(told.format()).rstrip()}"
+
+
+def _keep_user_frames(told: traceback.TracebackException) -> None:
+    kept = [frame for frame in told.stack if not _is_machinery(frame.filename)]
+    told.stack = traceback.StackSummary.from_list(kept)
+    for linked in (told.__cause__, told.__context__):
+        if linked is not None:
+            _keep_user_frames(linked)
+
+
+def _is_machinery(filename: str) -> bool:
+    if filename.startswith("<frozen "):
+        return True
+    return filename.startswith(_PACKAGE + os.sep) or filename in (importlib.__file__, contextlib.__file__)

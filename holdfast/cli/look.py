@@ -1,0 +1,259 @@
+"""``status``, ``list`` and ``show``: looking, without touching."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from holdfast import Holdfast, JobState
+from holdfast.cli.base import command
+from holdfast.cli.choosing import Filters, ago, filter_options, now_us
+from holdfast.cli.documents import attempt_document, job_document, queue_document, worker_document, worker_state
+from holdfast.cli.session import Session
+from holdfast.cli.show import (
+    Column,
+    block,
+    clip,
+    heading,
+    moment,
+    note,
+    pretty_json,
+    print_facts,
+    print_json,
+    print_table,
+    safe,
+    span,
+)
+from holdfast.job import Attempt, Job, QueueInfo, WorkerInfo, as_ulid
+
+QUEUE_COLUMNS = [
+    Column("QUEUE", "id"),
+    *(
+        Column(state.value.upper(), "number", spare=state in (JobState.CANCELLED, JobState.SCHEDULED))
+        for state in JobState
+        if state is not JobState.WAITING
+    ),
+    Column("OLDEST", "number", spare=True),
+]
+WORKER_COLUMNS = [
+    Column("WORKER", "id"),
+    Column("STATE"),
+    Column("HOST", spare=True),
+    Column("PID", "number", spare=True),
+    Column("QUEUES"),
+    Column("RUNNING", "number"),
+    Column("SUCCEEDED", "number", spare=True),
+    Column("FAILED", "number", spare=True),
+    Column("SEEN", "number", spare=True),
+]
+JOB_COLUMNS = [
+    Column("ID", "id"),
+    Column("TASK"),
+    Column("QUEUE", spare=True),
+    Column("STATE"),
+    Column("ATTEMPTS", "number", spare=True),
+    Column("CREATED", spare=True),
+    Column("ERROR", spare=True),
+]
+
+
+@command("status", examples=["holdfast status", "holdfast status --json"])
+@click.pass_obj
+def status(session: Session) -> None:
+    """Show how many jobs are in each state, queue by queue, and who is working."""
+    with session.jobs() as app:
+        queues, workers, now = app.sync.queues(), app.sync.workers(), now_us(app)
+    if session.json:
+        print_json(status_document(queues, workers))
+        return
+    print_table(QUEUE_COLUMNS, queue_rows(queues), empty="no jobs")
+    click.echo()
+    print_table(WORKER_COLUMNS, worker_rows(workers, now), empty="no workers: start one with `holdfast worker start`")
+
+
+def status_document(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> dict[str, Any]:
+    """What ``status --json`` prints."""
+    totals: Counter[str] = Counter()
+    for each in queues:
+        totals.update(each.states)
+    return {
+        "queues": [queue_document(each) for each in queues],
+        "totals": {state.value: totals[state.value] for state in JobState},
+        "workers": [worker_document(each) for each in workers],
+    }
+
+
+def queue_rows(queues: Iterable[QueueInfo]) -> list[list[object]]:
+    """One row a queue; what waits for others counts as scheduled here."""
+    rows: list[list[object]] = []
+    for each in queues:
+        counts = Counter(each.states)
+        counts["scheduled"] += counts.pop("waiting", 0)
+        name = f"{each.name} (paused)" if each.paused else each.name
+        numbers = [counts[state.value] or "-" for state in JobState if state is not JobState.WAITING]
+        rows.append([name, *numbers, "-" if each.oldest_ready is None else span(each.oldest_ready)])
+    return rows
+
+
+def worker_rows(workers: Iterable[WorkerInfo], now: int) -> list[list[object]]:
+    """One row a worker."""
+    return [
+        [
+            each.pulse.worker,
+            worker_state(each),
+            each.pulse.host,
+            each.pulse.pid,
+            each.pulse.queues,
+            f"{each.pulse.running}/{each.pulse.concurrency}",
+            each.pulse.succeeded,
+            each.pulse.failed,
+            f"{span(max(0.0, (now - each.seen_at_us) / 1e6))} ago",
+        ]
+        for each in workers
+    ]
+
+
+@command(
+    "list",
+    examples=[
+        "holdfast list --state dead --queue mail",
+        "holdfast list --task email.send --since 2h --limit 100",
+        "holdfast list --error 'connection refused' --json",
+    ],
+)
+@filter_options()
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="Jobs on this page.")
+@click.option("--cursor", metavar="TEXT", help="Continue where an earlier page ended.")
+@click.pass_obj
+def list_jobs(session: Session, *, filters: Filters, limit: int, cursor: str | None) -> None:
+    """List jobs, newest first."""
+    with session.jobs() as app:
+        print_page(session, app, filters, limit=limit, cursor=cursor)
+
+
+def print_page(
+    session: Session,
+    app: Holdfast,
+    filters: Filters,
+    *,
+    limit: int,
+    cursor: str | None,
+    states: tuple[JobState, ...] = (),
+) -> None:
+    """One page of the jobs that match."""
+    page = app.sync.find(filters.build(app, states), limit=limit, cursor=cursor)
+    if session.json:
+        print_json({"jobs": [job_document(job) for job in page.jobs], "cursor": page.cursor})
+        return
+    print_table(JOB_COLUMNS, job_rows(page.jobs), empty="no such jobs")
+    if page.cursor is not None:
+        note(f"there are more: add --cursor {page.cursor}")
+
+
+def job_rows(jobs: Iterable[Job]) -> list[list[object]]:
+    """One row a job."""
+    return [
+        [
+            job.id,
+            job.task,
+            job.queue,
+            job.state.value,
+            attempts_of(job),
+            moment(job.created_at_us),
+            clip(job.error, 80) if job.error else "",
+        ]
+        for job in jobs
+    ]
+
+
+def attempts_of(job: Job) -> str:
+    """Attempts so far, of how many."""
+    return f"{job.attempts}/{'∞' if job.max_attempts is None else job.max_attempts}"
+
+
+@command("show", examples=["holdfast show 0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77", "holdfast show key:welcome-42 --json"])
+@click.argument("job_id", metavar="ID")
+@click.pass_obj
+def show_job(session: Session, *, job_id: str) -> None:
+    """Show the whole story of a job: payload, attempts, errors with their tracebacks, timings, result.
+
+    ID is the job's id (a UUID, or its ULID form), or key: and its idempotency key.
+    """
+    with session.jobs() as app:
+        job = app.sync.get(job_id)
+        print_story(session, job, app.sync.attempts(job.id), now_us(app))
+
+
+def print_story(session: Session, job: Job, attempts: Sequence[Attempt], now: int) -> None:
+    """Everything about one job."""
+    if session.json:
+        document = job_document(job) | {"ulid": as_ulid(job.id)}
+        print_json(document | {"history": [attempt_document(each) for each in attempts]})
+        return
+    print_facts(_facts(job, now))
+    heading("Payload")
+    block(pretty_json(job.payload))
+    if job.carried.metadata:
+        heading("Metadata")
+        block(pretty_json(_encoded(job.carried.metadata)))
+    if attempts:
+        heading("Attempts that did not succeed")
+        _print_attempts(attempts)
+    if job.state is JobState.SUCCEEDED:
+        heading("Result")
+        block(pretty_json(job.result))
+    elif job.error and not attempts:
+        heading("Error")
+        block(job.error)
+
+
+def _encoded(value: object) -> str:
+    import json
+
+    return json.dumps(value)
+
+
+def _facts(job: Job, now: int) -> Iterable[tuple[str, object]]:
+    carried = job.carried
+    stopping = " (asked to stop)" if job.cancelling else ""
+    yield "id", f"{job.id}  (ULID {as_ulid(job.id)})"
+    yield "task", job.task
+    yield "queue", job.queue
+    yield "state", f"{job.state.value}{f' ({job.reason})' if job.reason else ''}{stopping}"
+    yield "attempts", f"{attempts_of(job)}, failed {job.failures}"
+    yield "priority", job.priority or None
+    yield "key", job.key
+    yield "tags", ", ".join(carried.tags) or None
+    yield "timeout", None if carried.timeout is None else span(carried.timeout)
+    yield "retry", None if carried.retry is None else _encoded(carried.retry)
+    yield "worker", job.worker
+    yield "created", _dated(job.created_at_us, now)
+    yield "run at", _dated(job.run_at_us, now)
+    yield "started", _dated(job.started_at_us, now)
+    yield "lease until", _dated(job.lease_until_us, now)
+    yield "ended", _dated(job.ended_at_us, now)
+    if job.state is JobState.SUCCEEDED and job.started_at_us is not None and job.ended_at_us is not None:
+        yield "took", span((job.ended_at_us - job.started_at_us) / 1e6)
+
+
+def _dated(us: int | None, now: int) -> str | None:
+    past = ago(us, now)
+    if us is None or past is None:
+        return None
+    seconds = past.total_seconds()
+    return f"{moment(us)}  ({f'{span(seconds)} ago' if seconds >= 0 else f'in {span(-seconds)}'})"
+
+
+def _print_attempts(attempts: Sequence[Attempt]) -> None:
+    for each in attempts:
+        took = "" if each.started_at_us is None else f", after {span((each.ended_at_us - each.started_at_us) / 1e6)}"
+        reason = f" ({each.reason})" if each.reason else ""
+        click.echo(safe(f"  attempt {each.attempt}, ended {moment(each.ended_at_us)}{took}: {each.state}{reason}"))
+        if each.worker:
+            click.echo(safe(f"    on {each.worker}"))
+        for text in (each.error, each.traceback):
+            if text:
+                click.echo("\n".join("    " + safe(line.replace("\t", "    ")) for line in text.splitlines()))

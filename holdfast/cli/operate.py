@@ -1,0 +1,178 @@
+"""``cancel``, ``replay`` and ``delete``: by ids, or everything a filter matches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from holdfast import Holdfast, JobFilter, JobState
+from holdfast.cli.base import command
+from holdfast.cli.choosing import Filters, check_choice, filter_options, operate_on_all
+from holdfast.cli.documents import operated_document
+from holdfast.cli.session import Session
+from holdfast.cli.show import many, print_json
+from holdfast.cli.submitting import read_payload
+from holdfast.job import Operated
+from holdfast.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Deed(msgspec.Struct, frozen=True, kw_only=True):
+    """What is done to jobs: how to do it, on which states, and how to say so."""
+
+    name: str  # of the operation of the application
+    done: str
+    legal: frozenset[JobState]
+    advice: str  # for those whose state does not allow it
+    options: dict[str, Any] = {}
+
+
+def selection(function: F) -> F:
+    """Ids, ``--all`` and ``--dry-run``."""
+    ids = click.argument("ids", metavar="[ID]...", nargs=-1)
+    everything = click.option("--all", "everything", is_flag=True, help="Every job there is; needed without a filter.")
+    dry_run = click.option("--dry-run", is_flag=True, help="Only count what would be done.")
+    return ids(everything(dry_run(function)))
+
+
+@command(
+    "cancel",
+    examples=["holdfast cancel key:welcome-42", "holdfast cancel --queue mail --state queued --dry-run"],
+)
+@selection
+@filter_options()
+@click.pass_obj
+def cancel(session: Session, *, ids: tuple[str, ...], filters: Filters, everything: bool, dry_run: bool) -> int:
+    """Cancel jobs that wait, and ask those that run to stop.
+
+    Exits 1 if one of the ids could not be cancelled.
+    """
+    deed = Deed(name="cancel", done="cancelled", legal=CANCELLABLE, advice="it has ended")
+    return carry_out(session, deed, ids, filters, everything=everything, dry_run=dry_run)
+
+
+@command(
+    "replay",
+    examples=[
+        "holdfast replay --state dead --task email.send --since 1d",
+        """holdfast replay key:invoice-7 --payload '{"number": 7}'""",
+    ],
+)
+@selection
+@filter_options()
+@click.option("--force", is_flag=True, help="Also what has succeeded.")
+@click.option("--payload", metavar="JSON", help="Edited arguments for one job; - reads them from stdin.")
+@click.pass_obj
+def replay(
+    session: Session,
+    *,
+    ids: tuple[str, ...],
+    filters: Filters,
+    everything: bool,
+    dry_run: bool,
+    force: bool,
+    payload: str | None,
+) -> int:
+    """Queue jobs again with a new budget: dead, failed and cancelled ones.
+
+    Their history stays. Exits 1 if one of the ids could not be replayed.
+    """
+    if payload is not None and len(ids) != 1:
+        raise click.UsageError("--payload goes to one job: name its id")
+    return replay_jobs(session, ids, filters, everything=everything, dry_run=dry_run, force=force, payload=payload)
+
+
+def replay_jobs(
+    session: Session,
+    ids: tuple[str, ...],
+    filters: Filters,
+    *,
+    everything: bool,
+    dry_run: bool,
+    force: bool = False,
+    payload: str | None = None,
+    states: Collection[JobState] = REPLAYABLE,
+) -> int:
+    """``replay``, and ``dlq replay`` with fewer states."""
+    options: dict[str, Any] = {"force": force}
+    if payload is not None:
+        options["payload"] = read_payload(payload, session.settings().payload_limit)
+    deed = Deed(
+        name="replay",
+        done="queued again",
+        legal=frozenset(states) | ({JobState.SUCCEEDED} if force else set()),
+        advice="replay takes dead, failed and cancelled jobs, and with --force succeeded ones",
+        options=options,
+    )
+    return carry_out(session, deed, ids, filters, everything=everything, dry_run=dry_run)
+
+
+@command(
+    "delete",
+    examples=["holdfast delete --state succeeded --until 1d --dry-run", "holdfast delete key:welcome-42"],
+)
+@selection
+@filter_options()
+@click.pass_obj
+def delete(session: Session, *, ids: tuple[str, ...], filters: Filters, everything: bool, dry_run: bool) -> int:
+    """Delete jobs that are not running, with their history; their keys are free again.
+
+    Exits 1 if one of the ids could not be deleted.
+    """
+    deed = Deed(name="delete", done="deleted", legal=DELETABLE, advice="it is running: cancel it first")
+    return carry_out(session, deed, ids, filters, everything=everything, dry_run=dry_run)
+
+
+def carry_out(
+    session: Session, deed: Deed, ids: tuple[str, ...], filters: Filters, *, everything: bool, dry_run: bool
+) -> int:
+    """Do it and say what was done; 1 if an id was refused."""
+    check_choice(ids, filters, everything)
+    needs_tasks = "payload" in deed.options
+    with session.application() if needs_tasks else session.jobs() as app:
+        if dry_run:
+            return _count(session, app, deed, ids, filters)
+        operation = getattr(app.sync, deed.name)
+        if ids:
+            operated = operation(list(ids), limit=len(ids), **deed.options)
+        else:
+            wheres = by_state(filters.build(app), deed.legal)
+            operated = operate_on_all(lambda where: operation(where, **deed.options), wheres)
+        return print_operated(session, operated, deed)
+
+
+def by_state(where: JobFilter, legal: Collection[JobState]) -> list[JobFilter]:
+    """The filter once for each state it asks for that the operation takes; what runs comes last."""
+    asked = [state for state in JobState if state in legal and (not where.states or state in where.states)]
+    asked.sort(key=lambda state: state is JobState.RUNNING)
+    return [msgspec.structs.replace(where, states=(state,)) for state in asked]
+
+
+def _count(session: Session, app: Holdfast, deed: Deed, ids: tuple[str, ...], filters: Filters) -> int:
+    if ids:
+        number = sum(app.sync.get(each).state in deed.legal for each in ids)
+    else:
+        number = sum(app.sync.count(where) for where in by_state(filters.build(app), deed.legal))
+    if session.json:
+        print_json({"dry_run": True, "count": number})
+    else:
+        click.echo(f"{many(number, 'job')} would be {deed.done}")
+    return 0
+
+
+def print_operated(session: Session, operated: Operated, deed: Deed) -> int:
+    """What was done; 1 if something was refused."""
+    if session.json:
+        print_json({"dry_run": False, "count": len(operated.changed), **operated_document(operated)})
+    else:
+        asked = sum(state is JobState.RUNNING for _, state in operated.changed)
+        also = f", {asked} of them run and were asked to stop" if asked else ""
+        click.echo(f"{many(len(operated.changed), 'job')} {deed.done}{also}")
+        for job_id, state in operated.refused:
+            why = "there is no such job" if state is None else f"it is {state}; {deed.advice}"
+            click.echo(f"holdfast: job {job_id} was not {deed.done}: {why}", err=True)
+    return 1 if operated.refused else 0

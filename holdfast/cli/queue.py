@@ -1,0 +1,87 @@
+"""``queue``: the lanes."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast import JobFilter, JobState
+from holdfast.cli.base import group
+from holdfast.cli.choosing import operate_on_all
+from holdfast.cli.documents import queue_document
+from holdfast.cli.look import QUEUE_COLUMNS, queue_rows
+from holdfast.cli.operate import Deed, by_state, print_operated
+from holdfast.cli.session import Session
+from holdfast.cli.show import many, note, print_json, print_table
+from holdfast.values import check_name
+
+_NOT_RUN = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILED})
+
+
+@group("queue")
+def queue() -> None:
+    """List queues, stop and start them, empty them."""
+
+
+@queue.command("list", examples=["holdfast queue list"])
+@click.pass_obj
+def queue_list(session: Session) -> None:
+    """List every queue that has jobs or is paused."""
+    with session.jobs() as app:
+        queues = app.sync.queues()
+    if session.json:
+        print_json({"queues": [queue_document(each) for each in queues]})
+    else:
+        print_table(QUEUE_COLUMNS, queue_rows(queues), empty="no queues")
+
+
+@queue.command("pause", examples=["holdfast queue pause mail"])
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.pass_obj
+def queue_pause(session: Session, *, names: tuple[str, ...]) -> None:
+    """Let no worker take a job of these queues; what runs goes on."""
+    _set_paused(session, names, paused=True)
+
+
+@queue.command("resume", examples=["holdfast queue resume mail"])
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.pass_obj
+def queue_resume(session: Session, *, names: tuple[str, ...]) -> None:
+    """Let workers take jobs of these queues again."""
+    _set_paused(session, names, paused=False)
+
+
+def _set_paused(session: Session, names: tuple[str, ...], *, paused: bool) -> None:
+    for name in names:
+        check_name("queue", name)
+    with session.jobs() as app:
+        for name in names:
+            (app.sync.pause if paused else app.sync.resume)(name)
+        unused = [name for name in names if not app.sync.count(JobFilter(queue=name))] if paused else []
+    if session.json:
+        print_json({"queues": [{"name": name, "paused": paused} for name in names]})
+    else:
+        click.echo(f"{', '.join(names)}: {'paused' if paused else 'resumed'}")
+    for name in unused:
+        note(f"no job is kept of queue {name} so far; see `holdfast queue list` if the name should be another")
+
+
+@queue.command("purge", examples=["holdfast queue purge mail --dry-run", "holdfast queue purge mail"])
+@click.argument("name", metavar="NAME")
+@click.option("--dry-run", is_flag=True, help="Only count.")
+@click.pass_obj
+def queue_purge(session: Session, *, name: str, dry_run: bool) -> int:
+    """Delete every job of a queue that has yet to run: queued, scheduled, waiting, or failed and to be retried.
+
+    What runs and what has ended stays; `holdfast delete --queue NAME` deletes that too.
+    """
+    deed = Deed(name="delete", done="deleted", legal=_NOT_RUN, advice="it is running: cancel it first")
+    wheres = by_state(JobFilter(queue=check_name("queue", name)), _NOT_RUN)
+    with session.jobs() as app:
+        if not dry_run:
+            return print_operated(session, operate_on_all(app.sync.delete, wheres), deed)
+        number = sum(app.sync.count(where) for where in wheres)
+    if session.json:
+        print_json({"dry_run": True, "count": number})
+    else:
+        click.echo(f"{many(number, 'job')} would be deleted")
+    return 0

@@ -1,0 +1,96 @@
+"""The reference page of the command line, made from the commands themselves: ``python -m holdfast.cli.reference``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import click
+
+from holdfast.cli.base import COMMON, Command, common_options
+from holdfast.cli.program import main
+
+_HEAD = """\
+# Command line
+
+<!-- Made by `python -m holdfast.cli.reference > docs/cli.md`, and compared by a test. Edit the commands instead. -->
+
+"""
+_RULES = """\
+Results go to stdout, remarks and errors to stderr. An error is one line, `holdfast: what is wrong; what to do`; with
+`--json` a line of JSON follows it: `{"error": {"type", "message", "exit_code", …}}`. Times in JSON are RFC 3339 in UTC.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | failed: no such job, its state does not allow it, the job did not succeed |
+| 2 | usage: an option or a value that is refused; nothing was done |
+| 75 | try again later: the store is busy, full or away |
+| 78 | configuration: settings, URL, the application's module |
+| 130 | interrupted by Ctrl-C |
+| 141 | whoever read the output went away |
+
+"""
+
+
+def commands(group: click.Group = main, path: str = "holdfast") -> Iterator[tuple[str, Command]]:
+    """Every command with its full name, in the order of the tree."""
+    for name, each in group.commands.items():
+        if isinstance(each, click.Group):
+            yield from commands(each, f"{path} {name}")
+        elif isinstance(each, Command):
+            yield f"{path} {name}", each
+
+
+def page() -> str:
+    """The whole page."""
+    summary = "".join(
+        f"| [`{name}`](#{name.replace(' ', '-')}) | {each.get_short_help_str(200)} |\n" for name, each in commands()
+    )
+    parts = [
+        _HEAD,
+        _text(main),
+        "\n\n",
+        _RULES,
+        "| command | what it does |\n|---|---|\n",
+        summary,
+        "\n## Common options\n\n",
+        _options(common_options()),
+        *(_section(name, each) for name, each in commands()),
+    ]
+    return "".join(parts).rstrip() + "\n"
+
+
+def _section(name: str, each: Command) -> str:
+    context = click.Context(each, info_name=name)
+    usage = " ".join([name, *each.collect_usage_pieces(context)])
+    own = [
+        parameter for parameter in each.params if isinstance(parameter, click.Option) and parameter.name not in COMMON
+    ]
+    examples = "\n".join(each.examples)
+    return (
+        f"\n## {name}\n\n```text\n{usage}\n```\n\n{_text(each)}\n\n{_options(own)}"
+        f"{chr(10) if own else ''}```sh\n{examples}\n```\n"
+    )
+
+
+def _text(each: click.Command) -> str:
+    return inspect.cleandoc(each.help or "").replace("\n\n\b\n", "\n\n")
+
+
+def _options(options: list[click.Option]) -> str:
+    if not options:
+        return ""
+    rows = []
+    for option in options:
+        names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+        value = "" if option.is_flag else f" {option.make_metavar(click.Context(main))}"
+        again = " May be given several times." if option.multiple else ""
+        default = f" Default: {option.default}." if option.show_default and not option.is_flag else ""
+        cells = f"{names}{value} | {option.help}{default}{again}"
+        rows.append(f"| {cells} |\n")
+    return "| option | |\n|---|---|\n" + "".join(rows)
+
+
+if __name__ == "__main__":
+    click.echo(page(), nl=False)

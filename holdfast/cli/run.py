@@ -1,0 +1,136 @@
+"""``run``: a command as a job."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+import click
+
+from holdfast import Holdfast
+from holdfast.cli.base import command
+from holdfast.cli.documents import job_document
+from holdfast.cli.session import Session
+from holdfast.cli.show import print_json, safe
+from holdfast.cli.submitting import (
+    await_end,
+    job_options,
+    parse_options,
+    print_submitted,
+    read_input,
+    submit_one,
+    wait_options,
+)
+from holdfast.errors import ConfigError, Invalid
+from holdfast.executors.policy import COMMAND
+from holdfast.job import Job, JobState
+
+
+@command(
+    "run",
+    examples=[
+        "holdfast run -- gzip -k access.log",
+        "holdfast run --timeout 10m --max-attempts 3 --wait -- ./nightly.sh --full",
+        "holdfast run --shell 'sort names.txt | uniq > unique.txt'",
+    ],
+)
+@click.argument("words", metavar="[--] PROGRAM [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--shell", metavar="TEXT", help="A line for /bin/sh instead; only where the setting commands is shell.")
+@click.option("--stdin", metavar="-", type=click.Choice(["-"]), help="Keep what stdin holds as the command's input.")
+@click.option("--cwd", metavar="DIRECTORY", help="Where it runs: an absolute path [the worker's directory].")
+@click.option("--env", "variables", metavar="NAME=TEXT", multiple=True, help="A variable of its environment.")
+@click.option("--retry-code", "retry_codes", type=int, multiple=True, metavar="N", help="Retry these exit codes only.")
+@click.option("--dead-code", "dead_codes", type=int, multiple=True, metavar="N", help="Never retry these exit codes.")
+@job_options
+@wait_options
+@click.pass_obj
+def run(
+    session: Session,
+    /,
+    *,
+    words: tuple[str, ...],
+    options: dict[str, Any],
+    wait: bool,
+    wait_for: str | None,
+    **said: Any,
+) -> int:
+    """Submit a program with its arguments as a job: no shell, no quoting, all of its processes killed on timeout.
+
+    Workers run commands only where the settings enable them. With --wait its output is printed and its exit code is
+    this program's.
+    """
+    if bool(words) == (said["shell"] is not None):
+        raise click.UsageError("give a program with its arguments after --, or --shell TEXT")
+    with session.application() as app:
+        _check_enabled(app, shell=said["shell"] is not None)
+        job = app.draft(COMMAND, _payload(app, words, said), **parse_options(options))
+        handle = submit_one(app, job)
+        if not wait and wait_for is None:
+            print_submitted(session, app, job, handle)
+            return 0
+        await_end(app, handle, wait_for)
+        ended = app.sync.get(handle.id)
+        if session.json:
+            print_json(job_document(ended) | {"created": handle.created})
+        else:
+            _print_output(ended)
+        return exit_code(ended)
+
+
+def _check_enabled(app: Holdfast, *, shell: bool) -> None:
+    mode = app.settings.commands
+    if mode == "off" or (shell and mode != "shell"):
+        wanted = "shell" if shell else "argv"
+        what = "Shell lines" if shell else "Command jobs"
+        raise ConfigError(
+            f"{what} are off here (commands = {mode}, from {app.settings.source('commands')}): whoever can submit them "
+            f"runs programs as the worker's user. To enable them: `holdfast config set commands {wanted}`, or "
+            f"HOLDFAST_COMMANDS={wanted}, for the submitter and its workers; `command_allow` limits which programs"
+        )
+
+
+def _payload(app: Holdfast, words: tuple[str, ...], said: dict[str, Any]) -> dict[str, Any]:
+    payload: dict[str, Any] = {"shell": said["shell"]} if said["shell"] is not None else {"argv": list(words)}
+    payload |= {name: said[name] for name in ("cwd", "retry_codes", "dead_codes") if said[name]}
+    for name in ("retry_codes", "dead_codes"):
+        if name in payload:
+            payload[name] = list(payload[name])
+    if said["variables"]:
+        payload["env"] = dict(_variable(each) for each in said["variables"])
+    if said["stdin"]:
+        payload["stdin"] = _text(read_input(app.settings.payload_limit))
+    return payload
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise Invalid("env", text, "write NAME=TEXT")
+    return name, value
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise Invalid("stdin", f"byte {error.start + 1}", "a command's kept input is UTF-8 text") from None
+
+
+def _print_output(job: Job) -> None:
+    """The command's own output; on a terminal without what could play tricks on it."""
+    if job.result is None:
+        return
+    result = json.loads(job.result)
+    for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+        text = result[name]
+        click.echo(safe(text, lines=True) if stream.isatty() else text, nl=False, err=name == "stderr")
+
+
+def exit_code(job: Job) -> int:
+    """The command's exit code, as far as the job tells: 0, its own, or 1."""
+    if job.state is JobState.SUCCEEDED:
+        return 0
+    found = re.match(r"exit code (\d{1,3})\b", job.error or "")
+    return int(found[1]) if found and 0 < int(found[1]) < 256 else 1

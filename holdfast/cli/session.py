@@ -1,0 +1,98 @@
+"""Where one call of the program was told to look: application, store, settings file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from holdfast import Holdfast, Settings
+from holdfast.config import SETTINGS
+from holdfast.errors import ConfigError
+
+
+class Session:
+    """The common options of one call, and what follows from them."""
+
+    def __init__(self) -> None:
+        self.app: str | None = None
+        self.url: str | None = None
+        self.config: str | None = None
+        self.json = False
+
+    def settings(self, **arguments: Any) -> Settings:
+        """The settings without an application; ``arguments`` are options of the command, None where not given."""
+        try:
+            return Settings.load(path=self.config, url=self.url, app=self.app, **arguments)
+        except ConfigError as error:
+            for name, value in arguments.items():
+                said = f"argument: {name}: "
+                if value is not None and str(error).startswith(said):
+                    raise click.UsageError(f"--{name}: {str(error).removeprefix(said)}") from None
+            raise
+
+    @contextmanager
+    def application(self, **arguments: Any) -> Iterator[Holdfast]:
+        """The application, closed at the end: the target if one is named, else one without tasks."""
+        with opened(self.load(**arguments)) as app:
+            yield app
+
+    @contextmanager
+    def jobs(self) -> Iterator[Holdfast]:
+        """An application for what needs no task: with ``--url`` the target's code is not even imported."""
+        if self.url is None:
+            with self.application() as app:
+                yield app
+            return
+        with opened(Holdfast(settings=self.settings())) as app:
+            yield app
+
+    def load(self, **arguments: Any) -> Holdfast:
+        """The application, not opened. What this call was told goes before what the application's code says."""
+        settings = self.settings(**arguments)
+        if settings.app is None:
+            return Holdfast(settings=settings)
+        from holdfast.cli.loading import load_application
+
+        app = load_application(settings.app, settings.source("app"))
+        told = {name: value for name, value in {"url": self.url, **arguments}.items() if value is not None}
+        if told or self.config:
+            said = _said_in_code(app.settings)
+            file = self.config or (app.settings.file if app.settings.stamp else None)
+            app.settings = Settings.load(path=file, **{**said, **told, "app": settings.app})
+        return app
+
+    def with_tasks(self, purpose: str, **arguments: Any) -> Holdfast:
+        """``load``, for what is pointless without tasks; ConfigError if no application is named anywhere.
+
+        Command jobs need no task: where the settings enable them an application is not asked for.
+        """
+        settings = self.settings(**arguments)
+        if settings.app is None and settings.commands == "off":
+            raise ConfigError(
+                f"{purpose} needs an application: give --app module:name, set HOLDFAST_APP, "
+                "or write `holdfast config set app module:name`"
+            )
+        return self.load(**arguments)
+
+
+@contextmanager
+def opened(app: Holdfast) -> Iterator[Holdfast]:
+    """The application, closed at the end."""
+    app.new_store()  # a URL that names no store is refused here, before any call on it is made
+    try:
+        yield app
+    finally:
+        app.sync.close()
+
+
+def _said_in_code(settings: Settings) -> dict[str, Any]:
+    """What an application's code said about its settings, as arguments for loading them anew."""
+    said: dict[str, Any] = {}
+    for name in SETTINGS:
+        if settings.source(name) == "argument":
+            # The text form reads back for every kind; a URL's hides its password, so that goes as it is.
+            said[name] = settings.url if name == "url" else settings.entry(name).text
+    return said

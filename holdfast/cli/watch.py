@@ -1,0 +1,160 @@
+"""``watch``: a live view of everything, or of one job."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast import Holdfast, JobState
+from holdfast.cli.base import command
+from holdfast.cli.choosing import now_us
+from holdfast.cli.documents import job_document
+from holdfast.cli.look import (
+    JOB_COLUMNS,
+    QUEUE_COLUMNS,
+    WORKER_COLUMNS,
+    attempts_of,
+    job_rows,
+    queue_rows,
+    status_document,
+    worker_rows,
+)
+from holdfast.cli.session import Session
+from holdfast.cli.show import clip, console, many, moment, print_json_line, safe, table
+from holdfast.job import TERMINAL, Job, WorkerInfo
+from holdfast.values import parse_duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Look = Callable[[], "RenderableType"]
+
+
+@command(
+    "watch", examples=["holdfast watch", "holdfast watch key:nightly-report", "holdfast watch --interval 5s --json"]
+)
+@click.argument("job_id", metavar="[ID]", required=False)
+@click.option("--interval", metavar="SPAN", default="1s", show_default=True, help="How often to look.")
+@click.option("--for", "lasting", metavar="SPAN", help="Stop after this long.")
+@click.pass_obj
+def watch(session: Session, *, job_id: str | None, interval: str, lasting: str | None) -> int:
+    """Watch queues and workers, or one job until it ends. Ctrl-C stops watching.
+
+    Without a terminal it prints a line for each change. Watching a job exits 1 where it did not succeed.
+    """
+    pause = max(0.02, parse_duration(interval, "interval").total_seconds())
+    until = None if lasting is None else time.monotonic() + parse_duration(lasting, "for").total_seconds()
+    with session.jobs() as app:
+        watcher = _Watcher(session, app, pause, until)
+        try:
+            return watcher.everything() if job_id is None else watcher.one(app.sync.get(job_id))
+        except KeyboardInterrupt:
+            return 0
+
+
+class _Watcher:
+    """Looks, shows what changed, and waits; over when there is nothing more to see."""
+
+    def __init__(self, session: Session, app: Holdfast, pause: float, until: float | None) -> None:
+        self._session = session
+        self._app = app
+        self._pause = pause
+        self._until = until
+        self._shown: object = None
+
+    def everything(self) -> int:
+        with self._display() as show:
+            while True:
+                queues, workers = self._app.sync.queues(), self._app.sync.workers()
+                document = status_document(queues, workers)
+                show(_steady(document), document, self._summary)
+                if not self._wait([]):
+                    return 0
+
+    def one(self, job: Job) -> int:
+        with self._display() as show:
+            while True:
+                document = job_document(job)
+                show(_steady_job(document), document, functools.partial(_job_line, job))
+                if job.state in TERMINAL:
+                    return 0 if job.state is JobState.SUCCEEDED else 1
+                if not self._wait([f"job:{job.id}"]):
+                    return 0
+                job = self._app.sync.get(job.id)
+
+    @contextmanager
+    def _display(self) -> Iterator[Callable[[object, dict[str, Any], Callable[[dict[str, Any]], str]], None]]:
+        """How a look is shown: redrawn in place on a terminal, else a line where something changed."""
+
+        def line(key: object, document: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> None:
+            if key != self._shown:
+                self._shown = key
+                if self._session.json:
+                    print_json_line(document)
+                else:
+                    click.echo(text(document))
+                    sys.stdout.flush()
+
+        if self._session.json or not sys.stdout.isatty():
+            yield line
+            return
+        from rich.live import Live
+
+        with Live(console=console(), auto_refresh=False) as live:
+            yield lambda key, document, text: live.update(self._drawn(document), refresh=True)
+
+    def _drawn(self, document: dict[str, Any]) -> RenderableType:
+        from rich.console import Group
+
+        if "queues" not in document:
+            return table(JOB_COLUMNS, job_rows([self._app.sync.get(document["id"])]))
+        workers: list[WorkerInfo] = self._app.sync.workers()
+        return Group(
+            table(QUEUE_COLUMNS, queue_rows(self._app.sync.queues())),
+            table(WORKER_COLUMNS, worker_rows(workers, now_us(self._app))),
+            "Ctrl-C stops watching",
+        )
+
+    def _summary(self, document: dict[str, Any]) -> str:
+        totals = ", ".join(f"{number} {state}" for state, number in document["totals"].items() if number)
+        working = sum(worker["state"] == "working" for worker in document["workers"])
+        return f"{moment(now_us(self._app))}  {totals or 'no jobs'}; {many(working, 'worker')} at work"
+
+    def _wait(self, topics: list[str]) -> bool:
+        """Until the next look; False when watching is over."""
+        left = self._pause if self._until is None else min(self._pause, self._until - time.monotonic())
+        if left <= 0:
+            return False
+        if topics:
+            self._app.block(_hear(self._app, topics, timedelta(seconds=left)))
+        else:
+            time.sleep(left)
+        return True
+
+
+async def _hear(app: Holdfast, topics: list[str], most: timedelta) -> None:
+    await (await app.opened()).wait(topics, timeout=most.total_seconds())
+
+
+def _steady(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """What of a status changes only when something happens: not ages, not beats."""
+    moving = ("seen_at", "oldest_ready_seconds")
+    parts = [*status["queues"], *status["workers"]]
+    return [{name: value for name, value in part.items() if name not in moving} for part in parts]
+
+
+def _steady_job(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name != "lease_until"}
+
+
+def _job_line(job: Job, _document: dict[str, Any]) -> str:
+    when = max(us for us in (job.created_at_us, job.started_at_us, job.ended_at_us) if us is not None)
+    error = f"  {clip(job.error)}" if job.error else ""
+    return safe(f"{moment(when)}  {job.id}  {job.task}  {job.state}  attempt {attempts_of(job)}{error}")

@@ -1,0 +1,129 @@
+"""``worker``: the processes that run jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+import click
+
+from holdfast import Holdfast
+from holdfast.cli.base import group
+from holdfast.cli.choosing import now_us
+from holdfast.cli.documents import worker_document
+from holdfast.cli.look import WORKER_COLUMNS, worker_rows
+from holdfast.cli.session import Session
+from holdfast.cli.show import many, note, print_json, print_table
+from holdfast.errors import NotFound, Unavailable
+from holdfast.values import parse_duration
+
+_LOOK = 0.2  # seconds between looks while waiting for workers to end
+
+
+@group("worker")
+def worker() -> None:
+    """Start, stop and list workers."""
+
+
+@worker.command(
+    "start",
+    examples=[
+        "holdfast worker start --app shop.jobs:app",
+        "holdfast worker start --queues mail:10,default --concurrency 20 --processes 4",
+        "holdfast worker start --drain",
+    ],
+)
+@click.option("--queues", metavar="LIST", help="Which queues, and how many of their jobs at once: mail:10,default [*].")
+@click.option("--concurrency", metavar="N", help="Jobs one process runs at once [10].")
+@click.option("--processes", metavar="N", help="Processes to start; those that die are restarted [1].")
+@click.option("--drain", is_flag=True, help="Stop when the queues are empty.")
+@click.option("--role", metavar="ROLE", help="auto, leader or follower; a follower does no maintenance [auto].")
+@click.option("--grace", metavar="SPAN", help="How long running jobs may go on when the worker is stopped [30s].")
+@click.pass_obj
+def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int:
+    """Run jobs until told to stop.
+
+    SIGTERM, Ctrl-C or `holdfast worker stop` let running jobs finish within the grace, then give them back; a second
+    signal gives them back at once. What is not said here stands in the settings.
+    """
+    from holdfast.cli.loading import startup_explained
+    from holdfast.observe.logs import configure_logs
+    from holdfast.worker import run_worker, supervise
+
+    app = session.with_tasks("a worker", **said)
+    settings = app.settings
+    for warning in settings.warnings:
+        note(f"warning: {warning}")
+    recycled = settings.recycle_jobs is not None or settings.recycle_memory is not None
+    finish_logs = configure_logs(settings, app.events)
+    try:
+        # A child of the supervisor is told `--processes 1`: it must not become a supervisor itself.
+        if settings.processes > 1 or (recycled and said["processes"] is None):
+            return supervise(child_arguments(session, said, drain=drain), settings, app.events)
+        with startup_explained():
+            return run_worker(app, settings, drain=drain)
+    finally:
+        finish_logs()
+
+
+def child_arguments(session: Session, said: dict[str, str | None], *, drain: bool) -> list[str]:
+    """What a child process has to be told beside ``worker start``."""
+    told = {"app": session.app, "url": session.url, "config": session.config, **said}
+    told.pop("processes", None)
+    arguments = [word for name, value in told.items() if value is not None for word in (f"--{name}", value)]
+    return [*arguments, *(["--drain"] if drain else [])]
+
+
+@worker.command("list", examples=["holdfast worker list"])
+@click.pass_obj
+def worker_list(session: Session) -> None:
+    """List the worker processes: what they serve and do, and whether they are alive."""
+    with session.jobs() as app:
+        workers, now = app.sync.workers(), now_us(app)
+    if session.json:
+        print_json({"workers": [worker_document(each) for each in workers]})
+    else:
+        print_table(WORKER_COLUMNS, worker_rows(workers, now), empty="no workers")
+
+
+@worker.command(
+    "stop", examples=["holdfast worker stop", "holdfast worker stop --drain --wait", "holdfast worker stop w-7c1f"]
+)
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@click.option("--drain", is_flag=True, help="Let them empty their queues first.")
+@click.option("--wait", is_flag=True, help="Return when they have ended.")
+@click.option("--wait-for", metavar="SPAN", help="The same, but at most this long; then exit 75.")
+@click.pass_obj
+def worker_stop(session: Session, *, ids: tuple[str, ...], drain: bool, wait: bool, wait_for: str | None) -> None:
+    """Ask workers to stop, wherever they run: those named, or every living one."""
+    most = None if wait_for is None else parse_duration(wait_for, "wait-for").total_seconds()
+    with session.jobs() as app:
+        asked: list[str] = app.sync.stop_workers(list(ids) or None, drain=drain)
+        _check_all_asked(ids, asked)
+        if wait or most is not None:
+            _await_stopped(app, asked, most)
+    if session.json:
+        print_json({"asked": asked, "drain": drain})
+    else:
+        click.echo(f"{many(len(asked), 'worker')} asked to {'drain' if drain else 'stop'}" if asked else "no workers")
+
+
+def _check_all_asked(ids: Collection[str], asked: Collection[str]) -> None:
+    missing = [each for each in ids if each not in asked]
+    if missing:
+        also = f" ({', '.join(asked)} was asked)" if asked else ""
+        raise NotFound(f"there is no living worker {', '.join(missing)}{also}; see `holdfast worker list`")
+
+
+def _await_stopped(app: Holdfast, asked: list[str], most: float | None) -> None:
+    until = None if most is None else time.monotonic() + most
+    while left := _still_there(app, asked):
+        if until is not None and time.monotonic() >= until:
+            raise Unavailable(f"{', '.join(left)} still at work after {most:g} s; it goes on stopping")
+        time.sleep(_LOOK)
+
+
+def _still_there(app: Holdfast, asked: list[str]) -> list[str]:
+    workers: list[Any] = app.sync.workers()
+    return [each.pulse.worker for each in workers if each.alive and each.pulse.worker in asked]

@@ -1,0 +1,131 @@
+"""How long things take and when to go on. Which instant it *is* only a store knows (it owns time).
+
+``Clock`` is the interface; ``SystemClock`` is the real one; ``ManualClock`` stands still until a test moves it.
+A test hands the same ``ManualClock`` to the engine as its clock and to the store as its ``now``, so an hour of
+retries passes in milliseconds through the same code as production.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any, NamedTuple, Protocol
+
+
+class Clock(Protocol):
+    """Sleeping and measuring spans, both in seconds."""
+
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary start; never goes back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after ``seconds``."""
+        ...
+
+    async def bounded(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
+        """Run ``waiting`` to its end, but not longer than ``seconds``: then cancel it and return all the same."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    monotonic = staticmethod(time.monotonic)
+    sleep = staticmethod(asyncio.sleep)
+
+    async def bounded(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
+        """See ``Clock``."""
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                await waiting
+        except TimeoutError:
+            if not limit.expired():
+                raise
+
+
+class ManualClock:
+    """A clock that moves only by ``advance``. May be shared between threads and event loops.
+
+    Calling it gives the current instant in microseconds since 1970 UTC, which is what a store takes as ``now``.
+    """
+
+    def __init__(self, start_us: int = 1_924_992_000_000_000) -> None:  # 2031-01-01
+        self._now_us = start_us
+        self._sleepers: list[_Sleeper] = []
+        self._order = itertools.count()
+        self._lock = threading.Lock()
+
+    def __call__(self) -> int:
+        return self._now_us
+
+    def monotonic(self) -> float:
+        return self._now_us / 1e6
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+        with self._lock:
+            due = self._now_us + round(seconds * 1e6)
+            heapq.heappush(self._sleepers, _Sleeper(due, next(self._order), loop, woken, asyncio.current_task()))
+        await woken
+
+    async def bounded(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
+        work = asyncio.ensure_future(waiting)
+        limit = asyncio.ensure_future(self.sleep(seconds))
+        try:
+            await asyncio.wait([work, limit], return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            limit.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+
+    def advance(self, seconds: float) -> None:
+        """Move time forward and wake every sleeper that falls due, earliest first."""
+        with self._lock:
+            self._now_us += round(seconds * 1e6)
+            due = []
+            while self._sleepers and self._sleepers[0].due_us <= self._now_us:
+                due.append(heapq.heappop(self._sleepers))
+        for sleeper in due:
+            if not sleeper.loop.is_closed():
+                sleeper.loop.call_soon_threadsafe(_wake, sleeper.woken)
+
+    def next_wake(self) -> float | None:
+        """Seconds until the earliest sleeper falls due; None when nobody sleeps."""
+        with self._lock:
+            waiting = [sleeper for sleeper in self._sleepers if not sleeper.woken.done()]
+            heapq.heapify(waiting)
+            self._sleepers = waiting
+            return max(0.0, (waiting[0].due_us - self._now_us) / 1e6) if waiting else None
+
+    def sleeping(self, task: asyncio.Task[Any]) -> bool:
+        """Whether this task waits for this clock and for nothing else."""
+        with self._lock:
+            return any(sleeper.task is task and not sleeper.woken.done() for sleeper in self._sleepers)
+
+
+class _Sleeper(NamedTuple):
+    """One call of ``sleep``, ordered by when it is to be woken."""
+
+    due_us: int
+    order: int
+    loop: asyncio.AbstractEventLoop
+    woken: asyncio.Future[None]
+    task: asyncio.Task[Any] | None
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)

@@ -1,0 +1,158 @@
+"""Every error Holdfast raises, and what each face makes of it.
+
+HoldfastError                exit 1    HTTP 500   something went wrong in Holdfast itself
+├── Invalid                  exit 2    HTTP 422   a value we refuse: names the field, the value, the remedy
+│   └── TooLarge             exit 2    HTTP 413   over a size limit
+├── ConfigError              exit 78   HTTP 500   a setting, URL, module or file we cannot work with
+│   └── StoreMismatch        exit 78   HTTP 500   the file or database is not ours, or newer than this program
+├── NotFound                 exit 1    HTTP 404   no such job, queue, worker
+├── Conflict                 exit 1    HTTP 409   the state does not allow it
+│   └── LeaseLost            exit 1    HTTP 409   somebody else holds the job now; nothing was written
+├── Unavailable              exit 75   HTTP 503   the store is away or full; try again
+├── ForkedConnection         exit 1    HTTP 500   a store opened before fork() was used after it
+└── JobOutcome               exit 1    HTTP 200   raised by JobHandle.result()
+    ├── JobFailed                                 the job is dead
+    ├── JobCancelled                              the job was cancelled
+    └── ResultTimeout                             the job has not ended in time (also a TimeoutError)
+
+HandlerSignal                                     raised *by* a handler to say how its attempt ends
+├── RetryAfter(delay)                             failed; retry after exactly this delay
+├── Snooze(delay)                                 not a failure: run again later, the attempt is given back
+└── Dead(reason)                                  failed for good: no further attempt
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+_SHOWN = 64
+
+
+def shown(value: object) -> str:
+    """``value`` as an error message may show it: quoted, one line, at most 64 characters."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def as_timedelta(delay: float | timedelta, field: str = "delay") -> timedelta:
+    """``delay`` (seconds or a timedelta) as a timedelta; Invalid when negative, not finite or over 175 years."""
+    limit = timedelta(days=175 * 366)
+    try:
+        span = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Invalid(field, delay, "give seconds as a number, or a timedelta") from error
+    if isinstance(delay, bool) or not timedelta(0) <= span <= limit:
+        raise Invalid(field, delay, "give between 0 seconds and 175 years")
+    return span
+
+
+class HoldfastError(Exception):
+    """Base of every error on this page but the handler signals."""
+
+    exit_code = 1
+    http_status = 500
+
+
+class Invalid(HoldfastError):
+    """A value that is refused. Nothing was stored or changed."""
+
+    exit_code = 2
+    http_status = 422
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        super().__init__(f"{field}: {shown(value)} is not valid; {remedy}")
+        self.field = field
+        self.value = value
+        self.remedy = remedy
+
+
+class TooLarge(Invalid):
+    """A value over its size limit."""
+
+    http_status = 413
+
+
+class ConfigError(HoldfastError):
+    """A setting, URL, module or file that cannot be worked with."""
+
+    exit_code = 78
+
+
+class StoreMismatch(ConfigError):
+    """The file or database belongs to another program, is damaged, or was made by a newer Holdfast."""
+
+
+class NotFound(HoldfastError):
+    """There is no such job, queue or worker."""
+
+    http_status = 404
+
+
+class Conflict(HoldfastError):
+    """The state of the thing does not allow what was asked."""
+
+    http_status = 409
+
+
+class LeaseLost(Conflict):
+    """The lease was superseded or has expired: the write changed nothing."""
+
+
+class Unavailable(HoldfastError):
+    """The store cannot be reached, is busy or is full. Trying again later is right."""
+
+    exit_code = 75
+    http_status = 503
+
+
+class ForkedConnection(HoldfastError):
+    """A store opened before ``fork()`` was used in the child. Open it again in the child."""
+
+
+class JobOutcome(HoldfastError):
+    """A job did not end in success; ``job_id`` names it."""
+
+    http_status = 200
+
+    def __init__(self, job_id: str, message: str) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class JobFailed(JobOutcome):
+    """The job is dead: its last error is the message."""
+
+
+class JobCancelled(JobOutcome):
+    """The job was cancelled before it succeeded."""
+
+
+class ResultTimeout(JobOutcome, TimeoutError):
+    """The job had not ended when the wait for its result was over. The job goes on."""
+
+
+class HandlerSignal(Exception):
+    """What a handler raises to say how its attempt ends."""
+
+
+class RetryAfter(HandlerSignal):
+    """The attempt failed; try again after ``delay`` (seconds or timedelta), whatever the policy says.
+
+    The budget still counts: on the last attempt the job is dead.
+    """
+
+    def __init__(self, delay: float | timedelta, message: str = "") -> None:
+        self.delay = as_timedelta(delay)
+        super().__init__(message or f"retry after {self.delay}")
+
+
+class Snooze(HandlerSignal):
+    """Not a failure: run the job again after ``delay`` (seconds or timedelta). The attempt is given back."""
+
+    def __init__(self, delay: float | timedelta) -> None:
+        self.delay = as_timedelta(delay)
+        super().__init__(f"snoozed for {self.delay}")
+
+
+class Dead(HandlerSignal):
+    """The job cannot succeed: it is dead at once, with this message, however many attempts are left."""

@@ -1,0 +1,270 @@
+"""What can be observed, as records. Rooms emit; logs, metrics and traces subscribe. Nobody listening costs nothing.
+
+An event's ``name`` is what a log line calls it; ``level`` is the level a user expects it at.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import ClassVar
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Something that happened."""
+
+    name: ClassVar[str]
+    level: ClassVar[str] = "info"
+
+
+class JobCreated(Event, frozen=True, kw_only=True, gc=False):
+    """A job was stored."""
+
+    name: ClassVar[str] = "job_created"
+    level: ClassVar[str] = "debug"
+    job_id: str
+    job_type: str
+    queue: str
+
+
+class JobDuplicate(Event, frozen=True, kw_only=True, gc=False):
+    """A submission whose key or id already stood for a job."""
+
+    name: ClassVar[str] = "job_duplicate"
+    level: ClassVar[str] = "debug"
+    job_id: str
+    job_type: str
+    queue: str
+
+
+class LeaseAcquired(Event, frozen=True, kw_only=True, gc=False):
+    """A worker took a job."""
+
+    name: ClassVar[str] = "lease_acquired"
+    level: ClassVar[str] = "debug"
+    job_id: str
+    job_type: str
+    attempt: int
+    worker_id: str
+    locked_until: datetime | None
+
+
+class LeaseRejected(Event, frozen=True, kw_only=True, gc=False):
+    """Delivered ids that could not be claimed."""
+
+    name: ClassVar[str] = "lease_rejected"
+    level: ClassVar[str] = "debug"
+    count: int
+    worker_id: str
+
+
+class HandlerStart(Event, frozen=True, kw_only=True, gc=False):
+    """A job's handler is about to be called."""
+
+    name: ClassVar[str] = "handler_start"
+    level: ClassVar[str] = "debug"
+    job_id: str
+    job_type: str
+    attempt: int
+
+
+class JobSucceeded(Event, frozen=True, kw_only=True, gc=False):
+    """A job ended in success, and that is stored."""
+
+    name: ClassVar[str] = "job_succeeded"
+    level: ClassVar[str] = "debug"
+    job_id: str
+    job_type: str
+    attempt: int
+    seconds: float
+
+
+class JobFailed(Event, frozen=True, kw_only=True, gc=False):
+    """An attempt failed and will be retried."""
+
+    name: ClassVar[str] = "job_failed"
+    level: ClassVar[str] = "warning"
+    job_id: str
+    job_type: str
+    attempt: int
+    reason: str
+    error: str
+    retry_at: datetime | None
+    seconds: float
+
+
+class JobDead(Event, frozen=True, kw_only=True, gc=False):
+    """A job is dead: its last attempt failed, or no further one makes sense."""
+
+    name: ClassVar[str] = "job_dead"
+    level: ClassVar[str] = "error"
+    job_id: str
+    job_type: str
+    attempt: int
+    reason: str
+    error: str
+    seconds: float
+
+
+class JobCancelled(Event, frozen=True, kw_only=True, gc=False):
+    """A running job has stopped because an operator asked."""
+
+    name: ClassVar[str] = "job_cancelled"
+    job_id: str
+    job_type: str
+    attempt: int
+
+
+class JobReleased(Event, frozen=True, kw_only=True, gc=False):
+    """Given back without an attempt being counted: a stopping worker, or a snooze."""
+
+    name: ClassVar[str] = "job_released"
+    level: ClassVar[str] = "debug"
+    job_id: str
+    job_type: str
+    reason: str
+
+
+class RetryUnreadable(Event, frozen=True, kw_only=True, gc=False):
+    """A job's own retry policy cannot be read; its task's or the settings' is used."""
+
+    name: ClassVar[str] = "retry_unreadable"
+    level: ClassVar[str] = "warning"
+    job_id: str
+    job_type: str
+    error: str
+
+
+class JobUnstartable(Event, frozen=True, kw_only=True, gc=False):
+    """This worker could not even start the job (no descriptors, no memory) and gave it back."""
+
+    name: ClassVar[str] = "job_unstartable"
+    level: ClassVar[str] = "error"
+    job_id: str
+    job_type: str
+    error: str
+
+
+class LeaseLost(Event, frozen=True, kw_only=True, gc=False):
+    """This worker's write came too late: somebody else settled the job."""
+
+    name: ClassVar[str] = "lease_lost"
+    level: ClassVar[str] = "warning"
+    job_id: str
+    job_type: str
+    worker_id: str
+
+
+class SweepComplete(Event, frozen=True, kw_only=True, gc=False):
+    """A round of maintenance that found something to do."""
+
+    name: ClassVar[str] = "sweep_complete"
+    requeued: int
+    recovered: int
+    pruned: int
+
+
+class LoopBlocked(Event, frozen=True, kw_only=True, gc=False):
+    """A handler keeps the event loop from running anything else; ``stack`` is where."""
+
+    name: ClassVar[str] = "loop_blocked"
+    level: ClassVar[str] = "warning"
+    seconds: float
+    job_id: str | None
+    job_type: str | None
+    stack: str
+
+
+class StoreTrouble(Event, frozen=True, kw_only=True, gc=False):
+    """A store call failed; the loop that made it goes on trying."""
+
+    name: ClassVar[str] = "store_trouble"
+    level: ClassVar[str] = "error"
+    service: str
+    error: str
+    retry_in: float
+
+
+class WorkerStarted(Event, frozen=True, kw_only=True, gc=False):
+    """A worker process serves its queues."""
+
+    name: ClassVar[str] = "worker_started"
+    worker_id: str
+    queues: str
+    concurrency: int
+
+
+class WorkerStopping(Event, frozen=True, kw_only=True, gc=False):
+    """A worker process takes no more jobs."""
+
+    name: ClassVar[str] = "worker_stopping"
+    worker_id: str
+    reason: str
+
+
+class WorkerStopped(Event, frozen=True, kw_only=True, gc=False):
+    """A worker process has ended."""
+
+    name: ClassVar[str] = "worker_stopped"
+    worker_id: str
+    succeeded: int
+    failed: int
+    released: int
+
+
+class ChildEnded(Event, frozen=True, kw_only=True, gc=False):
+    """A worker process (or a child of the process executor) ended."""
+
+    name: ClassVar[str] = "child_ended"
+    level: ClassVar[str] = "warning"
+    pid: int
+    cause: str
+    restart_in: float | None
+
+
+class SettingsChanged(Event, frozen=True, kw_only=True, gc=False):
+    """A worker follows changed settings: new value by name."""
+
+    name: ClassVar[str] = "settings_changed"
+    changed: dict[str, str]
+
+
+Subscriber = Callable[[Event], None]
+
+
+class Events:
+    """Who listens to what. ``listens`` is cheap enough to ask once a batch on the hot path."""
+
+    def __init__(self) -> None:
+        self._subscribers: dict[type[Event], tuple[Subscriber, ...]] = {}
+
+    def subscribe(self, subscriber: Subscriber, *kinds: type[Event]) -> Callable[[], None]:
+        """Call ``subscriber`` for each event of these kinds; the returned function ends that."""
+        for kind in kinds:
+            self._subscribers[kind] = (*self._subscribers.get(kind, ()), subscriber)
+
+        def unsubscribe() -> None:
+            for kind in kinds:
+                left = tuple(each for each in self._subscribers.get(kind, ()) if each is not subscriber)
+                self._subscribers[kind] = left
+
+        return unsubscribe
+
+    def listens(self, kind: type[Event]) -> bool:
+        """Whether anybody wants events of this kind: ask before building many."""
+        return bool(self._subscribers.get(kind))
+
+    def emit(self, event: Event) -> None:
+        """Hand the event to its subscribers, in the order they came. One that raises is told of, and hurts nobody."""
+        for subscriber in self._subscribers.get(type(event), ()):
+            try:
+                subscriber(event)
+            except Exception:
+                logging.getLogger(__name__).exception("a subscriber to %s raised", event.name)
+
+
+KINDS: tuple[type[Event], ...] = tuple(Event.__subclasses__())
+"""Every kind of event there is."""

@@ -1,0 +1,43 @@
+"""Async handlers: driven inside the runner's own task, each in a context of its own.
+
+A task object per job would cost 5 µs and its cancellation another hop. Here the awaiting task itself steps the
+handler's coroutine, so ``asyncio.current_task()``, ``asyncio.timeout``, task groups and cancellation inside the handler
+work as if the handler had been awaited; only its context variables are its own.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import types
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+
+@types.coroutine
+def drive(coroutine: Coroutine[Any, Any, Value], context: contextvars.Context) -> Generator[Any, Any, Value]:
+    """Await ``coroutine`` with every one of its steps run in ``context``; its value or exception is ours.
+
+    Whatever the awaiting task throws in, ``CancelledError`` above all, is thrown into the coroutine. Nothing of
+    ``context`` is seen outside, and nothing that is set outside later is seen in it.
+    """
+    run = context.run
+    try:
+        awaited = run(coroutine.send, None)
+        while True:
+            # The throw stands outside the except block: else each error raised by the coroutine would carry the one
+            # thrown in as its context, whether it handled that or not.
+            thrown: BaseException | None = None
+            sent = None
+            try:
+                sent = yield awaited
+            except GeneratorExit:
+                run(coroutine.close)
+                raise
+            except BaseException as error:  # handed on, not handled
+                thrown = error
+            awaited = run(coroutine.send, sent) if thrown is None else run(coroutine.throw, thrown)
+    except StopIteration as done:
+        value: Value = done.value
+        return value

@@ -1,0 +1,195 @@
+"""THE BOUNDARY. What a store promises, in words; `tests/conformance` says it in code, once for all stores.
+
+Every store keeps these promises:
+
+1. What ``submit`` answered survives ``kill -9`` of anything at any instant.
+2. At most one live lease per job. A write under a lost or expired lease changes nothing and says so.
+3. Every claim grows ``claims``. ``attempts`` grows with each claim and is given back only by a refunding settlement.
+4. A job whose lease ran out is found by ``expired`` and can be settled by anyone, once.
+5. An idempotency key creates at most one job while it lives; every caller gets that job, losers of a race too.
+6. Within a queue: higher priority first, then earlier eligible time, then submission order.
+7. ``claim`` never delivers a job before its ``run_at``.
+8. A batch is one transaction: all of it or nothing. Answers come in the order of the questions.
+9. A store decides nothing. It applies transitions if their guard holds. One rule is its own, because only it can
+   see the flag in the same write: a settlement that is no ending (to failed, queued, scheduled, waiting) ends a job
+   whose cancellation was asked for as ``cancelled``.
+10. A store owns time. Callers hand over durations; instants come only from the store's own clock.
+
+Stores raise the errors of ``holdfast.errors`` and nothing of their drivers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from holdfast.job import (
+    Attempt,
+    Beat,
+    Claim,
+    Finding,
+    Job,
+    JobFilter,
+    Lease,
+    NewJob,
+    Operated,
+    Order,
+    Page,
+    Pulse,
+    QueueInfo,
+    Settled,
+    Settlement,
+    Submitted,
+    WorkerInfo,
+)
+
+T = TypeVar("T")
+
+Selection = Sequence[str] | JobFilter
+"""Which jobs an operation is for: ids, or everything a filter matches."""
+
+EVERY_QUEUE = "*"
+"""In ``claim``'s wants: every queue there is, served in turn."""
+
+
+class Store(Protocol):
+    """The durable source of truth."""
+
+    url: str
+    """As opened, without password."""
+
+    # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def open(self) -> None:
+        """Connect and check: ours, the right schema (migrating an old or empty one), safe to use. Idempotent."""
+
+    async def close(self) -> None:
+        """Finish what is under way and let go. Idempotent."""
+
+    async def migrate(self) -> list[str]:
+        """Bring the schema up to date; the names of the migrations that were applied, by opening the store too."""
+
+    def blocking(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run one of this store's calls for a caller without an event loop, as fast as this store can."""
+
+    # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store the jobs in one transaction and wake their queues' workers after it."""
+
+    async def claim(
+        self,
+        worker: str,
+        wants: Mapping[str, int],
+        *,
+        limit: int,
+        lease_for: timedelta,
+        suspects: int = 0,
+        alone: bool = False,
+        only: Sequence[str] | None = None,
+        promote: bool = True,
+    ) -> Claim:
+        """Take up to ``limit`` ready jobs, of each queue at most what it wants (queue → free slots).
+
+        ``suspects``: how many of them may be jobs whose last lease was lost (they must start at once, unbuffered).
+        ``alone``: take exactly one job that lost two or more leases in a row, and nothing beside it.
+        ``only``: just these ids (a transport delivered them). ``promote``: make due jobs of these queues ready first.
+        """
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        """Apply each settlement whose guard holds. Failed attempts are recorded; endings wake who awaits them."""
+
+    async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:
+        """Register the worker, extend its live leases, and say what became of each."""
+
+    async def leave(self, worker: str) -> None:
+        """The worker has stopped: forget it."""
+
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        """Return when one of the topics may have news, at the latest after ``timeout`` seconds.
+
+        Topics: ``queue:NAME`` or ``queue:*`` (something became ready), ``job:ID`` (it ended),
+        ``worker:ID`` (an order, or a cancellation of one of its jobs). May return early, never late.
+        """
+
+    # ── maintenance: bounded, safe from anyone at any time ────────────────────────────────────────────────────
+    async def promote(self, *, limit: int) -> int:
+        """Make due jobs of every queue ready; how many."""
+
+    async def expired(self, *, limit: int) -> list[Job]:
+        """Running jobs whose lease ran out. The remedy is ``settle``."""
+
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        """Delete jobs of each terminal state that ended longer ago than given, keys that outlived their job and
+        workers that fell silent long ago; how many jobs."""
+
+    # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
+    async def cancel(self, selection: Selection, *, limit: int = 1000) -> Operated:
+        """Cancel what waits; ask what runs to stop (its state stays ``running`` until its worker settles it)."""
+
+    async def replay(
+        self, selection: Selection, *, force: bool = False, payload: str | None = None, limit: int = 1000
+    ) -> Operated:
+        """Queue again with a new budget, error cleared, history kept. ``payload`` replaces the stored one."""
+
+    async def delete(self, selection: Selection, *, limit: int = 1000) -> Operated:
+        """Remove jobs that are not running, with their keys and history."""
+
+    async def pause(self, queue: str) -> None:
+        """No later claim takes a job of this queue."""
+
+    async def resume(self, queue: str) -> None:
+        """Undo ``pause``."""
+
+    async def order(self, order: Order, workers: Sequence[str] | None = None) -> list[str]:
+        """Tell these workers (None: every living one) to stop or drain; the ids that were told."""
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def get(self, job_id: str) -> Job | None: ...
+
+    async def by_key(self, key: str) -> Job | None: ...
+
+    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        """Newest first, by keyset: a page costs the same however deep."""
+
+    async def count(self, where: JobFilter) -> int: ...
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        """Attempts that did not succeed, oldest first."""
+
+    async def queues(self) -> list[QueueInfo]:
+        """Every queue that has jobs or was paused, by name."""
+
+    async def workers(self) -> list[WorkerInfo]: ...
+
+    # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def doctor(self) -> list[Finding]:
+        """What this store knows to check about itself: effective durability first."""
+
+    async def backup(self, path: str) -> None:
+        """A consistent copy while everything goes on."""
+
+    async def now_us(self) -> int:
+        """The store's clock."""
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """One statement with its parameters, for the caller's own connection."""
+
+    sql: str
+    parameters: Sequence[object]
+
+
+class Submission(msgspec.Struct, frozen=True):
+    """A submission as data: run each statement in order, fetch all its rows, hand them all to ``answer``."""
+
+    statements: list[Statement]
+    answer: Callable[[Sequence[Sequence[Sequence[object]]]], list[Submitted]]
+
+
+class TransactionalStore(Store, Protocol):
+    """A store whose jobs can be submitted inside a transaction the caller holds."""
+
+    def submission(self, jobs: Sequence[NewJob]) -> Submission:
+        """What to run. Nothing exists until the caller commits; rolled back means it never did."""

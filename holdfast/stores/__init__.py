@@ -1,0 +1,42 @@
+"""The stores. ``open_store`` picks one by URL; nothing above this room knows which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import unquote, urlsplit
+
+from holdfast.errors import ConfigError
+from holdfast.store import Store
+from holdfast.stores.sqlite.store import SQLiteStore
+from holdfast.stores.within import submit_within
+
+__all__ = ["open_store", "submit_within"]
+
+
+def open_store(url: str, *, now: Callable[[], int] | None = None) -> Store:
+    """The store behind ``url``, not yet opened. ``now`` replaces the store's clock; only tests give one.
+
+    ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` name a file.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme == "sqlite":
+        return SQLiteStore(_sqlite_path(url), now=now)
+    known = "sqlite:///file.db"
+    raise ConfigError(f"url: the scheme {scheme!r} is not known; give {known}")
+
+
+def _sqlite_path(url: str) -> str:
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    if parts.netloc:
+        raise ConfigError(
+            f"url: sqlite://{parts.netloc}… has a host; a file takes three slashes: sqlite:///{parts.netloc}{path}"
+        )
+    if parts.query or parts.fragment:
+        raise ConfigError("url: a sqlite URL takes no parameters; percent-encode ? and # in the file's name")
+    path = path.removeprefix("/")
+    if path in ("", ":memory:"):
+        raise ConfigError("url: a queue in memory would lose its jobs; name a file, as in sqlite:///holdfast.db")
+    if "\0" in path:
+        raise ConfigError("url: the file's name holds a NUL character; name another file")
+    return path

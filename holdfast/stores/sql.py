@@ -1,0 +1,58 @@
+"""What the SQL stores share: named statements and numbered migrations, read from plain `.sql` files."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources.abc import Traversable
+from typing import NamedTuple
+
+_PART = re.compile(r"^-- (name|fragment): (\w+)$", re.MULTILINE)
+_INCLUDE = re.compile(r"-- include: (\w+)$", re.MULTILINE)
+_NUMBERED = re.compile(r"^(\d{4})_\w+\.sql$")
+
+
+class Migration(NamedTuple):
+    """One step of the schema: append only, never edited once released."""
+
+    number: int
+    name: str
+    script: str
+
+
+def load_statements(source: Traversable) -> dict[str, str]:
+    """The statements of a file by name: a line ``-- name: claim`` starts one.
+
+    A line ``-- fragment: shown`` starts what several statements have in common; ``-- include: shown``, at
+    the end of a line, stands for it.
+    """
+    _, *parts = _PART.split(source.read_text(encoding="utf-8"))
+    kinds, names, texts = parts[::3], parts[1::3], [text.strip().removesuffix(";") for text in parts[2::3]]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{source.name} names {twice[0]} twice")
+    fragments = {name: text for kind, name, text in zip(kinds, names, texts, strict=True) if kind == "fragment"}
+
+    def included(line: re.Match[str]) -> str:
+        if line[1] not in fragments:
+            raise ValueError(f"{source.name} includes {line[1]}, which it does not define")
+        return fragments[line[1]]
+
+    return {
+        name: _INCLUDE.sub(included, text) for name, text in zip(names, texts, strict=True) if name not in fragments
+    }
+
+
+def load_migrations(directory: Traversable) -> list[Migration]:
+    """The migrations of a store in their order."""
+    found = []
+    for entry in directory.iterdir():
+        numbered = _NUMBERED.match(entry.name)
+        if numbered:
+            name = entry.name.removesuffix(".sql")
+            found.append(Migration(int(numbered[1]), name, entry.read_text(encoding="utf-8")))
+    return sorted(found)
+
+
+def split_script(script: str) -> list[str]:
+    """A migration's statements one by one, to run inside the caller's transaction. No ``;`` inside literals."""
+    bare = re.sub(r"--[^\n]*", "", script)
+    return [statement.strip() for statement in bare.split(";") if statement.strip()]

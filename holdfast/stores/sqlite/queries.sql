@@ -1,0 +1,393 @@
+-- Every statement of the SQLite store. Each batch is one JSON parameter, so that a verb is one round through the
+-- statement (and lets go of the interpreter lock once, not once a row). `+column` keeps the planner off an index that
+-- looks selective while few rows are in that state (PERFORMANCE lesson 10). No clock function: :now is a parameter.
+
+-- A fragment is no statement: it stands, once, for what several have in common.
+
+-- fragment: shown
+-- A job as a reader sees it: the fields of holdfast.job.Job in their order.
+json_array(
+    j.id, j.task, j.queue, coalesce(j.payload, (select p.payload from holdfast_payload p where p.seq = j.seq)),
+    j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at, j.created_at, json(j.options),
+    json_extract(
+        '["queued","scheduled","running","failed","waiting","succeeded","dead","cancelled"]', '$[' || j.state || ']'),
+    j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
+    case when j.keyed then (select k.key from holdfast_key k where k.job_id = j.id) end,
+    json(case when j.cancelling then 'true' else 'false' end))
+
+-- fragment: claimed
+-- The chosen rows of a claim, and their jobs as they will be once taken: the first fields of holdfast.job.Job.
+json_group_array(seq), json_group_array(json_array(
+    id, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = picked.seq)),
+    claims + 1, attempts + 1, max_attempts, -rank, losses, run_at, created_at, json(options)))
+
+-- fragment: matching
+-- What a filter says of a job; null leaves a condition out.
+(:states is null or +j.state in (select value from json_each(:states)))
+  and (:queue is null or +j.queue = :queue)
+  and (:tasks is null or j.task in (select value from json_each(:tasks)))
+  and (:tag is null or exists (select 1 from holdfast_tag t where t.tag = :tag and t.seq = j.seq))
+  and (:reason is null or j.reason = :reason)
+  and (:worker is null or j.worker = :worker)
+  and (:error is null or instr(j.error, :error) > 0)
+  and (:created_after is null or j.created_at > :created_after)
+  and (:created_before is null or j.created_at < :created_before)
+
+-- name: insert_job
+insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+on conflict (id) do nothing;
+
+-- name: insert_keyed_job
+-- Only if the key was won (or is this very job's already).
+insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options)
+select ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11
+where (select job_id from holdfast_key where key = ?12) = ?1
+on conflict (id) do nothing
+returning id;
+
+-- name: insert_single_job
+insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+on conflict (id) do nothing
+returning id;
+
+-- name: insert_payload
+-- changes(): only if the insert just before created the job; a resubmission adds nothing.
+insert into holdfast_payload (seq, payload)
+select seq, ?2 from holdfast_job where id = ?1 and payload is null and changes() > 0
+on conflict (seq) do nothing;
+
+-- name: insert_tag
+insert into holdfast_tag (tag, seq)
+select ?2, seq from holdfast_job where id = ?1 and changes() > 0
+on conflict do nothing;
+
+-- name: take_key
+-- A key is free once its job's row is gone and its own lifetime is over.
+insert into holdfast_key (key, job_id, keep_until) values (?1, ?2, ?3)
+on conflict (key) do update set job_id = excluded.job_id, keep_until = excluded.keep_until
+where coalesce(keep_until, 0) <= ?4 and not exists (select 1 from holdfast_job where id = holdfast_key.job_id);
+
+-- name: mark_keyed
+-- A known id submitted with a key: the key is this job's, and goes when it goes.
+update holdfast_job set keyed = 1
+where id = ?1 and keyed = 0 and (select job_id from holdfast_key where key = ?2) = ?1;
+
+-- name: key_owner
+select job_id from holdfast_key where key = ?;
+
+-- name: paused_queues
+select name from holdfast_queue where paused;
+
+-- name: next_ready_queue
+-- The first queue after :after with something to take: one index seek, however many queues there are.
+select min(queue) from (
+    select min(queue) as queue from holdfast_job where state = 0 and losses = 0 and queue > :after
+    union all
+    select min(queue) as queue from holdfast_job where state = 0 and losses = 1 and queue > :after
+    union all
+    select min(queue) as queue from holdfast_job where state = 0 and losses > 1 and queue > :after
+);
+
+-- name: any_ready
+select exists (select 1 from holdfast_job where state = 0 and losses = 0 and queue = :queue)
+    or exists (select 1 from holdfast_job where state = 0 and losses = 1 and queue = :queue)
+    or exists (select 1 from holdfast_job where state = 0 and losses > 1 and queue = :queue);
+
+-- name: any_due
+select exists (select 1 from holdfast_job where state in (1, 3) and queue = :queue and run_at <= :now);
+
+-- name: any_due_anywhere
+select exists (select 1 from holdfast_job where state in (1, 3) and run_at <= :now);
+
+-- name: promote_queue
+update holdfast_job set state = 0
+where seq in (
+    select seq from holdfast_job where state in (1, 3) and queue = :queue and run_at <= :now order by run_at limit :limit
+);
+
+-- name: promote_anywhere
+update holdfast_job set state = 0
+where seq in (select seq from holdfast_job where state in (1, 3) and run_at <= :now order by run_at limit :limit)
+returning queue;
+
+-- name: next_due
+select min(run_at) from holdfast_job where state in (1, 3) and queue = :queue;
+
+-- name: next_due_anywhere
+select min(run_at) from holdfast_job where state in (1, 3);
+
+-- name: pick_ready
+select -- include: claimed
+from (
+    select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
+    from holdfast_job where state = 0 and losses = 0 and queue = :queue
+    order by rank, run_at, seq limit :limit
+) picked;
+
+-- name: pick_suspect
+-- Lost its last lease. Not before a job of higher priority.
+select -- include: claimed
+from (
+    select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
+    from holdfast_job where state = 0 and losses = 1 and queue = :queue
+      and rank <= coalesce((select min(rank) from holdfast_job where state = 0 and losses = 0 and queue = :queue), rank)
+    order by rank, run_at, seq limit :limit
+) picked;
+
+-- name: pick_quarantined
+-- Lost two leases in a row: to be run alone.
+select -- include: claimed
+from (
+    select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
+    from holdfast_job where state = 0 and losses > 1 and queue = :queue
+    order by rank, run_at, seq limit :limit
+) picked;
+
+-- name: any_quarantined
+select exists (select 1 from holdfast_job where state = 0 and losses > 1 and queue = :queue);
+
+-- name: pick_only
+select -- include: claimed
+from (
+    select j.seq, j.id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
+    from json_each(:ids) d cross join holdfast_job j on j.id = d.value
+    where +j.state = 0 and j.losses <= :most
+      and (:queue is null or j.queue = :queue) and j.queue not in (select value from json_each(:excluded))
+    order by rank, run_at, j.seq limit :limit
+) picked;
+
+-- name: promote_only
+update holdfast_job set state = 0
+where id in (select value from json_each(:ids)) and +state in (1, 3) and +run_at <= :now;
+
+-- name: take
+update holdfast_job
+set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, lease_until = :until, started_at = :now
+where seq in (select value from json_each(:seqs));
+
+-- name: bury
+-- A claimed row that cannot be read.
+update holdfast_job
+set state = 6, reason = 'payload', error = :error, ended_at = :now, lease_until = null
+where seq = :seq;
+
+-- name: settle_succeeded
+update holdfast_job
+set state = 5, ended_at = :now, result = d.value ->> 2, lease_until = null, losses = 0, cancelling = 0,
+    reason = null, error = null
+from json_each(:settlements) d
+where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
+  and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now;
+
+-- name: settle_one
+-- What is no ending (:state < 5) becomes one when a cancellation was asked for: only this write can see the flag.
+update holdfast_job
+set state = case when cancelling and :state < 5 then 7 else :state end,
+    reason = case when cancelling and :state < 5 then 'cancelled' else :reason end,
+    error = case when :state = 5 then null else coalesce(:error, error) end,
+    result = :result,
+    run_at = case when :delay is null then run_at else :now + :delay end,
+    attempts = attempts - :refund,
+    losses = case when :expired then losses + 1 when :refund then losses else 0 end,
+    ended_at = case when :state >= 5 or cancelling then :now end,
+    cancelling = 0,
+    lease_until = null
+where id = :id and +claims = :claims and +state = 2 and (+lease_until <= :now) = :expired
+returning seq, state, run_at, started_at, attempts, worker, queue;
+
+-- name: standing
+select state, run_at from holdfast_job where id = :id;
+
+-- name: insert_attempt
+insert into holdfast_attempt (job_seq, claims, attempt, worker, started_at, ended_at, state, reason, error, traceback)
+values (:seq, :claims, :attempt, :worker, :started_at, :now, :state, :reason, :error, :traceback)
+on conflict do nothing;
+
+-- name: extend_leases
+update holdfast_job set lease_until = :until
+from json_each(:leases) d
+where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
+  and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now;
+
+-- name: standing_leases
+select j.lease_until, j.cancelling
+from json_each(:leases) d
+left join holdfast_job j on j.id = d.value ->> 0 and +j.claims = d.value ->> 1 and +j.state = 2
+order by d.key;
+
+-- name: upsert_worker
+insert into holdfast_worker
+    (id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until)
+values
+    (:worker, :host, :pid, :queues, :concurrency, :running, :succeeded, :failed, :now, :now, :until)
+on conflict (id) do update set
+    queues = excluded.queues, concurrency = excluded.concurrency, running = excluded.running,
+    succeeded = excluded.succeeded, failed = excluded.failed, seen_at = excluded.seen_at,
+    alive_until = excluded.alive_until
+returning ordered;
+
+-- name: delete_worker
+delete from holdfast_worker where id = :worker;
+
+-- name: expired
+select -- include: shown
+from holdfast_job j where j.state = 2 and j.lease_until <= :now order by j.lease_until limit :limit;
+
+-- name: prune_jobs
+select seq, id, keyed from holdfast_job
+where state >= 5 and state = :state and ended_at <= :before order by ended_at limit :limit;
+
+-- name: delete_jobs
+delete from holdfast_job where seq in (select value from json_each(:seqs));
+
+-- name: delete_keys_of
+-- Deleting a job frees its key; pruning leaves it until its own lifetime is over.
+delete from holdfast_key
+where job_id in (select value from json_each(:ids)) and coalesce(keep_until, 0) <= :before;
+
+-- name: outlived_keys
+-- Their lifetime is over and their job's row is not: from now on they die with it, and no sweep meets them again.
+update holdfast_key set keep_until = null
+where key in (
+    select key from holdfast_key
+    where keep_until <= :now and exists (select 1 from holdfast_job where id = holdfast_key.job_id) limit :limit
+);
+
+-- name: prune_keys
+delete from holdfast_key where key in (
+    select key from holdfast_key
+    where keep_until <= :now and not exists (select 1 from holdfast_job where id = holdfast_key.job_id) limit :limit
+);
+
+-- name: prune_workers
+delete from holdfast_worker where alive_until <= :before;
+
+-- name: cancel_unstarted
+update holdfast_job
+set state = 7, reason = 'cancelled', error = coalesce(error, 'cancelled'), ended_at = :now, losses = 0
+where id in (select value from json_each(:ids)) and +state in (0, 1, 3, 4)
+returning id;
+
+-- name: cancel_running
+update holdfast_job set cancelling = 1
+where id in (select value from json_each(:ids)) and +state = 2
+returning id, worker;
+
+-- name: replay
+update holdfast_job
+set state = 0, attempts = 0, losses = 0, reason = null, error = null, result = null, ended_at = null,
+    run_at = :now, payload = coalesce(:payload, payload)
+where id in (select value from json_each(:ids)) and (+state in (3, 6, 7) or (:force and +state = 5))
+returning id, queue;
+
+-- name: drop_payload
+delete from holdfast_payload where seq = (select seq from holdfast_job where id = :id);
+
+-- name: clear_inline_payload
+update holdfast_job set payload = null where id = :id;
+
+-- name: deletable
+select seq, id, state from holdfast_job where id in (select value from json_each(:ids)) and +state <> 2;
+
+-- name: choose
+-- Oldest first. Operations by filter go through the table in its own order; they are rare and bounded.
+select j.id from holdfast_job j
+where (j.cancelling = 0 or not :unasked) and -- include: matching
+order by seq limit :limit;
+
+-- name: choose_again
+-- Those of the chosen that the filter still matches, now that nobody else writes.
+select j.id from json_each(:ids) d cross join holdfast_job j on j.id = d.value
+where (j.cancelling = 0 or not :unasked) and -- include: matching
+order by d.key;
+
+-- name: states_of
+select id, state from holdfast_job where id in (select value from json_each(:ids));
+
+-- name: set_paused
+insert into holdfast_queue (name, paused) values (:queue, :paused)
+on conflict (name) do update set paused = excluded.paused;
+
+-- name: order_workers
+update holdfast_worker set ordered = :order
+where alive_until > :now and (:workers is null or id in (select value from json_each(:workers)))
+returning id;
+
+-- name: get
+select -- include: shown
+from holdfast_job j where j.id = :id;
+
+-- name: find
+select j.seq, -- include: shown
+from holdfast_job j
+where j.seq < :before and -- include: matching
+order by seq desc limit :limit;
+
+-- name: find_ended
+-- The same for one of the states dead and cancelled, through their own index: they are few among millions.
+select j.seq, -- include: shown
+from holdfast_job j
+where j.state > 5 and j.state = :state and j.seq < :before and -- include: matching
+order by seq desc limit :limit;
+
+-- name: count
+select count(*) from holdfast_job j
+where -- include: matching
+;
+
+-- name: attempts
+select json_array(
+    claims, attempt, worker, started_at, ended_at,
+    json_extract('["queued","scheduled","running","failed","waiting","succeeded","dead","cancelled"]', '$[' || state || ']'),
+    reason, error, traceback)
+from holdfast_attempt where job_seq = (select seq from holdfast_job where id = :id) order by claims;
+
+-- name: queue_states
+select queue, state, count(*) from holdfast_job group by queue, state;
+
+-- name: oldest_ready
+-- The first of each priority in use, found by skipping from one to the next: two seeks each, however many jobs there are.
+with recursive
+    ready (rank) as (
+        select min(rank) from holdfast_job where state = 0 and losses = 0 and queue = :queue
+        union all
+        select (select min(j.rank) from holdfast_job j
+                where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank > ready.rank)
+        from ready where ready.rank is not null),
+    suspect (rank) as (
+        select min(rank) from holdfast_job where state = 0 and losses = 1 and queue = :queue
+        union all
+        select (select min(j.rank) from holdfast_job j
+                where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank > suspect.rank)
+        from suspect where suspect.rank is not null),
+    quarantined (rank) as (
+        select min(rank) from holdfast_job where state = 0 and losses > 1 and queue = :queue
+        union all
+        select (select min(j.rank) from holdfast_job j
+                where j.state = 0 and j.losses > 1 and j.queue = :queue and j.rank > quarantined.rank)
+        from quarantined where quarantined.rank is not null)
+select min(run_at) from (
+    select (select min(j.run_at) from holdfast_job j
+            where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank = ready.rank) as run_at
+    from ready
+    union all
+    select (select min(j.run_at) from holdfast_job j
+            where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank = suspect.rank) as run_at
+    from suspect
+    union all
+    select (select min(j.run_at) from holdfast_job j
+            where j.state = 0 and j.losses > 1 and j.queue = :queue and j.rank = quarantined.rank) as run_at
+    from quarantined
+);
+
+-- name: known_queues
+select name, paused from holdfast_queue;
+
+-- name: workers
+select id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until, ordered
+from holdfast_worker order by started_at;
+
+-- name: stuck
+select count(*) from holdfast_job where state = 2 and lease_until <= :before;

@@ -1,0 +1,138 @@
+"""Reading: on a connection of its own, so that no reader ever waits for a writer."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from datetime import timedelta
+
+import msgspec
+
+from holdfast.errors import Invalid
+from holdfast.job import (
+    TERMINAL,
+    Attempt,
+    Job,
+    JobFilter,
+    JobState,
+    Order,
+    Page,
+    Pulse,
+    QueueInfo,
+    WorkerInfo,
+)
+from holdfast.stores.sqlite.rows import CODES, STATES, filter_parameters, read_job
+
+_decode_attempt = msgspec.json.Decoder(Attempt).decode
+_NEWEST = 1 << 62
+
+
+class Read:
+    """The verbs, over the store's named statements."""
+
+    def __init__(self, statements: Mapping[str, str]) -> None:
+        self._sql = statements
+
+    def get(self, reader: sqlite3.Connection, job_id: str) -> Job | None:
+        """One job by id."""
+        row = reader.execute(self._sql["get"], {"id": job_id}).fetchone()
+        return None if row is None else read_job(row[0])
+
+    def by_key(self, reader: sqlite3.Connection, key: str) -> Job | None:
+        """The job a key stands for."""
+        owner = reader.execute(self._sql["key_owner"], (key,)).fetchone()
+        return None if owner is None else self.get(reader, owner[0])
+
+    def find(self, reader: sqlite3.Connection, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
+        """A page of jobs, newest first; the cursor is the place in the order of submission."""
+        before = _NEWEST if cursor is None else _place(cursor)
+        values = filter_parameters(where) | {"before": before, "limit": limit + 1}
+        # Dead letters are few among millions, and found by their index; successes are many, and soon met.
+        if where.states and set(where.states) <= {JobState.DEAD, JobState.CANCELLED}:
+            each = [reader.execute(self._sql["find_ended"], values | {"state": CODES[s]}) for s in set(where.states)]
+            rows = sorted((row for found in each for row in found), key=lambda row: -row[0])[: limit + 1]
+        else:
+            rows = reader.execute(self._sql["find"], values).fetchall()
+        more = len(rows) > limit
+        return Page(
+            jobs=[read_job(shown) for _, shown in rows[:limit]],
+            cursor=str(rows[limit - 1][0]) if more else None,
+        )
+
+    def count(self, reader: sqlite3.Connection, where: JobFilter) -> int:
+        """How many jobs match."""
+        (number,) = reader.execute(self._sql["count"], filter_parameters(where)).fetchone()
+        return int(number)
+
+    def attempts(self, reader: sqlite3.Connection, job_id: str) -> list[Attempt]:
+        """The attempts of a job that did not succeed."""
+        return [_decode_attempt(shown) for (shown,) in reader.execute(self._sql["attempts"], {"id": job_id})]
+
+    def queues(self, reader: sqlite3.Connection, now_us: int) -> list[QueueInfo]:
+        """Every queue with its counts."""
+        paused = {name: bool(flag) for name, flag in reader.execute(self._sql["known_queues"])}
+        states: dict[str, dict[str, int]] = {name: {} for name, flag in paused.items() if flag}
+        for queue, code, number in reader.execute(self._sql["queue_states"]):
+            states.setdefault(queue, {})[STATES[code].value] = number
+        return [
+            QueueInfo(
+                name=name,
+                paused=paused.get(name, False),
+                states=counted,
+                oldest_ready=self._oldest_ready(reader, name, now_us),
+            )
+            for name, counted in sorted(states.items())
+        ]
+
+    def _oldest_ready(self, reader: sqlite3.Connection, queue: str, now_us: int) -> timedelta | None:
+        (run_at,) = reader.execute(self._sql["oldest_ready"], {"queue": queue}).fetchone()
+        return None if run_at is None else timedelta(microseconds=max(0, now_us - run_at))
+
+    def workers(self, reader: sqlite3.Connection, now_us: int) -> list[WorkerInfo]:
+        """Every registered worker, the longest running first."""
+        return [
+            WorkerInfo(
+                pulse=Pulse(
+                    worker=worker,
+                    host=host,
+                    pid=pid,
+                    queues=queues,
+                    concurrency=concurrency,
+                    running=running,
+                    succeeded=succeeded,
+                    failed=failed,
+                ),
+                started_at_us=started_at,
+                seen_at_us=seen_at,
+                alive=alive_until > now_us,
+                order=Order(ordered),
+            )
+            for (
+                worker,
+                host,
+                pid,
+                queues,
+                concurrency,
+                running,
+                succeeded,
+                failed,
+                started_at,
+                seen_at,
+                alive_until,
+                ordered,
+            ) in reader.execute(self._sql["workers"])
+        ]
+
+    def over(self, reader: sqlite3.Connection, job_ids: list[str]) -> bool:
+        """Whether one of these jobs has ended, or is gone."""
+        for job_id in job_ids:
+            standing = reader.execute(self._sql["standing"], {"id": job_id}).fetchone()
+            if standing is None or STATES[standing[0]] in TERMINAL:
+                return True
+        return False
+
+
+def _place(cursor: str) -> int:
+    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
+        raise Invalid("cursor", cursor, "give the cursor of an earlier page, unchanged")
+    return int(cursor)

@@ -1,0 +1,91 @@
+"""Between rows and nouns: state codes, JSON shapes, microseconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import timedelta
+
+import msgspec
+
+from holdfast.job import MICROSECOND, Job, JobFilter, JobState, NewJob, microseconds
+
+CODES = {
+    JobState.QUEUED: 0,
+    JobState.SCHEDULED: 1,
+    JobState.RUNNING: 2,
+    JobState.FAILED: 3,
+    JobState.WAITING: 4,
+    JobState.SUCCEEDED: 5,
+    JobState.DEAD: 6,
+    JobState.CANCELLED: 7,
+}
+STATES = tuple(CODES)
+"""State by code."""
+
+INLINE_PAYLOAD = 256
+"""Characters of a payload kept in the job's own row; a longer one has a row of its own (1.5 times faster at 1 kB)."""
+
+decode_jobs = msgspec.json.Decoder(list[Job]).decode
+decode_raw = msgspec.json.Decoder(list[msgspec.Raw]).decode
+decode_seqs = msgspec.json.Decoder(list[int]).decode
+decode_job = msgspec.json.Decoder(Job).decode
+
+
+def read_job(shown: str) -> Job:
+    """A job as a reader is shown it. Of a row another program spoiled, what cannot be read is left out."""
+    try:
+        return decode_job(shown)
+    except msgspec.MsgspecError:
+        fields = json.loads(shown)
+        options, payload = Job.__struct_fields__.index("options"), Job.__struct_fields__.index("payload")
+        fields[options], fields[payload] = None, fields[payload] or "null"
+        return msgspec.convert(fields, Job)
+
+
+encode_json = msgspec.json.Encoder().encode
+
+
+def as_json(values: Iterable[object]) -> str:
+    """A batch as one statement parameter. The standard module: it keeps lone surrogates apart and integers exact."""
+    return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
+
+
+def span_us(span: timedelta) -> int:
+    """A duration in microseconds."""
+    return span // MICROSECOND
+
+
+def job_row(job: NewJob, now_us: int) -> tuple[object, ...]:
+    """The parameters of the insert statements, in their order."""
+    run_at = job.run_at_us
+    if run_at is None:
+        run_at = now_us if job.delay is None else now_us + span_us(job.delay)
+    return (
+        job.id,
+        job.queue,
+        job.task,
+        job.payload if len(job.payload) <= INLINE_PAYLOAD else None,
+        0 if run_at <= now_us else 1,
+        -job.priority,
+        run_at if run_at > now_us or job.run_at_us is None else now_us,
+        now_us,
+        job.max_attempts,
+        0 if job.key is None else 1,
+        None if job.options is None else encode_json(job.options).decode(),
+    )
+
+
+def filter_parameters(where: JobFilter) -> dict[str, object]:
+    """A filter as the parameters of ``find`` and ``count``; None leaves a condition out."""
+    return {
+        "states": as_json(CODES[state] for state in where.states) if where.states else None,
+        "queue": where.queue,
+        "tasks": as_json(where.tasks) if where.tasks else None,
+        "tag": where.tag,
+        "reason": where.reason,
+        "worker": where.worker,
+        "error": where.error,
+        "created_after": None if where.created_after is None else microseconds(where.created_after),
+        "created_before": None if where.created_before is None else microseconds(where.created_before),
+    }

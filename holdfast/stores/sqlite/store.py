@@ -1,0 +1,331 @@
+"""The SQLite store: one file, any number of processes on one host. Composes its verb families; see ``writer.py``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from holdfast.errors import ForkedConnection, HoldfastError
+from holdfast.job import (
+    Attempt,
+    Beat,
+    Claim,
+    Finding,
+    Job,
+    JobFilter,
+    JobState,
+    Lease,
+    NewJob,
+    Operated,
+    Order,
+    Page,
+    Pulse,
+    QueueInfo,
+    Settled,
+    Settlement,
+    Submitted,
+    WorkerInfo,
+)
+from holdfast.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
+from holdfast.portal import drive, running_loop
+from holdfast.store import Selection, Submission
+from holdfast.stores.sql import load_migrations, load_statements
+from holdfast.stores.sqlite import care
+from holdfast.stores.sqlite.connection import check_owner, check_place, connect, create_private, translated
+from holdfast.stores.sqlite.hot import Hot, Wish
+from holdfast.stores.sqlite.operate import Chosen, Operate, named
+from holdfast.stores.sqlite.read import Read
+from holdfast.stores.sqlite.wake import Wakes
+from holdfast.stores.sqlite.writer import Transaction, Writer
+
+T = TypeVar("T")
+
+_FORKED = "this store was opened before fork(); make another one in the child process"
+
+
+class SQLiteStore:
+    """A store in one file. ``now`` (microseconds since 1970) replaces the host's clock; only tests give one."""
+
+    def __init__(self, path: str, *, now: Callable[[], int] | None = None) -> None:
+        self.path = os.path.realpath(path)  # links resolved: all of us lock the same files
+        self.url = f"sqlite:///{self.path}"
+        self._now = now or _host_clock
+        here = files("holdfast.stores.sqlite")
+        self._sql = load_statements(here / "queries.sql")
+        self._migrations = load_migrations(here / "migrations")
+        self._hot = Hot(self._sql)
+        self._operate = Operate(self._sql)
+        self._read = Read(self._sql)
+        self._opened: _Opened | None = None
+        self._lock = threading.Lock()
+
+    # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def open(self) -> None:
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._opening()
+            elif self._opened.forked:
+                raise ForkedConnection(_FORKED)
+
+    def _opening(self) -> _Opened:
+        check_place(self.path)
+        with translated(self.path):
+            create_private(self.path)
+            check_owner(self.path)
+            opened = _Opened(self.path, self._now)
+            try:
+                if not opened.reader.look(lambda reader: care.is_current(reader, self._migrations)):
+                    opened.migrated = opened.writer.write(self._migrating)
+            except BaseException:
+                opened.close()
+                raise
+        return opened
+
+    def _migrating(self, transaction: Transaction) -> list[str]:
+        return care.migrate(transaction.connection, self._migrations, self.path)
+
+    async def close(self) -> None:
+        with self._lock:
+            opened, self._opened = self._opened, None
+        if opened is not None and not opened.forked:
+            opened.close()
+
+    async def migrate(self) -> list[str]:
+        opened = self._open
+        applied, opened.migrated = opened.migrated, []
+        return applied + await opened.writer.call(self._migrating)
+
+    def blocking(self, call: Coroutine[Any, Any, T]) -> T:
+        return drive(call)
+
+    @property
+    def _open(self) -> _Opened:
+        opened = self._opened
+        if opened is None:
+            raise HoldfastError("this store is not open; await open() first, or use the application as a context")
+        if opened.forked:
+            raise ForkedConnection(_FORKED)
+        return opened
+
+    async def _reading(self, look: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``look`` on the reader: in its own thread beside an event loop, right here otherwise."""
+        opened = self._open
+        loop = running_loop()
+        if loop is None:
+            return opened.reader.look(look)
+        return await loop.run_in_executor(opened.readers, opened.reader.look, look)
+
+    # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        if not jobs:
+            return []
+        return await self._open.writer.call(lambda transaction: self._hot.submit(transaction, jobs))
+
+    async def claim(
+        self,
+        worker: str,
+        wants: Mapping[str, int],
+        *,
+        limit: int,
+        lease_for: timedelta,
+        suspects: int = 0,
+        alone: bool = False,
+        only: Sequence[str] | None = None,
+        promote: bool = True,
+    ) -> Claim:
+        wish = Wish(worker, wants, limit, lease_for, suspects, alone, only, promote)
+        opened = self._open
+        return await opened.writer.call(
+            lambda transaction: self._hot.claim(transaction, wish),
+            # Delivered ids are worth a look at the rows themselves: refused ones must be counted.
+            None
+            if only is not None
+            else lambda: opened.glance.look(lambda reader: self._hot.look(reader, wish, self._now())),
+        )
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        if not settlements:
+            return []
+        return await self._open.writer.call(lambda transaction: self._hot.settle(transaction, settlements))
+
+    async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:
+        return await self._open.writer.call(
+            lambda transaction: self._hot.beat(transaction, pulse, leases, lease_for=lease_for)
+        )
+
+    async def leave(self, worker: str) -> None:
+        await self._open.writer.call(lambda transaction: self._operate.leave(transaction, worker))
+
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        opened = self._open
+        awaited = [topic.removeprefix("job:") for topic in topics if topic.startswith("job:")]
+
+        def settled() -> bool:
+            return bool(awaited) and opened.glance.look(lambda reader: self._read.over(reader, awaited))
+
+        if running_loop() is None:
+            opened.wakes.wait_here(topics, timeout, settled)
+        else:
+            await opened.wakes.wait(topics, timeout, settled)
+
+    def submission(self, jobs: Sequence[NewJob]) -> Submission:
+        return self._hot.submission(jobs, self._now())
+
+    # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
+    async def promote(self, *, limit: int) -> int:
+        return await self._open.writer.call(lambda transaction: self._operate.promote(transaction, limit=limit))
+
+    async def expired(self, *, limit: int) -> list[Job]:
+        now_us = self._now()
+        return await self._reading(lambda reader: self._operate.expired(reader, now_us, limit=limit))
+
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        return await self._open.writer.call(
+            lambda transaction: self._operate.prune(transaction, ended_for, limit=limit)
+        )
+
+    # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
+    async def cancel(self, selection: Selection, *, limit: int = 1000) -> Operated:
+        chosen = await self._chosen(selection, CANCELLABLE, limit, unasked=True)
+        return await self._operated(chosen, lambda transaction: self._operate.cancel(transaction, chosen))
+
+    async def replay(
+        self, selection: Selection, *, force: bool = False, payload: str | None = None, limit: int = 1000
+    ) -> Operated:
+        chosen = await self._chosen(selection, REPLAYABLE | {JobState.SUCCEEDED} if force else REPLAYABLE, limit)
+        return await self._operated(
+            chosen, lambda transaction: self._operate.replay(transaction, chosen, force=force, payload=payload)
+        )
+
+    async def delete(self, selection: Selection, *, limit: int = 1000) -> Operated:
+        chosen = await self._chosen(selection, DELETABLE, limit)
+        return await self._operated(chosen, lambda transaction: self._operate.delete(transaction, chosen))
+
+    async def _chosen(
+        self, selection: Selection, legal: frozenset[JobState], limit: int, *, unasked: bool = False
+    ) -> Chosen:
+        if not isinstance(selection, JobFilter):
+            return named(selection, limit)
+        return await self._reading(
+            lambda reader: self._operate.choose(reader, selection, legal, limit, unasked=unasked)
+        )
+
+    async def _operated(self, chosen: Chosen, operation: Callable[[Transaction], Operated]) -> Operated:
+        return await self._open.writer.call(operation) if chosen.ids else Operated([], [])
+
+    async def pause(self, queue: str) -> None:
+        await self._open.writer.call(lambda transaction: self._operate.pause(transaction, queue, paused=True))
+
+    async def resume(self, queue: str) -> None:
+        await self._open.writer.call(lambda transaction: self._operate.pause(transaction, queue, paused=False))
+
+    async def order(self, order: Order, workers: Sequence[str] | None = None) -> list[str]:
+        return await self._open.writer.call(lambda transaction: self._operate.order(transaction, order, workers))
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def get(self, job_id: str) -> Job | None:
+        return await self._reading(lambda reader: self._read.get(reader, job_id))
+
+    async def by_key(self, key: str) -> Job | None:
+        return await self._reading(lambda reader: self._read.by_key(reader, key))
+
+    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        return await self._reading(lambda reader: self._read.find(reader, where, limit=limit, cursor=cursor))
+
+    async def count(self, where: JobFilter) -> int:
+        return await self._reading(lambda reader: self._read.count(reader, where))
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        return await self._reading(lambda reader: self._read.attempts(reader, job_id))
+
+    async def queues(self) -> list[QueueInfo]:
+        return await self._reading(lambda reader: self._read.queues(reader, self._now()))
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await self._reading(lambda reader: self._read.workers(reader, self._now()))
+
+    # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def doctor(self) -> list[Finding]:
+        connection, now_us = self._open.writer.connection, self._now()
+        return await _aside(lambda: care.examine(connection, self._sql, self.path, now_us))
+
+    async def backup(self, path: str) -> None:
+        _ = self._open  # or an error
+        await _aside(lambda: care.copy(self.path, path))
+
+    async def now_us(self) -> int:
+        return self._now()
+
+
+class _Reader:
+    """A reading connection that threads take turns on."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._connection = connect(path)
+        self._turn = threading.Lock()
+
+    def look(self, look: Callable[[sqlite3.Connection], T]) -> T:
+        """What ``look`` sees."""
+        with self._turn, translated(self._path):
+            return look(self._connection)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Opened:
+    """What an open store holds, and lets go of together."""
+
+    def __init__(self, path: str, now: Callable[[], int]) -> None:
+        self.forked = False
+        self.migrated: list[str] = []  # what opening applied, for who asks
+        self.reader = _Reader(path)  # for whatever takes its time
+        self.glance = _Reader(path)  # for looks of microseconds on the way to a claim or a wait, never behind the other
+        self.readers = ThreadPoolExecutor(1, thread_name_prefix="holdfast-reader")
+        self.wakes = Wakes(path, self._version)
+        self.writer = Writer(path, now, self.wakes)
+        _mark_in_children(self)
+
+    def _version(self) -> int:
+        return self.writer.version()
+
+    def close(self) -> None:
+        self.writer.close()
+        self.wakes.close()
+        self.readers.shutdown()
+        self.reader.close()
+        self.glance.close()
+
+
+async def _aside(work: Callable[[], T]) -> T:
+    """Run what reads a whole file: on a thread of its own beside an event loop, right here otherwise."""
+    if running_loop() is None:
+        return work()
+    return await asyncio.to_thread(work)
+
+
+def _mark_in_children(opened: _Opened) -> None:
+    """A connection used across fork() commits the parent's open transaction: children are told not to."""
+    reference = weakref.ref(opened)
+
+    def mark() -> None:
+        inherited = reference()
+        if inherited is not None and not inherited.forked:
+            inherited.forked = True
+            inherited.writer.abandon()
+
+    os.register_at_fork(after_in_child=mark)
+
+
+def _host_clock() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,309 @@
+"""The one who writes: group commit, in turn with other processes, checkpoints included.
+
+Callers with an event loop hand an operation to the writer's thread; what has gathered while the last commit was under
+way shares the next transaction. Callers without one write in their own thread: a hop to another would cost more than
+the commit. Either way an operation runs inside one BEGIN IMMEDIATE … COMMIT and its answer is given after the commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, TypeVar
+
+from holdfast.errors import HoldfastError, StoreMismatch, Unavailable
+from holdfast.portal import running_loop
+from holdfast.stores.sqlite.connection import BUSY_SECONDS, DRIVER_ERRORS, connect, translate
+from holdfast.stores.sqlite.turnstile import Turnstile
+from holdfast.stores.sqlite.wake import Wakes
+
+T = TypeVar("T")
+
+_GONE = -1  # the inode of a file that is not there
+_GROUP = 200  # operations that may share a transaction
+_CHECKPOINT_PAGES = 1000  # written to the log, by a rough count, before they are copied into the file
+_PAGES_PER_COMMIT, _ROWS_PER_PAGE = 4, 8  # the rough count: what a commit costs beside its rows, and rows on a page
+
+
+class Transaction:
+    """What an operation may use: the connection, one instant for all of it, and who is to hear of it."""
+
+    __slots__ = ("connection", "ended", "now_us", "topics")
+
+    def __init__(self, connection: sqlite3.Connection, now_us: int) -> None:
+        self.connection = connection
+        self.now_us = now_us
+        self.topics: set[str] = set()
+        self.ended: list[str] = []  # ids of jobs that reached a terminal state
+
+    def tell(self, topic: str) -> None:
+        """After the commit, wake who waits for this topic."""
+        self.topics.add(topic)
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Undo what happened inside if it raises, and nothing else of the transaction."""
+        self.connection.execute("savepoint careful")
+        try:
+            yield
+        except BaseException:
+            self.connection.execute("rollback to careful")
+            self.connection.execute("release careful")
+            raise
+        self.connection.execute("release careful")
+
+
+Operation = Callable[[Transaction], T]
+Look = Callable[[], T | None]
+
+
+class _Pending(Generic[T]):
+    """An operation on its way through the writer's thread."""
+
+    __slots__ = ("error", "future", "look", "loop", "operation", "result")
+
+    def __init__(self, operation: Operation[T], look: Look[T] | None, loop: asyncio.AbstractEventLoop) -> None:
+        self.operation = operation
+        self.look = look
+        self.loop = loop
+        self.future: asyncio.Future[T] = loop.create_future()
+        self.result: T | None = None
+        self.error: Exception | None = None
+
+
+class Writer:
+    """The write connection of one open store."""
+
+    def __init__(self, path: str, now: Callable[[], int], wakes: Wakes) -> None:
+        self._path = path
+        self._now = now
+        self._wakes = wakes
+        self.connection = connect(path)
+        self._file, self._log = _inode(path), _GONE
+        self._turnstile = Turnstile(path)
+        self._own = threading.Lock()  # the connection is one: this process's threads take turns on it
+        self._pending: queue.SimpleQueue[_Pending[Any] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._logged_pages = 0
+        self._version = 0
+
+    # ── callers ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def call(self, operation: Operation[T], look: Look[T] | None = None) -> T:
+        """Run ``operation`` in a transaction. ``look`` may answer from a reader first, sparing everyone a turn."""
+        loop = running_loop()
+        if loop is None:
+            return self.write(operation, look)
+        if self._thread is None:
+            self._start()
+        pending = _Pending(operation, look, loop)
+        self._pending.put(pending)
+        return await pending.future
+
+    def _start(self) -> None:
+        with self._own:  # two event loops may come here at once
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="holdfast-writer", daemon=True)
+                self._thread.start()
+
+    def write(self, operation: Operation[T], look: Look[T] | None = None) -> T:
+        """``call`` for a thread without an event loop: runs here and now."""
+        if look is not None and (seen := look()) is not None:
+            return seen
+        with self._own:
+            transaction, result = self._transact(operation)
+        self._after(transaction)
+        return result
+
+    def version(self) -> int:
+        """A number that changes with the commits of others. Our own are told as they happen: they are no news, and a
+        worker that took its own beats for news would beat again for each of them."""
+        if self._own.acquire(blocking=False):
+            try:
+                (self._version,) = self.connection.execute("pragma data_version").fetchone()
+            except DRIVER_ERRORS as error:
+                raise translate(error, self._path) from error
+            finally:
+                self._own.release()
+        return self._version
+
+    def close(self) -> None:
+        """Write what was handed over, then let go of file and locks."""
+        if self._thread is not None:
+            self._pending.put(None)
+            self._thread.join()
+            self._thread = None
+            self._refuse_late()
+        with self._own:  # not under a blocking caller that is writing
+            self.connection.close()
+            self._turnstile.close()
+
+    def _refuse_late(self) -> None:
+        """Answer those who called while the store was being closed."""
+        late: list[_Pending[Any]] = []
+        while not self._pending.empty():
+            pending = self._pending.get()
+            if pending is not None:
+                pending.error = HoldfastError("the store was closed before this call could be made")
+                late.append(pending)
+        _answer(late)
+
+    def abandon(self) -> None:
+        """In a forked child: drop the lock files, lest it holds the parent's locks after the parent's death."""
+        self._turnstile.close()
+
+    # ── the thread ────────────────────────────────────────────────────────────────────────────────────────────
+    def _run(self) -> None:
+        going_on = True
+        while going_on:
+            group = self._gathered()
+            if group[-1] is None:
+                going_on = False
+            members = [each for each in group if each is not None and not each.future.cancelled()]
+            left = [each for each in members if not _answered_by_looking(each)]
+            if left:
+                self._write_group(left)
+            _answer(members)
+
+    def _gathered(self) -> list[_Pending[Any] | None]:
+        group = [self._pending.get()]
+        while group[-1] is not None and len(group) < _GROUP:
+            try:
+                group.append(self._pending.get_nowait())
+            except queue.Empty:
+                break
+        return group
+
+    def _write_group(self, group: list[_Pending[Any]]) -> None:
+        try:
+            with self._own:
+                if len(group) == 1:
+                    transaction, group[0].result = self._transact(group[0].operation)
+                else:
+                    transaction = self._together(group)
+            self._after(transaction)
+        except Exception as error:
+            for pending in group:
+                pending.error = pending.error or error
+
+    # ── transactions ──────────────────────────────────────────────────────────────────────────────────────────
+    def _together(self, group: list[_Pending[Any]]) -> Transaction:
+        """Neighbours share a commit, not their mistakes: each operation can fail by itself."""
+
+        def all_of_them(transaction: Transaction) -> None:
+            for pending in group:
+                transaction.connection.execute("savepoint neighbour")
+                try:
+                    pending.result = pending.operation(transaction)
+                except Exception as error:
+                    pending.error = translate(error, self._path) if isinstance(error, DRIVER_ERRORS) else error
+                    transaction.connection.execute("rollback to neighbour")
+                transaction.connection.execute("release neighbour")
+
+        transaction, _ = self._transact(all_of_them)
+        return transaction
+
+    def _transact(self, operation: Operation[T]) -> tuple[Transaction, T]:
+        """One transaction in turn with everyone else, and the checkpoint that may be due after it."""
+        connection = self.connection
+        self._turnstile.enter()
+        try:
+            self._check_file()
+            before = connection.total_changes
+            connection.execute("begin immediate")
+            try:
+                transaction = Transaction(connection, self._now())
+                result = operation(transaction)
+                connection.execute("commit")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+                raise
+            self._checkpoint_if_due(connection.total_changes - before)
+            return transaction, result
+        except DRIVER_ERRORS as error:
+            raise translate(error, self._path) from error
+        except OSError as error:  # of the lock files, or of looking at the file
+            raise Unavailable(f"{self._path} cannot be used right now: {error}") from error
+        finally:
+            self._turnstile.leave()
+
+    def _check_file(self) -> None:
+        """What is written to a file that was moved, deleted or replaced is written into the void."""
+        log = _inode(self._path + "-wal")
+        if self._log == _GONE:
+            self._log = log  # made by the first reader or writer, and there as long as anybody has the file open
+        if _inode(self._path) != self._file or log != self._log:
+            raise StoreMismatch(f"{self._path} or its log was removed or replaced while open; restart this program")
+
+    def _checkpoint_if_due(self, changes: int) -> None:
+        """Copy the log into the file, every so often.
+
+        RESTART takes SQLite's own write lock, so not even an outsider writes meanwhile. It leaves the log its length:
+        a commit that need not lengthen a file syncs twice as fast. A reader in the way makes it do less, and the log
+        grow on; the next attempt comes after as many pages again.
+        """
+        self._logged_pages += _PAGES_PER_COMMIT + changes // _ROWS_PER_PAGE
+        if self._logged_pages < _CHECKPOINT_PAGES:
+            return
+        self._logged_pages = 0
+        connection = self.connection
+        connection.execute("pragma busy_timeout=0")
+        # A full disk may stop it. The commit before it stands all the same and must not be called a failure; who cannot
+        # commit any more is told so.
+        with suppress(*DRIVER_ERRORS):
+            connection.execute("pragma wal_checkpoint(restart)").fetchall()
+        connection.execute(f"pragma busy_timeout={BUSY_SECONDS * 1000:.0f}")
+
+    def _after(self, transaction: Transaction) -> None:
+        """Wake who waits. Whatever happens here, what was committed is not to be called a failure."""
+        try:
+            if transaction.ended and self._wakes.endings_wanted():
+                transaction.topics.update(f"job:{job_id}" for job_id in transaction.ended)
+            if transaction.topics:
+                self._wakes.tell(transaction.topics)
+        except Exception:
+            logging.getLogger(__name__).exception("waking who waits failed; they will look by themselves")
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino  # noqa: PTH116 - twice a transaction, and a Path costs more than the look
+    except FileNotFoundError:
+        return _GONE
+
+
+def _answered_by_looking(pending: _Pending[Any]) -> bool:
+    if pending.look is None:
+        return False
+    try:
+        pending.result = pending.look()
+    except Exception as error:  # whatever it is, it is its caller's, and must not end the writer's thread
+        pending.error = error
+        return True
+    return pending.result is not None
+
+
+def _answer(group: list[_Pending[Any]]) -> None:
+    """One call into each loop, however many of its futures are to be answered."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Pending[Any]]] = {}
+    for pending in group:
+        by_loop.setdefault(pending.loop, []).append(pending)
+    for loop, members in by_loop.items():
+        with suppress(RuntimeError):  # the loop was closed: nobody waits there any more
+            loop.call_soon_threadsafe(_resolve, members)
+
+
+def _resolve(members: list[_Pending[Any]]) -> None:
+    for pending in members:
+        if pending.future.done():
+            continue
+        if pending.error is not None:
+            pending.future.set_exception(pending.error)
+        else:
+            pending.future.set_result(pending.result)

@@ -1,0 +1,31 @@
+"""Tests of applications that use Holdfast: manual time, inline jobs, what was enqueued, kill points.
+
+    async with testing.Harness(app) as harness:      a store and a clock of its own, the real worker
+        await send_email.enqueue("a@b.c")
+        await harness.run_until_idle()                hours of retries in milliseconds
+        await harness.advance(3600)
+
+    with testing.inline(app): …                       enqueue runs the job at once; its error is raised there
+    with testing.manual(app): …                       jobs are only stored
+    testing.assert_enqueued(app, task="email.send", args={"to": "a@b.c"})
+
+harness.py   manual time around real workers      watched.py   when nothing can happen before time moves
+places.py    lending an application a store       inline.py    inline and manual mode
+enqueued.py  what was enqueued
+"""
+
+from holdfast.testing.enqueued import assert_enqueued, enqueued, refute_enqueued
+from holdfast.testing.harness import Harness, NotIdle
+from holdfast.testing.inline import inline, manual
+from holdfast.testing.kill import kill_at
+
+__all__ = [
+    "Harness",
+    "NotIdle",
+    "assert_enqueued",
+    "enqueued",
+    "inline",
+    "kill_at",
+    "manual",
+    "refute_enqueued",
+]

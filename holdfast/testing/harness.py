@@ -1,0 +1,277 @@
+"""Manual time around real workers: the claim, runner, decide and settle of production; only the clock differs."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from typing import Any
+
+from holdfast.app import Holdfast
+from holdfast.clock import ManualClock
+from holdfast.errors import as_timedelta
+from holdfast.job import JobFilter, JobState, instant
+from holdfast.store import Store
+from holdfast.stores import open_store
+from holdfast.testing.places import lent
+from holdfast.testing.watched import Activity, Gate, watched
+from holdfast.worker.shift import Run
+from holdfast.worker.worker import Worker
+
+_LOOK = 0.001  # real seconds between looks at a handler that is busy in real time
+_ENDING = 0.1  # real seconds a worker with nothing in hand is given to end
+
+
+class NotIdle(AssertionError):
+    """``run_until_idle`` came to its limit, or to a handler that no passing of time will end."""
+
+
+class Hand:
+    """One worker of a harness, with a connection of its own, as another process would have."""
+
+    def __init__(self, app: Holdfast, activity: Activity, *, drain: bool = False) -> None:
+        self._gate = Gate()
+        self._app = own = copy.copy(app)
+        vars(own).update(_store=None, new_store=self._new_store)
+        self._activity = activity
+        self.worker = Worker(own, settings=own.settings, drain=drain)
+        self.running = asyncio.create_task(self._run(), name=f"harness-{self.worker.id}")
+
+    def _new_store(self) -> Store:
+        return watched(open_store(self._app.settings.url, now=self._app.now), self._activity, self._gate)
+
+    async def _run(self) -> None:
+        try:
+            await self.worker.run()
+        finally:
+            await self._app.close()
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it is cut off from the store."""
+        return self._gate.frozen
+
+    def freeze(self) -> None:
+        """Hold up all its store calls: to everybody else it is dead, or its machine was suspended."""
+        self._gate.frozen = True
+
+    def cut_off(self, *verbs: str) -> None:
+        """Refuse its calls of these verbs of the store (none given: every call), as a store that is away does."""
+        self._gate.refused = (lambda verb: verb in verbs) if verbs else (lambda _: True)
+
+    def thaw(self) -> None:
+        """Let it go on as if nothing had been."""
+        self._gate.open()
+
+    @property
+    def starting(self) -> bool:
+        """Whether it has not begun to fetch yet."""
+        return not self.running.done() and not hasattr(self.worker, "fetcher")
+
+    @property
+    def ending(self) -> bool:
+        """Whether it has been told to stop and only has to put its things away, which takes no manual time."""
+        shift = self.worker.shift
+        return shift.stopping.is_set() and not shift.busy and not self.running.done() and not self.frozen
+
+    @property
+    def runs(self) -> list[Run]:
+        """The executions under way."""
+        return list(self.worker.shift.running)
+
+    @property
+    def quiet_until(self) -> float | None:
+        """While it has nothing at all to do: the clock's reading when the next job falls due (inf: none will)."""
+        shift = self.worker.shift
+        return None if self.starting or shift.held or shift.outcomes else self.worker.fetcher.quiet_until
+
+
+class Harness:
+    """An application with a private store, a clock that only the test moves, and real workers.
+
+        async with Harness(app) as harness:
+            job = await send_email.enqueue("a@b.c")
+            await harness.run_until_idle()
+            assert await job.state() == "succeeded"
+
+    A handler that is to take time sleeps on ``harness.clock``. One that is busy in real time (a thread, a process,
+    ``asyncio.sleep``) is waited for ``patience`` real seconds, once, before manual time goes on without it.
+    Further arguments are settings: ``Harness(app, concurrency=1)``.
+    """
+
+    def __init__(self, app: Holdfast, *, patience: float = 1.0, **settings: Any) -> None:
+        self.app = app
+        self.clock = ManualClock()
+        self._patience = patience
+        self._settings = settings
+        self._lent = ExitStack()
+        self._hands: list[Hand] = []
+        self._given_up: set[Run] = set()
+
+    async def __aenter__(self) -> Harness:
+        self._activity = Activity()
+        others = {"clock": self.clock, "now": self.clock, "new_store": self._new_store}
+        self._lent.enter_context(lent(self.app, self._settings, **others))
+        await self.app.opened()
+        return self
+
+    def _new_store(self) -> Store:
+        return watched(open_store(self.app.settings.url, now=self.clock), self._activity, Gate())
+
+    async def __aexit__(self, *failure: object) -> None:
+        try:
+            for hand in self._hands:
+                hand.thaw()
+                await self._end(hand)
+        finally:
+            self._lent.close()
+
+    async def _end(self, hand: Hand) -> None:
+        """Stop a worker at once. What its task raised was raised where time was moved; here it is only awaited."""
+        while not hand.running.done():
+            await self._rest()
+            hand.worker.stop("the test is over")
+            await self._rest()
+            if not hand.running.done():
+                self.clock.advance(self.clock.next_wake() or _LOOK)
+                await asyncio.wait([hand.running], timeout=_LOOK)
+        await asyncio.gather(hand.running, return_exceptions=True)
+
+    # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def now(self) -> datetime:
+        """The instant it is for the store and for the workers."""
+        return instant(self.clock())
+
+    async def run_until_idle(self, *, limit: float | timedelta = timedelta(days=400)) -> None:
+        """Run what is due, and what falls due later at its own instant, until nothing is left to run.
+
+        NotIdle after ``limit`` of manual time, and where only handlers are left that wait for something else.
+        """
+        deadline = self.clock.monotonic() + as_timedelta(limit, "limit").total_seconds()
+        hopeless_at = math.inf
+        self._have_a_worker()
+        while True:
+            await self._still()
+            pause = await self._pause()
+            if pause is None:
+                return
+            if self.clock.monotonic() + pause > deadline:
+                raise NotIdle(f"not idle after {as_timedelta(limit, 'limit')}: {await self._left()}")
+            if not self._is_stuck():
+                hopeless_at = math.inf
+            elif hopeless_at == math.inf:  # unless it hears of a cancellation
+                hopeless_at = self.clock.monotonic() + 2 * self.app.settings.beat.total_seconds()
+            elif self.clock.monotonic() > hopeless_at:
+                raise NotIdle(f"a handler waits for something that no time will bring: {await self._left()}")
+            self.clock.advance(pause)
+
+    async def advance(self, span: float | timedelta) -> None:
+        """Move time by ``span`` (seconds or a timedelta); what falls due in between runs at its own instant."""
+        target = self.clock() + round(as_timedelta(span, "span").total_seconds() * 1e6)
+        settings = self.app.settings
+        heard_at = self.clock.monotonic() + (settings.beat + settings.poll).total_seconds()
+        self._have_a_worker()
+        while True:
+            await self._still()
+            left = (target - self.clock()) / 1e6
+            if left <= 0:
+                return
+            pause = await self._pause()
+            if self.clock.monotonic() < heard_at:  # workers may have news to hear, before idle time can be skipped
+                pause = self._next_wake()
+            self.clock.advance(left if pause is None else min(pause, left))
+
+    async def _still(self) -> None:
+        """Return when nothing can happen any more before time moves."""
+        while True:
+            await self._rest()
+            self._raise_failures()
+            if any(hand.starting for hand in self._hands):  # lifespans and child processes take real time
+                await asyncio.sleep(_LOOK)
+                continue
+            if ending := [hand.running for hand in self._hands if hand.ending]:
+                await asyncio.wait(ending, timeout=_ENDING, return_when=asyncio.FIRST_COMPLETED)
+            if not await self._seen_progress():
+                return
+
+    async def _rest(self) -> None:
+        await self._activity.rest()
+
+    async def _seen_progress(self) -> bool:
+        """Wait, in real time, for handlers that are busy with something else than the clock: whether that helped."""
+        busy = set(self._busy()) - self._given_up
+        before, loop = self._activity.count, asyncio.get_running_loop()
+        give_up = loop.time() + self._patience
+        while busy and busy <= set(self._busy()) and self._activity.count == before:
+            if loop.time() >= give_up:
+                self._given_up |= busy
+                return False
+            await asyncio.sleep(_LOOK)
+        return bool(busy)
+
+    def _busy(self) -> list[Run]:
+        runs = [run for hand in self._hands for run in hand.runs]
+        return [run for run in runs if run.runner is None or not self.clock.sleeping(run.runner)]
+
+    def _is_stuck(self) -> bool:
+        """Whether all that is left are handlers that wait neither for time nor for a deadline."""
+        runs = [run for hand in self._hands for run in hand.runs]
+        held = sum(len(hand.worker.shift.held) for hand in self._hands)
+        hopeless = [run for run in self._busy() if run.deadline is None]
+        return bool(runs) and len(hopeless) == len(runs) == held and not any(hand.frozen for hand in self._hands)
+
+    async def _pause(self) -> float | None:
+        """Seconds until the next instant at which something may happen; None if nothing is left to run."""
+        working = [hand for hand in self._hands if not hand.running.done()]
+        if not working:
+            return None
+        at_rest = [hand.quiet_until for hand in working if not hand.frozen]
+        if None in at_rest or any(hand.frozen for hand in working) or await self._any_running():
+            return self._next_wake()
+        due = min(until for until in at_rest if until is not None) - self.clock.monotonic()
+        return due if 0 < due < math.inf else None
+
+    def _next_wake(self) -> float | None:
+        """Seconds until the next sleeper; a moment, while a worker is about to begin or to end in real time."""
+        pause = self.clock.next_wake()
+        return _LOOK if pause is None and any(not hand.running.done() for hand in self._hands) else pause
+
+    async def _any_running(self) -> bool:
+        return await self.app.count(JobFilter(states=(JobState.RUNNING,))) > 0
+
+    async def _left(self) -> str:
+        """The jobs that are not over, for a message."""
+        states = tuple(state for state in JobState if state not in ("succeeded", "dead", "cancelled"))
+        page = await self.app.find(JobFilter(states=states), limit=10)
+        shown = [f"{job.task} {job.id} {job.state}, attempt {job.attempts}" for job in page.jobs]
+        return "; ".join([*shown, *(["and more"] if page.cursor else [])]) or "no job is left"
+
+    # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def start(self, *, drain: bool = False, **settings: Any) -> Hand:
+        """One more worker, beginning now. The first begins by itself when time is first moved."""
+        app = self.app
+        if settings:
+            app = copy.copy(app)
+            vars(app).update(settings=app.settings.but(**settings))
+        hand = Hand(app, self._activity, drain=drain)
+        self._hands.append(hand)
+        await self._still()
+        return hand
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Those that were started, in that order."""
+        return [hand.worker for hand in self._hands]
+
+    def _have_a_worker(self) -> None:
+        if not self._hands:
+            self._hands.append(Hand(self.app, self._activity))
+
+    def _raise_failures(self) -> None:
+        """A worker that died of an error takes the test with it."""
+        for hand in self._hands:
+            if hand.running.done():
+                hand.running.result()

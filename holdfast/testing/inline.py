@@ -1,0 +1,125 @@
+"""Inline mode: enqueue runs the job at once. Manual mode: jobs are only stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.app import Holdfast
+from holdfast.app.submitter import Submitter
+from holdfast.errors import HandlerSignal, JobFailed
+from holdfast.job import Job, JobState, NewJob, Submitted
+from holdfast.store import EVERY_QUEUE
+from holdfast.task import Context
+from holdfast.testing.places import lent
+from holdfast.worker.calls import Calls
+from holdfast.worker.runner import Runner
+from holdfast.worker.settler import Settler
+from holdfast.worker.shift import Shift
+
+_LEASE = timedelta(days=1)  # nobody renews it and nobody else wants the job
+
+
+@contextmanager
+def manual(app: Holdfast) -> Iterator[None]:
+    """Inside, jobs are stored, in a place of their own, and nothing runs them: see ``assert_enqueued``."""
+    with lent(app, {}):
+        yield
+
+
+@contextmanager
+def inline(app: Holdfast) -> Iterator[None]:
+    """Inside, each job runs once when it is enqueued, delayed or not, before ``enqueue`` returns.
+
+    What its handler raises is raised by ``enqueue``: one attempt, no retry (``Snooze`` and ``RetryAfter`` are no
+    errors: the job stays scheduled). An argument or a result that does not fit raises JobFailed.
+    """
+    errors: dict[str, BaseException] = {}
+
+    async def remember(context: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:
+        try:
+            return await call_next(context)
+        except BaseException as error:
+            errors[context.id] = error
+            raise
+
+    with lent(app, {}, middlewares=[remember, *app.middlewares]):
+        vars(app).update(_submitter=InlineSubmitter(app, errors))
+        yield
+
+
+class InlineSubmitter(Submitter):
+    """Stores jobs like any submitter, and then runs them before it answers."""
+
+    def __init__(self, app: Holdfast, errors: dict[str, BaseException]) -> None:
+        super().__init__(app.opened, lambda: app.settings, app.events)
+        self._app = app
+        self._errors = errors
+
+    async def submit(self, job: NewJob) -> Submitted:
+        answer = await super().submit(_undelayed(job))
+        await self._run([answer])
+        return answer
+
+    async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        answers = await super().submit_all([_undelayed(job) for job in jobs])
+        await self._run(answers)
+        return answers
+
+    async def _run(self, answers: Sequence[Submitted]) -> None:
+        fresh = [answer.job_id for answer in answers if answer.created]
+        if not fresh:
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(run_once(self._app, fresh))
+        else:
+            await run_once(self._app, fresh)
+        store = await self._app.opened()
+        for job_id in fresh:
+            job = await store.get(job_id)
+            if job is not None:
+                self._raise_error_of(job)
+
+    def _raise_error_of(self, job: Job) -> None:
+        error = self._errors.pop(job.id, None)
+        if job.state not in (JobState.FAILED, JobState.DEAD):
+            return
+        if error is None or (isinstance(error, HandlerSignal) and job.state is JobState.DEAD):
+            raise JobFailed(job.id, f"job {job.id} is {job.state} ({job.reason}): {job.error}") from error
+        if not isinstance(error, HandlerSignal):
+            raise error
+
+
+def _undelayed(job: NewJob) -> NewJob:
+    return msgspec.structs.replace(job, delay=None, run_at_us=None)
+
+
+async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
+    """Run one attempt of these jobs, here and now, with a worker's own runner and settler."""
+    store = await app.opened()
+    shift = Shift(app, app.settings, "inline")
+    calls = Calls(app, app.settings)
+    await calls.open()
+    runner, settler = Runner(shift, calls), Settler(shift, store)
+    watching = asyncio.create_task(runner.watch_deadlines())
+    try:
+        claim = await store.claim(
+            "inline", {EVERY_QUEUE: len(job_ids)}, limit=len(job_ids), lease_for=_LEASE, only=job_ids
+        )
+        shift.deliver(claim.jobs, shift.clock.monotonic())
+        runner.resize(1)
+        while shift.busy:
+            shift.full.clear()
+            await shift.full.wait()
+        await settler.flush()
+    finally:
+        watching.cancel()
+        await runner.close()
+        await calls.close()

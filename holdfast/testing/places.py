@@ -1,0 +1,38 @@
+"""Lending an application a store of its own for a while."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from holdfast.app import Holdfast
+from holdfast.app.submitter import Submitter
+from holdfast.portal import drive
+
+
+@contextmanager
+def lent(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> Iterator[None]:
+    """Inside, ``app`` has a store that nobody else knows, settings ``changed`` as said, and these other attributes.
+
+    Afterwards it is as it was before, and that store is gone.
+    """
+    before = dict(vars(app))
+    with tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder:
+        settings = app.settings.but(url=f"sqlite:///{Path(folder) / 'jobs.db'}", **changed)
+        submitter = Submitter(app.opened, lambda: settings, app.events)
+        vars(app).update({"settings": settings, "_store": None, "_submitter": submitter, **others})
+        try:
+            yield
+        finally:
+            drive(_close(app))
+            vars(app).clear()
+            vars(app).update(before)
+
+
+async def _close(app: Holdfast) -> None:
+    store = vars(app)["_store"]
+    if store is not None:
+        await store.close()

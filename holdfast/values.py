@@ -1,0 +1,372 @@
+"""What a single value may be, checked the same at every door: client, CLI, HTTP, settings, import.
+
+``check_…`` returns the value it was given; ``parse_…`` turns text (or an already typed value) into a value. Both
+raise Invalid, which names the field, the value and the remedy. ``field`` is what the user calls the thing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from holdfast.errors import Invalid, TooLarge, as_timedelta
+
+T = TypeVar("T")
+
+KEY_LIMIT = 512
+"""Characters of an idempotency key."""
+TAG_LIMIT = 100
+"""Characters of one tag."""
+TAGS_LIMIT = 100
+"""Tags of one job."""
+METADATA_LIMIT = 16 * 1024
+"""Bytes of a job's metadata as JSON."""
+TIMEOUT_LIMIT = timedelta(days=30)
+FIRST_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
+LAST_INSTANT = datetime(2199, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]{0,127}")
+_INSTANT = re.compile(
+    r"(?P<year>\d{4})-\d\d-\d\d[Tt ](?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:[Zz]|[+-]\d\d:[0-5]\d)", re.ASCII
+)
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(ms|s|m|h|d)?", re.ASCII)
+_SIZE = re.compile(r"(\d{1,18})\s*(B|KiB|MiB|GiB)?", re.ASCII | re.IGNORECASE)
+_COUNT = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SECRET = re.compile(r"(?:password|passwd|pwd|secret|token)\s*=\s*", re.IGNORECASE)
+
+_UNITS = {
+    "d": timedelta(days=1),
+    "h": timedelta(hours=1),
+    "m": timedelta(minutes=1),
+    "s": timedelta(seconds=1),
+    "ms": timedelta(milliseconds=1),
+}
+_SIZES = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024, "B": 1}
+
+# Categories of characters that hide, reorder or break text: control, format (bidi, zero-width), surrogate,
+# line and paragraph separators.
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def check_name(field: str, text: object) -> str:
+    """A queue's (or other lane's) name. ASCII in one case, so that no two names look alike or need escaping."""
+    if not isinstance(text, str) or not _NAME.fullmatch(text):
+        raise Invalid(field, text, "use 1 to 64 of a-z 0-9 . _ - and begin with a letter or a digit")
+    return text
+
+
+def check_task_name(text: object, field: str = "task") -> str:
+    """The name a task is registered under."""
+    if not isinstance(text, str) or not _TASK_NAME.fullmatch(text):
+        raise Invalid(field, text, "use 1 to 128 of A-Z a-z 0-9 . _ - : / and begin with a letter, a digit or _")
+    return text
+
+
+def check_key(text: object, field: str = "key", *, limit: int = KEY_LIMIT) -> str:
+    """An idempotency key. Compared character by character: ``é`` composed and decomposed are two keys."""
+    return _check_text(field, text, limit)
+
+
+def check_tag(text: object, field: str = "tag") -> str:
+    """One tag of a job."""
+    return _check_text(field, text, TAG_LIMIT)
+
+
+def check_tags(tags: Iterable[object], field: str = "tags") -> tuple[str, ...]:
+    """A job's tags, each kept once, in their order."""
+    if isinstance(tags, str | bytes):
+        raise Invalid(field, tags, "give a list of tags")
+    kept = tuple(dict.fromkeys(check_tag(tag, field) for tag in tags))
+    if len(kept) > TAGS_LIMIT:
+        raise Invalid(field, f"{len(kept)} tags", f"give at most {TAGS_LIMIT}")
+    return kept
+
+
+def _check_text(field: str, text: object, limit: int) -> str:
+    if not isinstance(text, str):
+        raise Invalid(field, text, "give text")
+    if not text.strip():
+        raise Invalid(field, text, "give at least one visible character")
+    if len(text) > limit:
+        raise TooLarge(field, text, f"give at most {limit} characters; these are {len(text)}")
+    for position, character in enumerate(text):
+        if unicodedata.category(character) in _UNSEEN:
+            what = f"U+{ord(character):04X} at character {position + 1}"
+            raise Invalid(field, text, f"remove {what}: control, bidirectional and invisible characters are refused")
+    if unicodedata.combining(text[0]):
+        raise Invalid(field, text, "do not begin with a combining mark")
+    return text
+
+
+def check_priority(value: object, field: str = "priority") -> int:
+    """Higher runs first."""
+    return parse_count(value, field, least=-100, most=100, text=False)
+
+
+def check_timeout(value: float | timedelta, field: str = "timeout") -> timedelta:
+    """How long one attempt may take: seconds or a timedelta, more than nothing and at most 30 days."""
+    span = as_timedelta(value, field)
+    if not timedelta(0) < span <= TIMEOUT_LIMIT:
+        raise Invalid(field, value, "give more than 0 seconds and at most 30 days; leave it out for no timeout")
+    return span
+
+
+def check_metadata(value: object, field: str = "metadata") -> dict[str, Any]:
+    """A JSON object of the submitter's own. The answer is a copy, so later changes to the argument do not show."""
+    if not isinstance(value, dict):
+        raise Invalid(field, value, "give a JSON object")
+    try:
+        encoded = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+        copy: dict[str, Any] = json.loads(encoded)
+        faithful = copy == value
+    except (TypeError, ValueError, RecursionError) as error:
+        # The value itself may be what cannot be shown (endless, too deep), so the message names only the cause.
+        raise Invalid(field, f"{type(error).__name__}: {error}", "give only what JSON can hold") from None
+    if len(encoded) > METADATA_LIMIT:
+        raise TooLarge(field, f"{len(encoded)} bytes", f"give at most {METADATA_LIMIT} bytes of JSON")
+    if not faithful:
+        raise Invalid(field, value, "use text for keys and lists instead of tuples: JSON would change the rest")
+    return copy
+
+
+def parse_instant(value: object, field: str = "run_at") -> datetime:
+    """An aware datetime, or RFC 3339 text with its offset, as UTC: from the year 2000 to the year 2199."""
+    when = _as_datetime(value)
+    if when is None or when.utcoffset() is None:
+        raise Invalid(field, value, "give a date, a time and an offset, such as 2030-01-31T08:00:00Z or …+01:00")
+    # The year first: near the ends of the calendar the conversion to UTC overflows.
+    if not 1999 <= when.year <= 2200 or not FIRST_INSTANT <= (utc := when.astimezone(UTC)) <= LAST_INSTANT:
+        raise Invalid(field, value, "give an instant from 2000-01-01 to 2199-12-31 UTC")
+    return utc
+
+
+def _as_datetime(value: object) -> datetime | None:
+    if isinstance(value, datetime):
+        return value
+    if not isinstance(value, str) or not _INSTANT.fullmatch(value):
+        return None
+    try:
+        return datetime.fromisoformat(value.upper())
+    except ValueError:  # 30 February, +25:00
+        return None
+
+
+def parse_duration(value: object, field: str = "duration") -> timedelta:
+    """A span: a number of seconds, ``"30s"``, ``"500ms"``, ``"5m"``, ``"2h"``, ``"7d"``, or a timedelta."""
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value.strip())
+        if match is None:
+            raise Invalid(field, value, 'write a number of seconds, or a span such as "30s", "5m", "2h" or "7d"')
+        return as_timedelta(float(match[1]) * _UNITS[match[2] or "s"].total_seconds(), field)
+    if isinstance(value, timedelta | int | float) and not isinstance(value, bool):
+        return as_timedelta(value, field)
+    raise Invalid(field, value, 'write a number of seconds, or a span such as "30s", "5m", "2h" or "7d"')
+
+
+def format_duration(span: timedelta) -> str:
+    """``span`` in the largest unit that shows it exactly; ``parse_duration`` reads it back."""
+    if not span:
+        return "0s"
+    for unit, length in _UNITS.items():
+        if not span % length:
+            return f"{span // length}{unit}"
+    whole, rest = divmod(span, _UNITS["s"])
+    return f"{whole}.{rest.microseconds:06d}".rstrip("0") + "s"
+
+
+def parse_size(value: object, field: str = "size") -> int:
+    """Bytes: a whole number, or ``"64KiB"``, ``"1MiB"``, ``"2GiB"``."""
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+        units = {unit.lower(): length for unit, length in _SIZES.items()}
+        return int(match[1]) * units[(match[2] or "B").lower()]
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise Invalid(field, value, 'write a number of bytes, or a size such as "256KiB" or "1MiB"')
+
+
+def format_size(size: int) -> str:
+    """``size`` in the largest unit that shows it exactly; ``parse_size`` reads it back."""
+    for unit, length in _SIZES.items():
+        if size >= length and size % length == 0:
+            return f"{size // length}{unit}"
+    return "0B"
+
+
+def parse_boolean(value: object, field: str = "value") -> bool:
+    """``true`` or ``false``."""
+    if isinstance(value, bool):
+        return value
+    words = {"true": True, "false": False}
+    if isinstance(value, str) and value.strip().lower() in words:
+        return words[value.strip().lower()]
+    raise Invalid(field, value, "write true or false")
+
+
+def parse_count(value: object, field: str = "value", *, least: int, most: int, text: bool = True) -> int:
+    """A whole number from ``least`` to ``most``; written out as text only where ``text`` allows it."""
+    number = value
+    if text and isinstance(value, str) and _COUNT.fullmatch(value.strip()):
+        number = int(value)
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+        raise Invalid(field, value, f"give a whole number from {least} to {most}")
+    return number
+
+
+def parse_queues(value: object, field: str = "queues") -> dict[str, int | None]:
+    """Which queues, and how many jobs of each at once: ``"mail:10,default"``, or a mapping of names to numbers.
+
+    None stands for no bound of its own; the name ``*`` for every queue.
+    """
+    if isinstance(value, str):
+        pairs = [(name.strip(), share.strip() if colon else None) for name, colon, share in _split_queues(value)]
+    elif isinstance(value, dict):
+        pairs = list(value.items())
+    else:
+        raise Invalid(field, value, 'write "mail:10,default:5", or "*" for every queue')
+    queues: dict[str, int | None] = {}
+    for name, share in pairs:
+        if name != "*":
+            check_name(field, name)
+        if name in queues:
+            raise Invalid(field, value, f"name the queue {name} once")
+        queues[name] = None if share is None else parse_count(share, f"{field}.{name}", least=1, most=10_000)
+    if not queues:
+        raise Invalid(field, value, 'name at least one queue, or "*" for every queue')
+    return queues
+
+
+def _split_queues(text: str) -> list[tuple[str, str, str]]:
+    return [part.partition(":") for part in text.split(",")] if text.strip() else []
+
+
+def format_queues(queues: Mapping[str, int | None]) -> str:
+    """What ``parse_queues`` reads."""
+    return ",".join(name if share is None else f"{name}:{share}" for name, share in queues.items())
+
+
+def mask_url(url: str) -> str:
+    """``url`` with ``***`` for every password, also where the password was not percent-encoded as it should be.
+
+    In doubt it hides too much: from the first colon after the scheme to the last ``@``, and the values of query
+    parameters (or connection keywords) that are called password, secret or token.
+    """
+    scheme = _SCHEME.match(url)
+    start = scheme.end() if scheme else 0
+    spans = [(match.end(), _until(url, "&", match.end())) for match in _SECRET.finditer(url)]
+    colon, at = url.find(":", start), url.rfind("@")
+    if start <= colon < at and not url.startswith("sqlite://"):
+        spans.append((colon + 1, at))
+    masked, shown_from = "", 0
+    for first, last in sorted(spans):
+        if first > shown_from or not masked:
+            masked += url[shown_from:first] + "***"
+        shown_from = max(shown_from, last)
+    return masked + url[shown_from:]
+
+
+def _until(text: str, stop: str, start: int) -> int:
+    found = text.find(stop, start)
+    return len(text) if found < 0 else found
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """``; did you mean …?`` where one of ``words`` is close to ``word``; else nothing. To append to a remedy."""
+    close = difflib.get_close_matches(word.lower(), words, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def is_plain(text: str) -> bool:
+    """Whether text is one line, without control characters or characters that no file can hold."""
+    return bool(text) and not re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text)
+
+
+# ── kinds: a value's form, reading and showing in one, for tables of values ─────────────────────────────────────────
+class Kind(NamedTuple, Generic[T]):
+    """What a value may be: what the reference calls it, how it is read, how it is shown."""
+
+    form: str
+    parse: Callable[[str, object], T]  # field, value
+    show: Callable[[T], str]
+
+
+def span(least: str, most: str) -> Kind[timedelta]:
+    """A duration within bounds."""
+    low, high = parse_duration(least), parse_duration(most)
+
+    def parse(field: str, value: object) -> timedelta:
+        length = parse_duration(value, field)
+        if not low <= length <= high:
+            raise Invalid(field, value, f"give from {least} to {most}")
+        return length
+
+    return Kind(f"duration, {least} to {most}", parse, format_duration)
+
+
+def size(least: str, most: str) -> Kind[int]:
+    """A number of bytes within bounds."""
+    low, high = parse_size(least), parse_size(most)
+
+    def parse(field: str, value: object) -> int:
+        number = parse_size(value, field)
+        if not low <= number <= high:
+            raise Invalid(field, value, f"give from {least} to {most}")
+        return number
+
+    return Kind(f"size, {least} to {most}", parse, format_size)
+
+
+def count(least: int, most: int) -> Kind[int]:
+    """A whole number within bounds."""
+    return Kind(
+        f"whole number, {least} to {most}",
+        lambda field, value: parse_count(value, field, least=least, most=most),
+        str,
+    )
+
+
+def choice(*words: str) -> Kind[str]:
+    """One of these words, in any case."""
+
+    def parse(field: str, value: object) -> str:
+        for word in words:
+            if isinstance(value, str) and value.strip().lower() == word.lower():
+                return word
+        raise Invalid(field, value, f"write one of {', '.join(words)}{nearest(str(value), words)}")
+
+    return Kind(" or ".join(words), parse, str)
+
+
+def names(what: str, pattern: str) -> Kind[tuple[str, ...]]:
+    """A list of names, or its text with commas between; each matches ``pattern``."""
+
+    def parse(field: str, value: object) -> tuple[str, ...]:
+        listed = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+        if not isinstance(listed, list | tuple):
+            raise Invalid(field, value, 'write a list of names, ["a", "b"], or "a,b"')
+        for name in listed:
+            if not isinstance(name, str) or not is_plain(name) or not re.fullmatch(pattern, name):
+                raise Invalid(field, name, f"each entry is {what}")
+        return tuple(listed)
+
+    return Kind("names with commas between", parse, ",".join)
+
+
+def unless(word: str, kind: Kind[T]) -> Kind[T | None]:
+    """``kind``, or ``word`` for None."""
+
+    def parse(field: str, value: object) -> T | None:
+        if isinstance(value, str) and value.strip().lower() == word:
+            return None
+        try:
+            return kind.parse(field, value)
+        except Invalid as error:
+            raise Invalid(error.field, error.value, f'{error.remedy}; or "{word}"') from None
+
+    return Kind(f"{kind.form}, or {word}", parse, lambda value: word if value is None else kind.show(value))

@@ -1,0 +1,252 @@
+"""The fetcher: claims what can start within the next moment, never more, and sleeps until there may be something.
+
+It looks ahead by the measured rate of service, so that runners of short jobs never wait for a claim while long jobs are
+not hoarded: what has waited too long in the buffer goes back to the store, for a worker that is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.events import LeaseAcquired, LeaseRejected
+from holdfast.faults import point
+from holdfast.job import Claim, instant
+from holdfast.lifecycle import Released
+from holdfast.store import EVERY_QUEUE, Store
+from holdfast.worker.patience import Patience
+from holdfast.worker.shift import FULL, Shift
+
+AHEAD = 0.02  # seconds of work at the measured rate that may be claimed beforehand
+_SMALL = 0.003  # seconds a small claim is left to grow: others write meanwhile
+_FRESH = 0.8  # of the lease: jobs of an older claim are not started
+_STEP_ASIDE, _STEP_ASIDE_MOST = 1.0, 300.0  # seconds without fetching for the sake of a quarantined job
+_HOARDED = 1.0  # seconds a job may wait in the buffer behind long ones
+_SMOOTHING = 0.5
+
+
+class Fetcher:
+    """Fills the buffer of one shift."""
+
+    def __init__(self, shift: Shift, store: Store, *, drain: bool = False) -> None:
+        self._shift = shift
+        self._store = store
+        self._rate = 0.0  # jobs finished per second, smoothed
+        self._seen = (shift.clock.monotonic(), 0)
+        self._patience = Patience(shift, "fetcher")
+        self._draining = drain
+        self._step_aside = _STEP_ASIDE
+        self._alone_from = 0.0
+        self._roused = asyncio.Event()  # look again, whatever the store has told
+        self._claiming: asyncio.Future[Claim] | None = None
+        self._capped = False  # the latest claim left a queue out, or took less of it, for that queue's own limit
+        self.quiet_until: float | None = None
+        """While it waits because nothing is ready: the clock's reading when the next job falls due (inf: none will)."""
+
+    def drain(self) -> None:
+        """Stop the shift once there is nothing to run."""
+        self._draining = True
+        self._roused.set()
+
+    async def run(self) -> None:
+        """Fetch until the shift is stopping."""
+        shift = self._shift
+        while not shift.stopping.is_set():
+            room = self._room()
+            if room <= 0:
+                await self._until_low()
+                continue
+            empty_handed = not shift.held
+            try:
+                claim = await self._claim(room)
+                if claim.quarantined:
+                    await self._run_one_alone()
+            except HoldfastError as error:
+                await self._patience.after(error)
+                continue
+            self._patience.reset()
+            if not claim.jobs:
+                # What was in hand when this claim looked may be ready again by now: then it takes another look.
+                if self._draining and empty_handed and not shift.held:
+                    shift.stopping.set()
+                    return
+                await self._idle(claim.next_due)
+            elif len(claim.jobs) < room // 4 and len(claim.jobs) >= 10:
+                await shift.clock.sleep(_SMALL)
+
+    # ── claiming ──────────────────────────────────────────────────────────────────────────────────────────────
+    def _room(self) -> int:
+        """How many jobs could start within the next moment, beyond those in hand."""
+        shift = self._shift
+        self._measure()
+        free = shift.settings.concurrency - len(shift.running)
+        ahead = min(2 * FULL, int(self._rate * AHEAD))
+        shift.low_mark = ahead // 2
+        room = free + ahead - len(shift.buffer)
+        if shift.buffer and len(shift.buffer) > shift.low_mark:
+            return 0
+        return min(FULL, room)
+
+    def _measure(self) -> None:
+        shift = self._shift
+        now = shift.clock.monotonic()
+        then, finished = self._seen
+        if now - then >= 0.001:
+            rate = (shift.finished - finished) / (now - then)
+            self._rate += _SMOOTHING * (rate - self._rate)
+            self._seen = (now, shift.finished)
+
+    def wants(self, room: int) -> dict[str, int]:
+        """Free slots by queue: all of the room, or what a queue's own limit leaves of it."""
+        shift = self._shift
+        limits = shift.settings.queues or {EVERY_QUEUE: None}
+        unnamed = sum(number for queue, number in shift.in_hand.items() if queue not in limits)
+        return {
+            queue: room
+            if limit is None
+            else max(0, min(room, limit - (unnamed if queue == EVERY_QUEUE else shift.in_hand[queue])))
+            for queue, limit in limits.items()
+        }
+
+    async def _claim(self, room: int, *, alone: bool = False) -> Claim:
+        shift = self._shift
+        since = shift.clock.monotonic()
+        idle = shift.settings.concurrency - len(shift.running) - len(shift.buffer)
+        shift.low.clear()  # from here on, a job that leaves makes room this claim does not know of
+        wants = self.wants(room)
+        self._capped = min(wants.values()) < room
+        point("claim.before")
+        # Shielded: a claim that was cancelled half-way would hold its jobs until their leases end.
+        claiming = asyncio.ensure_future(
+            self._store.claim(
+                shift.worker_id,
+                wants,
+                limit=min(room, max(1, sum(wants.values()))),
+                lease_for=shift.settings.lease,
+                suspects=max(1, min(idle, room)),
+                alone=alone,
+                promote=shift.settings.role != "follower",
+            )
+        )
+        claiming.add_done_callback(lambda claimed: self._take(claimed, since))
+        self._claiming = claiming
+        return await asyncio.shield(claiming)
+
+    async def close(self) -> None:
+        """After ``run`` was cancelled: wait for the claim under way, so that what it brings is given back in time."""
+        if self._claiming is not None:
+            await asyncio.wait([self._claiming])
+
+    def _take(self, claimed: asyncio.Future[Claim], since: float) -> None:
+        if claimed.cancelled() or claimed.exception() is not None:
+            return
+        point("claim.after")
+        shift, claim = self._shift, claimed.result()
+        if shift.clock.monotonic() - since > shift.settings.lease.total_seconds() * _FRESH:
+            return  # the loop was blocked since: these leases are not renewed yet, and may be somebody else's by now
+        shift.deliver(claim.jobs, since)
+        if shift.stopping.is_set():
+            self.release_buffered()
+        self._tell(claim)
+
+    def _tell(self, claim: Claim) -> None:
+        shift = self._shift
+        if claim.refused and shift.events.listens(LeaseRejected):
+            shift.emit(LeaseRejected(count=claim.refused, worker_id=shift.worker_id))
+        if claim.jobs and shift.events.listens(LeaseAcquired):
+            until = None if claim.lease_until_us is None else instant(claim.lease_until_us)
+            for job in claim.jobs:
+                shift.emit(
+                    LeaseAcquired(
+                        job_id=job.id,
+                        job_type=job.task,
+                        attempt=job.attempts,
+                        worker_id=shift.worker_id,
+                        locked_until=until,
+                    )
+                )
+
+    async def _run_one_alone(self) -> None:
+        """A job that lost two leases in a row may kill its process: it runs with no innocent neighbour in it.
+
+        For its sake nothing is fetched for a while. Where long jobs run that is in vain; then everything goes on, and
+        the next time, after as long again, it is waited for twice as long.
+        """
+        clock = self._shift.clock
+        if clock.monotonic() < self._alone_from:
+            return
+        await clock.bounded(self._emptied(), self._step_aside)
+        if self._shift.held or self._shift.stopping.is_set():
+            self._alone_from = clock.monotonic() + self._step_aside
+            self._step_aside = min(2 * self._step_aside, _STEP_ASIDE_MOST)
+            return
+        self._step_aside = _STEP_ASIDE
+        await self._claim(1, alone=True)
+        await self._emptied()
+
+    async def _emptied(self) -> None:
+        """Until nothing is in hand, what is to be settled included, or the shift is stopping."""
+        shift = self._shift
+        while shift.held and not shift.stopping.is_set():
+            shift.low_mark = 0
+            shift.low.clear()
+            await shift.low.wait()
+
+    # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def _until_low(self) -> None:
+        """Wait for room; meanwhile give back what waits behind long jobs."""
+        shift = self._shift
+        shift.low.clear()
+        if not shift.buffer:
+            await shift.low.wait()
+            return
+        first = shift.buffer[0]
+        await shift.clock.bounded(shift.low.wait(), _HOARDED)
+        if shift.buffer and shift.buffer[0] is first and not shift.low.is_set():
+            self.release_buffered()
+            self._rate = 0.0
+
+    def release_buffered(self) -> None:
+        """Give every job that has not started back to the store, at once."""
+        shift = self._shift
+        while shift.buffer:
+            shift.settle(shift.buffer.popleft(), Released())
+        shift.full.set()
+
+    async def _idle(self, next_due: timedelta | None) -> None:
+        """Sleep until news of a queue, the next job's instant, or the poll; or until a job leaves whose queue was at
+        its limit, or which a draining worker waits for."""
+        shift = self._shift
+        limit = shift.settings.poll.total_seconds()
+        due = math.inf
+        if next_due is not None and shift.settings.role != "follower":
+            due = next_due.total_seconds()
+        self.quiet_until = shift.clock.monotonic() + due
+        shift.attentive = EVERY_QUEUE in shift.settings.queues and shift.settings.role != "follower"
+        try:
+            await shift.clock.bounded(self._news(min(limit, due) + 1), min(limit, due))
+        except HoldfastError as error:
+            await self._patience.after(error)
+        finally:
+            self.quiet_until = None
+            shift.attentive = False
+
+    async def _news(self, timeout: float) -> None:
+        shift = self._shift
+        topics = [f"queue:{queue}" for queue in (shift.settings.queues or (EVERY_QUEUE,))]
+        awaited: list[Coroutine[Any, Any, object]] = [self._store.wait(topics, timeout=timeout), self._roused.wait()]
+        if self._capped or self._draining:
+            awaited.append(shift.low.wait())
+        waiting = [asyncio.ensure_future(each) for each in awaited]
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            self._roused.clear()
+            for each in waiting:
+                each.cancel()

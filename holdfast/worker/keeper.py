@@ -1,0 +1,201 @@
+"""The keeper: renews the leases from a thread of its own, on a connection of its own, so that a handler which blocks
+the event loop keeps its job. It hears cancellations, lost leases and orders, fences the worker when it cannot renew,
+and says which handler blocks the loop and where."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.events import LoopBlocked, StoreTrouble
+from holdfast.faults import point
+from holdfast.job import Held, Job, Lease, Order, Pulse
+from holdfast.store import Store
+from holdfast.worker.shift import Shift, Why
+
+_FENCE = 0.8  # of the lease: past that without a renewal, the worker gives its jobs up by itself
+_DEADLINE = 0.5  # of the lease: how long one beat may take
+_GAP = 1.0  # seconds at least between two beats, however much news there is
+_LOOK = 1.0  # seconds between looks at the event loop
+_BLOCKED = 2.0  # seconds the loop may be deaf before that is told
+
+
+class Keeper:
+    """Beats for one shift until it is told to stop."""
+
+    def __init__(
+        self,
+        shift: Shift,
+        pulse: Callable[[], Pulse],
+        *,
+        interrupt: Callable[[Lease, Why], None],
+        order: Callable[[Order], None],
+    ) -> None:
+        """``interrupt`` and ``order`` are called on the shift's event loop."""
+        self._shift = shift
+        self._pulse = pulse
+        self._interrupt = interrupt
+        self._order = order
+        self._main = asyncio.get_running_loop()
+        self._main_thread = threading.get_ident()
+        self._thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
+        self.ended: asyncio.Future[None] = self._main.create_future()
+        """Done when the keeper has ended: with the error, if of a bug. No worker may go on without its keeper."""
+        self._stop: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._heard_at = time.monotonic()  # the loop's health is a matter of real time, whatever the clock
+        self._failing = False
+        self._told_at: float | None = None
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+        self._ready.wait(5)
+
+    def stop(self) -> None:
+        """Beat no more; returns when the thread has ended."""
+        loop, stop = self._loop, self._stop
+        if loop is not None and stop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
+        self._thread.join(timeout=10)
+
+    # ── the thread ────────────────────────────────────────────────────────────────────────────────────────────
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            asyncio.run(self._keep())
+        except BaseException as caught:  # raised again where ``ended`` is awaited
+            error = caught
+        self._on_main(self._end, error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self.ended.done():
+            return
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
+
+    async def _keep(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        store = self._shift.app.new_store()
+        watching = asyncio.create_task(self._watch_loop())
+        self._ready.set()
+        try:
+            while not self._stop.is_set():
+                await self._beat(store)
+                await self._pause(store)
+        finally:
+            watching.cancel()
+            await store.close()
+
+    async def _beat(self, store: Store) -> None:
+        shift = self._shift
+        started = shift.clock.monotonic()
+        leases = list(shift.held)
+        try:
+            async with asyncio.timeout(shift.settings.lease.total_seconds() * _DEADLINE):
+                await store.open()
+                point("beat.before")
+                beat = await store.beat(self._pulse(), leases, lease_for=shift.settings.lease)
+        except (HoldfastError, TimeoutError) as error:
+            retry_in = min(1.0, shift.settings.beat.total_seconds())
+            shift.emit(StoreTrouble(service="keeper", error=str(error) or "no answer", retry_in=retry_in))
+            self._failing = True
+            self._fence()
+            return
+        self._failing = False
+        shift.renewed_at = started
+        for lease, held in zip(leases, beat.held, strict=True):
+            if held is Held.LOST:
+                self._on_main(self._interrupt, lease, Why.LOST)
+            elif held is Held.CANCEL:
+                self._on_main(self._interrupt, lease, Why.CANCEL)
+        if beat.order is not Order.NONE:
+            self._on_main(self._order, beat.order)
+
+    def _fence(self) -> None:
+        """Nothing could be renewed: give up every lease that is about to end, before somebody else takes the job."""
+        shift = self._shift
+        limit = shift.settings.lease.total_seconds() * _FENCE
+        now = shift.clock.monotonic()
+        for lease, run in list(shift.held.items()):
+            if now - max(run.since, shift.renewed_at) > limit:
+                self._on_main(self._interrupt, lease, Why.LOST)
+
+    async def _pause(self, store: Store) -> None:
+        """Until the next beat is due, or there may be news for this worker."""
+        shift = self._shift
+        assert self._stop is not None  # noqa: S101 - set before the first beat
+        interval = shift.settings.beat.total_seconds()
+        gap = min(_GAP, interval)
+        await shift.clock.bounded(self._stop.wait(), gap)
+        if self._stop.is_set() or self._failing or interval <= gap:
+            return
+        news = asyncio.ensure_future(store.wait([f"worker:{shift.worker_id}"], timeout=interval))
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            await shift.clock.bounded(_first(news, stopped), interval - gap)
+        except HoldfastError:
+            await shift.clock.bounded(self._stop.wait(), gap)
+        finally:
+            news.cancel()
+            stopped.cancel()
+
+    def _on_main(self, call: Callable[..., object], *arguments: object) -> None:
+        if not self._main.is_closed():
+            self._main.call_soon_threadsafe(call, *arguments)
+
+    # ── the event loop's health ───────────────────────────────────────────────────────────────────────────────
+    async def _watch_loop(self) -> None:
+        """Ask the loop to answer; tell, once a blockage, when it does not."""
+        while True:
+            self._on_main(self._hear)
+            await asyncio.sleep(_LOOK)
+            self._fence()
+            deaf = time.monotonic() - self._heard_at
+            if deaf < _BLOCKED:
+                self._told_at = None
+            elif self._told_at != self._heard_at:
+                self._told_at = self._heard_at
+                self._tell_blocked(deaf)
+
+    def _hear(self) -> None:
+        self._heard_at = time.monotonic()
+
+    def _tell_blocked(self, seconds: float) -> None:
+        frame = sys._current_frames().get(self._main_thread)
+        job = _job_of(frame)
+        stack = "".join(traceback.format_stack(frame)[-8:]) if frame is not None else ""
+        self._shift.emit(
+            LoopBlocked(
+                seconds=round(seconds, 3),
+                job_id=None if job is None else job.id,
+                job_type=None if job is None else job.task,
+                stack=stack,
+            )
+        )
+
+
+async def _first(*futures: asyncio.Future[Any]) -> None:
+    done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    for future in done:
+        future.result()
+
+
+def _job_of(frame: FrameType | None) -> Job | None:
+    """The job whose handler is on this stack: the runner's own frame knows it."""
+    while frame is not None:
+        job = frame.f_locals.get("job")
+        if isinstance(job, Job):
+            return job
+        frame = frame.f_back
+    return None

@@ -1,0 +1,33 @@
+"""What every loop does when the store fails it: say so once a try, wait longer each time, go on for ever."""
+
+from __future__ import annotations
+
+from holdfast.errors import HoldfastError
+from holdfast.events import StoreTrouble
+from holdfast.worker.shift import Shift
+
+_FIRST, _MOST = 0.1, 5.0  # seconds
+
+
+class Patience:
+    """The waits of one loop between failures: doubled, capped, with full jitter."""
+
+    def __init__(self, shift: Shift, service: str) -> None:
+        self._shift = shift
+        self._service = service
+        self._failures = 0
+
+    def reset(self) -> None:
+        """The store has answered."""
+        self._failures = 0
+
+    async def after(self, error: HoldfastError) -> None:
+        """Tell of the failure and wait; a stopping worker does not wait long."""
+        shift = self._shift
+        most = min(_MOST, _FIRST * 2 ** min(self._failures, 10))
+        self._failures += 1
+        pause = _FIRST / 2 + shift.rng.uniform(0, most)
+        shift.emit(StoreTrouble(service=self._service, error=str(error), retry_in=round(pause, 3)))
+        await shift.clock.bounded(shift.stopping.wait(), pause)
+        if shift.stopping.is_set():
+            await shift.clock.sleep(_FIRST)

@@ -1,0 +1,40 @@
+"""One worker as a process: event loop, signals, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import uvloop
+
+from holdfast.app import Holdfast
+from holdfast.config import Settings
+from holdfast.worker.supervisor import FINISHED, RECYCLE, watch_parent
+from holdfast.worker.worker import Worker
+
+
+def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int:
+    """Run one worker until it is told to stop; the process's exit code. SIGTERM and SIGINT stop it, twice: at once."""
+    loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    stuck = 0
+    try:
+        worker, supervised = loop.run(_serve(app, settings, drain))
+        stuck = worker.stuck
+    finally:
+        # Closing the loop would wait for every task. Those of stuck handlers never end; they go with the process.
+        if not stuck:
+            loop.close()
+    if worker.recycled:
+        return RECYCLE
+    return FINISHED if supervised else 0
+
+
+async def _serve(app: Holdfast, settings: Settings, drain: bool) -> tuple[Worker, bool]:
+    worker = Worker(app, settings=settings, drain=drain)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop, signal.Signals(number).name)
+    supervised = watch_parent(lambda: loop.call_soon_threadsafe(worker.stop, "orphaned"))
+    async with app:
+        await worker.run()
+    return worker, supervised

@@ -1,0 +1,53 @@
+"""The reloader: follows the settings file, and sees when this process has had its day."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.config import Watch
+from holdfast.errors import ConfigError
+from holdfast.events import SettingsChanged, StoreTrouble
+from holdfast.executors.memory import resident_bytes
+from holdfast.worker.shift import Shift
+
+_EVERY = 2.0  # seconds; settings are followed within 5
+
+
+class Reloader:
+    """Looks at the file, the jobs done and the memory used."""
+
+    def __init__(self, shift: Shift, resize: Callable[[int], None], recycle: Callable[[], None]) -> None:
+        self._shift = shift
+        self._resize = resize
+        self._recycle = recycle
+        self._watch = Watch(shift.settings)
+
+    async def run(self) -> None:
+        """Look every two seconds."""
+        shift = self._shift
+        while True:
+            await shift.clock.sleep(_EVERY)
+            self._reload()
+            if self._spent():
+                self._recycle()
+                return
+
+    def _reload(self) -> None:
+        shift = self._shift
+        try:
+            newer = self._watch.changed()
+        except ConfigError as error:  # told once an edit; the settings that were valid stay
+            shift.emit(StoreTrouble(service="settings", error=str(error), retry_in=_EVERY))
+            return
+        if newer is None:
+            return
+        shift.emit(SettingsChanged(changed=shift.settings.changes(newer)))
+        shift.settings = newer
+        self._resize(newer.concurrency)
+        shift.low.set()
+
+    def _spent(self) -> bool:
+        settings, shift = self._shift.settings, self._shift
+        if settings.recycle_jobs is not None and shift.finished >= settings.recycle_jobs:
+            return True
+        return settings.recycle_memory is not None and resident_bytes() > settings.recycle_memory

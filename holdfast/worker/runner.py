@@ -1,0 +1,236 @@
+"""The runners: long-lived coroutines that pull jobs from the buffer and run their handlers, one job each at a time.
+
+No task object per job: the handler's coroutine is driven inside its runner's own task, in a context of its own. A job
+is stopped (timeout, cancellation, lost lease, release) by cancelling the runner's task and taking that back afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import heapq
+import itertools
+from typing import Any
+
+from holdfast.errors import Invalid
+from holdfast.events import HandlerStart
+from holdfast.executors.command import run_command
+from holdfast.executors.coroutine import drive
+from holdfast.executors.outcome import describe, outcome_of, payload_refused, succeeded
+from holdfast.executors.policy import COMMAND
+from holdfast.faults import point
+from holdfast.job import Job, Reason
+from holdfast.lifecycle import Cancelled, Failed, Outcome, Released
+from holdfast.task import CURRENT, Context, Task
+from holdfast.worker.calls import Calls, Ran, returned
+from holdfast.worker.shift import Run, Shift, Why
+
+_SPARE = 100  # deadlines of ended runs that may be kept
+_STUCK_AFTER = 1.0  # seconds a cancelled runner may take to end
+
+
+class Runner:
+    """The runners of one shift: as many as its concurrency, and one watchdog over their deadlines."""
+
+    def __init__(self, shift: Shift, calls: Calls) -> None:
+        self._shift = shift
+        self._calls = calls
+        self._registry = shift.app.registry
+        self._runners: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._deadlines: list[tuple[float, int, Run]] = []
+        self._order = itertools.count()
+        self._earlier = asyncio.Event()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Never done, unless with the error of a runner that died of a bug."""
+
+    def resize(self, concurrency: int) -> None:
+        """Have this many runners; superfluous ones end when they are idle."""
+        while len(self._runners) < concurrency:
+            runner = asyncio.create_task(self._pull(), name="holdfast-runner")
+            self._runners.add(runner)
+            runner.add_done_callback(self._ended)
+        if len(self._runners) > concurrency:
+            idle = self._shift.idle_runners
+            for _ in range(min(len(self._runners) - concurrency, len(idle))):
+                idle.popleft().cancel()
+
+    def _ended(self, runner: asyncio.Task[None]) -> None:
+        self._runners.discard(runner)
+        if runner.cancelled() and not self._closing and len(self._runners) < self._shift.settings.concurrency:
+            self.resize(len(self._runners) + 1)  # a handler left something behind that cancelled its runner later
+        elif not runner.cancelled() and (error := runner.exception()) is not None and not self.failed.done():
+            self.failed.set_exception(error)
+
+    async def close(self) -> int:
+        """End every runner; how many do not end: their handlers swallow every cancellation."""
+        self._closing = True
+        runners = list(self._runners)
+        for runner in runners:
+            runner.cancel()
+        if not runners:
+            return 0
+        _, stuck = await asyncio.wait(runners, timeout=_STUCK_AFTER)
+        return len(stuck)
+
+    # ── one runner ────────────────────────────────────────────────────────────────────────────────────────────
+    async def _pull(self) -> None:
+        shift = self._shift
+        buffer, idle = shift.buffer, shift.idle_runners
+        loop = asyncio.get_running_loop()
+        me = asyncio.current_task()
+        assert me is not None  # noqa: S101 - a coroutine that runs has a task
+        since_yield = 0
+        while True:
+            while not buffer:
+                woken: asyncio.Future[None] = loop.create_future()
+                idle.append(woken)
+                since_yield = 0
+                await woken
+            run = buffer.popleft()
+            try:
+                await self._run(run, me)
+            except BaseException as error:  # this runner ends, told to or of a bug
+                self._leave(run, error)
+                raise
+            since_yield += 1
+            if since_yield >= 50:  # handlers that never wait must not keep the fetcher and the settler from the loop
+                since_yield = 0
+                await asyncio.sleep(0)
+
+    def _leave(self, run: Run, error: BaseException) -> None:
+        """A job whose runner is stopped is for another. One that meets a bug of ours pays an attempt: else it would
+        meet it in every worker, for ever."""
+        if run not in self._shift.running:
+            return
+        self._shift.running.discard(run)
+        stopped = isinstance(error, asyncio.CancelledError)
+        self._shift.settle(run, Released() if stopped else Failed(error=describe(error), reason=Reason.CRASHED))
+
+    async def _run(self, run: Run, runner: asyncio.Task[None]) -> None:
+        shift, job = self._shift, run.job
+        monotonic = shift.clock.monotonic
+        run.runner = runner
+        run.context = Context(job)
+        run.started = monotonic()
+        if shift.is_stale(run, run.started):
+            shift.forget(run)
+            return
+        shift.running.add(run)
+        if shift.events.listens(HandlerStart):
+            shift.emit(HandlerStart(job_id=job.id, job_type=job.task, attempt=job.attempts))
+        point("handler.before")
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._execute(run, run.context)
+        except asyncio.CancelledError:
+            if run.why is None:  # not the job is being stopped, but this runner
+                raise
+        point("handler.after")
+        shift.running.discard(run)
+        run.seconds = monotonic() - run.started
+        if run.why is not None:
+            outcome = self._after_interruption(run, outcome)
+        if outcome is None:
+            shift.forget(run)
+        else:
+            shift.settle(run, outcome)
+
+    def _after_interruption(self, run: Run, outcome: Outcome | None) -> Outcome | None:
+        """What an interrupted execution comes to. None: nothing to settle, the lease is somebody else's."""
+        while run.runner is not None and run.runner.cancelling():
+            run.runner.uncancel()
+        match run.why:
+            case Why.LOST:
+                return None
+            case Why.TIMEOUT:
+                # Also for a handler that swallowed the cancellation and returned: it ran longer than it may.
+                return Failed(error=f"timeout: still running after {self._timeout(run.job):g} s", reason=Reason.TIMEOUT)
+            case Why.CANCEL:
+                return outcome or Cancelled()
+            case _:
+                return outcome or Released()
+
+    # ── one execution ─────────────────────────────────────────────────────────────────────────────────────────
+    async def _execute(self, run: Run, context: Context) -> Outcome:
+        job = run.job
+        task = self._registry.get(job.task)
+        timeout = self._timeout(job, task)
+        if timeout is not None:
+            self._watch(run, timeout)
+        if task is None and job.task != COMMAND:
+            return self._no_handler(job)
+        try:
+            if task is None:
+                calling = self._calls.around(context, functools.partial(self._command, job))
+            else:
+                calling = self._calls.call(task, context, task.bind(job.payload))
+        except Invalid as error:
+            return payload_refused(error)
+        variables = contextvars.copy_context()
+        variables.run(CURRENT.set, context)
+        try:
+            value = await drive(calling, variables)
+        except asyncio.CancelledError as error:
+            if run.why is not None:
+                raise
+            while run.runner is not None and run.runner.cancelling():
+                run.runner.uncancel()
+            return outcome_of(error, task)  # the handler cancelled itself
+        except Ran as ran:
+            return ran.outcome
+        except Exception as error:
+            return outcome_of(error, task)
+        except GeneratorExit:
+            raise  # this runner is being thrown away
+        except BaseException as error:  # SystemExit, KeyboardInterrupt or a stranger: none ends the worker
+            return outcome_of(error, task)
+        return succeeded(task, value, self._shift.settings.result_limit)
+
+    async def _command(self, job: Job) -> Any:
+        """Run a command job as if it were a handler: middlewares see what it returns, or that it raises."""
+        return returned(await run_command(job.payload, self._shift.app.command_policy(self._shift.settings)))
+
+    def _no_handler(self, job: Job) -> Failed:
+        known = ", ".join(self._registry.names()) or "none"
+        return Failed(
+            error=f"no task {job.task!r} is registered in this worker (registered: {known[:500]})",
+            reason=Reason.NO_HANDLER,
+            retryable=self._shift.settings.unknown_task == "retry",
+        )
+
+    # ── deadlines ─────────────────────────────────────────────────────────────────────────────────────────────
+    def _timeout(self, job: Job, task: Task[..., Any] | None = None) -> float | None:
+        """Seconds an execution may take: the job's own word, its task's, or the settings'."""
+        own = job.carried.timeout
+        if own is not None:
+            return own
+        task = task or self._registry.get(job.task)
+        if task is not None and task.timeout is not None:
+            return task.timeout
+        settings = self._shift.settings
+        span = settings.command_timeout if task is None and job.task == COMMAND else settings.timeout
+        return None if span is None else span.total_seconds()
+
+    def _watch(self, run: Run, timeout: float) -> None:
+        run.deadline = self._shift.clock.monotonic() + timeout
+        heapq.heappush(self._deadlines, (run.deadline, next(self._order), run))
+        if len(self._deadlines) > 2 * len(self._shift.running) + _SPARE:  # the rest have ended before their deadlines
+            self._deadlines[:] = [each for each in self._deadlines if each[2] in self._shift.running]
+            heapq.heapify(self._deadlines)
+        if self._deadlines[0][2] is run:
+            self._earlier.set()
+
+    async def watch_deadlines(self) -> None:
+        """The watchdog: interrupts whatever runs past its deadline. One for all runs."""
+        shift, deadlines = self._shift, self._deadlines
+        while True:
+            self._earlier.clear()
+            now = shift.clock.monotonic()
+            while deadlines and (deadlines[0][0] <= now or deadlines[0][2] not in shift.running):
+                _, _, run = heapq.heappop(deadlines)
+                if run in shift.running:
+                    run.interrupt(Why.TIMEOUT)
+            pause = deadlines[0][0] - now if deadlines else 3600.0
+            await shift.clock.bounded(self._earlier.wait(), pause)

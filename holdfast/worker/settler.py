@@ -1,0 +1,138 @@
+"""The settler: writes settlements in batches: when a batch is full, when a few milliseconds have passed, or when
+nothing else runs. Its write overlaps the fetcher's next claim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.events import JobCancelled, JobDead, JobFailed, JobReleased, JobSucceeded, JobUnstartable, LeaseLost
+from holdfast.faults import point
+from holdfast.job import JobState, Reason, Settled, instant
+from holdfast.store import Store
+from holdfast.worker.patience import Patience
+from holdfast.worker.shift import FULL, Run, Shift
+
+_LINGER = 0.004  # seconds a batch may still grow while other handlers run
+
+
+class Settler:
+    """Empties the outcomes of one shift."""
+
+    def __init__(self, shift: Shift, store: Store) -> None:
+        self._shift = shift
+        self._store = store
+        self._patience = Patience(shift, "settler")
+        self._finishing = False
+
+    def finish(self) -> None:
+        """No more outcomes will come: ``run`` returns once what there is has been written."""
+        self._finishing = True
+        self._shift.settling.set()
+        self._shift.full.set()
+
+    async def run(self) -> None:
+        """Settle until ``finish``. Not to be cancelled before: the batch on its way would not be written."""
+        shift = self._shift
+        while not self._finishing or shift.outcomes:
+            await shift.settling.wait()
+            if shift.busy and len(shift.outcomes) < FULL:
+                shift.full.clear()
+                await shift.clock.bounded(shift.full.wait(), _LINGER)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write everything that waits."""
+        shift = self._shift
+        while shift.outcomes:
+            batch = shift.outcomes[: 2 * FULL]
+            del shift.outcomes[: len(batch)]
+            await self._write(batch)
+        shift.settling.clear()
+
+    async def _write(self, batch: list[Run]) -> None:
+        """Try until the store answers; a lease that ends meanwhile is refused by it, as after a crash."""
+        while True:
+            try:
+                point("settle.before")
+                answers = await self._store.settle([run.settlement for run in batch])
+                point("settle.after")
+            except Invalid as error:
+                if len(batch) == 1:
+                    # The store cannot take this one: renewed no more, its lease will end and the sweeper settle it.
+                    self._shift.held.pop(batch[0].lease, None)
+                    await self._patience.after(error)
+                    return
+                for run in batch:  # one that cannot be stored must not take its neighbours along
+                    await self._write([run])
+                return
+            except HoldfastError as error:
+                await self._patience.after(error)
+            else:
+                self._patience.reset()
+                self._answered(batch, answers)
+                return
+
+    # ── after the commit ──────────────────────────────────────────────────────────────────────────────────────
+    def _answered(self, batch: Sequence[Run], answers: Sequence[Settled]) -> None:
+        shift = self._shift
+        held = shift.held
+        tell_success = shift.events.listens(JobSucceeded)
+        for run, answer in zip(batch, answers, strict=True):
+            held.pop(run.lease, None)
+            if answer.accepted and answer.state is JobState.SUCCEEDED:
+                shift.succeeded += 1
+                if tell_success:
+                    self._tell_success(run)
+            else:
+                self._tell_rest(run, answer)
+        if not held:
+            shift.low.set()  # a draining or an emptying fetcher waits for this
+
+    def _tell_success(self, run: Run) -> None:
+        job = run.job
+        self._shift.emit(
+            JobSucceeded(job_id=job.id, job_type=job.task, attempt=job.attempts, seconds=round(run.seconds, 6))
+        )
+
+    def _tell_rest(self, run: Run, answer: Settled) -> None:
+        shift, job, settlement = self._shift, run.job, run.settlement
+        if not answer.accepted:
+            shift.emit(LeaseLost(job_id=job.id, job_type=job.task, worker_id=shift.worker_id))
+            return
+        seconds = round(run.seconds, 6)
+        reason, error = str(settlement.reason or ""), settlement.error or ""
+        match answer.state:
+            case JobState.FAILED:
+                shift.failed += 1
+                retry_at = None if answer.run_at_us is None else instant(answer.run_at_us)
+                shift.emit(
+                    JobFailed(
+                        job_id=job.id,
+                        job_type=job.task,
+                        attempt=job.attempts,
+                        reason=reason,
+                        error=error,
+                        retry_at=retry_at,
+                        seconds=seconds,
+                    )
+                )
+            case JobState.DEAD:
+                shift.failed += 1
+                shift.emit(
+                    JobDead(
+                        job_id=job.id,
+                        job_type=job.task,
+                        attempt=job.attempts,
+                        reason=reason,
+                        error=error,
+                        seconds=seconds,
+                    )
+                )
+            case JobState.CANCELLED:
+                shift.emit(JobCancelled(job_id=job.id, job_type=job.task, attempt=job.attempts))
+            case _:
+                shift.released += settlement.reason is Reason.RELEASED
+                if error:
+                    shift.emit(JobUnstartable(job_id=job.id, job_type=job.task, error=error))
+                shift.emit(JobReleased(job_id=job.id, job_type=job.task, reason=reason))

@@ -1,0 +1,178 @@
+"""What the services of one worker share: the jobs in hand, and who wakes whom. No service imports another.
+
+Every job this worker holds a lease on is in ``held`` from its claim until its settlement was answered. On its way it
+waits in ``buffer``, is in ``running`` while its handler runs, and then its settlement waits in ``outcomes``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, deque
+from collections.abc import Sequence
+from enum import StrEnum
+
+from holdfast.app import Holdfast
+from holdfast.clock import Clock
+from holdfast.config import Settings
+from holdfast.errors import Invalid
+from holdfast.events import Event, Events, RetryUnreadable
+from holdfast.job import Job, Lease, Settlement
+from holdfast.lifecycle import Failed, Outcome, decide
+from holdfast.retry import Retry
+from holdfast.task import Context
+
+FULL = 500
+"""Settlements that are written without waiting for more, and jobs one claim takes at most."""
+
+
+STALE = 0.8
+"""Of a lease: what is older without a renewal is not begun, for it may be somebody else's by now."""
+
+
+class Why(StrEnum):
+    """Why a running handler is being stopped."""
+
+    TIMEOUT = "timeout"
+    CANCEL = "cancel"
+    LOST = "lost"
+    RELEASE = "release"
+
+
+class Run:
+    """A job in hand: one lease from its claim until its settlement was answered."""
+
+    __slots__ = ("context", "deadline", "job", "lease", "runner", "seconds", "settlement", "since", "started", "why")
+
+    settlement: Settlement
+
+    def __init__(self, job: Job, since: float) -> None:
+        """``since``: the clock's reading when the lease surely had not begun."""
+        self.job = job
+        self.lease = job.lease
+        self.since = since
+        self.started: float | None = None
+        self.context: Context | None = None
+        self.runner: asyncio.Task[None] | None = None
+        self.why: Why | None = None
+        self.deadline: float | None = None
+        self.seconds = 0.0
+
+    def interrupt(self, why: Why) -> None:
+        """Stop the handler. The first reason stays: it decides what becomes of the job."""
+        if self.why is None and self.context is not None and self.runner is not None:
+            self.why = why
+            self.context.cancel()
+            self.runner.cancel()
+
+
+class Shift:
+    """The state of one worker process. Used from its event loop; the keeper reads ``held`` from its own thread."""
+
+    def __init__(self, app: Holdfast, settings: Settings, worker_id: str) -> None:
+        self.app = app
+        self.settings = settings
+        self.worker_id = worker_id
+        self.clock: Clock = app.clock
+        self.events: Events = app.events
+        self.rng = random.Random()
+        self.held: dict[Lease, Run] = {}
+        self.buffer: deque[Run] = deque()
+        self.running: set[Run] = set()
+        self.in_hand: Counter[str] = Counter()  # buffered and running jobs by queue
+        self.outcomes: list[Run] = []
+        self.idle_runners: deque[asyncio.Future[None]] = deque()
+        self.low = asyncio.Event()  # the fetcher may fetch again
+        self.settling = asyncio.Event()  # there is something to settle
+        self.full = asyncio.Event()  # settle now
+        self.stopping = asyncio.Event()
+        self.low_mark = 0
+        self.finished = 0
+        self.succeeded = 0
+        self.failed = 0
+        self.released = 0
+        self.renewed_at = 0.0  # the clock's reading before the latest beat that was answered
+        self.attentive = False  # the fetcher sleeps exactly until the next job of any queue falls due
+
+    # ── jobs come in ──────────────────────────────────────────────────────────────────────────────────────────
+    def deliver(self, jobs: Sequence[Job], since: float) -> None:
+        """Take claimed jobs in hand and wake runners for them. Suspects go first: they must start at once."""
+        for job in jobs:
+            run = Run(job, since)
+            self.held[run.lease] = run
+            self.in_hand[job.queue] += 1
+            if job.losses:
+                self.buffer.appendleft(run)
+            else:
+                self.buffer.append(run)
+        for _ in range(min(len(jobs), len(self.idle_runners))):
+            self._wake(self.idle_runners.popleft())
+
+    @staticmethod
+    def _wake(runner: asyncio.Future[None]) -> None:
+        if not runner.done():
+            runner.set_result(None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any handler runs or waits to."""
+        return bool(self.running or self.buffer)
+
+    # ── jobs go out ───────────────────────────────────────────────────────────────────────────────────────────
+    def settle(self, run: Run, outcome: Outcome) -> None:
+        """Decide what becomes of the job and leave that for the settler."""
+        job = run.job
+        # Only a failure asks for the policy, which takes a while to find.
+        backoff = self.backoff(job) if type(outcome) is Failed else self.settings.retry
+        run.settlement = decide(job, outcome, backoff, self.rng)
+        self.in_hand[job.queue] -= 1
+        self.finished += 1
+        outcomes = self.outcomes
+        outcomes.append(run)
+        if len(outcomes) == 1:
+            self.settling.set()
+        if len(outcomes) >= FULL or not (self.running or self.buffer):
+            self.full.set()
+        if len(self.buffer) <= self.low_mark:
+            self.low.set()
+
+    def is_stale(self, run: Run, now: float) -> bool:
+        """Whether its lease may have run out unseen: a process that was frozen must not start what it had buffered."""
+        return now - max(run.since, self.renewed_at) > self.settings.lease.total_seconds() * STALE
+
+    def forget(self, run: Run) -> None:
+        """The job is somebody else's now: let go of it without a word."""
+        self.held.pop(run.lease, None)
+        self.in_hand[run.job.queue] -= 1
+        self.low.set()
+        if not self.busy:
+            self.full.set()
+
+    def backoff(self, job: Job) -> Retry:
+        """The retry policy of a job: its own, its task's, or the settings'."""
+        own = job.carried.retry
+        if own is not None:
+            try:
+                return Retry.from_builtins(own)
+            except Invalid as error:  # of a newer version, or spoiled: the job is not to stay for it
+                self.emit(RetryUnreadable(job_id=job.id, job_type=job.task, error=str(error)))
+        task = self.app.registry.get(job.task)
+        return (task.retry if task is not None else None) or self.settings.retry
+
+    # ── interruptions ─────────────────────────────────────────────────────────────────────────────────────────
+    def interrupt(self, lease: Lease, why: Why) -> Run | None:
+        """Stop the job where it stands. The answer is one that had not started: it will not."""
+        run = self.held.get(lease)
+        if run is None:
+            return None
+        if run in self.running:
+            run.interrupt(why)
+            return None
+        if run in self.buffer:
+            self.buffer.remove(run)
+            return run
+        return None  # its settlement is on the way
+
+    def emit(self, event: Event) -> None:
+        """Tell observers."""
+        self.events.emit(event)

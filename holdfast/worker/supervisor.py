@@ -1,0 +1,253 @@
+"""Starts several worker processes, restarts those that die, and stops all of them together.
+
+Each child leads a session of its own, so a terminal's Ctrl-C reaches only the supervisor, which hands every stop
+signal on exactly once. The reading end of a pipe that only the supervisor holds open for writing tells a child when
+the supervisor is gone, however it went: then it stops as if it had been asked to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import NamedTuple
+
+from holdfast.config import Settings
+from holdfast.errors import ConfigError, Invalid
+from holdfast.events import ChildEnded, Events
+from holdfast.executors.group import describe_exit, kill_group, when_ended
+
+RECYCLE = 84
+"""Exit code of a worker that wants to be replaced by a fresh process at once (``recycle_jobs``, ``recycle_memory``)."""
+
+FINISHED = 85
+"""Exit code of a supervised worker that has ended on purpose: told to, or with nothing left to run. It is not 0: any
+handler can exit with that, and one that does has taken its worker down."""
+SUPERVISOR_PIPE = "_HOLDFAST_SUPERVISOR_PIPE"
+"""Environment variable of a child: the pipe's descriptor, and how many seconds it has to stop once the pipe ends.
+
+The underscore keeps it apart from the variables that are settings.
+"""
+
+EXTRA_SECONDS = 5.0
+"""How much longer than the grace a child may take to stop before it is killed."""
+
+_CANNOT_START = 71
+"""Stands for the exit code of a child that could not even be started: the system is out of something."""
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 30.0
+_HEALTHY_SECONDS = 60.0
+
+
+# ── policy: pure ──────────────────────────────────────────────────────────────────────────────────────────────────
+class Ending(NamedTuple):
+    """How one run of a child ended."""
+
+    code: int
+    """As ``Popen.returncode``: negative for a signal."""
+    seconds: float
+    """How long it ran."""
+    starts: int
+    """How many times this child has been started, this run included."""
+    failures: int
+    """How many runs in a row before this one failed."""
+
+
+class Restart(NamedTuple):
+    """Start the child again after ``pause`` seconds; ``failures`` runs in a row have failed."""
+
+    pause: float
+    failures: int
+
+
+def next_restart(ending: Ending, chance: Callable[[], float] = random.random) -> Restart | None:
+    """Whether and when to start a child again that ended without being asked by us; None: it has ended well.
+
+    The pause doubles with each failure in a row, from 0.1 to 30 s, of which ``chance`` takes away up to half; a run
+    of at least a minute starts the row anew.
+    """
+    if ending.code == FINISHED:
+        return None
+    if ending.code == RECYCLE:
+        return Restart(0.0, 0)
+    failures = 1 if ending.seconds >= _HEALTHY_SECONDS else ending.failures + 1
+    doublings = min(failures - 1, math.ceil(math.log2(_LONGEST_PAUSE / _FIRST_PAUSE)))
+    pause = min(_FIRST_PAUSE * 2**doublings, _LONGEST_PAUSE)
+    return Restart(pause * (1 - chance() / 2), failures)
+
+
+def is_hopeless(ending: Ending) -> bool:
+    """Whether the very first run says that the command or the settings are wrong: no restart helps."""
+    return ending.starts == 1 and ending.code in (ConfigError.exit_code, Invalid.exit_code)
+
+
+def exit_code(code: int, *, asked: bool) -> int:
+    """What a child's last ``returncode`` adds to ours, as a shell would say it. ``asked``: after we told it to stop."""
+    if code in (0, FINISHED, RECYCLE) or (asked and code == -signal.SIGTERM):
+        return 0  # One that was told to stop before it could listen ends by the signal itself: nothing had begun.
+    return code if code > 0 else 128 - code
+
+
+# ── the supervisor ────────────────────────────────────────────────────────────────────────────────────────────────
+def supervise(arguments: Sequence[str], settings: Settings, events: Events) -> int:
+    """Run ``settings.processes`` workers, each started with these arguments; returns the exit code for the whole.
+
+    Blocks until every worker has ended. It is 0 if all ended well, else the worst code among them.
+    """
+    command = [sys.executable, "-m", "holdfast", "worker", "start", *arguments, "--processes", "1"]
+    return asyncio.run(Supervisor(command, settings.processes, settings.grace, events).run())
+
+
+class Supervisor:
+    """Runs ``processes`` children with the same command line until they have ended or SIGTERM or SIGINT comes."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        processes: int,
+        grace: timedelta,
+        events: Events,
+        *,
+        extra_seconds: float = EXTRA_SECONDS,
+    ) -> None:
+        self._command = list(command)
+        self._processes = processes
+        self._patience = grace.total_seconds() + extra_seconds
+        self._events = events
+        self._stopping = asyncio.Event()
+        self._running: set[subprocess.Popen[bytes]] = set()
+
+    async def run(self) -> int:
+        """Keep the children running; returns the exit code once all of them have ended for good."""
+        with _signals(self.stop), _pipe() as pipe:
+            environment = {**os.environ, SUPERVISOR_PIPE: f"{pipe}:{self._patience}"}
+            async with asyncio.TaskGroup() as group:
+                children = [group.create_task(self._keep(environment, pipe)) for _ in range(self._processes)]
+        return max(child.result() for child in children)
+
+    def stop(self) -> None:
+        """Tell every child to stop; those that have not after the grace and a little more are killed.
+
+        Each call is handed on: for a worker the second one means to release its jobs at once.
+        """
+        if not self._stopping.is_set():
+            self._stopping.set()
+            asyncio.get_running_loop().call_later(self._patience, self._kill)
+        for child in self._running:
+            if child.returncode is None:  # Not reaped yet: the number is still its own.
+                os.kill(child.pid, signal.SIGTERM)
+
+    def _kill(self) -> None:
+        for child in self._running:
+            kill_group(child)
+
+    async def _keep(self, environment: Mapping[str, str], pipe: int) -> int:
+        """Run one child, again and again as the policy says; returns what its last run adds to our exit code."""
+        starts = failures = 0
+        pause = 0.0
+        while not await self._stopped_within(pause):
+            starts += 1
+            began = time.monotonic()
+            pid, code, cause = await self._run_once(environment, pipe)
+            ending = Ending(code, time.monotonic() - began, starts, failures)
+            if self._stopping.is_set() or is_hopeless(ending):
+                return self._ended_for_good(pid, code, cause)
+            restart = next_restart(ending)
+            if restart is None:
+                break
+            if code != RECYCLE:
+                self._events.emit(ChildEnded(pid=pid, cause=cause, restart_in=round(restart.pause, 3)))
+            pause, failures = restart
+        return 0
+
+    async def _run_once(self, environment: Mapping[str, str], pipe: int) -> tuple[int, int, str]:
+        """One run of a child from start to end: its pid, its exit code, and that in words."""
+        ended = asyncio.Event()
+        try:
+            child = subprocess.Popen(  # noqa: ASYNC220 - returns as soon as the program is started
+                self._command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[pipe], start_new_session=True
+            )
+        except OSError as error:
+            return 0, _CANNOT_START, f"cannot be started: {error.strerror}"
+        when_ended(child, ended.set)
+        self._running.add(child)
+        await ended.wait()
+        self._running.discard(child)
+        return child.pid, child.returncode, describe_exit(child.returncode)
+
+    def _ended_for_good(self, pid: int, code: int, cause: str) -> int:
+        asked = self._stopping.is_set()
+        worst = exit_code(code, asked=asked)
+        if worst:
+            self._events.emit(ChildEnded(pid=pid, cause=cause, restart_in=None))
+        if not asked:
+            self.stop()
+        return worst
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._stopping.wait()
+        except TimeoutError:
+            return False
+
+
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """``stop`` on SIGTERM and SIGINT."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _pipe() -> Iterator[int]:
+    """The reading end of a pipe that ends with this block, or with this process."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+# ── in the child ──────────────────────────────────────────────────────────────────────────────────────────────────
+def watch_parent(on_orphaned: Callable[[], object]) -> bool:
+    """In a supervisor's child: call ``on_orphaned`` in the running loop once the supervisor is gone. Whether it is one.
+
+    If the process is not gone either when its time to stop is over, it is killed, as the supervisor would have done.
+    Nothing happens in a process that no supervisor started.
+    """
+    pipe, _, patience = os.environ.pop(SUPERVISOR_PIPE, "").partition(":")
+    if pipe:
+        descriptor, loop = int(pipe), asyncio.get_running_loop()
+        os.set_inheritable(descriptor, False)
+        arguments = (descriptor, float(patience), loop, on_orphaned)
+        threading.Thread(target=_await_orphaned, args=arguments, name="holdfast-parent-watch", daemon=True).start()
+    return bool(pipe)
+
+
+def _await_orphaned(
+    pipe: int, patience: float, loop: asyncio.AbstractEventLoop, on_orphaned: Callable[[], object]
+) -> None:
+    os.read(pipe, 1)  # Nobody writes: it returns when the last writer is gone.
+    with suppress(RuntimeError):  # The loop is closed: what was to be stopped has ended already.
+        loop.call_soon_threadsafe(on_orphaned)
+    time.sleep(patience)
+    os.kill(os.getpid(), signal.SIGKILL)

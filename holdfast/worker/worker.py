@@ -1,0 +1,209 @@
+"""The worker: starts its services, hears signals and orders, and stops in good order.
+
+fetcher ─ claim ─▶ buffer ─▶ runners ─▶ outcomes ─▶ settler          keeper (own thread): beat
+                                                                     sweeper: expired, due, pruning
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import uuid
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from holdfast.app import Holdfast
+from holdfast.config import Settings
+from holdfast.errors import HoldfastError
+from holdfast.events import StoreTrouble, WorkerStarted, WorkerStopped, WorkerStopping
+from holdfast.job import Lease, Order, Pulse
+from holdfast.lifecycle import Cancelled, Released
+from holdfast.values import format_queues
+from holdfast.worker.calls import Calls
+from holdfast.worker.fetcher import Fetcher
+from holdfast.worker.keeper import Keeper
+from holdfast.worker.reloader import Reloader
+from holdfast.worker.runner import Runner
+from holdfast.worker.settler import Settler
+from holdfast.worker.shift import Shift, Why
+from holdfast.worker.sweeper import Sweeper
+
+_AFTER_GRACE = 5.0  # seconds for cancelled handlers to clean up
+
+
+class Worker:
+    """One worker process's work. ``run`` returns when it has stopped."""
+
+    def __init__(self, app: Holdfast, *, settings: Settings | None = None, drain: bool = False) -> None:
+        """``drain``: stop once the queues have nothing to run."""
+        self._app = app
+        # Minted at each start: a restarted worker under the same host name is another one.
+        self.id = f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.shift = Shift(app, settings or app.settings, self.id)
+        self._drain = drain
+        self._stop_now = asyncio.Event()
+        self._reason = "drained"
+        self.recycled = False
+        self.stuck = 0
+        """Once ``run`` has returned: handlers that swallow every cancellation and still run."""
+
+    # ── being told ────────────────────────────────────────────────────────────────────────────────────────────
+    def stop(self, reason: str = "asked") -> None:
+        """Take no more jobs, finish what runs within the grace; told again: release at once. From the event loop."""
+        if self.shift.stopping.is_set():
+            self._stop_now.set()
+            return
+        self._reason = reason
+        self.shift.stopping.set()
+        self.shift.low.set()
+
+    def _obey(self, order: Order) -> None:
+        if order is Order.STOP and not self.shift.stopping.is_set():
+            self.stop("ordered")
+        elif order is Order.DRAIN:
+            self.fetcher.drain()
+
+    def _interrupt(self, lease: Lease, why: Why) -> None:
+        unstarted = self.shift.interrupt(lease, why)
+        if unstarted is None:
+            return
+        if why is Why.CANCEL:
+            self.shift.settle(unstarted, Cancelled())
+        else:
+            self.shift.forget(unstarted)
+
+    # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def run(self) -> None:
+        """Work until told to stop (or, draining, until there is nothing to run)."""
+        shift, app = self.shift, self._app
+        store = await app.opened()
+        self.calls = calls = Calls(app, shift.settings)
+        await calls.open()
+        self.fetcher = Fetcher(shift, store, drain=self._drain)
+        self.runner = Runner(shift, calls)
+        self.settler = Settler(shift, store)
+        keeper = Keeper(shift, self._pulse, interrupt=self._interrupt, order=self._obey)
+        self.runner.resize(shift.settings.concurrency)
+        settling = asyncio.create_task(self.settler.run(), name="holdfast-settler")
+        background = [
+            asyncio.create_task(service, name=f"holdfast-{name}")
+            for name, service in (
+                ("watchdog", self.runner.watch_deadlines()),
+                ("sweeper", Sweeper(shift, store).run()),
+                ("reloader", Reloader(shift, self._resize, self._recycle).run()),
+            )
+        ]
+        keeper.start()
+        queues = format_queues(shift.settings.queues)
+        shift.emit(WorkerStarted(worker_id=self.id, queues=queues, concurrency=shift.settings.concurrency))
+        fetching = asyncio.create_task(self.fetcher.run(), name="holdfast-fetcher")
+        try:
+            await self._until_stopped([fetching, settling, keeper.ended, self.runner.failed, *background])
+        finally:
+            await self._wind_down(fetching, settling, background, keeper, calls)
+
+    async def _until_stopped(self, services: Sequence[asyncio.Future[Any]]) -> None:
+        """Until the shift is stopping. A service that dies of a bug takes the worker down, loudly: its supervisor
+        starts another, and no promise depends on one that half works."""
+        stopping = asyncio.ensure_future(self.shift.stopping.wait())
+        try:
+            done, _ = await asyncio.wait([stopping, *services], return_when=asyncio.FIRST_COMPLETED)
+            for ended in done:
+                ended.result()
+        finally:
+            stopping.cancel()
+            self.shift.stopping.set()
+
+    async def _wind_down(
+        self,
+        fetching: asyncio.Task[None],
+        settling: asyncio.Task[None],
+        background: list[asyncio.Task[None]],
+        keeper: Keeper,
+        calls: Calls,
+    ) -> None:
+        shift = self.shift
+        shift.emit(WorkerStopping(worker_id=self.id, reason=self._reason))
+        fetching.cancel()
+        self.fetcher.release_buffered()
+        await self._finish_running()
+        self.stuck = await self.runner.close()
+        for service in background:
+            service.cancel()
+        await asyncio.gather(*background, fetching, return_exceptions=True)
+        await self._or_told(self._write_rest(settling), "writing the last settlements")
+        keeper.stop()  # not before: leases must last until what they stand for is written
+        await self._or_told(self._sign_off(), "signing off")
+        await calls.close()
+        shift.emit(
+            WorkerStopped(worker_id=self.id, succeeded=shift.succeeded, failed=shift.failed, released=shift.released)
+        )
+
+    async def _finish_running(self) -> None:
+        """The grace, then cancellation, then a moment to clean up; a second stop cuts the grace short."""
+        shift = self.shift
+        await shift.clock.bounded(self._quiet_or_now(), shift.settings.grace.total_seconds())
+        for run in list(shift.running):
+            run.interrupt(Why.RELEASE)
+        await shift.clock.bounded(self._quiet(), _AFTER_GRACE)
+        for run in list(shift.running):  # it swallows its cancellation: it ends with this process
+            shift.running.discard(run)
+            shift.settle(run, Released())
+
+    async def _quiet(self) -> None:
+        while self.shift.busy:
+            self.shift.full.clear()
+            await self.shift.full.wait()
+
+    async def _quiet_or_now(self) -> None:
+        quiet = asyncio.ensure_future(self._quiet())
+        now = asyncio.ensure_future(self._stop_now.wait())
+        try:
+            await asyncio.wait([quiet, now], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            quiet.cancel()
+            now.cancel()
+
+    async def _write_rest(self, settling: asyncio.Task[None]) -> None:
+        """The claim under way is given back, and every settlement written. The settler ends by itself: cancelled, it
+        would drop the batch it is writing."""
+        await self.fetcher.close()
+        self.settler.finish()
+        await settling
+
+    async def _sign_off(self) -> None:
+        store = await self._app.opened()
+        await store.leave(self.id)
+
+    async def _or_told(self, ending: Coroutine[Any, Any, None], what: str) -> None:
+        """Do that, but not for long: where the store is away, the leases end by themselves."""
+        try:
+            async with asyncio.timeout(_AFTER_GRACE):
+                await ending
+        except (HoldfastError, TimeoutError) as error:
+            self.shift.emit(StoreTrouble(service="worker", error=f"{what}: {error}", retry_in=0.0))
+
+    def _resize(self, concurrency: int) -> None:
+        self.runner.resize(concurrency)
+        self.calls.resize(concurrency)
+
+    def _recycle(self) -> None:
+        self.recycled = True
+        self.stop("recycled")
+
+    def _pulse(self) -> Pulse:
+        shift = self.shift
+        return Pulse(
+            worker=self.id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            queues=format_queues(shift.settings.queues),
+            concurrency=shift.settings.concurrency,
+            running=len(shift.running),
+            succeeded=shift.succeeded,
+            failed=shift.failed,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.id}>"

@@ -1,0 +1,184 @@
+"""What the conformance suite says often: which stores there are, and the verbs with the defaults most tests want."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from holdfast.clock import ManualClock
+from holdfast.job import (
+    TERMINAL,
+    Claim,
+    Job,
+    JobState,
+    Lease,
+    NewJob,
+    Operated,
+    Pulse,
+    Reason,
+    Settled,
+    Settlement,
+    new_id,
+)
+from holdfast.lifecycle import Lost, decide
+from holdfast.store import Store
+from holdfast.stores import open_store
+
+Factory = Callable[[Path, Callable[[], int] | None], Store]
+"""From a directory of its own and a clock (None: the real one) to a store object, not opened yet."""
+
+
+def sqlite(folder: Path, now: Callable[[], int] | None) -> Store:
+    return open_store(f"sqlite:///{folder}/holdfast.db", now=now)
+
+
+STORES: dict[str, Factory] = {"sqlite": sqlite}
+"""Every store there is. A new one gets a line here and has to pass everything in this folder."""
+
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+LEASE = timedelta(seconds=30)
+WORKER = "worker-1"
+
+
+class Opener:
+    """Opens any number of store objects on one database, as so many processes would."""
+
+    def __init__(self, factory: Factory, folder: Path, clock: ManualClock) -> None:
+        self._factory = factory
+        self.folder = folder
+        self._clock = clock
+        self._opened: list[Store] = []
+
+    async def __call__(self) -> Store:
+        store = self.unopened()
+        await store.open()
+        return store
+
+    def unopened(self) -> Store:
+        store = self._factory(self.folder, self._clock)
+        self._opened.append(store)
+        return store
+
+    async def close(self) -> None:
+        for store in self._opened:
+            await store.close()
+
+
+class _NoBackoff:
+    """A lost lease asks no policy."""
+
+    def delay(self, failures: int, rng: random.Random) -> timedelta:
+        raise AssertionError("a lost lease must not ask for a delay")
+
+
+def new_job(task: str = "work", **fields: Any) -> NewJob:
+    """A job to submit, with an id of its own and an empty payload unless said otherwise."""
+    return NewJob(**{"id": new_id(), "task": task, "payload": "{}", **fields})
+
+
+async def put(store: Store, *jobs: NewJob) -> list[str]:
+    """Submit the jobs (one plain job if none is given); their ids."""
+    return [answer.job_id for answer in await store.submit(jobs or [new_job()])]
+
+
+async def claim(store: Store, limit: int = 100, wants: dict[str, int] | None = None, **options: Any) -> Claim:
+    options = {"worker": WORKER, "lease_for": LEASE, **options}
+    worker = options.pop("worker")
+    return await store.claim(worker, {"default": limit} if wants is None else wants, limit=limit, **options)
+
+
+async def take(store: Store, limit: int = 100, wants: dict[str, int] | None = None, **options: Any) -> list[Job]:
+    """The jobs a claim brings."""
+    return (await claim(store, limit, wants, **options)).jobs
+
+
+async def take_ids(store: Store, limit: int = 100, wants: dict[str, int] | None = None, **options: Any) -> list[str]:
+    return [job.id for job in await take(store, limit, wants, **options)]
+
+
+async def running(store: Store, **fields: Any) -> Job:
+    """A job that has just been submitted and claimed."""
+    job_id = fields.setdefault("id", new_id())
+    await put(store, new_job(**fields))
+    (job,) = await take(store, 1, {fields.get("queue", "default"): 1}, only=[job_id])
+    return job
+
+
+def ending(job: Job | Lease, state: JobState = JobState.SUCCEEDED, **fields: Any) -> Settlement:
+    """A settlement of ``job`` under the lease it was claimed with."""
+    job_id = job.id if isinstance(job, Job) else job.job_id
+    return Settlement(job_id=job_id, claims=job.claims, state=state, **fields)
+
+
+def failing(job: Job, error: str = "boom", **fields: Any) -> Settlement:
+    """A failed attempt that will be retried at once."""
+    return ending(job, JobState.FAILED, **{"reason": Reason.ERROR, "error": error, "delay": timedelta(0), **fields})
+
+
+async def settle(store: Store, job: Job | Lease, state: JobState = JobState.SUCCEEDED, **fields: Any) -> Settled:
+    """Settle one job; the answer."""
+    (answer,) = await store.settle([ending(job, state, **fields)])
+    return answer
+
+
+async def ended(store: Store, state: JobState, **fields: Any) -> str:
+    """The id of a new job that has come to ``state`` the regular way: through a claim, or by cancellation."""
+    job = await running(store, **fields)
+    reason = {JobState.SUCCEEDED: None, JobState.CANCELLED: Reason.CANCELLED}.get(state, Reason.ERROR)
+    error = None if state is JobState.SUCCEEDED else "boom"
+    delay = None if state in TERMINAL else timedelta(hours=1)
+    answer = await settle(store, job, state, reason=reason, error=error, delay=delay)
+    assert answer.accepted
+    return job.id
+
+
+async def lose_all(store: Store, clock: ManualClock) -> dict[str, Settled]:
+    """Let every lease run out and settle the lost attempts as a sweeper does; the answers by job."""
+    clock.advance(LEASE.total_seconds() + 1)
+    found = await store.expired(limit=1000)
+    answers = await store.settle([decide(job, Lost(), _NoBackoff(), random.Random(0)) for job in found])
+    assert all(answer.accepted for answer in answers)
+    return {answer.job_id: answer for answer in answers}
+
+
+async def lose(store: Store, clock: ManualClock, job: Job) -> Settled:
+    """Let the job's lease run out and settle the lost attempt; the answer."""
+    return (await lose_all(store, clock))[job.id]
+
+
+async def state_of(store: Store, job_id: str) -> JobState | None:
+    job = await store.get(job_id)
+    return None if job is None else job.state
+
+
+async def states_of(store: Store, job_ids: Iterable[str]) -> list[JobState | None]:
+    return [await state_of(store, job_id) for job_id in job_ids]
+
+
+async def stored(store: Store, job_id: str) -> Job:
+    """The job as it stands; it must be there."""
+    job = await store.get(job_id)
+    assert job is not None
+    return job
+
+
+async def until_done(operation: Callable[[], Any], rounds: int = 50) -> list[Operated]:
+    """Repeat a bounded operation until it says there is no more; every answer. It must come to an end."""
+    answers: list[Operated] = []
+    for _ in range(rounds):
+        answers.append(await operation())
+        if not answers[-1].more:
+            return answers
+    raise AssertionError(f"still more after {rounds} rounds")
+
+
+def changed_ids(answers: Sequence[Operated]) -> list[str]:
+    return [job_id for answer in answers for job_id, _ in answer.changed]
+
+
+def pulse(worker: str = WORKER, **fields: Any) -> Pulse:
+    return Pulse(**{"worker": worker, "host": "here", "pid": 1, "queues": "default", "concurrency": 1, **fields})

@@ -1,0 +1,177 @@
+"""The beat: keeps live leases alive, tells what became of the others, carries orders."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from holdfast.clock import ManualClock
+from holdfast.job import Beat, Held, JobState, Lease, Order, new_id
+from holdfast.store import Store
+from tests.conformance.support import LEASE, Opener, ending, lose, new_job, pulse, put, running, settle, stored, take
+
+
+async def test_a_beat_extends_a_live_lease(store: Store, clock: ManualClock) -> None:
+    job = await running(store)
+    for _ in range(5):
+        clock.advance(LEASE.total_seconds() - 1)
+        assert await store.beat(pulse(), [job.lease], lease_for=LEASE) == Beat([Held.HELD])
+        assert (await stored(store, job.id)).lease_until_us == clock() + LEASE // timedelta(microseconds=1)
+
+    assert await store.expired(limit=10) == []
+    assert (await settle(store, job)).accepted
+
+
+async def test_an_expired_lease_is_not_revived(store: Store, clock: ManualClock) -> None:
+    job = await running(store)
+    clock.advance(LEASE.total_seconds() + 1)
+
+    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [Held.LOST]
+
+    assert [each.id for each in await store.expired(limit=10)] == [job.id]
+    assert not (await settle(store, job)).accepted
+
+
+async def test_a_superseded_lease_is_lost_and_its_successor_is_not_touched(store: Store, clock: ManualClock) -> None:
+    old = await running(store)
+    await lose(store, clock, old)
+    (new,) = await take(store, suspects=1)
+    until = (await stored(store, new.id)).lease_until_us
+    clock.advance(1)
+
+    assert (await store.beat(pulse("other"), [old.lease], lease_for=LEASE)).held == [Held.LOST]
+    assert (await stored(store, new.id)).lease_until_us == until
+
+
+async def test_settled_deleted_and_unknown_leases_are_lost(store: Store) -> None:
+    settled, deleted = await running(store), await running(store)
+    await settle(store, settled)
+    await settle(store, deleted)
+    await store.delete([deleted.id])
+    leases = [settled.lease, deleted.lease, Lease(new_id(), 1)]
+
+    assert (await store.beat(pulse(), leases, lease_for=LEASE)).held == [Held.LOST] * 3
+
+
+async def test_a_queued_job_is_not_held(store: Store) -> None:
+    (job_id,) = await put(store)
+
+    assert (await store.beat(pulse(), [Lease(job_id, 0)], lease_for=LEASE)).held == [Held.LOST]
+    assert (await stored(store, job_id)).lease_until_us is None
+
+
+async def test_a_cancelled_running_job_is_told_at_the_beat_and_stays_held(store: Store, clock: ManualClock) -> None:
+    job = await running(store)
+    await store.cancel([job.id])
+    clock.advance(LEASE.total_seconds() - 1)
+
+    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [Held.CANCEL]
+
+    clock.advance(LEASE.total_seconds() - 1)
+    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [Held.CANCEL]
+    answer = await settle(store, job, JobState.CANCELLED)
+    assert (answer.accepted, answer.state) == (True, JobState.CANCELLED)
+
+
+async def test_verdicts_answer_the_leases_in_their_order(store: Store) -> None:
+    await put(store, *[new_job() for _ in range(300)])
+    jobs = await take(store, 300)
+    await store.cancel([job.id for job in jobs[1::3]])
+    await store.settle([ending(job) for job in jobs[2::3]])
+
+    held = (await store.beat(pulse(), [job.lease for job in jobs[::-1]], lease_for=LEASE)).held
+
+    assert held == ([Held.HELD, Held.CANCEL, Held.LOST] * 100)[::-1]
+
+
+async def test_the_same_job_under_two_leases_is_answered_for_each(store: Store, clock: ManualClock) -> None:
+    old = await running(store)
+    await lose(store, clock, old)
+    (new,) = await take(store, suspects=1)
+
+    held = (await store.beat(pulse(), [old.lease, new.lease, old.lease], lease_for=LEASE)).held
+
+    assert held == [Held.LOST, Held.HELD, Held.LOST]
+
+
+async def test_a_beat_without_leases_registers_the_worker(store: Store, clock: ManualClock) -> None:
+    said = pulse("w", host="höst", pid=42, queues="a:2,*", concurrency=7, running=3, succeeded=10, failed=2)
+    started = clock()
+    await store.beat(pulse("w", host="höst", pid=42), [], lease_for=LEASE)
+    clock.advance(10)
+
+    assert await store.beat(said, [], lease_for=LEASE) == Beat([], Order.NONE)
+
+    (info,) = await store.workers()
+    assert (info.pulse, info.started_at_us, info.seen_at_us) == (said, started, clock())
+    assert (info.alive, info.order) == (True, Order.NONE)
+
+
+async def test_a_worker_is_alive_while_its_last_beats_lease_lasts(store: Store, clock: ManualClock) -> None:
+    await store.beat(pulse("quiet"), [], lease_for=LEASE)
+    clock.advance(LEASE.total_seconds() - 1)
+    assert [info.alive for info in await store.workers()] == [True]
+
+    clock.advance(2)
+    assert [info.alive for info in await store.workers()] == [False]
+
+    await store.beat(pulse("quiet"), [], lease_for=LEASE)
+    assert [info.alive for info in await store.workers()] == [True]
+
+
+async def test_a_worker_that_leaves_is_forgotten(store: Store) -> None:
+    await store.beat(pulse("stays"), [], lease_for=LEASE)
+    await store.beat(pulse("goes"), [], lease_for=LEASE)
+
+    await store.leave("goes")
+    await store.leave("never came")
+
+    assert [info.pulse.worker for info in await store.workers()] == ["stays"]
+
+
+async def test_pruning_forgets_workers_that_fell_silent_long_ago(store: Store, clock: ManualClock) -> None:
+    await store.beat(pulse("silent"), [], lease_for=LEASE)
+    clock.advance(86_400 - 60)
+    await store.prune({}, limit=100)
+    assert [info.pulse.worker for info in await store.workers()] == ["silent"]
+    clock.advance(60 + 2 * LEASE.total_seconds())
+    await store.beat(pulse("alive"), [], lease_for=LEASE)
+
+    await store.prune({}, limit=100)
+
+    assert [info.pulse.worker for info in await store.workers()] == ["alive"]
+
+
+async def test_an_order_reaches_the_worker_at_its_next_beat(store: Store, opener: Opener) -> None:
+    for worker in ("a", "b"):
+        await store.beat(pulse(worker), [], lease_for=LEASE)
+
+    assert await (await opener()).order(Order.DRAIN, ["a"]) == ["a"]
+
+    assert (await store.beat(pulse("a"), [], lease_for=LEASE)).order is Order.DRAIN
+    assert (await store.beat(pulse("b"), [], lease_for=LEASE)).order is Order.NONE
+    assert {info.pulse.worker: info.order for info in await store.workers()} == {"a": Order.DRAIN, "b": Order.NONE}
+
+
+async def test_a_later_order_replaces_an_earlier_one(store: Store) -> None:
+    await store.beat(pulse("a"), [], lease_for=LEASE)
+    await store.order(Order.DRAIN, ["a"])
+    await store.order(Order.STOP, ["a"])
+
+    assert (await store.beat(pulse("a"), [], lease_for=LEASE)).order is Order.STOP
+
+
+async def test_an_order_to_all_tells_every_living_worker(store: Store, clock: ManualClock) -> None:
+    await store.beat(pulse("silent"), [], lease_for=LEASE)
+    clock.advance(LEASE.total_seconds() + 1)
+    for worker in ("a", "b"):
+        await store.beat(pulse(worker), [], lease_for=LEASE)
+
+    assert sorted(await store.order(Order.STOP)) == ["a", "b"]
+
+
+async def test_an_order_to_nobody_known_tells_nobody(store: Store) -> None:
+    await store.beat(pulse("a"), [], lease_for=LEASE)
+
+    assert await store.order(Order.STOP, ["unknown"]) == []
+    assert await store.order(Order.STOP, []) == []
+    assert (await store.beat(pulse("a"), [], lease_for=LEASE)).order is Order.NONE

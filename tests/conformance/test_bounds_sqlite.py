@@ -1,0 +1,82 @@
+"""What a look, and an operation by filter, may not cost: others their turn, or more than they are about."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.job import JobFilter, JobState, Operated
+from holdfast.store import Store
+from holdfast.stores.sqlite.operate import Chosen, Operate
+from tests.conformance.support import ended, new_job, put, state_of, states_of
+
+
+@pytest.fixture
+def connection(store: Store, tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """The owner's own connection to the store's file."""
+    connection = sqlite3.connect(tmp_path / "holdfast.db", isolation_level=None, check_same_thread=False)
+    yield connection
+    connection.close()
+
+
+async def test_who_awaits_a_job_looks_at_its_state_alone(store: Store, connection: sqlite3.Connection) -> None:
+    """The rest of the row may be a megabyte, or (as here) not to be read at all."""
+    job_id = await ended(store, JobState.SUCCEEDED)
+    connection.execute("update holdfast_job set options = '[]'")
+
+    await store.wait([f"job:{job_id}"], timeout=30)
+
+
+async def test_an_operation_by_filter_looks_for_its_jobs_while_others_write(
+    store: Store, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through a large table that takes long; under the write lock nobody could submit or settle meanwhile."""
+    ids = await put(store, *[new_job() for _ in range(3)])
+    choose = Operate.choose
+
+    def writing_meanwhile(self: Operate, *args: Any, **options: Any) -> Chosen:
+        connection.execute("begin immediate")
+        chosen = choose(self, *args, **options)
+        connection.execute("commit")
+        return chosen
+
+    monkeypatch.setattr(Operate, "choose", writing_meanwhile)
+
+    for call in (store.cancel, store.replay, store.delete):
+        assert [job_id for job_id, _ in (await call(JobFilter())).changed] == ids
+    assert await states_of(store, ids) == [None] * 3
+
+
+async def test_what_a_filter_matches_no_more_when_it_is_written_stays_as_it_is(
+    store: Store, monkeypatch: pytest.MonkeyPatch, connection: sqlite3.Connection
+) -> None:
+    first, second = await put(store, new_job(), new_job())
+    choose = Operate.choose
+
+    def started_meanwhile(self: Operate, *args: Any, **options: Any) -> Chosen:
+        chosen = choose(self, *args, **options)
+        connection.execute("update holdfast_job set state = 2, lease_until = 1 << 62 where id = ?", (first,))
+        return chosen
+
+    monkeypatch.setattr(Operate, "choose", started_meanwhile)
+
+    done = await store.cancel(JobFilter(states=(JobState.QUEUED,)))
+
+    assert done == Operated([(second, JobState.CANCELLED)], [])
+    running = await store.get(first)
+    assert running is not None
+    assert (running.state, running.cancelling) == (JobState.RUNNING, False)
+
+
+async def test_a_filter_that_matches_nothing_waits_for_no_writer(store: Store, connection: sqlite3.Connection) -> None:
+    (job_id,) = await put(store)
+    connection.execute("begin immediate")
+
+    assert await store.cancel(JobFilter(queue="empty")) == Operated([], [])
+
+    connection.execute("rollback")
+    assert await state_of(store, job_id) is JobState.QUEUED

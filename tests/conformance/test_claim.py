@@ -1,0 +1,326 @@
+"""Claiming: who gets which job, in which order, and never early."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.job import JobState, new_id
+from holdfast.store import EVERY_QUEUE, Store
+from tests.conformance.support import (
+    LEASE,
+    Opener,
+    claim,
+    ended,
+    failing,
+    new_job,
+    put,
+    running,
+    state_of,
+    stored,
+    take,
+    take_ids,
+)
+
+
+async def test_a_claimed_job_is_running_under_a_lease(store: Store, clock: ManualClock) -> None:
+    (job_id,) = await put(store, new_job(payload='{"a":1}', task="t", priority=3))
+
+    (job,) = await take(store, worker="me")
+
+    assert (job.id, job.task, job.payload, job.queue, job.priority) == (job_id, "t", '{"a":1}', "default", 3)
+    assert (job.claims, job.attempts, job.state) == (1, 1, JobState.RUNNING)
+    kept = await stored(store, job_id)
+    assert (kept.claims, kept.attempts, kept.state, kept.worker) == (1, 1, JobState.RUNNING, "me")
+    assert (kept.started_at_us, kept.lease_until_us) == (clock(), clock() + LEASE // timedelta(microseconds=1))
+
+
+async def test_a_job_under_a_live_lease_is_not_delivered_again(store: Store, opener: Opener) -> None:
+    await put(store, new_job(), new_job())
+    assert len(await take(store)) == 2
+
+    assert await take(store) == []
+    assert await take(await opener(), worker="other") == []
+
+
+async def test_an_expired_lease_is_not_simply_taken_over(store: Store, clock: ManualClock) -> None:
+    """Somebody has to settle the lost attempt first, or it would never count."""
+    await running(store)
+    clock.advance(3600)
+
+    assert await take(store, suspects=9) == []
+
+
+async def test_every_claim_grows_claims_and_attempts(store: Store) -> None:
+    (job_id,) = await put(store, new_job(max_attempts=None))
+
+    for n in range(1, 6):
+        (job,) = await take(store)
+        assert (job.id, job.claims, job.attempts) == (job_id, n, n)
+        await store.settle([failing(job)])
+
+
+async def test_a_higher_priority_goes_first(store: Store) -> None:
+    priorities = [0, -100, 5, 100, 0, -1, 5]
+    ids = await put(store, *[new_job(priority=priority) for priority in priorities])
+
+    expected = [ids[n] for n in sorted(range(7), key=lambda n: (-priorities[n], n))]
+
+    assert [job_id for _ in range(7) for job_id in await take_ids(store, 1)] == expected
+
+
+async def test_one_claim_delivers_in_order_too(store: Store) -> None:
+    ids = await put(store, *[new_job(priority=n % 3) for n in range(30)])
+
+    assert await take_ids(store) == [ids[n] for n in sorted(range(30), key=lambda n: (-(n % 3), n))]
+
+
+async def test_of_equal_priority_the_earlier_eligible_goes_first(store: Store, clock: ManualClock) -> None:
+    late = new_job(run_at_us=clock() + 20_000_000)
+    early = new_job(run_at_us=clock() + 10_000_000)
+    await put(store, late, early)
+    clock.advance(30)
+    (now,) = await put(store)
+
+    assert await take_ids(store) == [early.id, late.id, now]
+
+
+async def test_an_instant_in_the_past_jumps_no_queue(store: Store, clock: ManualClock) -> None:
+    """A job is not eligible before it exists."""
+    (waiting,) = await put(store)
+    clock.advance(10)
+    (pushing,) = await put(store, new_job(run_at_us=clock() - 3_600_000_000))
+
+    assert await take_ids(store) == [waiting, pushing]
+
+
+async def test_of_equal_eligibility_the_earlier_submission_goes_first(store: Store, opener: Opener) -> None:
+    """Whatever the ids say: they are minted by clients whose clocks may be wrong."""
+    ids = [new_id() for _ in range(40)]
+    random.Random(7).shuffle(ids)
+    other = await opener()
+    for n, job_id in enumerate(ids):
+        await put(other if n % 2 else store, new_job(id=job_id))
+
+    assert [job_id for _ in range(8) for job_id in await take_ids(store, 5)] == ids
+
+
+async def test_a_job_is_never_delivered_early(store: Store, clock: ManualClock) -> None:
+    (job_id,) = await put(store, new_job(delay=timedelta(seconds=10)))
+    clock.advance(9.999999)
+    assert await take(store) == []
+
+    clock.advance(0.000001)
+    assert await take_ids(store) == [job_id]
+
+
+async def test_a_retry_is_not_delivered_before_its_delay_is_over(store: Store, clock: ManualClock) -> None:
+    job = await running(store)
+    await store.settle([failing(job, delay=timedelta(seconds=5))])
+    clock.advance(4.999999)
+    assert await take(store) == []
+
+    clock.advance(0.000001)
+    assert await take_ids(store) == [job.id]
+
+
+async def test_claiming_says_how_many_due_jobs_it_made_ready(store: Store, clock: ManualClock) -> None:
+    ids = await put(store, *[new_job(delay=timedelta(seconds=n)) for n in range(5, 10)])
+    clock.advance(7)
+
+    brought = await claim(store, 1)
+
+    assert brought.promoted == 3
+    assert [job.id for job in brought.jobs] == ids[:1]
+    assert await state_of(store, ids[2]) is JobState.QUEUED
+    assert await state_of(store, ids[3]) is JobState.SCHEDULED
+
+
+async def test_without_promotion_due_jobs_stay_where_they_are(store: Store, clock: ManualClock) -> None:
+    (job_id,) = await put(store, new_job(delay=timedelta(seconds=5)))
+    clock.advance(10)
+
+    brought = await claim(store, promote=False)
+
+    assert (brought.jobs, brought.promoted) == ([], 0)
+    assert await state_of(store, job_id) is JobState.SCHEDULED
+    assert await take_ids(store, promote=True) == [job_id]
+
+
+async def test_next_due_is_the_exact_time_until_the_next_job(store: Store, clock: ManualClock) -> None:
+    await put(store, new_job(delay=timedelta(seconds=60)), new_job(delay=timedelta(seconds=12.345678)))
+    assert (await claim(store)).next_due == timedelta(seconds=12.345678)
+
+    clock.advance(2.345678)
+    assert (await claim(store)).next_due == timedelta(seconds=10)
+
+    clock.advance(10)
+    assert (await claim(store)).next_due == timedelta(seconds=47.654322)
+
+
+async def test_next_due_counts_retries(store: Store) -> None:
+    job = await running(store)
+    await store.settle([failing(job, delay=timedelta(seconds=5))])
+
+    assert (await claim(store)).next_due == timedelta(seconds=5)
+
+
+async def test_next_due_is_none_where_nothing_is_scheduled(store: Store) -> None:
+    await put(store, new_job(), new_job(queue="other", delay=timedelta(seconds=5)))
+
+    assert (await claim(store)).next_due is None
+    assert (await claim(store, wants={"other": 1})).next_due == timedelta(seconds=5)
+    assert (await claim(store, wants={"default": 1, "other": 1})).next_due == timedelta(seconds=5)
+    assert (await claim(store, wants={EVERY_QUEUE: 1})).next_due == timedelta(seconds=5)
+
+
+async def test_of_each_queue_at_most_what_it_wants(store: Store) -> None:
+    await put(store, *[new_job(queue=queue) for queue in ("a", "b", "c") for _ in range(10)])
+
+    jobs = await take(store, 100, {"a": 3, "b": 1, "c": 0, "nobody": 5})
+
+    assert Counter(job.queue for job in jobs) == {"a": 3, "b": 1}
+
+
+async def test_never_more_than_the_limit(store: Store) -> None:
+    await put(store, *[new_job(queue=queue) for queue in ("a", "b") for _ in range(10)])
+
+    assert len(await take(store, 4, {"a": 10, "b": 10})) == 4
+    assert len(await take(store, 100, {"a": 100, "b": 100})) == 16
+
+
+async def test_no_named_queue_starves_behind_another(store: Store) -> None:
+    await put(store, *[new_job(queue="busy", priority=100) for _ in range(50)])
+    await put(store, *[new_job(queue="quiet", priority=-100) for _ in range(2)])
+
+    served = [job.queue for _ in range(10) for job in await take(store, 1, {"busy": 1, "quiet": 1})]
+
+    assert served.count("quiet") == 2
+
+
+async def test_queues_that_are_not_wanted_are_left_alone(store: Store) -> None:
+    await put(store, new_job(queue="other"))
+
+    assert await take(store, wants={"default": 5}) == []
+    assert await take(store, wants={}) == []
+
+
+async def test_the_star_serves_queues_in_turn_and_starves_none(store: Store) -> None:
+    await put(store, *[new_job(queue="busy", priority=100) for _ in range(60)])
+    for name in ("quiet", "seldom", "último"):
+        await put(store, *[new_job(queue=name, priority=-100) for _ in range(3)])
+
+    served = [job.queue for _ in range(16) for job in await take(store, 1, {EVERY_QUEUE: 1})]
+
+    assert Counter(served) >= Counter({"busy": 3, "quiet": 3, "seldom": 3, "último": 3})
+
+
+async def test_the_star_gets_of_each_queue_at_most_what_it_wants(store: Store) -> None:
+    await put(store, *[new_job(queue=f"q{n % 4}") for n in range(20)])
+
+    jobs = await take(store, 100, {EVERY_QUEUE: 3})
+    assert max(Counter(job.queue for job in jobs).values()) == 3
+    assert len(await take(store, 5, {EVERY_QUEUE: 100})) == 5
+    assert len(await take(store, 100, {EVERY_QUEUE: 100})) == 20 - len(jobs) - 5
+
+
+async def test_a_named_queue_keeps_its_own_bound_beside_the_star(store: Store) -> None:
+    await put(store, *[new_job(queue=queue) for queue in ("mail", "other") for _ in range(5)])
+
+    jobs = await take(store, 100, {"mail": 2, EVERY_QUEUE: 4})
+
+    assert Counter(job.queue for job in jobs) == {"mail": 2, "other": 4}
+
+
+async def test_the_star_delivers_within_a_queue_in_order(store: Store) -> None:
+    ids = await put(store, *[new_job(queue="a", priority=n) for n in range(5)])
+
+    assert [job_id for _ in range(5) for job_id in await take_ids(store, 1, {EVERY_QUEUE: 1})] == ids[::-1]
+
+
+@pytest.mark.parametrize("wanted", ["default", EVERY_QUEUE])
+async def test_a_paused_queue_is_skipped_until_it_is_resumed(store: Store, opener: Opener, wanted: str) -> None:
+    (job_id,) = await put(store)
+    (other_id,) = await put(store, new_job(queue="other"))
+    await (await opener()).pause("default")
+
+    assert await take_ids(store, wants={wanted: 5, "other": 5} if wanted == "default" else {wanted: 5}) == [other_id]
+    assert await take_ids(store, wants={wanted: 5}, only=[job_id]) == []
+
+    await store.resume("default")
+    assert await take_ids(store, wants={wanted: 5}) == [job_id]
+
+
+async def test_only_the_delivered_ids_are_claimed_and_the_rest_is_refused(store: Store) -> None:
+    ready, unasked = await put(store, new_job(), new_job())
+    taken = (await running(store)).id
+    dead = await ended(store, JobState.DEAD)
+    (later,) = await put(store, new_job(delay=timedelta(hours=1)))
+
+    brought = await claim(store, only=[taken, ready, dead, later, new_id()])
+
+    assert [job.id for job in brought.jobs] == [ready]
+    assert brought.refused == 4
+    assert await state_of(store, unasked) is JobState.QUEUED
+
+
+async def test_a_delivered_id_twice_in_a_batch_is_one_claim_and_one_refusal(store: Store) -> None:
+    (job_id,) = await put(store)
+
+    brought = await claim(store, only=[job_id, job_id])
+
+    assert ([job.id for job in brought.jobs], brought.refused) == ([job_id], 1)
+
+
+async def test_delivered_ids_of_any_queue_are_claimed_for_the_star(store: Store) -> None:
+    ids = await put(store, new_job(queue="a"), new_job(queue="b"), new_job(queue="closed"))
+    await store.pause("closed")
+
+    brought = await claim(store, wants={EVERY_QUEUE: 5}, only=ids)
+
+    assert ([job.id for job in brought.jobs], brought.refused) == (ids[:2], 1)
+
+
+async def test_delivered_ids_are_bounded_by_limit_and_wants(store: Store) -> None:
+    ids = await put(store, *[new_job(queue=queue) for queue in ("a", "b") for _ in range(4)])
+
+    assert len(await take(store, 3, {"a": 9, "b": 9}, only=ids)) == 3
+    jobs = await take(store, 9, {"a": 0, "b": 2}, only=ids)
+    assert Counter(job.queue for job in jobs) == {"b": 2}
+
+
+async def test_a_delivered_job_that_is_due_is_made_ready(store: Store, clock: ManualClock) -> None:
+    (due,) = await put(store, new_job(delay=timedelta(seconds=5)))
+    clock.advance(5)
+
+    assert await take_ids(store, only=[due], promote=False) == []
+    assert await take_ids(store, only=[due]) == [due]
+
+
+async def test_an_empty_delivery_claims_nothing(store: Store) -> None:
+    await put(store)
+
+    brought = await claim(store, only=[])
+
+    assert (brought.jobs, brought.refused) == ([], 0)
+
+
+async def test_racing_claimers_never_share_a_job(store: Store, opener: Opener) -> None:
+    stores = [store, *[await opener() for _ in range(3)]]
+    ids = await put(store, *[new_job() for _ in range(200)])
+
+    batches = await asyncio.gather(*[take_ids(stores[n % 4], 7, worker=f"w{n}") for n in range(40)])
+
+    taken = [job_id for batch in batches for job_id in batch]
+    assert sorted(taken) == sorted(ids)
+
+
+async def test_a_batch_of_several_hundred_is_one_claim(store: Store) -> None:
+    ids = await put(store, *[new_job() for _ in range(700)])
+
+    assert await take_ids(store, 500) == ids[:500]

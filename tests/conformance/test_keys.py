@@ -1,0 +1,186 @@
+"""Idempotency keys: one job per key while the key lives, for everybody who asks."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.job import JobFilter, JobState, Submitted
+from holdfast.store import Store
+from tests.conformance.support import Opener, ended, new_job, put, running, settle, stored
+
+DAY = timedelta(days=1)
+
+
+async def prune_all(store: Store) -> int:
+    return await store.prune({"succeeded": timedelta(0), "dead": timedelta(0), "cancelled": timedelta(0)}, limit=1000)
+
+
+async def test_a_key_creates_one_job_and_every_caller_gets_it(store: Store) -> None:
+    first = new_job(key="welcome-42", payload='{"n":1}')
+    await store.submit([first])
+
+    assert await store.submit([new_job(key="welcome-42", payload='{"n":2}')]) == [Submitted(first.id, False)]
+    assert await store.count(JobFilter()) == 1
+    assert (await stored(store, first.id)).payload == '{"n":1}'
+
+
+async def test_different_keys_are_different_jobs(store: Store) -> None:
+    keys = ["a", "A", "a ", " a", "a\0", "ä", "a\u0308", "%", "_", "'", "x" * 512]
+
+    answers = await store.submit([new_job(key=key) for key in keys])
+
+    assert all(answer.created for answer in answers)
+    found = [await store.by_key(key) for key in keys]
+    assert [job and job.id for job in found] == [answer.job_id for answer in answers]
+    assert [job and job.key for job in found] == keys
+
+
+async def test_a_key_twice_in_one_batch_is_one_job(store: Store) -> None:
+    first, second, plain = new_job(key="k"), new_job(key="k"), new_job()
+
+    answers = await store.submit([first, plain, second])
+
+    assert answers == [Submitted(first.id, True), Submitted(plain.id, True), Submitted(first.id, False)]
+    assert await store.get(second.id) is None
+
+
+async def test_a_batch_of_old_and_new_keys_is_answered_in_order(store: Store) -> None:
+    old = [new_job(key=f"k{n}") for n in range(20)]
+    await store.submit(old)
+    batch = [new_job(key=f"k{n}") for n in range(40)]
+
+    answers = await store.submit(batch)
+
+    assert answers[:20] == [Submitted(job.id, False) for job in old]
+    assert answers[20:] == [Submitted(job.id, True) for job in batch[20:]]
+
+
+async def test_resubmitting_a_keyed_job_by_its_id_is_harmless(store: Store) -> None:
+    new = new_job(key="k")
+
+    assert await store.submit([new]) == [Submitted(new.id, True)]
+    assert await store.submit([new]) == [Submitted(new.id, False)]
+
+
+async def test_a_key_submitted_with_a_known_id_is_that_jobs_and_goes_with_it(store: Store) -> None:
+    (job_id,) = await put(store)
+
+    assert await store.submit([new_job(id=job_id, key="late")]) == [Submitted(job_id, False)]
+    assert (await stored(store, job_id)).key == "late"
+    assert await store.count(JobFilter()) == 1
+    await store.delete([job_id])
+    assert await store.by_key("late") is None
+    assert (await store.submit([new_job(key="late")]))[0].created
+
+
+async def test_by_key_finds_the_job(store: Store) -> None:
+    (job_id,) = await put(store, new_job(key="k"))
+
+    job = await store.by_key("k")
+
+    assert job is not None
+    assert (job.id, job.key) == (job_id, "k")
+    assert await store.by_key("K") is None
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.FAILED])
+async def test_a_key_is_kept_whatever_became_of_its_job(store: Store, state: JobState) -> None:
+    job_id = await ended(store, state, key="k")
+
+    assert await store.submit([new_job(key="k")]) == [Submitted(job_id, False)]
+
+
+async def test_a_key_outlasts_its_lifetime_while_its_job_is_there(store: Store, clock: ManualClock) -> None:
+    (job_id,) = await put(store, new_job(key="k", key_for=timedelta(minutes=1)))
+    clock.advance(3600)
+    await prune_all(store)
+
+    assert await store.submit([new_job(key="k")]) == [Submitted(job_id, False)]
+
+
+async def test_a_key_outlasts_its_pruned_job_until_its_lifetime_is_over(store: Store, clock: ManualClock) -> None:
+    job_id = await ended(store, JobState.SUCCEEDED, key="k", key_for=DAY)
+    clock.advance(3600)
+    assert await prune_all(store) == 1
+    assert await store.get(job_id) is None
+
+    assert await store.submit([new_job(key="k")]) == [Submitted(job_id, False)]
+    assert await store.count(JobFilter()) == 0
+
+    clock.advance(DAY.total_seconds())
+    (answer,) = await store.submit([new_job(key="k")])
+    assert answer.created
+
+
+async def test_a_dead_key_is_free_even_if_nobody_pruned_it(store: Store, clock: ManualClock) -> None:
+    job_id = await ended(store, JobState.SUCCEEDED, key="k", key_for=timedelta(hours=2))
+    clock.advance(3600)
+    await prune_all(store)
+    clock.advance(3601)
+
+    (answer,) = await store.submit([new_job(key="k")])
+
+    assert answer.created
+    assert answer.job_id != job_id
+
+
+async def test_pruning_takes_the_dead_keys_and_leaves_the_living(store: Store, clock: ManualClock) -> None:
+    await ended(store, JobState.SUCCEEDED, key="short", key_for=timedelta(hours=2))
+    long = await ended(store, JobState.SUCCEEDED, key="long", key_for=DAY)
+    clock.advance(60)
+    assert await prune_all(store) == 2
+    clock.advance(3 * 3600)
+    await prune_all(store)
+
+    assert (await store.submit([new_job(key="short")]))[0].created
+    assert await store.submit([new_job(key="long")]) == [Submitted(long, False)]
+
+
+async def test_a_key_without_a_lifetime_goes_with_its_job(store: Store, clock: ManualClock) -> None:
+    await ended(store, JobState.SUCCEEDED, key="k")
+    clock.advance(60)
+    assert await prune_all(store) == 1
+
+    assert await store.by_key("k") is None
+    assert (await store.submit([new_job(key="k")]))[0].created
+
+
+async def test_deleting_a_job_frees_its_key_whatever_lifetime_it_has(store: Store) -> None:
+    (job_id,) = await put(store, new_job(key="k", key_for=DAY))
+
+    await store.delete([job_id])
+
+    assert await store.by_key("k") is None
+    assert (await store.submit([new_job(key="k")]))[0].created
+
+
+async def test_by_key_of_a_pruned_job_finds_nothing(store: Store, clock: ManualClock) -> None:
+    await ended(store, JobState.SUCCEEDED, key="k", key_for=DAY)
+    clock.advance(60)
+    await prune_all(store)
+
+    assert await store.by_key("k") is None
+
+
+async def test_a_key_survives_retries_and_replays(store: Store) -> None:
+    job = await running(store, key="k")
+    await settle(store, job, JobState.DEAD, error="boom")
+    await store.replay([job.id])
+
+    assert (await stored(store, job.id)).key == "k"
+    assert await store.submit([new_job(key="k")]) == [Submitted(job.id, False)]
+
+
+async def test_of_32_racing_submissions_of_a_key_one_creates_and_all_get_it(store: Store, opener: Opener) -> None:
+    stores = [store, *[await opener() for _ in range(3)]]
+
+    answers = await asyncio.gather(*[stores[n % 4].submit([new_job(), new_job(key="k")]) for n in range(32)])
+
+    keyed = [answer for _, answer in answers]
+    assert sum(answer.created for answer in keyed) == 1
+    assert len({answer.job_id for answer in keyed}) == 1
+    assert await store.count(JobFilter()) == 33

@@ -1,0 +1,181 @@
+"""Opening, closing, migrating, copying; and callers without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.job import JobFilter, JobState, Submitted
+from holdfast.store import Store
+from holdfast.stores import open_store
+from tests.conformance.support import Opener, ended, new_job, put, running, settle, state_of, take_ids
+
+
+async def test_opening_and_closing_twice_is_harmless(opener: Opener) -> None:
+    store = await opener()
+    await store.open()
+    (job_id,) = await put(store)
+    await store.close()
+    await store.close()
+
+    again = await opener()
+    assert await state_of(again, job_id) is JobState.QUEUED
+
+
+async def test_a_store_that_was_never_opened_closes(opener: Opener) -> None:
+    await opener.unopened().close()
+
+
+async def test_a_closed_store_can_be_opened_again(opener: Opener) -> None:
+    store = await opener()
+    (job_id,) = await put(store)
+    await store.close()
+    await store.open()
+
+    assert await take_ids(store) == [job_id]
+
+
+async def test_a_closed_store_says_so(opener: Opener) -> None:
+    store = await opener()
+    await store.close()
+
+    with pytest.raises(HoldfastError):
+        await put(store)
+
+
+async def test_migrating_tells_once_what_was_applied_by_opening_too(store: Store, opener: Opener) -> None:
+    assert len(await store.migrate()) >= 1
+    assert await store.migrate() == []
+    assert await (await opener()).migrate() == []
+
+
+async def test_racing_openers_of_an_empty_store_all_find_it_ready(opener: Opener) -> None:
+    stores = [opener.unopened() for _ in range(4)]
+
+    await asyncio.gather(*[store.open() for store in stores])
+    await asyncio.gather(*[store.migrate() for store in stores])
+
+    for store in stores:
+        await put(store)
+    assert await stores[0].count(JobFilter()) == 4
+
+
+async def test_migrating_keeps_the_jobs(store: Store) -> None:
+    ids = await put(store, *[new_job() for _ in range(10)])
+    await store.migrate()
+
+    assert await take_ids(store) == ids
+
+
+async def test_closing_finishes_what_is_under_way(opener: Opener) -> None:
+    store = await opener()
+    jobs = [new_job() for _ in range(20)]
+    submissions = [asyncio.create_task(store.submit([job])) for job in jobs]
+    await asyncio.sleep(0)
+    await store.close()
+    answers = await asyncio.gather(*submissions, return_exceptions=True)
+
+    again = await opener()
+    for job, answer in zip(jobs, answers, strict=True):
+        acknowledged = answer == [Submitted(job.id, True)]
+        assert acknowledged or isinstance(answer, HoldfastError)
+        assert not acknowledged or await again.get(job.id) is not None
+
+
+async def test_a_backup_is_a_consistent_copy_while_everything_goes_on(store: Store, tmp_path: Path) -> None:
+    queued = await put(store, *[new_job(key=f"k{n}") for n in range(100)])
+    dead = await ended(store, JobState.DEAD)
+    busy = await running(store)
+    target = tmp_path / "copies of it" / "copy.db"
+    target.parent.mkdir()
+
+    async def traffic() -> None:
+        for _ in range(20):
+            await put(store, new_job(), new_job())
+
+    await asyncio.gather(store.backup(str(target)), traffic())
+
+    await settle(store, busy)
+    copy = open_store(f"sqlite:///{target}", now=ManualClock())
+    await copy.open()
+    assert [await state_of(copy, each) for each in (*queued, dead)] == [JobState.QUEUED] * 100 + [JobState.DEAD]
+    assert await state_of(copy, busy.id) is JobState.RUNNING
+    assert await copy.count(JobFilter()) % 2 == 0, "half a batch was copied"
+    assert await copy.submit([new_job(key="k7")]) == [Submitted(queued[7], False)]
+    await copy.close()
+    assert await store.count(JobFilter()) == 142
+
+
+async def test_a_backup_never_overwrites(store: Store, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("precious")
+
+    with pytest.raises(HoldfastError):
+        await store.backup(str(taken))
+    assert taken.read_text() == "precious"
+
+
+async def test_a_backup_to_nowhere_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError):
+        await store.backup(str(tmp_path / "no" / "such" / "folder" / "copy"))
+
+
+async def test_the_doctor_finds_a_new_store_healthy(store: Store) -> None:
+    findings = await store.doctor()
+
+    assert findings
+    assert [finding for finding in findings if finding.level == "error"] == []
+    assert all(finding.level in ("ok", "warning") and finding.text for finding in findings)
+
+
+def test_a_blocking_caller_gets_the_same_answers(opener: Opener) -> None:
+    store = opener.unopened()
+    store.blocking(store.open())
+    new = new_job()
+
+    assert store.blocking(store.submit([new])) == [Submitted(new.id, True)]
+    assert store.blocking(store.count(JobFilter())) == 1
+    store.blocking(store.close())
+
+
+def test_blocking_callers_may_come_from_any_thread(opener: Opener) -> None:
+    store = opener.unopened()
+    store.blocking(store.open())
+    jobs = [new_job() for _ in range(40)]
+    answers: list[Submitted] = []
+
+    def submit(part: int) -> None:
+        for job in jobs[part::4]:
+            answers.extend(store.blocking(store.submit([job])))
+
+    threads = [threading.Thread(target=submit, args=(part,)) for part in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert sorted(answer.job_id for answer in answers) == sorted(job.id for job in jobs)
+    assert store.blocking(store.count(JobFilter())) == 40
+    store.blocking(store.close())
+
+
+def test_a_blocking_error_arrives_as_itself(opener: Opener) -> None:
+    store = opener.unopened()
+    store.blocking(store.open())
+
+    with pytest.raises(HoldfastError):
+        store.blocking(store.find(JobFilter(), cursor="broken"))
+    store.blocking(store.close())
+
+
+@pytest.mark.parametrize("url", ["", "nonsense", "mysql://host/db", "sqlite", "://", "sqlite://host/path", "\0"])
+def test_an_url_that_names_no_store_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_store(url)
+
+    assert str(caught.value)

@@ -1,0 +1,183 @@
+"""Maintenance: due jobs, lost leases and old rows, in bounded steps, by anyone at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from holdfast.clock import ManualClock
+from holdfast.job import JobFilter, JobState, Reason
+from holdfast.store import Store
+from tests.conformance.support import (
+    LEASE,
+    MINUTE,
+    SECOND,
+    Opener,
+    ended,
+    ending,
+    failing,
+    new_job,
+    put,
+    running,
+    settle,
+    state_of,
+    states_of,
+    stored,
+    take,
+)
+
+HOUR = timedelta(hours=1)
+
+
+async def test_promote_makes_due_jobs_of_every_queue_ready(store: Store, clock: ManualClock) -> None:
+    due = await put(store, *[new_job(queue=queue, delay=5 * SECOND) for queue in ("a", "b", "nobody reads")])
+    (later,) = await put(store, new_job(delay=6 * SECOND))
+    retry = await running(store)
+    await store.settle([failing(retry, delay=5 * SECOND)])
+    clock.advance(5)
+
+    assert await store.promote(limit=100) == 4
+
+    assert await states_of(store, [*due, retry.id, later]) == [JobState.QUEUED] * 4 + [JobState.SCHEDULED]
+    assert await store.promote(limit=100) == 0
+
+
+async def test_promote_is_bounded_and_takes_the_longest_due_first(store: Store, clock: ManualClock) -> None:
+    ids = await put(store, *[new_job(delay=n * SECOND) for n in range(10, 0, -1)])
+    clock.advance(60)
+
+    assert await store.promote(limit=4) == 4
+    assert await states_of(store, ids) == [JobState.SCHEDULED] * 6 + [JobState.QUEUED] * 4
+    assert [await store.promote(limit=4) for _ in range(3)] == [4, 2, 0]
+
+
+async def test_a_promoted_job_keeps_its_eligible_time(store: Store, clock: ManualClock) -> None:
+    when = clock() + 5_000_000
+    (job_id,) = await put(store, new_job(delay=5 * SECOND))
+    clock.advance(60)
+    await store.promote(limit=10)
+
+    assert (await stored(store, job_id)).run_at_us == when
+
+
+async def test_racing_promoters_promote_each_job_once(store: Store, opener: Opener, clock: ManualClock) -> None:
+    stores = [store, await opener(), await opener()]
+    await put(store, *[new_job(delay=SECOND) for _ in range(100)])
+    clock.advance(2)
+
+    assert sum(await asyncio.gather(*[each.promote(limit=50) for each in stores for _ in range(3)])) == 100
+
+
+async def test_expired_finds_what_the_remedy_needs_to_know(store: Store, clock: ManualClock) -> None:
+    job = await running(store, task="t", max_attempts=3)
+    await running(store)
+    await store.cancel([job.id])
+    clock.advance(LEASE.total_seconds() / 2)
+    live = await running(store)
+    clock.advance(LEASE.total_seconds() / 2 + 1)
+
+    found = {each.id: each for each in await store.expired(limit=10)}
+
+    assert len(found) == 2
+    assert live.id not in found
+    lost = found[job.id]
+    assert (lost.claims, lost.attempts, lost.max_attempts, lost.worker) == (1, 1, 3, "worker-1")
+    assert (lost.state, lost.cancelling, lost.task, lost.queue) == (JobState.RUNNING, True, "t", "default")
+
+
+async def test_expired_is_bounded_and_changes_nothing(store: Store, clock: ManualClock) -> None:
+    await put(store, *[new_job() for _ in range(10)])
+    await take(store)
+    clock.advance(3600)
+
+    assert len(await store.expired(limit=4)) == 4
+    assert await store.count(JobFilter(states=(JobState.RUNNING,))) == 10
+
+
+async def test_racing_sweepers_settle_each_lost_lease_once(store: Store, opener: Opener, clock: ManualClock) -> None:
+    stores = [store, await opener(), await opener()]
+    await put(store, *[new_job() for _ in range(60)])
+    await take(store)
+    clock.advance(3600)
+
+    async def sweep(each: Store) -> int:
+        found = await each.expired(limit=100)
+        lost = [
+            ending(job, JobState.QUEUED, reason=Reason.CRASHED, error="lease expired", expired=True) for job in found
+        ]
+        return sum(answer.accepted for answer in await each.settle(lost))
+
+    assert sum(await asyncio.gather(*[sweep(each) for each in stores])) == 60
+    assert {job.losses for job in await take(store, suspects=100)} == {1}
+
+
+# ── prune ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_each_state_is_kept_as_long_as_it_says(store: Store, clock: ManualClock) -> None:
+    ids = {state: await ended(store, state) for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED)}
+    keep = {"succeeded": 10 * MINUTE, "dead": 30 * MINUTE, "cancelled": 20 * MINUTE}
+
+    left = []
+    for minutes in (9, 2, 10, 10):
+        clock.advance(minutes * 60)
+        await store.prune(keep, limit=100)
+        left.append({state for state, job_id in ids.items() if await store.get(job_id)})
+
+    assert left == [set(ids), {JobState.DEAD, JobState.CANCELLED}, {JobState.DEAD}, set()]
+
+
+async def test_states_that_are_not_named_are_kept_for_ever(store: Store, clock: ManualClock) -> None:
+    dead = await ended(store, JobState.DEAD)
+    await ended(store, JobState.SUCCEEDED)
+    clock.advance(10 * 365 * 86_400)
+
+    assert await store.prune({"succeeded": HOUR}, limit=100) == 1
+    assert await state_of(store, dead) is JobState.DEAD
+    assert await store.prune({}, limit=100) == 0
+
+
+async def test_what_has_not_ended_is_never_pruned(store: Store, clock: ManualClock) -> None:
+    await put(store, new_job(), new_job(delay=timedelta(days=3650)))
+    await running(store)
+    job = await running(store)
+    await store.settle([failing(job, delay=timedelta(days=3650))])
+    clock.advance(365 * 86_400)
+
+    assert await store.prune({state.value: timedelta(0) for state in JobState}, limit=100) == 0
+    assert await store.count(JobFilter()) == 4
+
+
+async def test_the_age_is_counted_from_the_end_not_from_the_submission(store: Store, clock: ManualClock) -> None:
+    job = await running(store)
+    clock.advance(25)
+    await settle(store, job)
+    clock.advance(10)
+
+    assert await store.prune({"succeeded": 20 * SECOND}, limit=100) == 0
+
+
+async def test_pruning_is_bounded(store: Store, clock: ManualClock) -> None:
+    await put(store, *[new_job() for _ in range(25)])
+    await store.cancel(JobFilter())
+    clock.advance(3600)
+
+    assert [await store.prune({"cancelled": MINUTE}, limit=10) for _ in range(4)] == [10, 10, 5, 0]
+
+
+async def test_a_pruned_job_takes_its_history_along(store: Store, clock: ManualClock) -> None:
+    job_id = await ended(store, JobState.DEAD)
+    assert await store.attempts(job_id)
+    clock.advance(3600)
+    await store.prune({"dead": MINUTE}, limit=10)
+
+    assert await store.attempts(job_id) == []
+
+
+async def test_a_replayed_job_is_not_pruned_by_its_old_end(store: Store, clock: ManualClock) -> None:
+    job_id = await ended(store, JobState.DEAD)
+    clock.advance(3600)
+    await store.replay([job_id])
+
+    assert await store.prune({"dead": MINUTE}, limit=10) == 0
+    assert await state_of(store, job_id) is JobState.QUEUED

@@ -1,0 +1,34 @@
+"""What counts as news on SQLite: the commits of others. An idle worker must not wake itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from holdfast.job import NewJob, new_id
+from holdfast.stores.sqlite.store import SQLiteStore
+
+
+def job() -> NewJob:
+    return NewJob(id=new_id(), task="noop", payload="{}")
+
+
+async def versions(path: Path) -> list[int]:
+    """The version one store sees: at first, after its own commit, and after another's."""
+    ours, theirs = SQLiteStore(str(path)), SQLiteStore(str(path))
+    await ours.open()
+    await theirs.open()
+    writer = ours._open.writer
+    seen = [writer.version()]
+    for store in (ours, theirs):
+        await store.submit([job()])
+        seen.append(writer.version())
+    await theirs.close()
+    await ours.close()
+    return seen
+
+
+def test_the_commits_of_others_are_news_and_its_own_are_not(tmp_path: Path) -> None:
+    first, after_own, after_another = asyncio.run(versions(tmp_path / "jobs.db"))
+    assert after_own == first
+    assert after_another != first

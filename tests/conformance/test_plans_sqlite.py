@@ -1,0 +1,208 @@
+"""The hot statements stay on their indexes: with any statistics, 20,000 rows in every state, and a bounded cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.stores import open_store
+from holdfast.stores.sql import load_statements
+
+STATEMENTS = load_statements(files("holdfast.stores.sqlite") / "queries.sql")
+
+ROWS = 20_000
+"""In each state."""
+SUSPECTS = 1_000
+"""Ready jobs whose last lease was lost: as many as a host full of workers held when it died."""
+ENOUGH = 50 * 500
+"""Steps of SQLite's machine for a batch of fifty."""
+
+NOW = 1_000_000_000_000
+BY_ID = "sqlite_autoindex_holdfast_job_1"
+BY_SEQ = "INTEGER PRIMARY KEY"
+
+HOT: dict[str, tuple[str, ...]] = {
+    "next_ready_queue": ("holdfast_job_ready", "holdfast_job_suspect"),
+    "any_ready": ("holdfast_job_ready", "holdfast_job_suspect"),
+    "any_due": ("holdfast_job_due",),
+    "any_due_anywhere": ("holdfast_job_due_anywhere",),
+    "promote_queue": ("holdfast_job_due", BY_SEQ),
+    "promote_anywhere": ("holdfast_job_due_anywhere", BY_SEQ),
+    "promote_only": (BY_ID,),
+    "next_due": ("holdfast_job_due",),
+    "next_due_anywhere": ("holdfast_job_due_anywhere",),
+    "pick_ready": ("holdfast_job_ready",),
+    "pick_suspect": ("holdfast_job_suspect", "holdfast_job_ready"),
+    "any_quarantined": ("holdfast_job_quarantined",),
+    "pick_only": (BY_ID,),
+    "take": (BY_SEQ,),
+    "settle_succeeded": (BY_ID,),
+    "settle_one": (BY_ID,),
+    "standing": (BY_ID,),
+    "extend_leases": (BY_ID,),
+    "standing_leases": (BY_ID,),
+    "expired": ("holdfast_job_lease",),
+    "prune_jobs": ("holdfast_job_ended",),
+    "delete_jobs": (BY_SEQ,),
+    "delete_keys_of": ("holdfast_key_of",),
+    "cancel_unstarted": (BY_ID,),
+    "cancel_running": (BY_ID,),
+    "replay": (BY_ID,),
+    "deletable": (BY_ID,),
+    "choose_again": (BY_ID,),
+    "states_of": (BY_ID,),
+    "get": (BY_ID,),
+    "key_owner": ("PRIMARY KEY",),
+    "attempts": ("PRIMARY KEY", BY_ID),
+    "prune_keys": ("holdfast_key",),
+    "oldest_ready": ("holdfast_job_ready", "holdfast_job_suspect", "holdfast_job_quarantined"),
+    "find_ended": ("holdfast_job_unsuccessful",),
+}
+"""Each statement that runs for every batch, beat or sweep, with the indexes it may not do without."""
+
+PARAMETERS: dict[str, object] = {
+    "queue": "default",
+    "after": "",
+    "now": NOW,
+    "before": NOW,
+    "limit": 50,
+    "until": NOW,
+    "least": 1,
+    "most": 1,
+    "ids": json.dumps([f"id-{n}" for n in range(0, ROWS * 9, ROWS * 9 // 50)]),
+    "queues": '["default"]',
+    "seqs": json.dumps(list(range(1, ROWS * 9, ROWS * 9 // 50))),
+    "settlements": json.dumps([[f"id-{n}", 1, None] for n in range(2 * ROWS + 1, 2 * ROWS + 50)]),
+    "leases": json.dumps([[f"id-{n}", 1] for n in range(2 * ROWS + 1, 2 * ROWS + 50)]),
+    "id": f"id-{2 * ROWS + 7}",
+    "claims": 1,
+    "state": 5,
+    "states": "[6]",
+    "worker": None,
+}
+"""What the statements are given; a parameter not named here is null."""
+
+
+class Parameters(dict[str, Any]):
+    """Every name there is."""
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+
+FILL = """
+with recursive n (n) as (values (1) union all select n + 1 from n where n < :rows)
+insert into holdfast_job (id, queue, task, state, rank, run_at, created_at, max_attempts, claims, losses, keyed, worker,
+                          lease_until, ended_at)
+select 'id-' || (n + :block * :rows), iif(n % 2, 'default', 'queue-' || n % 10), 'task', :state, n % 3,
+       iif(:state in (1, 3), :now + n - :rows / 2, :now - n), :now - 1000000, 5, 1, :losses, 1, 'worker',
+       iif(:state = 2, :now + n - :rows / 2, null), iif(:state >= 5, :now - n, null)
+from n limit :most
+"""
+FILL_KEYS = """
+insert into holdfast_key (key, job_id, keep_until)
+select 'key of ' || id, id, iif(seq % 2, :now + 1000000, null) from holdfast_job
+"""
+
+Statistics = dict[str, list[tuple[Any, ...]]]
+
+
+def _statistics(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    connection.execute("analyze")
+    return connection.execute("select tbl, idx, stat from sqlite_stat1").fetchall()
+
+
+def _fill(connection: sqlite3.Connection, state: int, **values: int) -> None:
+    values = {"rows": ROWS, "now": NOW, "state": state, "block": state, "most": ROWS, "losses": 0, **values}
+    connection.execute(FILL, values)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Statistics]:
+    """A file with 20,000 rows in every state, and what ANALYZE said while it was empty, idle and full."""
+    path = tmp_path_factory.mktemp("plans") / "holdfast.db"
+    store = open_store(f"sqlite:///{path}", now=ManualClock())
+    asyncio.run(store.open())
+    asyncio.run(store.close())
+    said: Statistics = {"never analysed": []}
+    with closing(sqlite3.connect(path)) as connection:
+        said["empty"] = _statistics(connection)
+        for state in (5, 6, 7):
+            _fill(connection, state)
+        said["idle"] = _statistics(connection)
+        for state in (0, 1, 2, 3, 4):
+            _fill(connection, state)
+        _fill(connection, 0, block=8, most=SUSPECTS, losses=1)
+        connection.execute(FILL_KEYS, {"now": NOW})
+        said["full"] = _statistics(connection)
+        connection.commit()
+    return path, said
+
+
+@pytest.fixture(params=["never analysed", "empty", "idle", "full"])
+def connection(request: pytest.FixtureRequest, filled: tuple[Path, Statistics]) -> Iterator[sqlite3.Connection]:
+    """The full file as a planner sees it that was told the statistics of another day."""
+    path, said = filled
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("delete from sqlite_stat1")
+        writer.executemany("insert into sqlite_stat1 values (?, ?, ?)", said[request.param])
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        yield connection
+
+
+def _bound(name: str, **parameters: object) -> Any:
+    positional = STATEMENTS[name].count("?")
+    return [None] * positional if positional else Parameters(PARAMETERS | parameters)
+
+
+def cost(connection: sqlite3.Connection, name: str, **parameters: object) -> int:
+    """Steps of SQLite's machine that the statement takes, to the hundred; nothing it writes stays."""
+    hundreds = 0
+
+    def count() -> int:
+        nonlocal hundreds
+        hundreds += 1
+        return 0
+
+    connection.execute("begin")
+    connection.set_progress_handler(count, 100)
+    connection.execute(STATEMENTS[name], _bound(name, **parameters)).fetchall()
+    connection.set_progress_handler(None, 0)
+    connection.execute("rollback")
+    return hundreds * 100
+
+
+def test_every_hot_statement_searches_its_indexes(connection: sqlite3.Connection) -> None:
+    faults = []
+    for name, indexes in HOT.items():
+        plan = [row[3] for row in connection.execute(f"explain query plan {STATEMENTS[name]}", _bound(name))]
+        # A table function, a subquery's few rows and a constant may be scanned: they are the batch itself.
+        scans = [step for step in plan if re.match(r"SCAN (holdfast_\w+|j|p|k)\b", step)]
+        missing = [index for index in indexes if not any(index in step for step in plan if step.startswith("SEARCH"))]
+        if scans or missing:
+            faults.append((name, missing, plan))
+    assert faults == []
+
+
+def test_every_hot_statement_costs_what_its_batch_costs(connection: sqlite3.Connection) -> None:
+    """A plan can name its index and still walk through all of it: count the steps of SQLite's machine."""
+    costs = {name: cost(connection, name) for name in HOT}
+    assert {name: steps for name, steps in costs.items() if steps > ENOUGH} == {}
+
+
+def test_a_page_of_everything_costs_a_page(connection: sqlite3.Connection) -> None:
+    assert cost(connection, "find", before=1 << 62, states=None) <= ENOUGH
+
+
+def test_the_hot_statements_are_the_stores_own() -> None:
+    assert set(HOT) <= set(STATEMENTS)

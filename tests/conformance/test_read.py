@@ -1,0 +1,250 @@
+"""Reading: filters, keyset pages, counts, queues."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.job import Job, JobFilter, JobState, Options, Reason, instant, new_id
+from holdfast.store import Store
+from tests.conformance.support import ended, lose, new_job, put, running, settle, stored, take
+
+HOUR = timedelta(hours=1)
+
+
+async def every_page(store: Store, where: JobFilter, limit: int) -> list[Job]:
+    jobs: list[Job] = []
+    cursor = None
+    while True:
+        page = await store.find(where, limit=limit, cursor=cursor)
+        assert len(page.jobs) <= limit
+        jobs += page.jobs
+        if page.cursor is None:
+            return jobs
+        cursor = page.cursor
+
+
+async def found(store: Store, **where: object) -> set[str]:
+    """Ids matching the filter; ``count`` has to agree."""
+    filtered = JobFilter(**where)  # type: ignore[arg-type]  # the tests' own keywords
+    ids = {job.id for job in await every_page(store, filtered, 2)}
+    assert await store.count(filtered) == len(ids)
+    return ids
+
+
+async def test_an_unknown_job_is_none(store: Store) -> None:
+    assert await store.get(new_id()) is None
+    assert await store.get("no id at all") is None
+    assert await store.by_key("nobody") is None
+
+
+async def test_filters_match_what_they_say(store: Store, clock: ManualClock) -> None:
+    queued, tagged = await put(
+        store, new_job("a"), new_job("b", queue="other", options=Options(tags=("red", "two words")))
+    )
+    clock.advance(10)
+    dead = await ended(store, JobState.DEAD, task="c", options=Options(tags=("redder",)))
+    alive = await running(store, task="c")
+
+    assert await found(store) == {queued, tagged, dead, alive.id}
+    assert await found(store, states=(JobState.QUEUED,)) == {queued, tagged}
+    assert await found(store, states=(JobState.DEAD, JobState.RUNNING)) == {dead, alive.id}
+    assert await found(store, states=(JobState.WAITING,)) == set()
+    assert await found(store, queue="other") == {tagged}
+    assert await found(store, tasks=("a",)) == {queued}
+    assert await found(store, tasks=("a", "c", "nothing")) == {queued, dead, alive.id}
+    assert await found(store, tag="red") == {tagged}
+    assert await found(store, tag="two words") == {tagged}
+    assert await found(store, tag="two") == set()
+    assert await found(store, reason="error") == {dead}
+    assert await found(store, worker="worker-1", states=(JobState.RUNNING,)) == {alive.id}
+    assert await found(store, worker="worker-2") == set()
+    assert await found(store, tasks=("c",), states=(JobState.DEAD,), queue="default") == {dead}
+    assert await found(store, tasks=("c",), states=(JobState.DEAD,), queue="other") == set()
+
+
+async def test_filters_by_time_leave_out_the_instant_itself(store: Store, clock: ManualClock) -> None:
+    ids, instants = [], []
+    for _ in range(5):
+        ids += await put(store)
+        instants.append(clock())
+        clock.advance(1)
+
+    assert await found(store, created_after=instant(instants[1])) == set(ids[2:])
+    assert await found(store, created_before=instant(instants[3])) == set(ids[:3])
+    assert await found(store, created_after=instant(instants[0]), created_before=instant(instants[2])) == {ids[1]}
+
+
+@pytest.mark.parametrize("piece", ["%", "_", "a%b", "\\", "'", "ÜBER", "x\0y", "[abc]*"])
+async def test_a_piece_of_the_error_is_matched_literally(store: Store, piece: str) -> None:
+    async def dead_of(error: str) -> str:
+        job = await running(store)
+        await settle(store, job, JobState.DEAD, error=error, reason=Reason.ERROR)
+        return job.id
+
+    hit = await dead_of(f"before {piece} after")
+    await dead_of("before a-b after")
+
+    assert await found(store, error=piece) == {hit}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
+async def test_pages_are_newest_first_and_complete(store: Store, clock: ManualClock, limit: int) -> None:
+    ids: list[str] = []
+    for n in range(4):
+        ids += await put(store, *[new_job() for _ in range(n + 1)])
+        clock.advance(n % 2)
+
+    assert [job.id for job in await every_page(store, JobFilter(), limit)] == ids[::-1]
+    assert [job.id for job in await every_page(store, JobFilter(states=(JobState.QUEUED,)), limit)] == ids[::-1]
+
+
+async def test_a_full_last_page_says_that_was_all(store: Store) -> None:
+    await put(store, *[new_job() for _ in range(4)])
+
+    first = await store.find(JobFilter(), limit=2)
+    assert first.cursor is not None
+    second = await store.find(JobFilter(), limit=2, cursor=first.cursor)
+
+    assert len(second.jobs) == 2
+    assert second.cursor is None
+
+
+async def test_pages_are_stable_while_jobs_are_added_and_deleted(store: Store, clock: ManualClock) -> None:
+    ids = await put(store, *[new_job() for _ in range(10)])
+    first = await store.find(JobFilter(), limit=4)
+    await put(store, *[new_job() for _ in range(5)])
+    clock.advance(1)
+    await put(store)
+    await store.delete([first.jobs[-1].id, ids[0]])
+
+    rest: list[str] = []
+    cursor = first.cursor
+    while cursor is not None:
+        page = await store.find(JobFilter(), limit=4, cursor=cursor)
+        rest += [job.id for job in page.jobs]
+        cursor = page.cursor
+
+    assert [job.id for job in first.jobs] == ids[:5:-1]
+    assert rest == ids[5:0:-1]
+
+
+async def test_a_page_of_an_empty_store_is_empty(store: Store) -> None:
+    page = await store.find(JobFilter())
+
+    assert (page.jobs, page.cursor) == ([], None)
+    assert await store.count(JobFilter()) == 0
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "☃", "-1", "9" * 400, "a:b:c", "' OR 1=1 --", "\0"])
+async def test_a_broken_cursor_is_refused(store: Store, cursor: str) -> None:
+    await put(store)
+
+    with pytest.raises(Invalid) as caught:
+        await store.find(JobFilter(), cursor=cursor)
+
+    assert caught.value.field == "cursor"
+
+
+async def test_texts_no_store_can_hold_find_nothing_or_are_refused_by_us(store: Store) -> None:
+    """A terminal or a URL can hand over lone surrogates; the driver's own complaint is no answer."""
+    await put(store)
+    bad = "\ud800"
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: store.get(bad),
+        lambda: store.by_key(bad),
+        lambda: store.find(JobFilter(queue=bad)),
+        lambda: store.count(JobFilter(tasks=(bad,))),
+        lambda: store.cancel([bad]),
+        lambda: store.delete(JobFilter(error=bad)),
+        lambda: store.pause(bad),
+    ]
+
+    for call in calls:
+        with suppress(HoldfastError):
+            await call()
+    assert await store.count(JobFilter(states=(JobState.QUEUED,))) == 1
+
+
+async def test_a_listed_job_is_the_job(store: Store) -> None:
+    await ended(store, JobState.DEAD, key="k", options=Options(tags=("t",)), priority=4)
+    (listed,) = (await store.find(JobFilter())).jobs
+
+    assert listed == await store.get(listed.id) == await store.by_key("k")
+    assert (listed.key, listed.state, listed.carried.tags) == ("k", JobState.DEAD, ("t",))
+
+
+async def test_the_states_of_the_queues_sum_to_the_jobs_accepted(store: Store) -> None:
+    for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.FAILED):
+        await ended(store, state, queue="b")
+    await put(store, new_job(queue="a"), new_job(queue="a"), new_job(queue="a", delay=HOUR))
+    await take(store, 1, {"a": 1})
+
+    infos = await store.queues()
+
+    assert [info.name for info in infos] == ["a", "b"]
+    states = {info.name: {state: n for state, n in info.states.items() if n} for info in infos}
+    assert states == {
+        "a": {"queued": 1, "running": 1, "scheduled": 1},
+        "b": {"succeeded": 1, "dead": 1, "cancelled": 1, "failed": 1},
+    }
+    assert sum(sum(info.states.values()) for info in infos) == await store.count(JobFilter()) == 7
+
+
+async def test_the_oldest_ready_job_is_as_old_as_it_has_been_ready(store: Store, clock: ManualClock) -> None:
+    await put(store, new_job(queue="a"), new_job(queue="b", delay=HOUR))
+    clock.advance(5)
+    await put(store, new_job(queue="a"), new_job(queue="c"))
+    clock.advance(2.5)
+
+    ages = {info.name: info.oldest_ready for info in await store.queues()}
+
+    assert ages == {"a": timedelta(seconds=7.5), "b": None, "c": timedelta(seconds=2.5)}
+
+
+@pytest.mark.parametrize("losses", [0, 1, 2])
+async def test_the_oldest_ready_job_may_be_of_any_priority_suspect_or_quarantined(
+    store: Store, clock: ManualClock, losses: int
+) -> None:
+    (oldest,) = await put(store, new_job(queue="a", priority=-7))
+    for lost in range(losses):
+        (job,) = await take(store, 1, {"a": 1}, suspects=lost)
+        await lose(store, clock, job)
+    clock.advance(10)
+    alone = [info.oldest_ready for info in await store.queues()]
+    await put(store, *[new_job(queue="a", priority=priority) for priority in (-100, -8, -7, 5)])
+
+    together = [info.oldest_ready for info in await store.queues()]
+
+    age = timedelta(microseconds=clock() - (await stored(store, oldest)).run_at_us)
+    assert age >= timedelta(seconds=10)
+    assert (alone, together) == ([age], [age])
+
+
+async def test_a_paused_queue_is_listed_even_without_jobs(store: Store) -> None:
+    await put(store, new_job(queue="busy"))
+    await store.pause("empty")
+    await store.pause("empty")
+    await store.pause("resumed")
+    await store.resume("resumed")
+    await store.resume("unheard of")
+
+    infos = {info.name: info for info in await store.queues()}
+
+    assert infos["empty"].paused
+    assert Counter(infos["empty"].states) == Counter()
+    assert infos["empty"].oldest_ready is None
+    assert not infos["busy"].paused
+    assert all(not info.paused for name, info in infos.items() if name != "empty")
+
+
+async def test_the_stores_clock_is_the_one_it_was_opened_with(store: Store, clock: ManualClock) -> None:
+    assert await store.now_us() == clock()
+    clock.advance(1.5)
+    assert await store.now_us() == clock()

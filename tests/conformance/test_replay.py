@@ -1,0 +1,216 @@
+"""Replaying and deleting: an operator's second chance, and an operator's end."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.job import JobFilter, JobState, Operated, Reason, new_id
+from holdfast.store import Store
+from tests.conformance.support import (
+    Opener,
+    changed_ids,
+    ended,
+    failing,
+    lose,
+    new_job,
+    put,
+    running,
+    settle,
+    state_of,
+    states_of,
+    stored,
+    take,
+    take_ids,
+    until_done,
+)
+
+
+@pytest.mark.parametrize("state", [JobState.DEAD, JobState.FAILED, JobState.CANCELLED])
+async def test_a_replayed_job_is_ready_with_a_new_budget(store: Store, clock: ManualClock, state: JobState) -> None:
+    job_id = await ended(store, state, max_attempts=1)
+    clock.advance(5)
+
+    assert await store.replay([job_id]) == Operated([(job_id, JobState.QUEUED)], [])
+
+    job = await stored(store, job_id)
+    assert (job.state, job.attempts, job.max_attempts, job.claims) == (JobState.QUEUED, 0, 1, 1)
+    assert (job.error, job.reason, job.result, job.ended_at_us, job.losses) == (None, None, None, None, 0)
+    assert job.run_at_us == clock()
+    (again,) = await take(store)
+    assert (again.id, again.claims, again.attempts) == (job_id, 2, 1)
+
+
+async def test_a_job_cancelled_before_it_ever_ran_can_be_replayed(store: Store) -> None:
+    (job_id,) = await put(store, new_job(delay=timedelta(hours=1)))
+    await store.cancel([job_id])
+    await store.replay([job_id])
+
+    assert await take_ids(store) == [job_id]
+
+
+async def test_a_replay_keeps_the_history(store: Store) -> None:
+    job = await running(store)
+    await store.settle([failing(job, "first")])
+    (job,) = await take(store)
+    await settle(store, job, JobState.DEAD, error="second", reason=Reason.BUDGET)
+    await store.replay([job.id])
+    (job,) = await take(store)
+    await store.settle([failing(job, "third")])
+
+    records = await store.attempts(job.id)
+
+    assert [(each.claims, each.attempt, each.error) for each in records] == [
+        (1, 1, "first"),
+        (2, 2, "second"),
+        (3, 1, "third"),
+    ]
+
+
+@pytest.mark.parametrize("before", [10, 100_000])
+@pytest.mark.parametrize("after", [10, 100_000])
+async def test_a_replay_can_bring_a_new_payload(store: Store, before: int, after: int) -> None:
+    job_id = await ended(store, JobState.DEAD, payload='{"to":"' + "b" * before + '"}')
+    payload = '{"to":"' + "a" * after + '"}'
+
+    await store.replay([job_id], payload=payload)
+
+    assert (await stored(store, job_id)).payload == payload
+    assert [job.payload for job in await take(store)] == [payload]
+
+
+async def test_a_replay_without_a_payload_keeps_the_old_one(store: Store) -> None:
+    job_id = await ended(store, JobState.DEAD, payload='{"to":"right"}')
+    await store.replay([job_id])
+
+    assert (await stored(store, job_id)).payload == '{"to":"right"}'
+
+
+async def test_a_success_is_replayed_only_by_force(store: Store) -> None:
+    job_id = await ended(store, JobState.SUCCEEDED)
+
+    assert await store.replay([job_id]) == Operated([], [(job_id, JobState.SUCCEEDED)])
+    assert await state_of(store, job_id) is JobState.SUCCEEDED
+    assert await store.replay([job_id], force=True) == Operated([(job_id, JobState.QUEUED)], [])
+
+
+@pytest.mark.parametrize("force", [False, True])
+async def test_a_job_that_will_run_anyway_is_refused(store: Store, force: bool) -> None:
+    (queued,) = await put(store)
+    (scheduled,) = await put(store, new_job(delay=timedelta(hours=1)))
+    job = await running(store)
+    unknown = new_id()
+
+    done = await store.replay([job.id, scheduled, queued, unknown], force=force)
+
+    assert done == Operated(
+        [],
+        [(job.id, JobState.RUNNING), (scheduled, JobState.SCHEDULED), (queued, JobState.QUEUED), (unknown, None)],
+    )
+    assert (await settle(store, job)).accepted
+
+
+async def test_of_ten_replays_at_once_one_wins(store: Store, opener: Opener) -> None:
+    stores = [store, await opener(), await opener()]
+    job_id = await ended(store, JobState.DEAD)
+
+    answers = await asyncio.gather(*[stores[n % 3].replay([job_id]) for n in range(10)])
+
+    assert sorted(len(answer.changed) for answer in answers) == [0] * 9 + [1]
+    assert [answer.refused for answer in answers if answer.refused] == [[(job_id, JobState.QUEUED)]] * 9
+    assert await take_ids(store) == [job_id]
+
+
+async def test_a_lease_from_before_the_replay_cannot_settle(store: Store, clock: ManualClock) -> None:
+    old = await running(store, max_attempts=1)
+    assert (await lose(store, clock, old)).state is JobState.DEAD
+    await store.replay([old.id])
+    (new,) = await take(store)
+
+    assert not (await settle(store, old)).accepted
+    assert (await settle(store, new)).accepted
+
+
+async def test_a_replayed_crasher_is_no_longer_a_suspect(store: Store, clock: ManualClock) -> None:
+    old = await running(store, max_attempts=1)
+    await lose(store, clock, old)
+    await store.replay([old.id])
+
+    assert await take_ids(store) == [old.id]
+
+
+async def test_a_filter_replays_what_it_matches(store: Store) -> None:
+    dead = [await ended(store, JobState.DEAD, task="t") for _ in range(3)]
+    other = await ended(store, JobState.DEAD, task="other")
+    success = await ended(store, JobState.SUCCEEDED, task="t")
+
+    done = await store.replay(JobFilter(tasks=("t",)))
+
+    assert sorted(changed_ids([done])) == sorted(dead)
+    assert await states_of(store, [other, success]) == [JobState.DEAD, JobState.SUCCEEDED]
+
+
+async def test_a_filter_replays_in_bounded_steps_until_nothing_is_left(store: Store) -> None:
+    dead = [await ended(store, JobState.DEAD) for _ in range(11)]
+
+    answers = await until_done(lambda: store.replay(JobFilter(states=(JobState.DEAD,)), limit=3))
+
+    assert all(len(answer.changed) <= 3 for answer in answers)
+    assert sorted(changed_ids(answers)) == sorted(dead)
+
+
+async def test_forced_replay_by_filter_takes_successes_too(store: Store) -> None:
+    success = await ended(store, JobState.SUCCEEDED)
+
+    assert changed_ids([await store.replay(JobFilter(states=(JobState.SUCCEEDED,)), force=True)]) == [success]
+
+
+# ── delete ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "state", [JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.FAILED, JobState.QUEUED]
+)
+async def test_a_deleted_job_is_gone_with_its_history(store: Store, state: JobState) -> None:
+    job_id = (await put(store))[0] if state is JobState.QUEUED else await ended(store, state)
+
+    done = await store.delete([job_id])
+
+    assert (changed_ids([done]), done.refused) == ([job_id], [])
+    assert await store.get(job_id) is None
+    assert await store.attempts(job_id) == []
+    assert await take(store) == []
+
+
+async def test_a_running_job_cannot_be_deleted(store: Store) -> None:
+    job = await running(store)
+    unknown = new_id()
+
+    done = await store.delete([job.id, unknown])
+
+    assert (done.changed, done.refused) == ([], [(job.id, JobState.RUNNING), (unknown, None)])
+    assert (await settle(store, job)).accepted
+
+
+async def test_a_deleted_jobs_id_can_be_submitted_again(store: Store) -> None:
+    new = new_job()
+    await store.submit([new])
+    await store.delete([new.id])
+
+    assert (await store.submit([new]))[0].created
+
+
+async def test_a_filter_deletes_in_bounded_steps_and_spares_what_runs(store: Store) -> None:
+    job = await running(store)
+    ids = await put(store, *[new_job() for _ in range(10)])
+    (spared,) = await put(store, new_job(queue="other"))
+
+    answers = await until_done(lambda: store.delete(JobFilter(queue="default"), limit=3))
+
+    assert all(len(answer.changed) <= 3 for answer in answers)
+    assert sorted(changed_ids(answers)) == sorted(ids)
+    assert await states_of(store, [job.id, spared]) == [JobState.RUNNING, JobState.QUEUED]
+    assert await store.count(JobFilter()) == 2

@@ -1,0 +1,362 @@
+"""What only a SQLite file can do wrong, or promise."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sqlite3
+import stat
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.errors import ConfigError, ForkedConnection, HoldfastError, StoreMismatch, Unavailable
+from holdfast.job import Finding, JobFilter, JobState
+from holdfast.store import Store
+from holdfast.stores import open_store
+from holdfast.stores.sqlite import care
+from tests.conformance.support import Opener, new_job, put, sqlite, state_of, take_ids
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def opener(clock: ManualClock, tmp_path: Path) -> Opener:
+    """The SQLite store alone, closed by each test's own end."""
+    return Opener(sqlite, tmp_path, clock)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "holdfast.db"
+
+
+@pytest.fixture
+def connection(file: Path) -> sqlite3.Connection:
+    """The user's own connection to the same file."""
+    return sqlite3.connect(file, isolation_level=None)
+
+
+async def refused(opener: Opener, kind: type[HoldfastError] = StoreMismatch) -> str:
+    """The message of the refusal to open the file."""
+    with pytest.raises(kind) as caught:
+        await opener()
+    await opener.close()
+    return str(caught.value)
+
+
+async def test_another_programs_database_is_refused_and_not_touched(opener: Opener, file: Path) -> None:
+    with closing(sqlite3.connect(file)) as foreign:
+        foreign.executescript("PRAGMA application_id = 42; CREATE TABLE theirs (n); INSERT INTO theirs VALUES (7);")
+    before = file.read_bytes()
+
+    message = await refused(opener)
+
+    assert str(file) in message
+    assert file.read_bytes() == before
+
+
+async def test_a_file_made_by_a_newer_holdfast_is_refused(opener: Opener, file: Path) -> None:
+    await (await opener()).close()
+    with closing(sqlite3.connect(file)) as ours:
+        ours.execute("INSERT INTO holdfast_migration SELECT max(number) + 1, 'from_the_future' FROM holdfast_migration")
+        ours.commit()
+
+    assert "upgrade Holdfast" in await refused(opener)
+
+
+@pytest.mark.parametrize("content", [b"no database, " * 400, b"\0" * 4096, b"SQLite format 3\0" + b"\xff" * 5000])
+async def test_a_file_that_is_no_database_is_refused_and_kept(opener: Opener, file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+
+    await refused(opener)
+
+    assert file.read_bytes() == content
+
+
+async def test_a_truncated_file_is_refused_and_not_repaired(opener: Opener, file: Path) -> None:
+    store = await opener()
+    await put(store, *[new_job(payload='{"a":"' + "x" * 2000 + '"}') for _ in range(200)])
+    await opener.close()
+    with closing(sqlite3.connect(file)) as ours:
+        ours.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    for left in file.parent.glob("holdfast.db-*"):
+        left.unlink()
+    content = file.read_bytes()[: file.stat().st_size // 2]
+    file.write_bytes(content)
+
+    await refused(opener)
+
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.EACCES, ConfigError), (errno.EROFS, ConfigError), (errno.EMFILE, Unavailable)]
+)
+async def test_what_the_system_refuses_raises_an_error_of_ours(
+    opener: Opener, file: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[HoldfastError]
+) -> None:
+    def refuse(_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("holdfast.stores.sqlite.store.create_private", refuse)
+
+    message = await refused(opener, kind)
+
+    assert str(file) in message
+    assert os.strerror(number) in message
+
+
+async def test_an_empty_file_is_a_new_store(opener: Opener, file: Path) -> None:
+    file.touch()
+    store = await opener()
+
+    assert await take_ids(store) == []
+    await opener.close()
+
+
+async def test_a_path_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "missing" / "x.db", tmp_path / "file" / "x.db"):
+        store = open_store(f"sqlite:///{path}")
+        with pytest.raises(ConfigError) as caught:
+            await store.open()
+        await store.close()
+        assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("file_mode", "folder_mode"), [(0o444, 0o755), (0o644, 0o000)], ids=["file", "folder"])
+def test_what_this_user_cannot_write_is_refused(file_mode: int, folder_mode: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "holdfast.db"
+        file.touch(file_mode)
+        Path(folder).chmod(folder_mode)
+        store = open_store(f"sqlite:///{file}")
+        child = _fork()
+        if child == 0:
+            os._exit(_exit_code_of_opening(store))
+        _, status = os.waitpid(child, 0)
+        Path(folder).chmod(0o700)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def _exit_code_of_opening(store: Store) -> int:
+    """In the child: 0 if the file is refused as unusable. Root may write anything, so root becomes somebody else."""
+    try:
+        if os.getuid() == 0:
+            os.setuid(NOBODY)
+        store.blocking(store.open())
+    except ConfigError:
+        return 0
+    except BaseException as error:
+        os.write(2, repr(error).encode())
+        return 1
+    return 2
+
+
+async def test_the_database_is_safe_against_power_cuts(opener: Opener, connection: sqlite3.Connection) -> None:
+    store = await opener()
+
+    findings = {finding.name: finding for finding in await store.doctor()}
+
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert any("FULL" in finding.text.upper() for finding in findings.values()), "synchronous=FULL is not reported"
+    connection.close()
+    await opener.close()
+
+
+async def test_the_files_are_for_their_owner_only(opener: Opener, file: Path) -> None:
+    previous = os.umask(0)
+    try:
+        store = await opener()
+        await put(store)
+    finally:
+        os.umask(previous)
+
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in file.parent.glob("holdfast.db*")}
+    assert modes[file.name] == 0o600
+    assert set(modes.values()) == {0o600}, modes
+    await opener.close()
+
+
+async def test_the_users_own_tables_live_in_the_same_file(opener: Opener, file: Path) -> None:
+    with closing(sqlite3.connect(file)) as mine:
+        mine.executescript("CREATE TABLE invoices (n); INSERT INTO invoices VALUES (1), (2);")
+    store = await opener()
+    (job_id,) = await put(store)
+    await store.migrate()
+
+    with closing(sqlite3.connect(file)) as mine:
+        assert mine.execute("SELECT sum(n) FROM invoices").fetchone() == (3,)
+    assert await state_of(store, job_id) is JobState.QUEUED
+    await opener.close()
+
+
+async def test_a_long_reader_blocks_nobody(opener: Opener, connection: sqlite3.Connection) -> None:
+    store = await opener()
+    await put(store)
+    connection.execute("BEGIN")
+    connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+
+    ids = await put(store, *[new_job() for _ in range(50)])
+
+    assert set(ids) <= set(await take_ids(store))
+    connection.close()
+    await opener.close()
+
+
+@pytest.mark.parametrize(("work", "verb"), [("copy", "backup"), ("_integrity", "doctor")])
+async def test_who_reads_the_whole_file_keeps_no_reader_waiting(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch, work: str, verb: str
+) -> None:
+    began, going_on = threading.Event(), threading.Event()
+
+    def take_long(*_: object) -> Finding:
+        began.set()
+        assert going_on.wait(20)
+        return Finding("file", "ok", "read")
+
+    monkeypatch.setattr(care, work, take_long)
+    store = await opener()
+    (job_id,) = await put(store)
+    reading = asyncio.create_task(store.doctor() if verb == "doctor" else store.backup("copy.db"))
+    assert await asyncio.to_thread(began.wait, 10)
+
+    seen = await asyncio.wait_for(state_of(store, job_id), 5)
+
+    going_on.set()
+    await reading
+    assert seen is JobState.QUEUED
+    await opener.close()
+
+
+async def test_a_file_deleted_under_the_store_is_noticed(opener: Opener, file: Path) -> None:
+    """Writing on into a file without a name would be a lost job with an acknowledgement."""
+    store = await opener()
+    await put(store)
+    for path in file.parent.glob("holdfast.db*"):
+        path.unlink()
+
+    for call in (put(store), store.doctor(), store.backup(str(file.parent / "copy.db"))):
+        with pytest.raises(StoreMismatch, match="was removed"):
+            await call
+    assert list(file.parent.iterdir()) == []
+    await opener.close()
+
+
+async def test_a_damaged_file_raises_an_error_of_ours(opener: Opener, file: Path) -> None:
+    store = await opener()
+    await put(store, *[new_job(payload='{"a":"' + "x" * 3000 + '"}') for _ in range(100)])
+    await opener.close()
+    with closing(sqlite3.connect(file)) as ours:
+        ours.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    size = file.stat().st_size
+    with file.open("r+b") as raw:
+        raw.seek(8192)
+        raw.write(b"\xa5" * (size - 8192))
+
+    async def exercise() -> None:
+        store = await opener()
+        await store.find(JobFilter(), limit=1000)
+        await take_ids(store)
+        await put(store)
+
+    with pytest.raises(HoldfastError):
+        await exercise()
+    await opener.close()
+
+
+async def test_a_table_dropped_under_the_store_raises_an_error_of_ours(
+    opener: Opener, connection: sqlite3.Connection
+) -> None:
+    store = await opener()
+    await put(store)
+    connection.execute("DROP TABLE holdfast_job")
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: put(store),
+        lambda: take_ids(store),
+        lambda: store.find(JobFilter()),
+        lambda: store.cancel(JobFilter()),
+        lambda: store.expired(limit=1),
+        lambda: store.prune({}, limit=1),
+    ]
+
+    for call in calls:
+        with pytest.raises(HoldfastError):
+            await call()
+    connection.close()
+    await opener.close()
+
+
+async def test_a_store_is_refused_in_a_forked_child(opener: Opener) -> None:
+    store = await opener()
+    (job_id,) = await put(store)
+    sys.stdout.flush()
+    child = _fork()
+    if child == 0:
+        os._exit(await _exit_code_of_use(store))
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert await take_ids(store) == [job_id]
+    await opener.close()
+
+
+async def _exit_code_of_use(store: Store) -> int:
+    """In the child: 0 if the store refuses to be used here, and lets itself be closed without a word."""
+    try:
+        await put(store)
+    except ForkedConnection:
+        return 0
+    except BaseException as error:
+        os.write(2, repr(error).encode())
+        return 1
+    return 2
+
+
+def _fork() -> int:
+    """``os.fork``; that a store's thread runs beside it is what the test is about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def test_an_in_memory_database_is_refused() -> None:
+    """It would be gone with the process: nothing it acknowledges could survive."""
+    for url in ("sqlite://", "sqlite:///:memory:", "sqlite:///file::memory:?cache=shared"):
+        with pytest.raises(ConfigError):
+            open_store(url)
+
+
+async def test_a_relative_path_is_relative_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store("sqlite:///here.db")
+    await store.open()
+    await put(store)
+    await store.close()
+
+    assert (tmp_path / "here.db").is_file()
+
+
+async def test_a_path_with_odd_characters_works(tmp_path: Path, clock: ManualClock) -> None:
+    folder = tmp_path / "ä b#c"
+    folder.mkdir()
+    for name in ("50% sure.db", "what?.db", "a+b.db"):
+        quoted = str(folder / name).replace("%", "%25").replace("?", "%3F").replace("#", "%23")
+        store = open_store(f"sqlite:///{quoted}", now=clock)
+        await store.open()
+        await put(store)
+        await store.close()
+
+        assert (folder / name).is_file()

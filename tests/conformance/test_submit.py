@@ -1,0 +1,222 @@
+"""Submitting: what was answered is stored, whole, once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.errors import HoldfastError
+from holdfast.job import JobFilter, JobState, NewJob, Options, Submitted, new_id
+from holdfast.store import Store
+from tests.conformance.support import Opener, new_job, put, state_of, stored, take, take_ids
+
+HOUR = timedelta(hours=1)
+
+
+async def test_a_submitted_job_is_stored_as_it_was_given(store: Store, clock: ManualClock) -> None:
+    options = Options(timeout=2.5, retry={"base": 5}, metadata={"who": "me", "n": [1, None]}, tags=("a", "b c"))
+    new = NewJob(
+        id=new_id(),
+        task="email.send",
+        payload='{"to":"a@b.c"}',
+        queue="mail",
+        priority=-7,
+        max_attempts=3,
+        key="k",
+        options=options,
+    )
+
+    assert await store.submit([new]) == [Submitted(new.id, True)]
+
+    job = await stored(store, new.id)
+    assert (job.id, job.task, job.payload, job.queue) == (new.id, "email.send", '{"to":"a@b.c"}', "mail")
+    assert (job.priority, job.max_attempts, job.key, job.options) == (-7, 3, "k", options)
+    assert (job.state, job.claims, job.attempts, job.losses) == (JobState.QUEUED, 0, 0, 0)
+    assert job.run_at_us == job.created_at_us == clock()
+    assert (job.worker, job.lease_until_us, job.started_at_us, job.ended_at_us) == (None, None, None, None)
+    assert (job.reason, job.error, job.result, job.cancelling) == (None, None, None, False)
+
+
+async def test_a_plain_job_carries_no_options(store: Store) -> None:
+    (job_id,) = await put(store, new_job())
+
+    assert (await stored(store, job_id)).carried == Options()
+
+
+async def test_an_unlimited_budget_stays_unlimited(store: Store) -> None:
+    (job_id,) = await put(store, new_job(max_attempts=None))
+
+    assert (await stored(store, job_id)).max_attempts is None
+
+
+async def test_a_payload_is_kept_to_the_last_character(store: Store) -> None:
+    payload = json.dumps({"nul": "a\0b", "big": 2**70, "emoji": "🦺", "quote": "'\"\\"}, ensure_ascii=False)
+    (job_id,) = await put(store, new_job(payload=payload))
+
+    assert (await stored(store, job_id)).payload == payload
+    assert [job.payload for job in await take(store)] == [payload]
+
+
+async def test_a_payload_with_a_raw_nul_character_is_kept(store: Store) -> None:
+    """JSON text never holds one unescaped, but a store must not be the place that cuts it off."""
+    (job_id,) = await put(store, new_job(payload='{"a":"x\0y"}'))
+
+    assert (await stored(store, job_id)).payload == '{"a":"x\0y"}'
+
+
+async def test_large_payloads_are_kept(store: Store) -> None:
+    payload = json.dumps({"text": "x" * 262_000})
+    (job_id,) = await put(store, new_job(payload=payload))
+
+    assert (await stored(store, job_id)).payload == payload
+
+
+async def test_a_resubmission_with_the_same_id_is_harmless(store: Store) -> None:
+    new = new_job(payload='{"n":1}')
+    await store.submit([new])
+
+    again = await store.submit([new_job(id=new.id, payload='{"n":2}')])
+
+    assert again == [Submitted(new.id, False)]
+    assert (await stored(store, new.id)).payload == '{"n":1}'
+    assert await take_ids(store) == [new.id]
+
+
+async def test_a_resubmission_does_not_wake_an_ended_job(store: Store) -> None:
+    new = new_job()
+    await store.submit([new])
+    await store.cancel([new.id])
+
+    assert await store.submit([new]) == [Submitted(new.id, False)]
+    assert await state_of(store, new.id) is JobState.CANCELLED
+
+
+async def test_a_resubmission_adds_nothing_to_the_job(store: Store) -> None:
+    new = new_job()
+    await store.submit([new])
+
+    await store.submit([new_job(id=new.id, options=Options(tags=("late",)), payload='{"a":"' + "x" * 5000 + '"}')])
+
+    assert await store.count(JobFilter(tag="late")) == 0
+    assert (await stored(store, new.id)).payload == "{}"
+
+
+async def test_the_same_id_twice_in_one_batch_is_one_job(store: Store) -> None:
+    new, other = new_job(), new_job()
+
+    answers = await store.submit([new, other, new])
+
+    assert answers == [Submitted(new.id, True), Submitted(other.id, True), Submitted(new.id, False)]
+    assert await store.count(JobFilter()) == 2
+
+
+async def test_answers_come_in_the_order_of_the_questions(store: Store) -> None:
+    old = [new_job() for _ in range(50)]
+    await store.submit(old)
+    batch = [job for pair in zip(old, [new_job() for _ in range(50)], strict=True) for job in pair]
+
+    answers = await store.submit(batch)
+
+    assert answers == [Submitted(job.id, position % 2 == 1) for position, job in enumerate(batch)]
+
+
+async def test_an_empty_batch_is_an_empty_answer(store: Store) -> None:
+    assert await store.submit([]) == []
+
+
+async def test_a_batch_is_stored_whole_or_not_at_all(store: Store) -> None:
+    """A job no store can hold, in the middle of a batch, takes the whole batch with it."""
+    good = [new_job() for _ in range(4)]
+    bad = new_job(payload='{"a":"\ud800"}')
+
+    with pytest.raises(HoldfastError):
+        await store.submit([*good[:2], bad, *good[2:]])
+
+    assert await store.count(JobFilter()) == 0
+    assert await put(store, *good) == [job.id for job in good]
+
+
+@pytest.mark.parametrize("fields", [{"priority": 2**70}, {"run_at_us": 2**63}, {"task": "\udcff"}, {"key": "\udcff"}])
+async def test_what_a_store_cannot_hold_is_refused_by_us(store: Store, fields: dict[str, object]) -> None:
+    with pytest.raises(HoldfastError):
+        await store.submit([new_job(**fields)])
+
+    assert await store.count(JobFilter()) == 0
+
+
+async def test_a_refused_batch_harms_nobody_who_submits_at_the_same_time(store: Store) -> None:
+    bad = new_job(payload='{"a":"\ud800"}')
+    good = [new_job() for _ in range(20)]
+    calls = [store.submit([job]) for job in good]
+
+    answers = await asyncio.gather(*calls[:10], store.submit([bad]), *calls[10:], return_exceptions=True)
+
+    assert isinstance(answers.pop(10), HoldfastError)
+    assert answers == [[Submitted(job.id, True)] for job in good]
+
+
+async def test_a_large_batch_is_one_answer(store: Store) -> None:
+    jobs = [new_job() for _ in range(5000)]
+
+    assert await put(store, *jobs) == [job.id for job in jobs]
+    assert await store.count(JobFilter()) == 5000
+
+
+async def test_a_delayed_job_is_scheduled_from_the_stores_own_clock(store: Store, clock: ManualClock) -> None:
+    (job_id,) = await put(store, new_job(delay=HOUR))
+
+    job = await stored(store, job_id)
+
+    assert (job.state, job.run_at_us, job.created_at_us) == (JobState.SCHEDULED, clock() + 3_600_000_000, clock())
+
+
+async def test_a_job_with_an_instant_is_scheduled_for_it(store: Store, clock: ManualClock) -> None:
+    when = clock() + 12_345_678
+    (job_id,) = await put(store, new_job(run_at_us=when))
+
+    job = await stored(store, job_id)
+
+    assert (job.state, job.run_at_us) == (JobState.SCHEDULED, when)
+
+
+@pytest.mark.parametrize("offset_us", [0, -1, -3_600_000_000])
+async def test_a_job_whose_instant_has_come_is_ready_at_once(store: Store, clock: ManualClock, offset_us: int) -> None:
+    (job_id,) = await put(store, new_job(run_at_us=clock() + offset_us))
+
+    assert await state_of(store, job_id) is JobState.QUEUED
+
+
+async def test_a_delay_of_nothing_is_ready_at_once(store: Store) -> None:
+    (job_id,) = await put(store, new_job(delay=timedelta(0)))
+
+    assert await state_of(store, job_id) is JobState.QUEUED
+
+
+async def test_what_was_answered_is_seen_by_every_other_process(store: Store, opener: Opener) -> None:
+    ids = await put(store, *[new_job() for _ in range(10)])
+
+    other = await opener()
+
+    assert [job_id for job_id in ids if await other.get(job_id) is None] == []
+    assert await take_ids(other) == ids
+
+
+async def test_what_was_answered_is_there_after_closing_and_opening_again(store: Store, opener: Opener) -> None:
+    (job_id,) = await put(store)
+    await store.close()
+
+    assert await state_of(await opener(), job_id) is JobState.QUEUED
+
+
+async def test_many_submitters_at_once_lose_nothing(store: Store, opener: Opener) -> None:
+    stores = [store, *[await opener() for _ in range(3)]]
+    jobs = [new_job() for _ in range(200)]
+
+    answers = await asyncio.gather(*[stores[n % 4].submit([job]) for n, job in enumerate(jobs)])
+
+    assert [answer for (answer,) in answers] == [Submitted(job.id, True) for job in jobs]
+    assert sorted(await take_ids(store, 500)) == sorted(job.id for job in jobs)

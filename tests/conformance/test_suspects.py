@@ -1,0 +1,104 @@
+"""Suspects: a job whose last lease was lost may have killed its process, and must not take neighbours with it."""
+
+from __future__ import annotations
+
+from holdfast.clock import ManualClock
+from holdfast.store import EVERY_QUEUE, Store
+from tests.conformance.support import claim, failing, lose, lose_all, new_job, put, running, settle, take, take_ids
+
+
+async def test_a_suspect_is_delivered_only_where_suspects_are_welcome(store: Store, clock: ManualClock) -> None:
+    suspect = await running(store)
+    await lose(store, clock, suspect)
+    innocent, second = await put(store, new_job(), new_job())
+
+    assert await take_ids(store, 1) == [innocent]
+    assert await take_ids(store) == [second]
+    assert await take_ids(store, suspects=1) == [suspect.id]
+
+
+async def test_no_more_suspects_than_are_welcome(store: Store, clock: ManualClock) -> None:
+    await put(store, *[new_job() for _ in range(5)])
+    await take(store)
+    await lose_all(store, clock)
+    await put(store, *[new_job() for _ in range(3)])
+
+    jobs = await take(store, suspects=2)
+
+    assert sorted(job.losses for job in jobs) == [0, 0, 0, 1, 1]
+
+
+async def test_suspects_count_towards_limit_and_wants(store: Store, clock: ManualClock) -> None:
+    await put(store, *[new_job(priority=100) for _ in range(5)])
+    await take(store)
+    await lose_all(store, clock)
+    await put(store, *[new_job() for _ in range(5)])
+
+    assert len(await take(store, 3, {"default": 9}, suspects=2)) == 3
+    assert len(await take(store, 9, {"default": 2}, suspects=2)) == 2
+
+
+async def test_the_star_treats_suspects_alike(store: Store, clock: ManualClock) -> None:
+    suspect = await running(store, queue="a")
+    await lose(store, clock, suspect)
+    (innocent,) = await put(store, new_job(queue="b"))
+
+    assert await take_ids(store, wants={EVERY_QUEUE: 9}) == [innocent]
+    assert await take_ids(store, wants={EVERY_QUEUE: 9}, suspects=1) == [suspect.id]
+
+
+async def test_a_job_that_lost_two_leases_in_a_row_is_claimed_alone(store: Store, clock: ManualClock) -> None:
+    poison = await running(store)
+    await lose(store, clock, poison)
+    (poison,) = await take(store, suspects=1)
+    assert poison.losses == 1
+    await lose(store, clock, poison)
+    (innocent,) = await put(store)
+
+    beside = await claim(store, suspects=5)
+    assert [job.id for job in beside.jobs] == [innocent]
+    assert beside.quarantined
+
+    (other,) = await put(store)
+    alone = await claim(store, alone=True)
+    assert [(job.id, job.losses) for job in alone.jobs] == [(poison.id, 2)]
+    assert await take_ids(store) == [other]
+
+
+async def test_alone_is_exactly_one(store: Store, clock: ManualClock) -> None:
+    ids = await put(store, new_job(), new_job())
+    for _ in range(2):
+        assert sorted(await take_ids(store, suspects=2)) == sorted(ids)
+        await lose_all(store, clock)
+
+    (first,) = await take_ids(store, alone=True)
+    (second,) = await take_ids(store, alone=True)
+
+    assert sorted([first, second]) == sorted(ids)
+    assert await take(store, alone=True) == []
+
+
+async def test_alone_takes_no_ordinary_job(store: Store, clock: ManualClock) -> None:
+    suspect = await running(store)
+    await lose(store, clock, suspect)
+    await put(store)
+
+    assert await take(store, alone=True) == []
+
+
+async def test_nothing_is_quarantined_without_two_losses(store: Store, clock: ManualClock) -> None:
+    suspect = await running(store)
+    await lose(store, clock, suspect)
+
+    assert not (await claim(store)).quarantined
+
+
+async def test_an_attempt_that_ends_by_itself_clears_the_suspicion(store: Store, clock: ManualClock) -> None:
+    job = await running(store)
+    await lose(store, clock, job)
+    (job,) = await take(store, suspects=1)
+    await store.settle([failing(job)])
+
+    (job,) = await take(store)
+    assert job.losses == 0
+    await settle(store, job)

@@ -1,0 +1,199 @@
+"""Waiting: early is allowed, late is not. The only tests of this suite that look at a real clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from datetime import timedelta
+
+from holdfast.job import JobState, Order, Reason
+from holdfast.store import Store
+from tests.conformance.support import LEASE, Opener, new_job, pulse, put, running, settle, stored, take
+
+LONG = 20.0
+"""Seconds nobody wants to wait."""
+SOON = 3.0
+"""Generous for a loaded machine, and far from ``LONG``."""
+
+
+async def quiet(waiting: Store, topics: list[str]) -> None:
+    """Wait until there is no old news left: returning early is allowed, but not for ever."""
+    for _ in range(10):
+        started = time.monotonic()
+        await waiting.wait(topics, timeout=0.05)
+        if time.monotonic() - started >= 0.04:
+            return
+    raise AssertionError("wait keeps returning without news")
+
+
+async def seconds_until_woken(waiting: Store, topics: list[str], news: Awaitable[object]) -> float:
+    """How long ``wait`` lasted when ``news`` happened after it had begun."""
+    await quiet(waiting, topics)
+    started = time.monotonic()
+    waiter = asyncio.create_task(waiting.wait(topics, timeout=LONG))
+    await asyncio.sleep(0.05)
+    assert not waiter.done(), "woke before there was any news"
+    await news
+    await waiter
+    return time.monotonic() - started
+
+
+async def test_waiting_without_news_ends_at_the_timeout(store: Store) -> None:
+    (job_id,) = await put(store)
+    topics = ["queue:default", f"job:{job_id}", "worker:w"]
+    await quiet(store, topics)
+    started = time.monotonic()
+
+    await store.wait(topics, timeout=0.2)
+
+    assert 0.15 <= time.monotonic() - started < SOON
+
+
+async def test_waiting_for_nothing_is_a_sleep(store: Store) -> None:
+    started = time.monotonic()
+
+    await store.wait([], timeout=0.1)
+    await store.wait(["queue:default"], timeout=0)
+
+    assert time.monotonic() - started < SOON
+
+
+async def test_a_submission_wakes_who_waits_in_the_same_process(store: Store) -> None:
+    assert await seconds_until_woken(store, ["queue:default"], put(store)) < SOON
+
+
+async def test_a_submission_wakes_who_waits_in_another(store: Store, opener: Opener) -> None:
+    assert await seconds_until_woken(await opener(), ["queue:default"], put(store)) < SOON
+
+
+async def test_a_submission_wakes_who_waits_for_every_queue(store: Store, opener: Opener) -> None:
+    news = put(store, new_job(queue="never seen before"))
+
+    assert await seconds_until_woken(await opener(), ["queue:*"], news) < SOON
+
+
+async def test_everybody_who_waits_is_woken(store: Store, opener: Opener) -> None:
+    others = [store, *[await opener() for _ in range(4)]]
+    for each in others:
+        await quiet(each, ["queue:default"])
+    started = time.monotonic()
+    waiters = [asyncio.create_task(each.wait(["queue:default"], timeout=LONG)) for each in others for _ in range(3)]
+    await asyncio.sleep(0.05)
+
+    await put(store)
+    await asyncio.gather(*waiters)
+
+    assert time.monotonic() - started < SOON
+
+
+async def test_news_between_the_last_claim_and_the_wait_are_not_missed(store: Store, opener: Opener) -> None:
+    """The gap every idle worker passes through: it saw an empty queue, and goes to sleep."""
+    worker, submitter = await opener(), store
+    for each in (submitter, worker):
+        assert await take(worker) == []
+        (job_id,) = await put(each)
+        started = time.monotonic()
+        await worker.wait(["queue:default"], timeout=LONG)
+        assert time.monotonic() - started < SOON
+        assert [job.id for job in await take(worker)] == [job_id]
+
+
+async def test_an_ending_wakes_who_awaits_the_job(store: Store, opener: Opener) -> None:
+    job = await running(store)
+
+    assert await seconds_until_woken(await opener(), [f"job:{job.id}"], settle(store, job)) < SOON
+
+
+async def test_an_ending_wakes_who_awaits_the_job_in_the_same_process(store: Store) -> None:
+    job = await running(store)
+
+    assert await seconds_until_woken(store, [f"job:{job.id}"], settle(store, job)) < SOON
+
+
+async def test_a_cancellation_wakes_who_awaits_the_job(store: Store, opener: Opener) -> None:
+    (job_id,) = await put(store)
+
+    assert await seconds_until_woken(await opener(), [f"job:{job_id}"], store.cancel([job_id])) < SOON
+
+
+async def test_a_released_job_wakes_its_queue(store: Store, opener: Opener) -> None:
+    job = await running(store)
+    news = settle(store, job, JobState.QUEUED, reason=Reason.RELEASED, refund=True)
+
+    assert await seconds_until_woken(await opener(), ["queue:default"], news) < SOON
+
+
+async def test_a_retry_without_a_delay_wakes_its_queue(store: Store, opener: Opener) -> None:
+    job = await running(store)
+    news = settle(store, job, JobState.FAILED, error="boom", delay=timedelta(0))
+
+    assert await seconds_until_woken(await opener(), ["queue:default"], news) < SOON
+
+
+async def test_a_replay_wakes_its_queue(store: Store, opener: Opener) -> None:
+    job = await running(store)
+    await settle(store, job, JobState.DEAD, error="boom")
+
+    assert await seconds_until_woken(await opener(), ["queue:default"], store.replay([job.id])) < SOON
+
+
+async def test_resuming_wakes_the_queue(store: Store, opener: Opener) -> None:
+    await store.pause("default")
+    await put(store)
+
+    assert await seconds_until_woken(await opener(), ["queue:default"], store.resume("default")) < SOON
+
+
+async def test_an_order_wakes_its_worker(store: Store, opener: Opener) -> None:
+    await store.beat(pulse("w"), [], lease_for=LEASE)
+
+    assert await seconds_until_woken(await opener(), ["worker:w"], store.order(Order.STOP, ["w"])) < SOON
+
+
+async def test_a_cancellation_wakes_the_worker_that_runs_the_job(store: Store, opener: Opener) -> None:
+    (job_id,) = await put(store)
+    await take(store, worker="w")
+
+    assert await seconds_until_woken(await opener(), ["worker:w"], store.cancel([job_id])) < SOON
+    assert (await stored(store, job_id)).cancelling
+
+
+async def test_a_cancelled_wait_leaves_the_store_usable(store: Store) -> None:
+    waiter = asyncio.create_task(store.wait(["queue:default"], timeout=LONG))
+    await asyncio.sleep(0.02)
+    waiter.cancel()
+    await asyncio.gather(waiter, return_exceptions=True)
+
+    assert await seconds_until_woken(store, ["queue:default"], put(store)) < SOON
+
+
+async def test_who_stops_waiting_does_not_deafen_the_others(store: Store, opener: Opener) -> None:
+    """The hint stays prompt for the ones still waiting: best of three, far below any poll underneath."""
+    waiting = await opener()
+    lasted = []
+    for _ in range(3):
+        await quiet(waiting, ["queue:default"])
+        stays = asyncio.create_task(waiting.wait(["queue:default"], timeout=LONG))
+        await asyncio.sleep(0.02)
+        await waiting.wait(["worker:w"], timeout=0.02)
+        await asyncio.sleep(0.02)
+        started = time.monotonic()
+        await put(store)
+        await stays
+        lasted.append(time.monotonic() - started)
+
+    assert min(lasted) < 0.2
+
+
+async def test_closing_a_store_does_not_wait_for_who_waits(opener: Opener) -> None:
+    store = await opener()
+    waiter = asyncio.create_task(store.wait(["queue:default"], timeout=LONG))
+    await asyncio.sleep(0.02)
+    started = time.monotonic()
+
+    await store.close()
+
+    assert time.monotonic() - started < SOON
+    waiter.cancel()
+    await asyncio.gather(waiter, return_exceptions=True)

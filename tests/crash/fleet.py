@@ -1,0 +1,202 @@
+"""Real processes for a test: started, killed, frozen, woken, and none of them left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.crash import ledger
+from tests.crash.checker import Frozen
+from tests.crash.database import Database
+
+ROOT = Path(__file__).parents[2]
+MARK = "CRASH_TEST"
+START_SECONDS = 20.0
+SETTINGS = {"lease": "2s", "beat": "600ms", "sweep": "500ms", "poll": "1s", "grace": "5s", "concurrency": "5"}
+LEASE, SWEEP = 2.0, 0.5 * 1.2  # seconds; sweeps are jittered by a fifth
+WORKER = "tests.crash.programs.worker"
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One process that was killed, and what it held."""
+
+    pid: int
+    wall: float
+    held: Sequence[tuple[str, int]]
+    unstarted: Sequence[tuple[str, int]]
+
+
+class Fleet:
+    """Processes that share one store and one ledger, in one folder."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.database = Database(folder / "jobs.db")
+        self.ledger = folder / "ledger"
+        self._reader = ledger.Reader(self.ledger)
+        self.url = f"sqlite:///{self.database.path}"
+        self._mark = uuid.uuid4().hex
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")},
+            **{f"HOLDFAST_{name.upper()}": value for name, value in {**SETTINGS, **settings}.items()},
+            "HOLDFAST_URL": self.url,
+            "HOLDFAST_CONFIG": str(folder / "holdfast.toml"),
+            "HOLDFAST_APP": "tests.crash.programs.tasks:app",
+            "CRASH_LEDGER": str(self.ledger),
+            "PYTHONPATH": str(ROOT),
+            MARK: self._mark,
+        }
+        (folder / "holdfast.toml").touch()
+        self._log = (folder / "stderr").open("ab")
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.killed: dict[int, float] = {}
+        self.kills: list[Kill] = []
+        self.frozen: list[Frozen] = []
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self._log.close()
+        until(self._nobody_left, 10, "every process of this test to be gone")
+
+    def _nobody_left(self) -> bool:
+        """Kill whoever is left; whether nobody was."""
+        survivors = self._survivors()
+        for pid in survivors:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not survivors
+
+    def _survivors(self) -> list[int]:
+        """Every living process that descends from one of ours, wherever it went."""
+        wanted = f"{MARK}={self._mark}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+                except OSError:  # it has just ended, or is not ours to read
+                    continue
+        return found
+
+    # ── starting ──────────────────────────────────────────────────────────────────────────────────────────────
+    def start(
+        self, program: str, *arguments: str, stdin: int = subprocess.DEVNULL, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Run one of the programs; it leads a session of its own."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", program, *arguments],
+            env={**self._environment, **environment},
+            cwd=ROOT,
+            stdin=stdin,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def start_workers(self, count: int, **environment: str) -> None:
+        """Start workers and wait until they work."""
+        started = {self.start(WORKER, stdin=subprocess.DEVNULL, **environment).pid for _ in range(count)}
+        self.await_ready(started)
+
+    def await_ready(self, pids: set[int]) -> None:
+        """Wait until these workers have said that they are there."""
+        until(lambda: pids <= {line["pid"] for line in self.lines("ready")}, START_SECONDS, "the workers to start")
+
+    def living(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self.processes if process.poll() is None]
+
+    def working(self) -> list[subprocess.Popen[bytes]]:
+        """Living workers that have begun to work."""
+        ready = {line["pid"] for line in self.lines("ready")}
+        return [process for process in self.living() if process.pid in ready]
+
+    def await_end(self, process: subprocess.Popen[bytes], seconds: float, what: str) -> float:
+        """Wait until this process has ended; how long that took."""
+        return until(lambda: process.poll() is not None, seconds, what, pause=0.01)
+
+    # ── hurting ───────────────────────────────────────────────────────────────────────────────────────────────
+    def kill(self, process: subprocess.Popen[bytes]) -> Kill:
+        """kill -9; what the process held is looked up while its leases last."""
+        process.kill()
+        process.wait()
+        self.killed[process.pid] = time.monotonic()
+        wall = time.time()
+        held = self.database.held_by(process.pid)
+        started = {(run.job, run.claims) for run in self.runs()}
+        kill = Kill(process.pid, wall, held, [lease for lease in held if lease not in started])
+        self.kills.append(kill)
+        return kill
+
+    def freeze(self, process: subprocess.Popen[bytes], seconds: float) -> None:
+        """SIGSTOP, and SIGCONT so many seconds later."""
+        since = time.monotonic()
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        self.frozen.append(Frozen(process.pid, since, time.monotonic()))
+        os.kill(process.pid, signal.SIGCONT)
+
+    def keep_up(self, count: int) -> None:
+        """Start workers until there are ``count``; those that died by themselves are noted as killed."""
+        for process in self.processes:
+            if process.poll() == -signal.SIGKILL and process.pid not in self.killed:
+                self.killed[process.pid] = time.monotonic()
+        for _ in range(count - len(self.living())):
+            self.start(WORKER)
+
+    # ── seeing ────────────────────────────────────────────────────────────────────────────────────────────────
+    def lines(self, what: str) -> list[dict[str, Any]]:
+        """The ledger's lines of one kind."""
+        return [line for line in self._reader.lines() if line["what"] == what]
+
+    def kinds(self) -> set[str]:
+        """The kinds of lines there are."""
+        return {str(line["what"]) for line in self._reader.lines()}
+
+    def runs(self) -> list[ledger.Execution]:
+        """Every execution so far."""
+        return ledger.executions(self._reader.lines())
+
+    def unstarted(self) -> Counter[str]:
+        """How often each job was held unstarted by a process that was killed."""
+        return Counter(job for kill in self.kills for job, _ in kill.unstarted)
+
+    def errors(self) -> str:
+        """What the processes wrote to stderr."""
+        return Path(self._log.name).read_text(encoding="utf-8", errors="replace")
+
+
+def until(condition: Callable[[], bool], seconds: float, what: str, *, pause: float = 0.05) -> float:
+    """Wait for the condition; how long it took. AssertionError where it does not come true."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > seconds:
+            raise AssertionError(f"waited {seconds:g} s in vain for {what}")
+        time.sleep(pause)
+    return time.monotonic() - began
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that ``share`` of them do not exceed; 0 where there are none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -1,0 +1,70 @@
+"""The application that crash tests run: made from the environment, its handlers write into the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast import Context, Holdfast
+from tests.crash.ledger import append
+
+LEDGER = Path(os.environ["CRASH_LEDGER"])
+STEP = 0.02
+"""Seconds. Work is counted in steps, not by a clock: a process that is frozen has as much left as before."""
+
+app = Holdfast()
+
+
+def note(what: str, ctx: Context, **more: Any) -> None:
+    """A line about this execution."""
+    append(LEDGER, what=what, job=ctx.id, claims=ctx.claims, attempt=ctx.attempts, **more)
+
+
+@app.task("crash.work")
+async def work(ctx: Context, seconds: float) -> int:
+    """Work that can be cancelled; the result says whose it is."""
+    note("start", ctx)
+    try:
+        for _ in range(round(seconds / STEP)):
+            await asyncio.sleep(STEP)
+    except asyncio.CancelledError:
+        note("cancelled", ctx)
+        raise
+    note("end", ctx)
+    return ctx.claims
+
+
+@app.task("crash.poison")
+async def poison(ctx: Context) -> None:
+    """Kills the process it runs in."""
+    note("start", ctx)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task("crash.spin")
+async def spin(ctx: Context, seconds: float) -> int:
+    """Blocks the event loop."""
+    note("start", ctx)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+    note("end", ctx)
+    return ctx.claims
+
+
+@app.task("crash.stubborn", executor="process", timeout=1.0)
+def stubborn(ctx: Context) -> None:
+    """Ignores every signal it can, and has two children: one in its group, one in a session of its own."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    nap = [sys.executable, "-c", "import time; time.sleep(600)"]
+    children = [subprocess.Popen(nap), subprocess.Popen(nap, start_new_session=True)]
+    note("start", ctx, children=[child.pid for child in children])
+    while True:
+        time.sleep(1)

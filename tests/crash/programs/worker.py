@@ -1,0 +1,46 @@
+"""A worker process of the crash tests: the product's own, with what it reports written into the ledger beside the
+handlers' lines. The checker takes from it only that a success was accepted; the rest is for whoever reads a failure."""
+
+from __future__ import annotations
+
+import sys
+
+from holdfast.events import (
+    Event,
+    JobDead,
+    JobReleased,
+    JobSucceeded,
+    LeaseLost,
+    StoreTrouble,
+    WorkerStarted,
+    WorkerStopping,
+)
+from holdfast.worker.process import run_worker
+from tests.crash.ledger import append
+from tests.crash.programs.tasks import LEDGER, app
+
+KINDS: dict[type[Event], str] = {
+    JobSucceeded: "accepted",
+    LeaseLost: "refused",
+    JobReleased: "released",
+    JobDead: "dead",
+    StoreTrouble: "trouble",
+    WorkerStarted: "ready",
+    WorkerStopping: "stopping",
+}
+
+
+def record(event: Event) -> None:
+    """One event as one line."""
+    append(
+        LEDGER,
+        what=KINDS[type(event)],
+        job=getattr(event, "job_id", None),
+        text=getattr(event, "error", None),
+        service=getattr(event, "service", None),
+    )
+
+
+if __name__ == "__main__":
+    app.events.subscribe(record, *KINDS)
+    sys.exit(run_worker(app, app.settings))

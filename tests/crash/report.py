@@ -1,0 +1,43 @@
+"""What one scenario found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.crash.checker import ALWAYS, Check, Facts, complaints
+from tests.crash.fleet import Fleet
+
+
+@dataclass
+class Report:
+    """Complaints (none: the promises were kept) and figures worth telling."""
+
+    complaints: list[str] = field(default_factory=list)
+    figures: dict[str, object] = field(default_factory=dict)
+
+    def expect(self, holds: bool, complaint: str) -> None:
+        """Complain unless it holds."""
+        if not holds:
+            self.complaints.append(complaint)
+
+
+def facts(fleet: Fleet, acknowledged: list[str]) -> Facts:
+    """What the checker judges by, once everything is quiet."""
+    return Facts(
+        acknowledged=acknowledged,
+        rows=fleet.database.rows(),
+        runs=fleet.runs(),
+        accepted=[str(line["job"]) for line in fleet.lines("accepted")],
+        killed=fleet.killed,
+        frozen=fleet.frozen,
+        unstarted=fleet.unstarted(),
+    )
+
+
+def judged(fleet: Fleet, known: Facts, report: Report, *more: Check) -> Report:
+    """Let the checker judge, and SQLite of its file."""
+    report.complaints += complaints(known, [*ALWAYS, *more])
+    report.expect((verdict := fleet.database.integrity()) == "ok", f"integrity_check: {verdict}")
+    if report.complaints:
+        report.figures["stderr"] = fleet.errors()[-2000:]
+    return report

@@ -1,0 +1,65 @@
+"""Handlers that block their event loop, and handlers that will not die."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tests.crash.fleet import Fleet, until
+from tests.crash.report import Report, facts, judged
+from tests.crash.scenarios.submitting import await_quiet, submit, work
+
+TIMEOUT = 1.0  # seconds, of crash.stubborn
+
+
+def spinning(folder: Path, *, lease: float = 1.2) -> Report:
+    """An ``async def`` that spins for three leases keeps its job; an idle worker beside it does not get it."""
+    report = Report()
+    with Fleet(folder, lease=f"{lease}s", beat=f"{1000 * lease // 3:.0f}ms", sweep="200ms") as fleet:
+        (spinner,) = submit(fleet, [("crash.spin", {"seconds": 3 * lease}, {})])
+        others = submit(fleet, work(20, 0.1))
+        fleet.start_workers(2)
+        await_quiet(fleet, 30)
+        known = facts(fleet, [spinner, *others])
+        spins = [run for run in known.runs if run.job == spinner]
+        row = known.rows[spinner]
+        once = len(spins) == 1 and (row.state, row.claims) == ("succeeded", 1)
+        report.expect(once, f"the spinner was executed {len(spins)} times: {row}")
+        report.figures["leases"] = 3
+        return judged(fleet, known, report)
+
+
+def stubborn(folder: Path, *, jobs: int = 1) -> Report:
+    """A process task that ignores signals is dead within a second of its timeout, and so are its children."""
+    report = Report()
+    with Fleet(folder) as fleet:
+        submitted = submit(fleet, [("crash.stubborn", {}, {"max_attempts": 1})] * jobs)
+        fleet.start_workers(1)
+        slowest = 0.0
+        for number in range(jobs):
+            slowest = max(slowest, _life_after_timeout(fleet, number))
+        await_quiet(fleet, 10)
+        rows = fleet.database.rows()
+        report.expect(slowest <= 1.0, f"a stubborn process lived {slowest:.2f} s beyond its timeout")
+        for job in submitted:
+            row = rows[job]
+            report.expect((row.state, row.attempts) == ("dead", 1), f"the stubborn job is {row}")
+        report.figures |= {"jobs": jobs, "slowest death after timeout s": round(slowest, 2)}
+        return report
+
+
+def _life_after_timeout(fleet: Fleet, number: int) -> float:
+    """How long the ``number``-th stubborn process and its children lived beyond their timeout, in seconds."""
+    until(lambda: len(fleet.lines("start")) > number, 30, "the stubborn job to start", pause=0.01)
+    line = fleet.lines("start")[number]
+    family = [line["pid"], *line["children"]]
+    until(lambda: not any(map(_alive, family)), 20, "the stubborn family to die", pause=0.01)
+    return float(time.monotonic() - line["mono"] - TIMEOUT)
+
+
+def _alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

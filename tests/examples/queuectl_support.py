@@ -1,0 +1,159 @@
+"""A queue of the queuectl example in a directory of its own, with real worker processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast import Holdfast
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "queuectl"
+QUICK = {"check_interval": 0.2, "stop_timeout": 20}
+
+
+def wait_until(holds: Callable[[], Any], seconds: float = 20.0, what: str = "it") -> Any:
+    """Look again and again until ``holds`` says something true; fail when it takes too long."""
+    until = time.monotonic() + seconds
+    while not (answer := holds()):
+        assert time.monotonic() < until, f"{what} has not come about within {seconds} s"
+        time.sleep(0.02)
+    return answer
+
+
+class Queue:
+    """One queue. The application is used for looking; commands are real processes."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        from queuectl.app import open_app
+        from queuectl.config import Place
+
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.place = Place(folder / "queuectl.db", folder / "queuectl.json")
+        self.place.config.write_text(json.dumps(QUICK | settings), encoding="utf-8")
+        self.app: Holdfast = open_app(self.place)
+
+    # ── the command line ──────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLE}"}
+
+    def start(self, *words: str, **pipes: Any) -> subprocess.Popen[str]:
+        """Start the command as a process."""
+        command = [sys.executable, "-m", "queuectl", *words]
+        return subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True, **pipes)
+
+    def run(self, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the command as a process."""
+        command = [sys.executable, "-m", "queuectl", *words]
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+
+    @contextmanager
+    def workers(self, count: int = 1, *, supervised: bool = True) -> Iterator[Workers]:
+        """Worker processes under their supervisor, or one without; stopped at the end, and they must end well."""
+        words = ("start", "--count", str(count)) if supervised else ("run",)
+        with (self.folder / "log").open("a", encoding="utf-8") as log:
+            process = self.start("worker", *words, stdout=log, stderr=log)
+        workers = Workers(self, process)
+        try:
+            yield workers
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            code = process.wait(30)
+        assert code == 0, (code, workers.log())
+
+    # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def enqueue(self, *jobs: dict[str, Any]) -> None:
+        """Submit jobs as the command does."""
+        from queuectl.models import drafted, parse
+
+        handles = self.app.sync.enqueue_many([drafted(self.app, parse(json.dumps(job))) for job in jobs])
+        assert all(handle.created for handle in handles)
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """A job in QueueCTL's columns."""
+        from queuectl.models import document
+
+        return document(self.app.sync.get(f"key:{job_id}"))
+
+    def until(self, job_id: str, *states: str, seconds: float = 20.0) -> dict[str, Any]:
+        """Wait for a job to be in one of these states."""
+
+        def reached() -> dict[str, Any] | None:
+            found = self.job(job_id)
+            return found if found["state"] in states else None
+
+        answer: dict[str, Any] = wait_until(reached, seconds, f"{job_id} in {states}")
+        return answer
+
+    def states(self) -> dict[str, int]:
+        """How many jobs in each state."""
+        from queuectl.models import counts
+
+        return counts(queue.states for queue in self.app.sync.queues())
+
+    def edit(self, statement: str, *parameters: object) -> None:
+        """Change the database behind everybody's back: nobody is woken by it."""
+        with closing(sqlite3.connect(self.place.database, timeout=30, isolation_level=None)) as connection:
+            connection.execute(statement, parameters)
+
+    def lines(self, name: str) -> list[str]:
+        """The lines that commands have appended to a file."""
+        path = self.folder / name
+        return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+
+
+class Workers:
+    """The running worker processes of a queue."""
+
+    def __init__(self, queue: Queue, process: subprocess.Popen[str]) -> None:
+        self.queue = queue
+        self.process = process
+
+    def ready(self, count: int = 1) -> list[int]:
+        """Wait until that many work; their pids."""
+        found: list[int] = wait_until(lambda: pids if len(pids := self.pids()) == count else None, 30, "workers")
+        return found
+
+    def pids(self) -> list[int]:
+        """The pids of the living workers."""
+        return [each.pulse.pid for each in self.queue.app.sync.workers() if each.alive and is_running(each.pulse.pid)]
+
+    def log(self) -> str:
+        """What they have written."""
+        return (self.queue.folder / "log").read_text(encoding="utf-8")
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it is no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def gaps(times: Sequence[float]) -> list[float]:
+    """The spans between instants."""
+    return [later - earlier for earlier, later in pairwise(times)]

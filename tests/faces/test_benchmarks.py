@@ -1,0 +1,67 @@
+"""The benchmarks run from beginning to end, and say what they measured. How quick anything is, no test says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import ROWS
+from benchmarks.harness import Line, at_least, at_most, percentile, times_at_least
+
+
+def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments, "--results", str(tmp_path)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
+
+
+def test_every_row_runs_and_is_kept(tmp_path: Path) -> None:
+    ran = run(tmp_path, "--quick")
+    assert ran.returncode == 0, ran.stderr
+    (kept,) = tmp_path.glob("*-quick.json")
+    document = json.loads(kept.read_text())
+    assert tuple(document["rows"]) == ROWS
+    assert {"cpu", "system", "python", "sqlite", "fsync_us"} <= set(document["machine"])
+    for row, lines in document["rows"].items():
+        for line in lines:
+            assert len(line["rounds"]) == 1, (row, line)
+            assert line["what"] in ran.stdout
+    assert {line["other"] for line in document["rows"]["drain"]} == {"Huey", "our one", None}
+
+
+def test_an_unknown_row_is_named(tmp_path: Path) -> None:
+    ran = run(tmp_path, "--quick", "drian")
+    assert ran.returncode == 2
+    assert "there is no row drian; there are these: drain" in " ".join(ran.stderr.split())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("target", "ours", "theirs", "verdict"),
+    [
+        (at_least(10), [9, 10, 50], [], "PASS"),
+        (at_least(10), [9, 9.9, 50], [], "miss"),
+        (at_most(10), [9, 10, 50], [], "PASS"),
+        (at_most(10), [9, 10.1, 50], [], "miss"),
+        (times_at_least(2), [10, 40, 10], [5, 10, 100], "PASS"),
+        (times_at_least(2), [10, 40, 100], [10, 10, 90], "miss"),
+        (times_at_least(2), [10], [], "miss"),
+        (None, [10], [5], ""),
+    ],
+)
+def test_a_verdict_is_that_of_the_middle_round(target: object, ours: list[float], theirs: list[float], verdict: str):
+    line = Line("drain", "jobs/s", ours, theirs, target=target)
+    assert line.verdict == verdict
+
+
+def test_a_ratio_is_taken_within_each_round() -> None:
+    # The machine was twice as slow in the second round: that says nothing about either side.
+    assert Line("drain", "jobs/s", [100, 50, 102], [10, 5, 10]).ratio == 10
+
+
+def test_percentiles() -> None:
+    values = [float(each) for each in range(100, 0, -1)]
+    assert (percentile(values, 50), percentile(values, 99), percentile([7.0], 99)) == (51.0, 100.0, 7.0)

@@ -1,0 +1,174 @@
+"""status, list, show, watch, doctor: what they print for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from holdfast.cli.show import Column, as_json, fitting, safe, span
+from holdfast.lifecycle import Failed, Succeeded
+from tests.faces.cli import Cli
+
+INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
+EVIL = "\x1b[31mred\x1b[0m\r\x07\u202etxt\x9b2J\u2028end"
+
+
+def test_status_counts_by_queue_and_state(cli: Cli) -> None:
+    cli.run("enqueue", "work", "--queue", "mail")
+    cli.run("enqueue", "work", "--queue", "mail", "--delay", "1h")
+    cli.dead()
+    status = cli.json("status")
+    queues = {each["name"]: each["states"] for each in status["queues"]}
+    assert (queues["mail"]["queued"], queues["mail"]["scheduled"], queues["default"]["dead"]) == (1, 1, 1)
+    assert status["totals"] == {
+        **dict.fromkeys(("waiting", "running", "failed", "succeeded", "cancelled"), 0),
+        **dict.fromkeys(("queued", "scheduled", "dead"), 1),
+    }
+    assert status["workers"] == []
+    text = cli.run("status")
+    assert re.search(r"^mail +1 +1 ", text, re.MULTILINE)
+    assert "holdfast worker start" in text
+
+
+def test_list_filters_and_pages(cli: Cli) -> None:
+    ids = [cli.run("enqueue", f"task{n}", "--queue", f"q{n % 2}", "--tag", f"t{n}").strip() for n in range(4)]
+    dead = cli.dead(error="connection refused")
+
+    def listed(*words: str) -> list[str]:
+        return [job["id"] for job in cli.json("list", *words)["jobs"]]
+
+    assert listed() == [dead, *reversed(ids)]
+    assert listed("--queue", "q1") == [ids[3], ids[1]]
+    assert listed("--task", "task0", "--task", "task3") == [ids[3], ids[0]]
+    assert listed("--tag", "t2") == [ids[2]]
+    assert listed("--state", "dead") == listed("--error", "refused") == listed("--reason", "error") == [dead]
+    assert listed("--worker", "worker-1") == [dead]
+    assert listed("--since", "1h") == [dead, *reversed(ids)]
+    assert listed("--until", "1h") == listed("--since", "2199-01-01T00:00:00Z") == []
+    page = cli.json("list", "--limit", "2")
+    assert [job["id"] for job in page["jobs"]] == [dead, ids[3]]
+    assert listed("--limit", "2", "--cursor", page["cursor"]) == [ids[2], ids[1]]
+    shown = cli.invoke("list", "--limit", "2")
+    assert f"--cursor {page['cursor']}" in shown.stderr
+    assert dead in shown.stdout
+
+
+def test_show_tells_the_whole_story(cli: Cli) -> None:
+    job_id = cli.run("enqueue", "work", '{"n": 1}', "--key", "k", "--tag", "t", "--metadata", '{"by": "me"}').strip()
+    cli.end(job_id, Failed(error="ValueError: no", traceback="Traceback: line 1\n  line 2"))
+    cli.run("replay", job_id)
+    cli.end(job_id, Succeeded('{"total": 3}'))
+    document = cli.json("show", job_id)
+    (attempt,) = document["history"]
+    assert (attempt["attempt"], attempt["state"], attempt["reason"]) == (1, "failed", "error")
+    assert (attempt["error"], attempt["traceback"]) == ("ValueError: no", "Traceback: line 1\n  line 2")
+    assert (document["state"], document["result"], document["attempts"]) == ("succeeded", {"total": 3}, 1)
+    assert all(INSTANT.fullmatch(document[name]) for name in ("created_at", "run_at", "started_at", "ended_at"))
+    text = cli.run("show", job_id)
+    for part in (
+        "ValueError: no",
+        "    Traceback: line 1\n      line 2",
+        '"total": 3',
+        '"by": "me"',
+        "worker-1",
+        "took",
+    ):
+        assert part in text
+
+
+def test_a_job_is_found_by_id_ulid_and_key(cli: Cli) -> None:
+    job_id = cli.run("enqueue", "work", "--key", "a name").strip()
+    ulid = cli.json("show", "key:a name")["ulid"]
+    assert len(ulid) == 26
+    assert {cli.json("show", each)["id"] for each in (job_id, job_id.upper(), ulid, ulid.lower())} == {job_id}
+
+
+def test_no_such_job_exits_1(cli: Cli) -> None:
+    assert "there is no job" in cli.fail("show", "key:none", code=1)
+
+
+def test_nothing_in_a_job_can_drive_the_terminal(cli: Cli) -> None:
+    payload = json.dumps({"text": EVIL}, ensure_ascii=False).replace("\x07", "\\u0007")
+    job_id = cli.run("enqueue", "work", payload).strip()
+    cli.end(job_id, Failed(error=EVIL, retryable=False, traceback=EVIL))
+    unsafe = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]")
+    for words in (["show", job_id], ["list"], ["dlq", "list"], ["why", job_id], ["watch", job_id]):
+        for form in ([], ["--json"]):
+            text = cli.invoke(*words, *form).stdout
+            assert job_id in text
+            assert not unsafe.search(text), (words, form)
+    assert cli.json("show", job_id)["payload"] == {"text": EVIL}
+    assert cli.json("show", job_id)["error"] == EVIL
+
+
+def test_watching_prints_a_line_for_each_change_and_stops_when_told(cli: Cli) -> None:
+    cli.run("enqueue", "work")
+    text = cli.run("watch", "--for", "60ms", "--interval", "20ms")
+    assert len(text.splitlines()) == 1
+    assert "1 queued" in text
+    (line,) = cli.run("watch", "--for", "1ms", "--json").splitlines()
+    assert json.loads(line)["totals"]["queued"] == 1
+
+
+@pytest.mark.parametrize(("outcome", "code"), [(Succeeded(), 0), (Failed(error="no", retryable=False), 1)])
+def test_watching_a_job_ends_with_it(outcome: Failed | Succeeded, code: int, cli: Cli) -> None:
+    job_id = cli.run("enqueue", "work").strip()
+    cli.end(job_id, outcome)
+    assert job_id in cli.run("watch", job_id, code=code)
+
+
+def test_doctor_finds_nothing_wrong_with_a_new_store(cli: Cli) -> None:
+    report = cli.json("doctor")
+    names = {each["name"] for each in report["findings"]}
+    assert report["healthy"] is True
+    assert {"durability", "sqlite", "file system", "clock", "settings", "workers"} <= names
+
+
+def test_doctor_names_what_is_odd_with_a_remedy(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_LEESE", "3s")
+    cli.run("enqueue", "work", "--queue", "mail")
+    cli.run("enqueue", "work")
+    cli.run("queue", "pause", "mail")
+    warnings = {each["text"]: each["remedy"] for each in cli.json("doctor")["findings"] if each["level"] == "warning"}
+    assert any("HOLDFAST_LEESE" in text for text in warnings)
+    assert warnings["queue mail is paused and holds 1 jobs"] == "holdfast queue resume mail"
+    assert "holdfast worker start" in warnings["no worker serves queue default, which holds 1 jobs"]
+
+
+def test_doctor_exits_1_where_something_is_an_error(cli: Cli) -> None:
+    report = cli.json("doctor", "--app", cli.write_jobs("1 / 0"), code=1)
+    assert [each["name"] for each in report["findings"] if each["level"] == "error"] == ["application"]
+
+
+# ── printing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_safe_text_shows_what_it_replaces() -> None:
+    assert safe("a\x1b\n\t\u202e\ud800é") == "a\\x1b\\n\\t\\u202e\\ud800é"
+    assert safe("a\n\tb\r", lines=True) == "a\n\tb\\r"
+
+
+def test_json_reads_back_whatever_is_escaped() -> None:
+    assert json.loads(as_json({"a": EVIL, "b": "\ud800"}, spread=True)) == {"a": EVIL, "b": "\ud800"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.5, "0.5s"), (59, "59s"), (3661, "1h 1m"), (90000, "1d 1h"), (-61, "-1m 1s")]
+)
+def test_spans_show_their_two_largest_units(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_a_narrow_terminal_loses_spare_columns_and_never_part_of_an_id() -> None:
+    columns = [Column("ID", "id"), Column("TASK"), Column("QUEUE", spare=True), Column("ERROR", spare=True)]
+    rows = [["x" * 36, "t" * 60, "q" * 10, "e" * 60]]
+    assert fitting(columns, rows, 120) == [0, 1, 2, 3]
+    assert fitting(columns, rows, 80) == [0, 1, 2]
+    assert fitting(columns, rows, 10) == [0, 1]
+
+
+def test_what_is_no_terminal_gets_no_colour_and_no_padding(cli: Cli) -> None:
+    cli.dead(error="x" * 200)
+    text = cli.run("list")
+    assert "\x1b" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())

@@ -1,0 +1,170 @@
+"""The program as a process: workers, signals, pipes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli.develop import Watcher
+from holdfast.cli.session import Session
+from holdfast.cli.worker import child_arguments
+from tests.faces.cli import JOBS, Cli
+
+
+@contextmanager
+def _started(cli: Cli, *words: str, **options: Any) -> Iterator[Any]:
+    process = cli.process(*words, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _until(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_worker_drains_the_queues_and_ends(cli: Cli) -> None:
+    target = cli.write_jobs()
+    done = cli.run("enqueue", "mail.send", "--arg", "to=a", "--app", target).strip()
+    ended = cli.complete("worker", "start", "--drain", "--app", target, "--queues", "mail:2")
+    assert ended.returncode == 0, ended.stderr
+    assert b"worker_started" in ended.stdout
+    assert (cli.state(done), cli.json("show", done)["result"]) == ("succeeded", "sent to a")
+
+
+def test_a_worker_of_several_processes_stops_when_told_through_the_store(cli: Cli) -> None:
+    target = cli.write_jobs()
+    with _started(cli, "worker", "start", "--processes", "2", "--app", target) as process:
+        _until(lambda: len(cli.json("worker", "list")["workers"]) == 2)
+        assert len(cli.json("worker", "stop", "--wait-for", "20s")["asked"]) == 2
+        assert process.wait(20) == 0
+
+
+def test_a_worker_ends_well_on_sigterm(cli: Cli) -> None:
+    with _started(cli, "worker", "start", "--app", cli.write_jobs()) as process:
+        _until(lambda: cli.json("worker", "list")["workers"])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_children_are_told_what_the_supervisor_was_told() -> None:
+    session = Session()
+    session.app, session.config = "shop:app", "x.toml"
+    said = {"queues": "mail:1", "concurrency": None, "processes": "3", "role": "follower", "grace": "5s"}
+    told = "--app shop:app --config x.toml --queues mail:1 --role follower --grace 5s --drain"
+    assert child_arguments(session, said, drain=True) == told.split()
+
+
+def test_a_reader_that_goes_away_ends_the_program_quietly(cli: Cli) -> None:
+    cli.run("enqueue", "--stream", "-", stdin='{"task": "work"}\n' * 500)
+    with _started(cli, "list", "--limit", "500") as process:
+        process.stdout.close()
+        assert process.wait(20) == 141
+        assert process.stderr.read() == b""
+
+
+def test_ctrl_c_ends_watching_with_0_and_other_commands_with_130(cli: Cli) -> None:
+    with _started(cli, "watch") as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    with _started(cli, "enqueue", "--stream", "-", "--batch", "1", "--json", stdin=-1) as process:
+        process.stdin.write(b'{"task": "work"}\n')
+        process.stdin.flush()
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert b"the jobs of lines 1 to 1 are stored" in process.stderr.read()
+
+
+def test_a_payload_is_not_awaited_from_a_keyboard(cli: Cli) -> None:
+    controller, terminal = pty.openpty()
+    try:
+        ended = cli.complete("enqueue", "work", "-", stdin=terminal)
+    finally:
+        os.close(controller)
+        os.close(terminal)
+    assert ended.returncode == 2
+    assert b"this is a terminal" in ended.stderr
+
+
+def test_on_a_terminal_there_are_colours_unless_they_are_unwanted(cli: Cli) -> None:
+    job_id = cli.dead()
+    assert b"\x1b[31m" in _on_a_terminal(cli)
+    plain = _on_a_terminal(cli, NO_COLOR="1")
+    assert b"\x1b[31m" not in plain
+    narrow = _on_a_terminal(cli, COLUMNS="50")
+    assert job_id.encode() in narrow
+
+
+def _on_a_terminal(cli: Cli, **environment: str) -> bytes:
+    """What ``list`` writes to a terminal."""
+    controller, terminal = pty.openpty()
+    environment = {"TERM": "xterm-256color", **environment}
+    writer = cli.process("list", env=environment, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    text = b""
+    while select.select([controller], [], [], 20)[0]:
+        try:
+            data = os.read(controller, 65536)
+        except OSError:  # Linux says so when the last writer has closed a terminal
+            break
+        if not data:
+            break
+        text += data
+    writer.wait(20)
+    os.close(controller)
+    return text
+
+
+def test_dev_starts_anew_with_changed_code_and_survives_broken_code(cli: Cli) -> None:
+    target = cli.write_jobs()
+    module = Path(f"{target.split(':')[0]}.py")
+    with _started(cli, "dev", "--app", target) as process:
+        _until(lambda: cli.json("worker", "list")["workers"])
+        module.write_text("1 / 0")
+        lines = iter(process.stderr.readline, b"")
+        assert any(b"ZeroDivisionError" in line for line in lines)
+        assert any(b"waiting for a change" in line for line in lines)
+        module.write_text(JOBS.replace("sent to", "mailed to"))
+        job_id = cli.run("enqueue", "mail.send", "--arg", "to=a").strip()
+        _until(lambda: cli.state(job_id) == "succeeded")
+        assert cli.json("show", job_id)["result"] == "mailed to a"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+
+
+def test_only_python_files_of_the_user_count_as_changes(tmp_path: Path) -> None:
+    for folder in (".git", "__pycache__", "node_modules", "pkg"):
+        (tmp_path / folder).mkdir()
+    watcher = Watcher(tmp_path)
+    for name in (".git/a.py", "__pycache__/a.py", "node_modules/a.py", "a.txt"):
+        (tmp_path / name).write_text("x")
+    assert not watcher.look()
+    (tmp_path / "pkg" / "a.py").write_text("x")
+    assert watcher.look()
+
+
+def test_a_lifespan_that_fails_is_told_with_the_user_s_own_frames(cli: Cli) -> None:
+    target = cli.write_jobs(
+        "from contextlib import asynccontextmanager\nfrom holdfast import Holdfast\n\napp = Holdfast()\n\n"
+        "@app.lifespan\n@asynccontextmanager\nasync def life(app):\n    raise RuntimeError('no database')\n    yield\n"
+    )
+    done = cli.complete("worker", "start", "--app", target)
+    said = done.stderr.decode()
+    assert done.returncode == 78, said
+    assert "holdfast: starting the application failed: RuntimeError: no database\n" in said
+    assert "in life\n    raise RuntimeError" in said
+    assert said.count('File "') == 1

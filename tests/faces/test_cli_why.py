@@ -1,0 +1,141 @@
+"""why: every reason for which a job does not run, told with its remedy."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from holdfast import JobState
+from holdfast.cli.why import Known, explain, serves
+from holdfast.job import Job, Order, Pulse, WorkerInfo
+from tests.faces.cli import Cli
+
+NOW = 1_924_992_000_000_000
+MINUTE = 60_000_000
+
+
+def _job(state: JobState, **fields: Any) -> Job:
+    plain = {
+        "id": "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77",
+        "task": "work",
+        "queue": "mail",
+        "payload": "{}",
+        "claims": 1,
+        "attempts": 1,
+        "max_attempts": 5,
+        "priority": 0,
+        "losses": 0,
+        "run_at_us": NOW - MINUTE,
+        "created_at_us": NOW - MINUTE,
+        "worker": "w-1",
+    }
+    return Job(**{**plain, "state": state, **fields})
+
+
+def _worker(queues: str = "mail:2", *, alive: bool = True, order: Order = Order.NONE, running: int = 0) -> WorkerInfo:
+    pulse = Pulse(worker="w-1", host="here", pid=1, queues=queues, concurrency=2, running=running)
+    return WorkerInfo(pulse=pulse, started_at_us=NOW, seen_at_us=NOW, alive=alive, order=order)
+
+
+SERVED = Known(now_us=NOW, workers=(_worker(),))
+DEAD = {"ended_at_us": NOW, "error": "it broke"}
+
+CASES: list[tuple[Job, Known, dict[str, str]]] = [
+    (_job(JobState.QUEUED), SERVED, {"next": ""}),
+    (_job(JobState.QUEUED), Known(now_us=NOW), {"no_worker": "worker start --queues mail"}),
+    (_job(JobState.QUEUED), Known(now_us=NOW, workers=(_worker("other,more"),)), {"no_worker": "worker start"}),
+    (_job(JobState.QUEUED), Known(now_us=NOW, workers=(_worker(alive=False),)), {"no_worker": "worker start"}),
+    (_job(JobState.QUEUED), Known(now_us=NOW, workers=(_worker(order=Order.STOP),)), {"no_worker": "worker start"}),
+    (
+        _job(JobState.QUEUED),
+        Known(now_us=NOW, workers=(_worker("*"),), paused=True),
+        {"paused": "queue resume mail"},
+    ),
+    (
+        _job(JobState.QUEUED),
+        Known(now_us=NOW, workers=(_worker("*"),), tasks=frozenset({"other"})),
+        {"no_handler": "correct the name"},
+    ),
+    (_job(JobState.QUEUED, task="command"), Known(now_us=NOW, workers=(_worker(),), tasks=frozenset()), {"next": ""}),
+    (_job(JobState.QUEUED), Known(now_us=NOW, workers=(_worker(),), ahead=3), {"behind": "more workers"}),
+    (
+        _job(JobState.QUEUED),
+        Known(now_us=NOW, workers=(_worker(running=2),), ahead=1),
+        {"busy": "--concurrency", "behind": "more workers"},
+    ),
+    (_job(JobState.QUEUED, losses=1), SERVED, {"suspect": "logs"}),
+    (_job(JobState.QUEUED, losses=2), SERVED, {"quarantined": "logs"}),
+    (_job(JobState.SCHEDULED, run_at_us=NOW + MINUTE), SERVED, {"scheduled": ""}),
+    (
+        _job(JobState.SCHEDULED, run_at_us=NOW + MINUTE),
+        Known(now_us=NOW, paused=True),
+        {"scheduled": "", "paused": "resume", "no_worker": "start"},
+    ),
+    (_job(JobState.SCHEDULED), SERVED, {"next": ""}),
+    (_job(JobState.FAILED, run_at_us=NOW + MINUTE, error="no"), SERVED, {"retry_later": "replay"}),
+    (_job(JobState.WAITING), SERVED, {"waiting": ""}),
+    (_job(JobState.RUNNING, started_at_us=NOW, lease_until_us=NOW + MINUTE), SERVED, {"running": "holdfast cancel"}),
+    (_job(JobState.RUNNING, lease_until_us=NOW + MINUTE, cancelling=True), SERVED, {"cancelling": "handler"}),
+    (_job(JobState.RUNNING, lease_until_us=NOW - MINUTE), SERVED, {"lease_expired": "maintenance"}),
+    (_job(JobState.SUCCEEDED, ended_at_us=NOW), SERVED, {"succeeded": "--force"}),
+    (_job(JobState.CANCELLED, ended_at_us=NOW), SERVED, {"cancelled": "holdfast replay"}),
+    (_job(JobState.DEAD, reason="budget", **DEAD), SERVED, {"dead_budget": "mend the cause"}),
+    (_job(JobState.DEAD, reason="no_handler", **DEAD), SERVED, {"dead_no_handler": "whose application has it"}),
+    (_job(JobState.DEAD, reason="payload", **DEAD), SERVED, {"dead_payload": "--payload"}),
+    (_job(JobState.DEAD, reason="crashed", **DEAD), SERVED, {"dead_crashed": "memory"}),
+    (_job(JobState.DEAD, reason="timeout", **DEAD), SERVED, {"dead_timeout": "holdfast show"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("job", "known", "expected"), CASES, ids=lambda value: "+".join(value) if type(value) is dict else ""
+)
+def test_every_reason_is_told_with_its_remedy(job: Job, known: Known, expected: dict[str, str]) -> None:
+    reasons = list(explain(job, known))
+    assert [each.code for each in reasons] == list(expected)
+    assert all(remedy in each.remedy for each, remedy in zip(reasons, expected.values(), strict=True))
+    assert all(each.text for each in reasons)
+
+
+def test_a_worker_whose_queues_cannot_be_read_serves_none() -> None:
+    assert not serves(_worker("???"), "mail")
+
+
+def test_the_place_in_line_counts_what_goes_first(cli: Cli) -> None:
+    for priority in ("5", "0", "-5"):
+        cli.run("enqueue", "work", "--priority", priority)
+    last = cli.run("enqueue", "work", "--key", "k").strip()
+    cli.run("enqueue", "work", "--queue", "other", "--priority", "9")
+    cli.claim(cli.run("enqueue", "work", "--priority", "100").strip())
+    assert [each["code"] for each in cli.json("why", last)["reasons"]] == ["no_worker"]
+    _register_worker()
+    (reason,) = cli.json("why", "key:k")["reasons"]
+    assert reason["code"] == "behind"
+    assert "behind 2 jobs of queue default" in reason["text"]
+    assert "remedy: start more workers" in cli.run("why", "key:k")
+
+
+def _register_worker() -> None:
+    from holdfast import Holdfast
+
+    app = Holdfast()
+
+    async def beat() -> None:
+        pulse = Pulse(worker="w-1", host="here", pid=1, queues="*", concurrency=2)
+        await (await app.opened()).beat(pulse, [], lease_for=timedelta(minutes=1))
+
+    app.block(beat())
+    app.sync.close()
+
+
+def test_living_workers_are_listed_and_told_to_stop(cli: Cli) -> None:
+    cli.run("enqueue", "work")
+    _register_worker()
+    (worker,) = cli.json("worker", "list")["workers"]
+    assert (worker["id"], worker["state"], worker["queues"]) == ("w-1", "working", "*")
+    assert cli.json("worker", "stop", "w-1", "--drain") == {"asked": ["w-1"], "drain": True}
+    assert cli.json("worker", "list")["workers"][0]["state"] == "draining"
+    assert "no living worker w-2" in cli.fail("worker", "stop", "w-2", code=1)
+    assert "still at work" in cli.fail("worker", "stop", "--wait-for", "1ms", code=75)

@@ -1,0 +1,215 @@
+"""A queue in memory: what every store must agree with after each step. Uses the product's own state table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from holdfast.job import MICROSECOND, TERMINAL, Held, Job, JobState, Lease, NewJob, Reason, Settlement
+from holdfast.lifecycle import CANCELLABLE, DELETABLE, LEGAL, REPLAYABLE
+
+AGAIN = frozenset({JobState.FAILED, JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING})
+"""Where a settlement lets a job run again: a cancelling job ends instead."""
+
+
+@dataclass
+class ModelJob:
+    """What is known of one job."""
+
+    new: NewJob
+    seq: int
+    state: JobState
+    run_at: int
+    claims: int = 0
+    attempts: int = 0
+    losses: int = 0
+    cancelling: bool = False
+    error: str | None = None
+    worker: str | None = None
+    lease_until: int = 0
+    ended_at: int = 0
+    counted: set[int] = field(default_factory=set)  # claims of attempts that counted and did not succeed
+    given_back: set[int] = field(default_factory=set)  # claims of attempts that were refunded
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Higher priority, earlier eligible time, submission order."""
+        return (-self.new.priority, self.run_at, self.seq)
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(self.new.id, self.claims)
+
+    def as_job(self) -> Job:
+        """The job as ``decide`` wants it."""
+        new = self.new
+        return Job(
+            id=new.id,
+            task=new.task,
+            queue=new.queue,
+            payload=new.payload,
+            claims=self.claims,
+            attempts=self.attempts,
+            max_attempts=new.max_attempts,
+            priority=new.priority,
+            losses=self.losses,
+            run_at_us=self.run_at,
+            created_at_us=0,
+            worker=self.worker,
+            cancelling=self.cancelling,
+        )
+
+
+class Model:
+    """All jobs, keys and paused queues; time is handed in."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, ModelJob] = {}
+        self.keys: dict[str, tuple[str, int]] = {}
+        self.paused: set[str] = set()
+        self.accepted = 0
+        self.removed = 0
+
+    # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
+    def submit(self, new: NewJob, now: int) -> tuple[str, bool]:
+        """The id that is answered, and whether this call created it."""
+        if new.key is not None:
+            owner, keep_until = self.keys.get(new.key, ("", 0))
+            if owner in self.jobs or keep_until > now:
+                return owner, False
+        if new.id in self.jobs:
+            return new.id, False
+        run_at = now if new.delay is None else now + new.delay // MICROSECOND
+        self.accepted += 1
+        state = JobState.QUEUED if run_at <= now else JobState.SCHEDULED
+        self.jobs[new.id] = ModelJob(new, self.accepted, state, run_at)
+        if new.key is not None:
+            self.keys[new.key] = (new.id, 0 if new.key_for is None else now + new.key_for // MICROSECOND)
+        return new.id, True
+
+    # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def due(self, now: int) -> list[ModelJob]:
+        """Jobs a claim or a promotion may make ready."""
+        return [
+            job
+            for job in self.jobs.values()
+            if job.state in (JobState.SCHEDULED, JobState.FAILED) and job.run_at <= now
+        ]
+
+    def ready(self, queue: str, now: int) -> list[ModelJob]:
+        """What a claim of this queue may take, in the order it must be taken."""
+        if queue in self.paused:
+            return []
+        due = {job.new.id for job in self.due(now)}
+        jobs = self.jobs.values()
+        mine = [job for job in jobs if job.new.queue == queue and (job.state is JobState.QUEUED or job.new.id in due)]
+        return sorted(mine, key=lambda job: job.order)
+
+    def claimed(self, job_id: str, worker: str, lease_until: int) -> ModelJob:
+        """Note that the store has delivered this job."""
+        job = self.jobs[job_id]
+        job.state, job.worker, job.lease_until = JobState.RUNNING, worker, lease_until
+        job.claims += 1
+        job.attempts += 1
+        return job
+
+    # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
+    def settle(self, settlement: Settlement, now: int) -> tuple[bool, JobState | None]:
+        """Whether the guard holds, and the state that stands after."""
+        job = self.jobs.get(settlement.job_id)
+        if job is None:
+            return False, None
+        held = job.state is JobState.RUNNING and job.claims == settlement.claims
+        if not held or (job.lease_until <= now) != settlement.expired:
+            return False, job.state
+        assert settlement.state in LEGAL[JobState.RUNNING]
+        state = settlement.state
+        if job.cancelling and state in AGAIN:
+            state = JobState.CANCELLED
+        job.error = None if state is JobState.SUCCEEDED else settlement.error or job.error
+        self._note(job, settlement, state)
+        if settlement.delay is not None:
+            job.run_at = now + settlement.delay // MICROSECOND
+        job.state, job.cancelling = state, False
+        if state in TERMINAL:
+            job.ended_at = now
+        return True, state
+
+    @staticmethod
+    def _note(job: ModelJob, settlement: Settlement, state: JobState) -> None:
+        if not settlement.refund:  # a job given back is as suspect as it was
+            job.losses = job.losses + 1 if settlement.expired else 0
+        if settlement.refund:
+            job.attempts -= 1
+            job.given_back.add(job.claims)
+        elif state is not JobState.SUCCEEDED:
+            job.counted.add(job.claims)
+
+    def held(self, lease: Lease, now: int, extend_to: int) -> Held:
+        """What a beat answers for this lease; extends it where it lives."""
+        job = self.jobs.get(lease.job_id)
+        if job is None or job.state is not JobState.RUNNING or job.claims != lease.claims or job.lease_until <= now:
+            return Held.LOST
+        job.lease_until = extend_to
+        return Held.CANCEL if job.cancelling else Held.HELD
+
+    def expired(self, now: int) -> set[str]:
+        return {id_ for id_, job in self.jobs.items() if job.state is JobState.RUNNING and job.lease_until <= now}
+
+    # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
+    def cancel(self, job_id: str, now: int) -> bool:
+        job = self.jobs.get(job_id)
+        if job is None or job.state not in CANCELLABLE:
+            return False
+        if job.state is JobState.RUNNING:
+            job.cancelling = True
+        else:
+            job.state, job.ended_at, job.losses, job.error = JobState.CANCELLED, now, 0, job.error or "cancelled"
+        return True
+
+    def replay(self, job_id: str, now: int, *, force: bool) -> bool:
+        job = self.jobs.get(job_id)
+        if job is None or not (job.state in REPLAYABLE or (force and job.state is JobState.SUCCEEDED)):
+            return False
+        job.state, job.attempts, job.losses, job.error, job.run_at = JobState.QUEUED, 0, 0, None, now
+        return True
+
+    def delete(self, job_id: str) -> bool:
+        job = self.jobs.get(job_id)
+        if job is None or job.state not in DELETABLE:
+            return False
+        self._remove(job_id)
+        for key in [key for key, (owner, _) in self.keys.items() if owner == job_id]:
+            del self.keys[key]
+        return True
+
+    def prunable(self, keep: dict[str, timedelta], now: int) -> set[str]:
+        """What ended longer ago than its state is kept."""
+        return {
+            job_id
+            for job_id, job in self.jobs.items()
+            if job.state in TERMINAL
+            and job.state.value in keep
+            and job.ended_at <= now - keep[job.state.value] // MICROSECOND
+        }
+
+    def prune(self, job_ids: Iterable[str]) -> None:
+        for job_id in job_ids:
+            self._remove(job_id)
+
+    def _remove(self, job_id: str) -> None:
+        del self.jobs[job_id]
+        self.removed += 1
+
+
+def reachable(before: JobState, after: JobState) -> bool:
+    """Whether one call may take a job there: a claim passes through ``queued`` on its way to ``running``."""
+    if before is after or after in LEGAL[before]:
+        return True
+    return after is JobState.RUNNING and JobState.QUEUED in LEGAL[before] and before not in TERMINAL
+
+
+def crash_reason(settlement: Settlement) -> bool:
+    """Whether the settlement is the remedy for a lost lease."""
+    return settlement.expired and settlement.reason in (Reason.CRASHED, Reason.CANCELLED)

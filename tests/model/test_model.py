@@ -1,0 +1,408 @@
+"""Any sequence of calls, in any order, against the model: the states agree, every move is legal, nothing is early.
+
+``HOLDFAST_MODEL=storm`` runs for long; ``HOLDFAST_MODEL=EXAMPLESxSTEPS`` (say ``200x80``) for as long as you like.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Coroutine
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from holdfast.clock import ManualClock
+from holdfast.job import MICROSECOND, Claim, JobFilter, JobState, Lease, NewJob, Pulse, Reason, Settlement, new_id
+from holdfast.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded, decide
+from holdfast.store import EVERY_QUEUE
+from tests.conformance.support import STORES, Factory
+from tests.model.model import Model, ModelJob, crash_reason, reachable
+
+T = TypeVar("T")
+
+EXAMPLES, STEPS = {"quick": (150, 50), "storm": (2000, 100)}.get(os.environ.get("HOLDFAST_MODEL", "quick")) or map(
+    int, os.environ["HOLDFAST_MODEL"].split("x")
+)
+
+MOST_JOBS = 8
+"""Few, so that each gets deep into its life."""
+LEASE = timedelta(seconds=30)
+QUEUES = ("a", "b")
+MICROSECONDS_PER_SECOND = 1_000_000
+
+spans = st.sampled_from([0.0, 0.000001, 1.0, 10.0, 29.999999, 30.0, 45.0]).map(lambda s: timedelta(seconds=s))
+picks = st.lists(st.integers(0, 10_000), min_size=1, max_size=4)
+new_jobs = st.builds(
+    NewJob,
+    id=st.builds(new_id),
+    task=st.just("work"),
+    payload=st.just("{}"),
+    queue=st.sampled_from(["a", "a", "b"]),
+    priority=st.sampled_from([0, 0, 1, -1]),
+    delay=st.none() | spans,
+    max_attempts=st.sampled_from([1, 2, 3, None]),
+    key=st.none() | st.sampled_from(["k1", "k2"]),
+    key_for=st.none() | spans,
+)
+outcomes: st.SearchStrategy[Outcome] = st.one_of(
+    st.just(Succeeded('"done"')),
+    st.builds(Failed, error=st.sampled_from(["boom", "x\0y"]), retryable=st.booleans(), delay=st.none() | spans),
+    st.builds(Snoozed, delay=spans),
+    st.just(Released()),
+    st.just(Cancelled()),
+    st.just(Lost()),
+)
+
+
+class _FiveSeconds:
+    """A policy that needs no luck."""
+
+    def delay(self, failures: int, rng: random.Random) -> timedelta:
+        return timedelta(seconds=5)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """One store and its model; subclassed for each store there is."""
+
+    factory: Factory
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.model = Model()
+        self.folder = tempfile.TemporaryDirectory()
+        self.store = type(self).factory(Path(self.folder.name), self.clock)
+        self.call(self.store.open())
+        self.states: dict[str, JobState] = {}
+        self.claims: dict[str, int] = {}
+        self.leases: list[Lease] = []  # every lease there ever was
+
+    def teardown(self) -> None:
+        self.call(self.store.close())
+        self.folder.cleanup()
+
+    def call(self, call: Coroutine[Any, Any, T]) -> T:
+        return self.store.blocking(call)
+
+    def chosen(self, numbers: list[int]) -> list[str]:
+        """Some of the jobs there are, and one that never was."""
+        ids = [*self.model.jobs, "00000000-0000-7000-8000-000000000000"]
+        return list(dict.fromkeys(ids[number % len(ids)] for number in numbers))
+
+    # ── the life of a job ─────────────────────────────────────────────────────────────────────────────────────
+    @precondition(lambda self: len(self.model.jobs) < MOST_JOBS)
+    @rule(jobs=st.lists(new_jobs, min_size=1, max_size=3))
+    def submit(self, jobs: list[NewJob]) -> None:
+        answers = self.call(self.store.submit(jobs))
+        expected = [self.model.submit(job, self.clock()) for job in jobs]
+        assert [(answer.job_id, answer.created) for answer in answers] == expected
+
+    @precondition(lambda self: len(self.model.jobs) < MOST_JOBS)
+    @rule(job=new_jobs, span=spans)
+    def submit_two_in_turn(self, job: NewJob, span: timedelta) -> None:
+        """One that falls due after the next was submitted, though it came first."""
+        self.submit([msgspec.structs.replace(job, delay=2 * span, key=None)])
+        self.clock.advance(span.total_seconds())
+        self.submit([msgspec.structs.replace(job, id=new_id(), delay=None, key=None)])
+        self.clock.advance(span.total_seconds())
+
+    @precondition(lambda self: self.model.jobs)
+    @rule(number=st.integers(0, 10_000))
+    def submit_again(self, number: int) -> None:
+        job = list(self.model.jobs.values())[number % len(self.model.jobs)]
+        plain = NewJob(id=job.new.id, task="other", payload='{"other":1}', queue="b")
+        (answer,) = self.call(self.store.submit([plain]))
+        assert (answer.job_id, answer.created) == (job.new.id, False)
+
+    @rule(queue=st.sampled_from(QUEUES), limit=st.integers(1, 4), worker=st.sampled_from(["w1", "w2"]))
+    def claim_one_queue(self, queue: str, limit: int, worker: str) -> None:
+        expected = [job for job in self.model.ready(queue, self.clock()) if job.losses == 0][:limit]
+        suspects = [job for job in self.model.ready(queue, self.clock()) if job.losses >= 2]
+        claim = self.claimed(worker, {queue: limit}, limit)
+        assert [job.id for job in claim.jobs] == [job.new.id for job in expected]
+        assert claim.quarantined == bool(suspects)
+        assert claim.next_due == self.next_due([queue])
+
+    @rule(
+        wants=st.fixed_dictionaries({queue: st.integers(0, 3) for queue in QUEUES})
+        | st.fixed_dictionaries({EVERY_QUEUE: st.integers(1, 3)}),
+        limit=st.integers(1, 6),
+    )
+    def claim_many_queues(self, wants: dict[str, int], limit: int) -> None:
+        bounds = {queue: wants.get(queue, wants.get(EVERY_QUEUE, 0)) for queue in QUEUES}
+        ready = {queue: self.innocent(queue) for queue in QUEUES}
+        claim = self.claimed("w1", wants, limit)
+        taken = Counter(job.queue for job in claim.jobs)
+        assert sum(taken.values()) == min(limit, sum(min(bounds[queue], len(ready[queue])) for queue in QUEUES))
+        for queue in QUEUES:
+            assert taken[queue] <= bounds[queue]
+            assert [job.id for job in claim.jobs if job.queue == queue] == ready[queue][: taken[queue]]
+
+    @rule(queue=st.sampled_from(QUEUES), limit=st.integers(1, 3), suspects=st.integers(1, 2))
+    def claim_with_suspects(self, queue: str, limit: int, suspects: int) -> None:
+        innocent = self.innocent(queue)
+        suspected = [job.new.id for job in self.model.ready(queue, self.clock()) if job.losses == 1]
+        claim = self.claimed("w1", {queue: limit}, limit, suspects=suspects)
+        ids = [job.id for job in claim.jobs]
+        brought = [job_id for job_id in ids if job_id in suspected]
+        assert len(ids) <= limit
+        assert len(brought) <= suspects
+        assert brought == suspected[: len(brought)]
+        assert [job_id for job_id in ids if job_id not in suspected] == innocent[: len(ids) - len(brought)]
+        assert ids or not (innocent or suspected)
+
+    @rule(queue=st.sampled_from(QUEUES))
+    def claim_alone(self, queue: str) -> None:
+        poison = [job.new.id for job in self.model.ready(queue, self.clock()) if job.losses >= 2]
+        claim = self.claimed("w1", {queue: 5}, 5, alone=True)
+        assert [job.id for job in claim.jobs] == poison[:1]
+
+    @rule(numbers=picks)
+    def claim_delivered(self, numbers: list[int]) -> None:
+        ids = self.chosen(numbers)
+        ready = {job_id for queue in QUEUES for job_id in self.innocent(queue)}
+        claim = self.claimed("w1", dict.fromkeys(QUEUES, 10), 10, only=ids)
+        assert {job.id for job in claim.jobs} == ready & set(ids)
+        assert claim.refused == len(ids) - len(claim.jobs)
+
+    def claimed(self, worker: str, wants: dict[str, int], limit: int, **options: Any) -> Claim:
+        """Claim, and check what holds for every delivery."""
+        now = self.clock()
+        before = {job_id: (job.claims, job.attempts) for job_id, job in self.model.jobs.items()}
+        claim = self.call(self.store.claim(worker, wants, limit=limit, lease_for=LEASE, **options))
+        for job in claim.jobs:
+            kept = self.model.jobs[job.id]
+            assert kept.state is not JobState.RUNNING, "two live leases"
+            assert kept.run_at <= now, "early"
+            assert kept.new.queue not in self.model.paused
+            assert (job.claims, job.attempts) == (before[job.id][0] + 1, before[job.id][1] + 1)
+            assert (job.losses, job.run_at_us, job.priority) == (kept.losses, kept.run_at, kept.new.priority)
+            self.model.claimed(job.id, worker, now + LEASE // MICROSECOND)
+            self.leases.append(job.lease)
+        return claim
+
+    def innocent(self, queue: str) -> list[str]:
+        return [job.new.id for job in self.model.ready(queue, self.clock()) if job.losses == 0]
+
+    def next_due(self, queues: list[str]) -> timedelta | None:
+        """What a claim has to answer once it has promoted what is due."""
+        now = self.clock()
+        later = [
+            job.run_at - now
+            for job in self.model.jobs.values()
+            if job.new.queue in queues and job.state in (JobState.SCHEDULED, JobState.FAILED) and job.run_at > now
+        ]
+        return timedelta(microseconds=min(later)) if later else None
+
+    @precondition(lambda self: self.leases)
+    @rule(choices=st.lists(st.tuples(st.integers(0, 10_000), outcomes), min_size=1, max_size=4))
+    def settle(self, choices: list[tuple[int, Outcome]]) -> None:
+        """By any lease there ever was: current, stale, expired, of a job long gone."""
+        settlements = [
+            self.decided(self.leases[-1 - number % len(self.leases)], outcome) for number, outcome in choices
+        ]
+        answers = self.call(self.store.settle(settlements))
+        expected = [self.model.settle(each, self.clock()) for each in settlements]
+        assert [answer.accepted for answer in answers] == [accepted for accepted, _ in expected]
+        for answer, settlement, (accepted, state) in zip(answers, settlements, expected, strict=True):
+            assert (answer.job_id, answer.claims) == (settlement.job_id, settlement.claims)
+            assert not accepted or answer.state is state
+
+    @precondition(lambda self: self.leases)
+    @rule(number=st.integers(0, 10_000))
+    def succeed(self, number: int) -> None:
+        """A lone success takes the shortest way through a store."""
+        self.settle([(number, Succeeded("1"))])
+
+    @precondition(lambda self: any(lease.claims > 1 for lease in self.alive()))
+    @rule(alone=st.booleans())
+    def succeed_by_superseded_leases(self, alone: bool) -> None:
+        stale = [Lease(lease.job_id, lease.claims - 1) for lease in self.alive() if lease.claims > 1]
+        stale = stale[:1] if alone else stale
+        settlements = [self.decided(lease, Succeeded("1")) for lease in stale]
+        assert not any(answer.accepted for answer in self.call(self.store.settle(settlements)))
+
+    @precondition(lambda self: self.alive())
+    @rule(number=st.integers(0, 10_000), outcome=outcomes)
+    def settle_living(self, number: int, outcome: Outcome) -> None:
+        alive = self.alive()
+        self.settle([(self.leases[::-1].index(alive[number % len(alive)]), outcome)])
+
+    @precondition(lambda self: self.alive())
+    @rule(number=st.integers(0, 10_000))
+    def cancel_living(self, number: int) -> None:
+        alive = self.alive()
+        lease = alive[number % len(alive)]
+        self.call(self.store.cancel([lease.job_id]))
+        assert self.model.cancel(lease.job_id, self.clock())
+
+    @precondition(lambda self: self.alive())
+    @rule()
+    def crash(self) -> None:
+        """Every worker dies, and somebody sweeps up."""
+        self.clock.advance(LEASE.total_seconds() + 31)
+        self.sweep(limit=100)
+
+    def alive(self) -> list[Lease]:
+        return [job.lease for job in self.model.jobs.values() if job.state is JobState.RUNNING]
+
+    def decided(self, lease: Lease, outcome: Outcome) -> Settlement:
+        job = self.model.jobs.get(lease.job_id)
+        if job is None or job.claims != lease.claims:
+            return Settlement(job_id=lease.job_id, claims=lease.claims, state=JobState.SUCCEEDED, result='"stale"')
+        settlement = decide(job.as_job(), outcome, _FiveSeconds(), random.Random(0))
+        assert crash_reason(settlement) == isinstance(outcome, Lost)
+        return settlement
+
+    @precondition(lambda self: self.leases)
+    @rule(numbers=picks, seconds=st.sampled_from([1, 30, 60]))
+    def beat_any(self, numbers: list[int], seconds: int) -> None:
+        self.beat(list(dict.fromkeys(self.leases[-1 - number % len(self.leases)] for number in numbers)), seconds)
+
+    @precondition(lambda self: self.alive())
+    @rule(late=st.booleans())
+    def beat_living(self, late: bool) -> None:
+        """All that runs, in time or (a frozen worker wakes) too late."""
+        self.clock.advance(61.0 if late else 0.0)
+        self.beat(self.alive(), 30)
+
+    def beat(self, leases: list[Lease], seconds: int) -> None:
+        said = Pulse(worker="w1", host="h", pid=1, queues="*", concurrency=1)
+        beat = self.call(self.store.beat(said, leases, lease_for=timedelta(seconds=seconds)))
+        until = self.clock() + seconds * MICROSECONDS_PER_SECOND
+        assert beat.held == [self.model.held(lease, self.clock(), until) for lease in leases]
+
+    @rule(span=spans)
+    def advance(self, span: timedelta) -> None:
+        self.clock.advance(span.total_seconds())
+
+    @rule(limit=st.integers(1, 5))
+    def sweep(self, limit: int) -> None:
+        found = self.call(self.store.expired(limit=limit))
+        lost = self.model.expired(self.clock())
+        assert {job.id for job in found} <= lost
+        assert len(found) == min(limit, len(lost))
+        settlements = [decide(job, Lost(), _FiveSeconds(), random.Random(0)) for job in found]
+        assert all(answer.accepted for answer in self.call(self.store.settle(settlements)))
+        assert all(self.model.settle(each, self.clock())[0] for each in settlements)
+
+    @rule(limit=st.sampled_from([1, 2, 1000]))
+    def promote(self, limit: int) -> None:
+        self.meet_the_due()
+        due = len(self.model.due(self.clock()))
+        assert self.call(self.store.promote(limit=limit)) == min(limit, due)
+
+    # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
+    @rule(numbers=picks)
+    def cancel(self, numbers: list[int]) -> None:
+        ids = self.chosen(numbers)
+        done = self.call(self.store.cancel(ids))
+        self.operated(ids, [job_id for job_id in ids if self.model.cancel(job_id, self.clock())], done.changed)
+
+    @rule(numbers=picks, force=st.booleans())
+    def replay(self, numbers: list[int], force: bool) -> None:
+        self.meet_the_due()
+        ids = self.chosen(numbers)
+        done = self.call(self.store.replay(ids, force=force))
+        won = [job_id for job_id in ids if self.model.replay(job_id, self.clock(), force=force)]
+        self.operated(ids, won, done.changed)
+
+    @rule(numbers=picks)
+    def delete(self, numbers: list[int]) -> None:
+        ids = self.chosen(numbers)
+        done = self.call(self.store.delete(ids))
+        self.operated(ids, [job_id for job_id in ids if self.model.delete(job_id)], done.changed)
+
+    @staticmethod
+    def operated(ids: list[str], won: list[str], changed: list[tuple[str, JobState]]) -> None:
+        assert [job_id for job_id, _ in changed] == [job_id for job_id in ids if job_id in won]
+
+    @rule(queue=st.sampled_from(QUEUES), paused=st.booleans())
+    def pause_or_resume(self, queue: str, paused: bool) -> None:
+        self.call(self.store.pause(queue) if paused else self.store.resume(queue))
+        self.model.paused = self.model.paused | {queue} if paused else self.model.paused - {queue}
+
+    @rule(keep=st.dictionaries(st.sampled_from(["succeeded", "dead", "cancelled"]), spans), limit=st.integers(1, 5))
+    def prune(self, keep: dict[str, timedelta], limit: int) -> None:
+        prunable = self.model.prunable(keep, self.clock())
+        pruned = self.call(self.store.prune(keep, limit=limit))
+        assert pruned == min(limit, len(prunable))
+        gone = self.model.jobs.keys() - {job.id for job in self.everything()}
+        assert gone <= prunable
+        assert len(gone) == pruned
+        self.model.prune(gone)
+
+    # ── what must hold after every step ───────────────────────────────────────────────────────────────────────
+    def everything(self) -> list[Any]:
+        return self.call(self.store.find(JobFilter(), limit=10_000)).jobs
+
+    def meet_the_due(self) -> None:
+        """Whether a due job already stands as queued is the store's affair: the model follows."""
+        actual = {job.id: job.state for job in self.everything()}
+        for job in self.model.due(self.clock()):
+            if actual[job.new.id] is JobState.QUEUED:
+                job.state = JobState.QUEUED
+
+    @invariant()
+    def the_store_agrees_with_the_model(self) -> None:
+        self.meet_the_due()
+        jobs = {job.id: job for job in self.everything()}
+        assert jobs.keys() == self.model.jobs.keys()
+        for job_id, job in jobs.items():
+            assert self.seen(job) == self.expected(self.model.jobs[job_id])
+            assert reachable(self.states.get(job_id, job.state), job.state)
+            assert job.claims >= self.claims.get(job_id, 0)
+            assert job.max_attempts is None or job.attempts <= job.max_attempts
+        self.states = {job_id: job.state for job_id, job in jobs.items()}
+        self.claims |= {job_id: job.claims for job_id, job in jobs.items()}
+
+    @staticmethod
+    def seen(job: Any) -> tuple[object, ...]:
+        return (job.state, job.claims, job.attempts, job.losses, job.run_at_us, job.cancelling, job.error, job.key)
+
+    @staticmethod
+    def expected(job: ModelJob) -> tuple[object, ...]:
+        error = job.error
+        return (job.state, job.claims, job.attempts, job.losses, job.run_at, job.cancelling, error, job.new.key)
+
+    @invariant()
+    def the_states_sum_to_the_jobs_accepted(self) -> None:
+        queues = self.call(self.store.queues())
+        assert sum(sum(queue.states.values()) for queue in queues) == self.model.accepted - self.model.removed
+        assert {queue.name for queue in queues if queue.paused} == self.model.paused
+
+    @invariant()
+    def every_unsuccessful_attempt_is_on_record(self) -> None:
+        for job in list(self.model.jobs.values())[-3:]:
+            records = self.call(self.store.attempts(job.new.id))
+            claims = [record.claims for record in records]
+            assert claims == sorted(set(claims))
+            assert job.counted <= set(claims) <= job.counted | job.given_back
+            assert all(record.reason in set(Reason) for record in records)
+
+
+def _test_case(name: str, factory: Factory) -> type:
+    machine = type(f"{name}_machine", (StoreMachine,), {"factory": staticmethod(factory)})
+    case: type = machine.TestCase  # type: ignore[attr-defined]  # Hypothesis makes it
+    case.settings = settings(  # type: ignore[attr-defined]  # Hypothesis reads it
+        max_examples=EXAMPLES,
+        stateful_step_count=STEPS,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=True,
+    )
+    case.pytestmark = [pytest.mark.timeout(3600)]  # type: ignore[attr-defined]  # shrinking a failure takes its time
+    return case
+
+
+for _name, _factory in STORES.items():
+    globals()[f"Test_{_name}"] = _test_case(_name, _factory)

@@ -1,0 +1,69 @@
+"""The storm remembers what is done, and only for the code it was done with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.crash.report import Report
+from tests.storm.runner import Storm, fingerprint
+from tests.storm.scenarios import Scenario
+
+
+@pytest.fixture
+def ran() -> list[tuple[str, int]]:
+    return []
+
+
+@pytest.fixture
+def scenarios(ran: list[tuple[str, int]]) -> dict[str, Scenario]:
+    def scenario(name: str, *complaints: str) -> Scenario:
+        def run(folder: Path, count: Callable[[int], int], seed: int) -> Report:
+            ran.append((name, count(10)))
+            return Report(complaints=list(complaints), figures={"seed": seed})
+
+        return run
+
+    def raising(folder: Path, count: Callable[[int], int], seed: int) -> Report:
+        raise RuntimeError("unforeseen")
+
+    return {"good": scenario("good"), "bad": scenario("bad", "a job was lost"), "raising": raising}
+
+
+def test_a_kept_promise_is_not_tried_again(
+    tmp_path: Path, scenarios: dict[str, Scenario], ran: list[tuple[str, int]]
+) -> None:
+    state = tmp_path / "state" / "storm.json"
+
+    assert Storm(state, 0.5, "code", scenarios).run(["good"])
+    assert Storm(state, 0.5, "code", scenarios).run(["good"])
+    assert ran == [("good", 5)]
+
+
+@pytest.mark.parametrize(("scale", "code"), [(1.0, "code"), (0.5, "other code")])
+def test_other_counts_or_other_code_begin_a_new_storm(
+    tmp_path: Path, scenarios: dict[str, Scenario], ran: list[tuple[str, int]], scale: float, code: str
+) -> None:
+    Storm(tmp_path / "storm.json", 0.5, "code", scenarios).run(["good"])
+    Storm(tmp_path / "storm.json", scale, code, scenarios).run(["good"])
+
+    assert len(ran) == 2
+
+
+@pytest.mark.parametrize("name", ["bad", "raising"])
+def test_a_broken_promise_is_told_and_tried_again(tmp_path: Path, scenarios: dict[str, Scenario], name: str) -> None:
+    storm = Storm(tmp_path / "storm.json", 1.0, "code", scenarios)
+
+    assert not storm.run(["good", name])
+    assert "BROKEN" in storm.table(["good", name])
+    assert Storm(tmp_path / "storm.json", 1.0, "code", scenarios).results[name]["complaints"]
+
+
+def test_the_fingerprint_changes_with_the_code(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("one = 1\n")
+    before = fingerprint(tmp_path)
+    (tmp_path / "module.py").write_text("one = 2\n")
+
+    assert fingerprint(tmp_path) != before

@@ -1,0 +1,248 @@
+"""A page of the documentation as something to run: its blocks in their order, in one folder, as its reader would.
+
+python   runs; ``await`` may stand outside functions, and what one block defines the next may use. A block that begins
+         with ``# app.py`` (or another file's name) is written to that file and imported, and its names are known. A
+         block that waits for a result has a worker. ``print(…)  # text``: that is printed.
+toml     is written to the file its first line names.
+sh       each line is a command, which exits 0, or as ``# exits 1`` behind it says.
+console  the same for the lines after ``$``; the others are what must be printed, in this order. Numbers and ids may
+         differ; ``…`` stands for anything.
+
+A worker that does not drain goes on in the background until the page ends, and must then stop well.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import importlib
+import inspect
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from holdfast import Holdfast
+from holdfast.worker import Worker
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# ([\w/]+\.(?:py|toml|jsonl))$")
+_EXPORT = re.compile(r"export (\w+)=(\S*)$")
+_EXITS = re.compile(r"\s+# exits (\d+)$")
+_PRINTED = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
+_FOR_EVER = re.compile(r"holdfast (worker start|dev)\b(?!.*--drain)")
+_VARYING = re.compile(r"([0-9a-f]{8}-[0-9a-f-]{27})|(…)|(\d[\d.,]*)|(\s+)|([^\d\s…]+)")
+_SKIPPED = ("pip install", "make ", "python -m venv")
+
+
+class Block(NamedTuple):
+    """One fenced block."""
+
+    kind: str
+    text: str
+    line: int  # of the page
+
+
+def blocks(page: str) -> list[Block]:
+    """The fenced blocks of a page."""
+    return [Block(found[1], found[2], page.count("\n", 0, found.start()) + 1) for found in _FENCED.finditer(page)]
+
+
+class Reader:
+    """Does what a page says."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._module = types.ModuleType(name)
+        self._space: dict[str, Any] = self._module.__dict__
+        self._background: list[subprocess.Popen[bytes]] = []
+        self._runner = asyncio.Runner()
+        sys.path.insert(0, str(folder))
+        sys.modules[name] = self._module
+        programs = folder / ".programs"
+        programs.mkdir()
+        for program, words in (("holdfast", "-m holdfast"), ("python", "")):
+            shim = programs / program
+            shim.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+            shim.chmod(0o700)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        self._environment = {
+            **kept,
+            "PATH": f"{programs}:{kept['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "COLUMNS": "200",
+            "HOLDFAST_LOG_FORMAT": "pretty",  # as on the reader's terminal
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def run(self, block: Block) -> None:
+        """Do what one block says; AssertionError, naming its line, where that is not so."""
+        first = _FILE.match(block.text.split("\n", 1)[0])
+        if first:
+            path = self._folder / first[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+            importlib.invalidate_caches()
+        if block.kind == "python" and first:
+            module = importlib.import_module(path.stem)
+            self._space.update({name: value for name, value in vars(module).items() if not name.startswith("__")})
+        elif block.kind == "python":
+            self._python(block)
+        elif block.kind in ("sh", "console"):
+            for command, expected in _commands(block):
+                self._command(command, expected, block.line)
+
+    def close(self) -> None:
+        """Stop the workers; each must end well."""
+        self._runner.close()
+        for app in {value for value in self._space.values() if isinstance(value, Holdfast)}:
+            app.sync.close()
+        self._forget_modules()
+        for worker in self._background:
+            worker.send_signal(signal.SIGTERM)
+        codes = [worker.wait(20) for worker in self._background]
+        assert not any(codes), f"workers of the page ended with {codes}"
+
+    # ── Python ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _python(self, block: Block) -> None:
+        text = "\n" * block.line + block.text
+        code = compile(text, f"{self._module.__name__}.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), self._worker(block.text):
+            ran = types.FunctionType(code, self._space)()
+            if inspect.iscoroutine(ran):
+                self._runner.run(ran)
+        _check_printed(_PRINTED.findall(block.text), printed.getvalue(), block.line)
+
+    def _forget_modules(self) -> None:
+        """Undo what the page's imports left behind."""
+        sys.path.remove(str(self._folder))
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None) or ""
+            if module is self._module or file.startswith(str(self._folder)):
+                del sys.modules[name]
+
+    @contextlib.contextmanager
+    def _worker(self, text: str) -> Iterator[None]:
+        """A worker beside a block that waits for a result."""
+        app = self._space.get("app")
+        if ".result(" not in text or app is None or self._background:
+            yield
+            return
+        serving = _Serving(app)
+        serving.start()
+        try:
+            yield
+        finally:
+            serving.stop()
+
+    # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────
+    def _command(self, command: str, expected: list[str], line: int) -> None:
+        if command.startswith(_SKIPPED):
+            return
+        if said := _EXPORT.match(command):
+            self._environment[said[1]] = said[2]
+            return
+        if _FOR_EVER.search(command):
+            self._start(command)
+            return
+        code = int(found[1]) if (found := _EXITS.search(command)) else 0
+        ran = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert ran.returncode == code, f"line {line}: {command}: exit code {ran.returncode}\n{ran.stdout}"
+        _check_printed(expected, ran.stdout, line)
+
+    def _start(self, command: str) -> None:
+        """Start a worker and wait until it says so."""
+        log = self._folder / f".worker-{len(self._background)}.log"
+        with log.open("wb") as output:
+            worker = subprocess.Popen(
+                ["bash", "-c", f"exec {command}"], cwd=self._folder, env=self._environment, stdout=output, stderr=output
+            )
+        self._background.append(worker)
+        pause = threading.Event()
+        for _ in range(200):
+            if "worker_started" in log.read_text():
+                return
+            assert worker.poll() is None, f"{command}: exit code {worker.returncode}\n{log.read_text()}"
+            pause.wait(0.05)
+        raise AssertionError(f"{command} did not start\n{log.read_text()}")
+
+
+class _Serving(threading.Thread):
+    """A worker in a thread of its own."""
+
+    def __init__(self, app: Holdfast) -> None:
+        super().__init__(name="worker-of-a-page")
+        self._worker = Worker(app)
+        self._loop = asyncio.new_event_loop()
+        self._trouble: list[BaseException] = []
+
+    def run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._worker.run())
+        except BaseException as error:
+            self._trouble.append(error)
+
+    def stop(self) -> None:
+        """Stop and wait; raises what ended the worker before."""
+        if self.is_alive():
+            self._loop.call_soon_threadsafe(self._worker.stop)
+        self.join(20)
+        assert not self.is_alive()
+        if self._trouble:
+            raise self._trouble[0]
+
+
+def _commands(block: Block) -> Iterator[tuple[str, list[str]]]:
+    """Each command of a block and the lines it is to print."""
+    text = block.text.replace("\\\n", "")
+    lines = [line for line in text.splitlines() if line.strip()]
+    if block.kind == "sh":
+        yield from ((line, []) for line in lines if not line.startswith("#"))
+        return
+    starts = [number for number, line in enumerate(lines) if line.startswith("$ ")]
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        yield lines[start][2:], lines[start + 1 : end]
+
+
+def _check_printed(expected: list[str], output: str, line: int) -> None:
+    """Each expected line is found in the output, in this order."""
+    printed = iter(output.splitlines())
+    for wanted in filter(lambda text: text.strip() != "…", expected):
+        pattern = re.compile(_pattern(wanted.strip()))
+        assert any(pattern.search(each) for each in printed), f"line {line}: not printed: {wanted}\nbut:\n{output}"
+
+
+def _pattern(text: str) -> str:
+    parts = []
+    for identifier, gap, number, space, rest in _VARYING.findall(text):
+        if identifier:
+            parts.append(r"[0-9a-f-]{36}")
+        elif gap:
+            parts.append(r".*")
+        elif number:
+            parts.append(r"\d[\d.,]*")
+        else:
+            parts.append(r"\s+" if space else re.escape(rest))
+    return "".join(parts)

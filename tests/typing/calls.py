@@ -1,0 +1,72 @@
+"""What a type checker is shown by test_typing.py. Never run.
+
+``# shows: T`` ends a line whose ``reveal_type`` must answer T; ``# wrong: code`` a line that must be refused with that
+code; every other line must be accepted.
+"""
+
+from __future__ import annotations
+
+from typing import reveal_type
+
+from holdfast import Context, Holdfast, JobHandle
+from holdfast.job import NewJob
+
+app = Holdfast("sqlite:///never.db")
+
+
+@app.task("email.send")
+async def send(ctx: Context, to: str, subject: str = "hi") -> str:
+    return f"{ctx.id} {to} {subject}"
+
+
+@app.task("plain")
+async def plain(count: int) -> float:
+    return count / 2
+
+
+@app.task("resize")
+def resize(ctx: Context, width: int, *, height: int) -> list[int]:
+    return [ctx.attempts, width, height]
+
+
+@app.task()
+def nothing() -> None: ...
+
+
+async def awaited() -> None:
+    reveal_type(await send.enqueue("a@b.c", subject="hi"))  # shows: JobHandle[str]
+    reveal_type(await plain.enqueue(1))  # shows: JobHandle[float]
+    reveal_type(await resize.enqueue(1, height=2))  # shows: JobHandle[list[int]]
+    reveal_type(await nothing.enqueue())  # shows: JobHandle[None]
+    reveal_type(await (await send.enqueue("a")).result(timeout=30))  # shows: str
+    reveal_type(await (await resize.enqueue(1, height=2)).result())  # shows: list[int]
+    reveal_type(await send.options(delay=60, priority=5, key="k").enqueue("a"))  # shows: JobHandle[str]
+    reveal_type(await resize.options(queue="slow").enqueue(1, height=2))  # shows: JobHandle[list[int]]
+    await send.enqueue()  # wrong: call-arg
+    await send.enqueue(1)  # wrong: arg-type
+    await send.enqueue("a", subjekt="x")  # wrong: call-arg
+    await plain.enqueue("1")  # wrong: arg-type
+    await resize.enqueue(1, 2)  # wrong: call-arg
+    await nothing.enqueue(1)  # wrong: call-arg
+    await send.options(delay=60).enqueue(1)  # wrong: arg-type
+    await resize.options(delay=60).enqueue(1)  # wrong: call-arg
+    send.options(prioritty=5)  # wrong: call-arg
+    send.options(priority="high")  # wrong: arg-type
+
+
+def blocking() -> None:
+    reveal_type(send.sync.enqueue("a@b.c"))  # shows: JobHandle[str]
+    reveal_type(resize.sync.enqueue(1, height=2))  # shows: JobHandle[list[int]]
+    reveal_type(plain.options(delay=1).sync.enqueue(1))  # shows: JobHandle[float]
+    reveal_type(resize.job(1, height=2))  # shows: NewJob
+    reveal_type(send.options(priority=1).job("a"))  # shows: NewJob
+    send.sync.enqueue(1)  # wrong: arg-type
+    resize.sync.enqueue(1)  # wrong: call-arg
+    plain.options(delay=1).sync.enqueue("1")  # wrong: arg-type
+    plain.job("1")  # wrong: arg-type
+
+
+def handles(kept: list[JobHandle[str]], jobs: list[NewJob]) -> None:
+    kept.append(send.sync.enqueue("a"))
+    kept.append(plain.sync.enqueue(1))  # wrong: arg-type
+    jobs.append(plain.job(1))

@@ -1,0 +1,128 @@
+"""Tasks that the tests of the executors run in child processes, which import this module by its name."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import Dead, RetryAfter, Snooze
+from holdfast.task import Context, Registry, Task, current_job
+
+
+def process_task(function: Any) -> Task[..., Any]:
+    return Task(function.__name__, function, executor="process", dead_on=KeyError)
+
+
+@process_task
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@process_task
+async def add_slowly(ctx: Context, a: int, b: int) -> dict[str, Any]:
+    await asyncio.sleep(0.001)
+    return {"sum": a + b, "id": ctx.id, "current": current_job().id, "attempt": ctx.attempts}
+
+
+@process_task
+async def leave_a_task(path: str) -> str:
+    async def later() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            Path(path).write_text("cancelled")
+
+    task = asyncio.create_task(later())
+    await asyncio.sleep(0)
+    return task.get_name()
+
+
+def echo(text: str) -> str:
+    return text
+
+
+@process_task
+def fail(how: str) -> None:
+    raise {"value": ValueError("no good"), "key": KeyError("k"), "dead": Dead("for good")}.get(how) or RetryAfter(9)
+
+
+@process_task
+def snooze() -> None:
+    raise Snooze(5)
+
+
+@process_task
+def unstorable() -> object:
+    return object()
+
+
+@process_task
+def process_id() -> int:
+    return os.getpid()
+
+
+@process_task
+def end_the_process(how: str) -> None:
+    """Every way a handler can take its process with it, and two that only look so."""
+    match how:
+        case "_exit":
+            os._exit(0)
+        case "exit":
+            sys.exit(3)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            ctypes.string_at(0)
+        case "close":
+            os.closerange(3, 256)
+
+
+@process_task
+def fork_and_return() -> str:
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    return "parent" if child else "child"
+
+
+@process_task
+def sleep_with_children(path: str, escape: bool = False) -> None:
+    """Write the pids of this process and of one it starts, then sleep, deaf to SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; sleep 60"], start_new_session=escape)
+    whole = Path(path + ".part")
+    whole.write_text(f"{os.getpid()} {child.pid}")
+    whole.rename(path)
+    time.sleep(60)
+
+
+@process_task
+def leave_a_process(path: str) -> None:
+    Path(path).write_text(str(subprocess.Popen(["sleep", "60"]).pid))
+
+
+@process_task
+def grow(megabytes: int) -> int:
+    KEPT.append(bytearray(megabytes * 1024 * 1024))
+    return os.getpid()
+
+
+KEPT: list[bytearray] = []
+
+
+class Application:
+    """Holds the tasks as an application does."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+
+
+app = Application()
+app.registry.register(Task("by.registry", echo, executor="process"))

@@ -1,0 +1,98 @@
+"""The application itself: where its settings come from, what it tells, whose clock it waits by."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from holdfast import Holdfast, ResultTimeout, Settings
+from holdfast.clock import ManualClock
+from holdfast.errors import Conflict, Invalid
+from holdfast.events import Event, JobCreated, JobDuplicate
+from holdfast.worker import Worker
+
+
+def test_what_is_said_to_the_application_goes_before_the_settings_it_is_given(tmp_path: Path) -> None:
+    given = Settings.load(url=f"sqlite:///{tmp_path}/one.db", lease=40)
+
+    app = Holdfast(f"sqlite:///{tmp_path}/two.db", settings=given, concurrency=3)
+
+    assert app.settings.url == f"sqlite:///{tmp_path}/two.db"
+    assert (app.settings.concurrency, app.settings.lease) == (3, given.lease)
+    assert Holdfast(settings=given).settings is given
+
+
+def test_a_wrong_value_beside_given_settings_is_refused() -> None:
+    with pytest.raises(Invalid, match="concurrency"):
+        Holdfast(settings=Settings.load(), concurrency=0)
+
+
+def test_a_submission_inside_a_transaction_is_told_to_nobody(tmp_path: Path) -> None:
+    """It may be rolled back, and then it never was."""
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", strict_idempotency=True)
+    heard: list[Event] = []
+    app.events.subscribe(heard.append, JobCreated, JobDuplicate)
+    first = app.sync.enqueue("work", key="k")
+    heard.clear()
+
+    with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as connection:
+        connection.execute("begin")
+        app.sync.enqueue("work", connection=connection)
+        assert app.sync.enqueue("work", key="k", connection=connection).id == first.id
+        app.sync.enqueue_many([app.draft("work", {}), app.draft("work", {})], connection=connection)
+        with pytest.raises(Conflict, match="'k' already stands"):
+            app.sync.enqueue("other", key="k", connection=connection)
+        connection.execute("rollback")
+
+    assert heard == []
+    assert app.sync.count() == 1
+    app.sync.close()
+
+
+class _Leaping(ManualClock):
+    """An hour less a hundredth of a second passes between any two looks at it."""
+
+    def monotonic(self) -> float:
+        self.advance(3599.99)
+        return super().monotonic()
+
+
+def test_a_result_is_awaited_by_the_applications_clock(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", clock=_Leaping())
+    job = app.sync.enqueue("work")
+
+    with pytest.raises(ResultTimeout, match="after 3600 s"):
+        job.sync.result(timeout=3600)
+    app.sync.close()
+
+
+def test_a_result_nobody_works_on_says_that_a_worker_is_missing(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+    remedy = "no living worker is registered; start one: holdfast worker start$"
+    for job, state in ((app.sync.enqueue("work"), "queued"), (app.sync.enqueue("work", delay=60), "scheduled")):
+        with pytest.raises(ResultTimeout, match=f"is {state} after 0 s; {remedy}"):
+            job.sync.result(timeout=0)
+    app.sync.close()
+
+
+def test_a_result_that_a_living_worker_may_still_bring_goes_on(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", queues="default")
+
+    @app.task("wait")
+    async def wait() -> str:
+        with pytest.raises(ResultTimeout, match=r"is queued after 0 s; it goes on$"):
+            await later.result(timeout=0)
+        return "seen"
+
+    async def run() -> str:
+        async with app:
+            await Worker(app, drain=True).run()
+            return await first.result(timeout=0)
+
+    first = wait.sync.enqueue()
+    later = app.sync.enqueue("wait", queue="elsewhere")
+    assert asyncio.run(run()) == "seen"

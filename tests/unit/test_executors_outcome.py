@@ -1,0 +1,171 @@
+"""What exceptions and returned values mean: ``executors/outcome.py``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from holdfast.errors import Dead, Invalid, RetryAfter, Snooze
+from holdfast.executors.coroutine import drive
+from holdfast.executors.outcome import (
+    TRACEBACK_LIMIT,
+    describe,
+    outcome_of,
+    payload_refused,
+    storable,
+    succeeded,
+    trace,
+)
+from holdfast.job import Reason
+from holdfast.lifecycle import ERROR_LIMIT, Failed, Snoozed, Succeeded
+from holdfast.task import Task
+
+
+def caught(error: BaseException) -> BaseException:
+    """``error`` after it was really raised, with a traceback."""
+    secret_local = "swordfish-" + "x"  # noqa: F841 - must not show up in any traceback
+    try:
+        raise error
+    except BaseException as raised:
+        return raised
+
+
+def failed(error: BaseException, task: Task[..., Any] | None = None) -> Failed:
+    outcome = outcome_of(caught(error), task)
+    assert isinstance(outcome, Failed)
+    return outcome
+
+
+def task(function: Any, **options: Any) -> Task[..., Any]:
+    return Task("t", function, **options)
+
+
+def nothing() -> None: ...
+
+
+def test_an_ordinary_error_is_retried_and_says_what_it_was() -> None:
+    outcome = failed(ValueError("no good"))
+    assert (outcome.error, outcome.reason, outcome.retryable) == ("ValueError: no good", Reason.ERROR, True)
+    assert outcome.traceback is not None
+    assert "raise error" in outcome.traceback
+    assert "swordfish" not in outcome.traceback.replace('"swordfish-" + "x"', "")
+
+
+def test_the_signals_of_a_handler() -> None:
+    assert outcome_of(caught(Snooze(5)), None) == Snoozed(timedelta(seconds=5))
+    assert failed(RetryAfter(7, "busy")).delay == timedelta(seconds=7)
+    assert failed(RetryAfter(7, "busy")).retryable
+    dead = failed(Dead("bad card"))
+    assert (dead.error, dead.reason, dead.retryable) == ("Dead: bad card", Reason.NON_RETRYABLE, False)
+
+
+def test_the_task_says_which_errors_are_final() -> None:
+    assert not failed(KeyError("k"), task(nothing, dead_on=KeyError)).retryable
+    assert failed(KeyError("k"), task(nothing, dead_on=KeyError)).reason is Reason.NON_RETRYABLE
+    assert failed(ValueError(), task(nothing, dead_on=KeyError)).retryable
+    assert not failed(ValueError(), task(nothing, retry_on=KeyError)).retryable
+
+
+def test_leaving_the_program_is_a_crash_whatever_the_code() -> None:
+    outcome = failed(SystemExit(0), task(nothing, retry_on=KeyError))
+    assert (outcome.error, outcome.reason, outcome.retryable) == ("SystemExit: 0", Reason.CRASHED, True)
+
+
+def test_a_refused_payload_is_final() -> None:
+    outcome = payload_refused(Invalid("to", 5, "give a string"))
+    assert (outcome.reason, outcome.retryable) == (Reason.PAYLOAD, False)
+    assert outcome.error == "Invalid: to: 5 is not valid; give a string"
+
+
+class Hostile(Exception):
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def __str__(self) -> str:
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer  # type: ignore[no-any-return]  # the wrong type is the point
+
+
+@pytest.mark.parametrize("answer", [ValueError("inner"), SystemExit(1), RecursionError(), 5, None])
+def test_a_message_that_cannot_be_had_does_no_harm(answer: object) -> None:
+    outcome = failed(Hostile(answer))
+    assert outcome.error.startswith("Hostile: (its message cannot be shown:")
+
+
+def test_a_huge_message_is_clipped() -> None:
+    assert failed(Hostile("x" * 50_000_000)).error == ("Hostile: " + "x" * ERROR_LIMIT)[:ERROR_LIMIT]
+    assert len((failed(Hostile("é" * 50_000)).traceback or "").encode()) <= TRACEBACK_LIMIT
+
+
+def test_text_that_no_database_takes_is_written_out() -> None:
+    error = failed(ValueError("a\0b\ud800c")).error
+    assert error == "ValueError: a\\x00b\\ud800c"
+    error.encode()
+    assert len(storable("\ud800" * 10_000)) == ERROR_LIMIT
+    outcome = failed(ValueError("\0\ud800"))
+    assert outcome.traceback is not None
+    outcome.traceback.encode()
+    assert "\0" not in outcome.traceback
+
+
+def test_a_group_names_what_is_in_it() -> None:
+    inner = ExceptionGroup("deeper", [KeyError("k"), OSError("o"), ValueError("v"), ValueError("w")])
+    text = describe(ExceptionGroup("unhandled", [TypeError("t"), inner]))
+    assert text == "ExceptionGroup: unhandled (2 sub-exceptions); TypeError: t; KeyError: 'k'; OSError: o"
+
+
+def test_the_traceback_starts_where_the_application_does() -> None:
+    def handler() -> None:
+        Task("t", nothing, priority=1000)
+
+    try:
+        handler()
+    except Invalid as error:
+        text = trace(error) or ""
+    frames = [line for line in text.splitlines() if line.startswith("  File")]
+    assert "in handler" in frames[1]
+    assert "in __init__" in frames[2]
+
+
+def test_frames_of_the_executors_are_left_out() -> None:
+    async def handler() -> None:
+        raise ValueError("mine")
+
+    async def runner() -> None:
+        await drive(handler(), contextvars.copy_context())
+
+    with pytest.raises(ValueError, match="mine") as caught:
+        asyncio.run(runner())
+    frames = caught.value.__traceback__
+    while frames is not None and not frames.tb_frame.f_code.co_filename.endswith("coroutine.py"):
+        frames = frames.tb_next
+    text = trace(caught.value.with_traceback(frames)) or ""
+    assert "in handler" in text
+    assert "coroutine.py" not in text
+
+
+def test_a_deep_recursion_keeps_its_end() -> None:
+    def dive(left: int) -> None:
+        if left == 0:
+            raise ValueError("bottom")
+        dive(left - 1)
+
+    try:
+        dive(900)
+    except ValueError as error:
+        text = trace(error) or ""
+    assert len(text.encode()) <= TRACEBACK_LIMIT
+    assert text.rstrip().endswith("ValueError: bottom")
+
+
+def test_a_result_is_encoded_and_one_that_cannot_be_is_final() -> None:
+    assert succeeded(task(nothing), {"a": 1}) == Succeeded('{"a":1}')
+    assert succeeded(task(nothing), None) == Succeeded(None)
+    outcome = succeeded(task(nothing), object())
+    assert isinstance(outcome, Failed)
+    assert (outcome.reason, outcome.retryable) == (Reason.RESULT, False)

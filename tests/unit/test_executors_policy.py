@@ -1,0 +1,137 @@
+"""What may be run as a command: ``executors/policy.py``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import Invalid, TooLarge
+from holdfast.executors.policy import Command, CommandPolicy
+
+ARGV = CommandPolicy(mode="argv")
+SHELL = CommandPolicy(mode="shell")
+
+
+@pytest.mark.parametrize(
+    ("payload", "field"),
+    [
+        ({}, "payload"),
+        ({"argv": ["ls"], "shell": "ls"}, "payload"),
+        ({"argv": "ls"}, "payload"),
+        ({"argv": ["ls", 5]}, "payload"),
+        ({"argv": ["ls"], "colour": "red"}, "payload"),
+        ("[1]", "payload"),
+        ("{", "payload"),
+        ({"argv": []}, "argv"),
+        ({"argv": [" "]}, "argv"),
+        ({"argv": ["a\0b"]}, "argv"),
+        ({"argv": ["a\ud800"]}, "argv"),
+        ({"shell": "  "}, "shell"),
+        ({"argv": ["ls"], "env": {"A": "\0"}}, "env.A"),
+        ({"argv": ["ls"], "cwd": "relative"}, "cwd"),
+        ({"argv": ["ls", "x" * 100_000]}, "argv"),
+        ({"argv": ["ls"], "env": {"A": "x" * 100_000}}, "argv"),
+    ],
+)
+def test_what_is_no_command_is_refused(payload: Any, field: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        SHELL.check(payload)
+    assert caught.value.field == field
+
+
+def test_a_command_is_read_from_text_or_object() -> None:
+    expected = Command(argv=("ls", "-l"), dead_codes=(3,))
+    assert ARGV.check('{"argv": ["ls", "-l"], "dead_codes": [3]}') == expected
+    assert ARGV.check({"argv": ["ls", "-l"], "dead_codes": [3]}) == expected
+
+
+def test_modes() -> None:
+    with pytest.raises(Invalid, match="switched off"):
+        CommandPolicy().check({"argv": ["ls"]})
+    with pytest.raises(Invalid, match="shells are switched off"):
+        ARGV.check({"shell": "ls"})
+    assert SHELL.check({"shell": "echo a && echo b"}).words == ("/bin/sh", "-c", "echo a && echo b")
+    assert SHELL.check({"argv": ["ls"]}).words == ("ls",)
+
+
+def test_too_many_arguments_are_too_large() -> None:
+    with pytest.raises(TooLarge, match="stdin"):
+        ARGV.check({"argv": ["echo", *["x" * 100] * 1000]})
+
+
+@pytest.mark.parametrize(
+    ("payload", "allowed"),
+    [
+        ({"argv": ["echo", "; rm -rf /"]}, True),
+        ({"argv": ["/bin/echo"]}, False),
+        ({"argv": ["rm"]}, False),
+        ({"shell": "echo hello 'two words' --x=1"}, True),
+        ({"shell": "make all && make install"}, True),
+        ({"shell": "rm x"}, False),
+        ({"shell": "echo a; rm x"}, False),
+        ({"shell": "echo a\nrm x"}, False),
+        ({"shell": "echo $(rm x)"}, False),
+        ({"shell": "echo `rm x`"}, False),
+        ({"shell": "echo a | sh"}, False),
+        ({"shell": "echo a > /etc/passwd"}, False),
+        ({"shell": "PATH=/tmp echo"}, False),
+        ({"shell": "echo 'unbalanced"}, False),
+        ({"shell": "''"}, False),
+    ],
+)
+def test_an_allow_list_holds_in_both_modes(payload: dict[str, Any], allowed: bool) -> None:
+    policy = CommandPolicy(mode="shell", allow=("echo", "make all && make install"))
+    if allowed:
+        policy.check(payload)
+    else:
+        with pytest.raises(Invalid, match="allowed are: echo"):
+            policy.check(payload)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["LD_PRELOAD", "DYLD_INSERT_LIBRARIES", "PYTHONPATH", "PATH", "BASH_ENV", "ENV", "IFS", "NODE_OPTIONS", "PERL5OPT"],
+)
+def test_names_that_change_which_code_runs_are_refused_unless_allowed(name: str) -> None:
+    with pytest.raises(Invalid, match=name):
+        ARGV.check({"argv": ["ls"], "env": {name: "x"}})
+    CommandPolicy(mode="argv", environment=(name,)).check({"argv": ["ls"], "env": {name: "x"}})
+
+
+@pytest.mark.parametrize("name", ["", "A=B", "A\0B", "A B", "1A", "é", "A\n"])
+def test_what_is_no_name_is_refused_always(name: str) -> None:
+    with pytest.raises(Invalid, match="a name is letters"):
+        CommandPolicy(mode="argv", environment=(name,)).check({"argv": ["ls"], "env": {name: "x"}})
+
+
+def test_harmless_names_pass() -> None:
+    ARGV.check({"argv": ["ls"], "env": {"ENVIRONMENT": "test", "PATHS": "x", "_x1": "y", "LDFLAGS": "z"}})
+
+
+def test_the_environment_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"HOME": "/h", "SECRET": "s", "WANTED": "w", "LD_PRELOAD": "evil.so"})
+    policy = CommandPolicy(mode="argv", environment=("WANTED", "ABSENT"))
+    command = policy.check({"argv": ["ls"], "env": {"MINE": "m", "HOME": "/mine"}})
+    assert policy.environment_for(command) == {"PATH": os.defpath, "HOME": "/mine", "WANTED": "w", "MINE": "m"}
+
+
+def test_a_directory_must_lie_under_a_root(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "inside").mkdir(parents=True)
+    (root / "way_out").symlink_to(tmp_path)
+    policy = CommandPolicy(mode="argv", roots=(str(root),))
+    for good in (root, root / "inside", root / "not_there_yet"):
+        policy.check({"argv": ["ls"], "cwd": str(good)})
+    for bad in (tmp_path, root / "..", root / "way_out", f"{root}_of_another", "/"):
+        with pytest.raises(Invalid, match="must lie under"):
+            policy.check({"argv": ["ls"], "cwd": str(bad)})
+
+
+def test_the_policy_itself_is_checked() -> None:
+    with pytest.raises(Invalid, match="output_limit"):
+        CommandPolicy(output_limit=10**9)
+    with pytest.raises(Invalid, match="roots"):
+        CommandPolicy(roots=("relative",))

@@ -1,0 +1,223 @@
+"""The state table, and what becomes of a job after an attempt."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib.resources import files
+
+import pytest
+
+from holdfast.errors import Conflict
+from holdfast.job import TERMINAL, Job, JobState, Reason, Settlement
+from holdfast.lifecycle import (
+    CANCELLABLE,
+    DELETABLE,
+    ERROR_LIMIT,
+    LEGAL,
+    REPLAYABLE,
+    Cancelled,
+    Failed,
+    Lost,
+    Outcome,
+    Released,
+    Snoozed,
+    Succeeded,
+    budget_spent,
+    check_replay,
+    clip,
+    decide,
+)
+from holdfast.stores.sqlite.rows import CODES, STATES
+
+BACKOFF = timedelta(seconds=7)
+OWN = timedelta(seconds=90)
+SPENT = {"left": False, "last": True, "over": True, "unlimited": False}
+"""Whether the attempt now running is the last one allowed."""
+
+
+class Backoff:
+    """Answers seven seconds, and remembers for which number of failures."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def delay(self, failures: int, rng: random.Random) -> timedelta:
+        self.asked.append(failures)
+        return BACKOFF
+
+
+def running(budget: str = "left", *, cancelling: bool = False) -> Job:
+    attempts, most = {"left": (2, 5), "last": (5, 5), "over": (6, 5), "unlimited": (10_000, None)}[budget]
+    return Job("id", "work", "default", "{}", 9, attempts, most, 0, 0, 0, 0, worker="worker-1", cancelling=cancelling)
+
+
+def settled(job: Job, outcome: Outcome) -> tuple[Settlement, list[int]]:
+    backoff = Backoff()
+    return decide(job, outcome, backoff, random.Random(0)), backoff.asked
+
+
+Row = tuple[JobState, Reason | None, timedelta | None, bool, bool]
+"""Where the job goes, why, with which delay; whether the attempt is given back; whether the lease had run out."""
+
+
+def _expected(outcome: str, *, spent: bool, cancelling: bool) -> Row:
+    dead_of_budget: Row = (JobState.DEAD, Reason.BUDGET, None, False, False)
+    lost: Row = (JobState.DEAD if spent else JobState.QUEUED, Reason.CRASHED, None, False, True)
+    return {
+        "succeeded": (JobState.SUCCEEDED, None, None, False, False),
+        "failed": dead_of_budget if spent else (JobState.FAILED, Reason.ERROR, BACKOFF, False, False),
+        "timed out": dead_of_budget if spent else (JobState.FAILED, Reason.TIMEOUT, BACKOFF, False, False),
+        "retry after": dead_of_budget if spent else (JobState.FAILED, Reason.ERROR, OWN, False, False),
+        "final": (JobState.DEAD, Reason.NON_RETRYABLE, None, False, False),
+        "snoozed": (JobState.SCHEDULED, Reason.SNOOZED, OWN, True, False),
+        "snoozed for nothing": (JobState.QUEUED, Reason.SNOOZED, timedelta(0), True, False),
+        "released": (JobState.QUEUED, Reason.RELEASED, None, True, False),
+        "released for a while": (JobState.SCHEDULED, Reason.RELEASED, OWN, True, False),
+        "cancelled": (JobState.CANCELLED, Reason.CANCELLED, None, False, False),
+        "lost": (JobState.CANCELLED, Reason.CANCELLED, None, False, True) if cancelling else lost,
+    }[outcome]
+
+
+OUTCOMES: dict[str, Outcome] = {
+    "succeeded": Succeeded('"done"'),
+    "failed": Failed(error="boom"),
+    "timed out": Failed(error="timeout", reason=Reason.TIMEOUT),
+    "retry after": Failed(error="busy", delay=OWN),
+    "final": Failed(error="never", reason=Reason.NON_RETRYABLE, retryable=False),
+    "snoozed": Snoozed(OWN),
+    "snoozed for nothing": Snoozed(timedelta(0)),
+    "released": Released(),
+    "released for a while": Released(error="no memory", delay=OWN),
+    "cancelled": Cancelled(),
+    "lost": Lost(),
+}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "budget", "cancelling"), list(itertools.product(OUTCOMES, SPENT, (False, True))), ids=str
+)
+def test_every_outcome_with_every_budget(outcome: str, budget: str, cancelling: bool) -> None:
+    job = running(budget, cancelling=cancelling)
+    settlement, asked = settled(job, OUTCOMES[outcome])
+
+    row = (settlement.state, settlement.reason, settlement.delay, settlement.refund, settlement.expired)
+    assert row == _expected(outcome, spent=SPENT[budget], cancelling=cancelling)
+    assert (settlement.job_id, settlement.claims) == (job.id, job.claims)
+    assert settlement.state in LEGAL[JobState.RUNNING]
+    assert asked == ([job.attempts] if settlement.delay == BACKOFF else []), "asked without need, or not asked"
+    assert (settlement.result is not None) is (outcome == "succeeded")
+
+
+def test_budgets() -> None:
+    assert {budget: budget_spent(running(budget)) for budget in SPENT} == SPENT
+
+
+def test_a_lost_lease_says_whose_it_was() -> None:
+    settlement, _ = settled(running(), Lost())
+    assert settlement.error == "lease expired: worker worker-1 died, froze or was cut off during attempt 2"
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000, "\ud800" * 4096, "\udfffé" * 3000], ids=["long", "halves", "mixed"])
+def test_an_error_text_fits_and_can_be_stored(text: str) -> None:
+    error = settled(running(), Failed(error=text))[0].error
+    assert error == clip(text)
+    assert error is not None
+    assert len(error) <= ERROR_LIMIT
+    assert error.encode()
+
+
+# ── the table ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_every_state_is_in_the_table_and_can_be_left_and_reached() -> None:
+    assert set(LEGAL) == set(JobState)
+    reached = set().union(*LEGAL.values())
+    assert reached == set(JobState)
+    assert all(state not in to for state, to in LEGAL.items())
+
+
+def test_a_terminal_state_is_left_by_a_replay_only() -> None:
+    assert {state for state, to in LEGAL.items() if to == {JobState.QUEUED}} == TERMINAL
+    assert {JobState.SUCCEEDED} == TERMINAL - REPLAYABLE
+    assert all(JobState.QUEUED in LEGAL[state] for state in REPLAYABLE)
+    assert not CANCELLABLE & TERMINAL
+    assert set(JobState) - {JobState.RUNNING} == DELETABLE
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("state", list(JobState))
+def test_which_states_a_replay_accepts(state: JobState, force: bool) -> None:
+    if state in REPLAYABLE or (force and state is JobState.SUCCEEDED):
+        check_replay("id", state, force=force)
+    else:
+        with pytest.raises(Conflict, match=r"job id cannot be replayed: it (is|has) "):
+            check_replay("id", state, force=force)
+
+
+# ── the table and the statements of a store ───────────────────────────────────────────────────────────────────────
+def _statements() -> dict[str, str]:
+    text = files("holdfast.stores.sqlite").joinpath("queries.sql").read_text(encoding="utf-8")
+    _, *parts = re.split(r"^-- name: ", text, flags=re.MULTILINE)
+    return {name: body for name, _, body in (part.partition("\n") for part in parts)}
+
+
+def _guards(statement: str) -> set[JobState]:
+    """The states after ``where`` that a statement leaves."""
+    condition = statement.partition("\nwhere ")[2]
+    listed = re.findall(r"\+?state in \(([\d, ]+)\)", condition)
+    single = re.findall(r"\+?state = (\d)", condition)
+    return {STATES[int(code)] for code in [*re.findall(r"\d", " ".join(listed)), *single]}
+
+
+def _moves() -> Iterator[tuple[str, set[JobState], JobState]]:
+    """Each statement that names the state a job goes to, and those it may come from."""
+    for name, statement in _statements().items():
+        goal = re.search(r"^(?:update holdfast_job )?set state = (\d)", statement, flags=re.MULTILINE)
+        if goal is not None:
+            yield name, _guards(statement), STATES[int(goal[1])]
+
+
+def test_the_statements_make_no_move_that_the_table_does_not_know() -> None:
+    moves = {name: (left, goal) for name, left, goal in _moves()}
+    assert set(moves) >= {"cancel_unstarted", "replay", "settle_succeeded", "promote_queue", "promote_only"}
+    # These go by row numbers that the statement before them picked in the same transaction.
+    unguarded = {name for name, (left, _) in moves.items() if not left}
+    assert unguarded <= {"take", "bury", "promote_queue", "promote_anywhere"}
+    for name, (left, goal) in moves.items():
+        if left:
+            assert all(goal in LEGAL[state] for state in left), name
+
+
+def test_the_statements_accept_exactly_the_states_of_the_table() -> None:
+    statements = _statements()
+    assert _guards(statements["cancel_unstarted"]) | _guards(statements["cancel_running"]) == CANCELLABLE
+    assert _guards(statements["cancel_running"]) == {JobState.RUNNING}
+    assert _guards(statements["replay"]) == REPLAYABLE | {JobState.SUCCEEDED}
+    assert _guards(statements["settle_one"]) == _guards(statements["settle_succeeded"]) == {JobState.RUNNING}
+    assert set(re.findall(r"\+state <> (\d)", statements["deletable"])) == {str(CODES[JobState.RUNNING])}
+    due = {JobState.SCHEDULED, JobState.FAILED}
+    assert _guards(statements["promote_only"]) == due
+    for name in ("promote_queue", "promote_anywhere"):
+        (codes,) = re.findall(r"state in \(([\d, ]+)\)", statements[name])
+        assert {STATES[int(code)] for code in codes.split(",")} == due
+
+
+def test_what_a_settlement_ends_early_is_whatever_is_no_ending() -> None:
+    """Only the store sees the flag of a cancellation in its own write: it turns these states into cancelled."""
+    statement = _statements()["settle_one"]
+    (least,) = set(re.findall(r"case when cancelling and :state < (\d) then", statement))
+    assert {state for state in JobState if CODES[state] >= int(least)} == TERMINAL
+    assert f"case when cancelling and :state < {least} then {CODES[JobState.CANCELLED]} else :state end" in statement
+
+
+def test_the_schema_and_the_code_number_the_states_alike() -> None:
+    here = files("holdfast.stores.sqlite")
+    migration = here.joinpath("migrations/0001_initial.sql").read_text(encoding="utf-8")
+    queries = here.joinpath("queries.sql").read_text(encoding="utf-8")
+    assert [CODES[state] for state in STATES] == list(range(8))
+    assert f"-- {' '.join(f'{code} {state}' for code, state in enumerate(STATES))}" in migration
+    lists = re.findall(r"""'\[("queued".*?)\]'""", queries)
+    assert lists
+    assert set(lists) == {",".join(f'"{state}"' for state in STATES)}

@@ -1,0 +1,212 @@
+"""Submitting through the application: keys that stand for something else, limits, and streams too long to hold."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Holdfast, JobState
+from holdfast.errors import Conflict, Invalid, TooLarge
+from holdfast.job import NewJob
+from holdfast.worker import Worker
+
+
+def application(folder: Path, **settings: Any) -> Holdfast:
+    return Holdfast(f"sqlite:///{folder}/jobs.db", **settings)
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[Holdfast]:
+    app = application(tmp_path)
+    yield app
+    app.sync.close()
+
+
+# ── strict idempotency ────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.fixture
+def strict(tmp_path: Path) -> Iterator[Holdfast]:
+    app = application(tmp_path, strict_idempotency=True)
+    yield app
+    app.sync.close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"payload": {"n": 2}}, {"task": "rest"}, {"queue": "slow"}],
+    ids=["another payload", "another task", "another queue"],
+)
+def test_a_key_that_stands_for_something_else_is_a_conflict_that_names_the_first(
+    strict: Holdfast, other: dict[str, Any]
+) -> None:
+    first = strict.sync.enqueue("work", {"n": 1}, key="k")
+    with pytest.raises(Conflict, match=f"'k' already stands for job {first.id}"):
+        strict.sync.enqueue(**{"task": "work", "payload": {"n": 1}, "key": "k", **other})
+    assert strict.sync.count() == 1
+
+
+def test_the_same_key_for_the_same_job_is_the_first_job(strict: Holdfast) -> None:
+    first = strict.sync.enqueue("work", {"n": 1}, key="k")
+    again = strict.sync.enqueue("work", {"n": 1}, key="k", priority=5)
+    assert (first.created, again.created, again.id) == (True, False, first.id)
+
+
+def test_without_strictness_a_key_stands_for_its_job_whatever_is_asked(app: Holdfast) -> None:
+    first = app.sync.enqueue("work", {"n": 1}, key="k")
+    again = app.sync.enqueue("other", {"n": 2}, key="k")
+    assert (again.created, again.id) == (False, first.id)
+
+
+def test_a_conflict_in_a_group_is_the_guilty_callers_alone(strict: Holdfast) -> None:
+    async def submit() -> list[Any]:
+        async with strict:
+            await strict.enqueue("work", {"n": 0}, key="k")
+            calls = [strict.enqueue("work", {"n": number}, key="k" if number == 3 else None) for number in range(6)]
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    answers = asyncio.run(submit())
+    assert [type(answer) is Conflict for answer in answers] == [False, False, False, True, False, False]
+    assert strict.sync.count() == 6
+
+
+# ── limits ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_submission_asks_for_no_more_attempts_than_the_limit(tmp_path: Path) -> None:
+    app = application(tmp_path, max_attempts_limit=7)
+    for asked in (8, 0, -1, True, "7"):
+        with pytest.raises(Invalid, match=r"max_attempts.*from 1 to 7"):
+            app.sync.enqueue("work", max_attempts=asked)
+    assert app.sync.count() == 0
+    assert app.sync.get(app.sync.enqueue("work", max_attempts=7).id).max_attempts == 7
+    assert app.sync.get(app.sync.enqueue("work", max_attempts=None).id).max_attempts is None
+    app.sync.close()
+
+
+def test_a_key_is_no_longer_than_the_limit(tmp_path: Path) -> None:
+    app = application(tmp_path, key_limit=10)
+    with pytest.raises(TooLarge, match=r"key.*at most 10 characters"):
+        app.sync.enqueue("work", key="k" * 11)
+    assert app.sync.enqueue("work", key="k" * 10).created
+    assert app.sync.count() == 1
+    app.sync.close()
+
+
+def test_a_payload_is_no_longer_than_the_limit_whichever_way_it_comes(tmp_path: Path) -> None:
+    app = application(tmp_path, payload_limit="1KiB")
+
+    @app.task("text")
+    def text(words: str) -> None: ...
+
+    fits = "w" * (1024 - len('{"words":""}'))
+    for submit in (
+        lambda: app.sync.enqueue("text", {"words": fits + "w"}),
+        lambda: app.sync.enqueue("unregistered", {"words": fits + "w"}),
+        lambda: text.sync.enqueue(fits + "w"),
+        lambda: text.options(priority=1).sync.enqueue(fits + "w"),
+        lambda: text.job(fits + "w"),
+        lambda: app.draft("text", '{"words":"' + fits + 'w"}'),
+    ):
+        with pytest.raises(TooLarge, match="payload"):
+            submit()
+    assert app.sync.count() == 0
+    assert text.sync.enqueue(fits).created
+    app.sync.close()
+
+
+def test_a_result_is_no_longer_than_the_limit(tmp_path: Path) -> None:
+    app = application(tmp_path, result_limit="1KiB")
+
+    @app.task("grow")
+    async def grow(size: int) -> str:
+        return "r" * size
+
+    async def run() -> list[tuple[JobState, str | None]]:
+        async with app:
+            handles = [await grow.enqueue(1022), await grow.enqueue(1023)]
+            async with asyncio.timeout(10):
+                await Worker(app, drain=True).run()
+            return [((job := await handle.job()).state, job.reason) for handle in handles]
+
+    assert asyncio.run(run()) == [(JobState.SUCCEEDED, None), (JobState.DEAD, "result")]
+
+
+# ── streams ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def endless(app: Holdfast, drawn: list[int]) -> Iterator[NewJob]:
+    for number in itertools.count():
+        drawn.append(number)
+        yield app.draft("work", {"n": number})
+
+
+def test_an_endless_generator_is_stored_batch_by_batch_and_never_drawn_ahead(app: Holdfast) -> None:
+    drawn: list[int] = []
+
+    async def stream() -> None:
+        async with app:
+            batches = 0
+            async for handles in app.enqueue_stream(endless(app, drawn), batch=10):
+                batches += 1
+                assert [handle.created for handle in handles] == [True] * 10
+                assert len(drawn) == await app.count() == 10 * batches
+                if batches == 3:
+                    return
+
+    asyncio.run(stream())
+    assert len(drawn) == 30
+
+
+def test_an_async_iterable_is_stored_in_its_order(app: Holdfast) -> None:
+    async def rows() -> AsyncIterator[NewJob]:
+        for number in range(25):
+            await asyncio.sleep(0)
+            yield app.draft("work", {"n": number})
+
+    async def store() -> tuple[list[int], list[str]]:
+        async with app:
+            sizes = [len(handles) async for handles in app.enqueue_stream(rows(), batch=10)]
+            handles = await app.enqueue_many(rows(), batch=7)
+            return sizes, [(await handle.job()).payload for handle in handles]
+
+    sizes, payloads = asyncio.run(store())
+    assert sizes == [10, 10, 5]
+    assert payloads == [f'{{"n":{number}}}' for number in range(25)]
+
+
+def failing(app: Holdfast) -> Iterator[NewJob]:
+    for number in range(25):
+        yield app.draft("work", {"n": number}, priority=0 if number < 15 else 1000)
+
+
+def test_an_item_that_fails_keeps_the_batches_before_it_and_nothing_of_its_own(app: Holdfast) -> None:
+    stored: list[str] = []
+
+    async def stream() -> None:
+        async with app:
+            async for handles in app.enqueue_stream(failing(app), batch=10):
+                stored.extend(handle.id for handle in handles)
+
+    with pytest.raises(Invalid, match="priority"):
+        asyncio.run(stream())
+    assert len(stored) == app.sync.count() == 10
+    with pytest.raises(Invalid, match="priority"):
+        app.sync.enqueue_many(failing(app), batch=4)
+    assert app.sync.count() == 22
+
+
+def test_one_job_the_store_refuses_takes_its_whole_batch_with_it(app: Holdfast) -> None:
+    def jobs() -> Iterator[NewJob]:
+        for number in range(9):
+            bad = NewJob(id=f"id-{number}", task="work", payload='"\ud800"')
+            yield bad if number == 7 else app.draft("work", {"n": number})
+
+    with pytest.raises(Invalid, match="surrogate"):
+        app.sync.enqueue_many(jobs(), batch=5)
+    assert app.sync.count() == 5
+
+
+@pytest.mark.parametrize("size", [0, -1, 10_001])
+def test_a_batch_has_bounds(app: Holdfast, size: int) -> None:
+    with pytest.raises(Invalid, match="batch"):
+        app.sync.enqueue_many([], batch=size)

@@ -1,0 +1,199 @@
+"""The testing kit, as an application's own tests use it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from holdfast import Dead, Holdfast, JobFailed, Retry, Snooze, testing
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Holdfast:
+    app = Holdfast(f"sqlite:///{tmp_path}/production.db")
+
+    @app.task("add")
+    async def add(a: int, b: int = 1) -> int:
+        return a + b
+
+    @app.task("add.thread")
+    def add_thread(a: int) -> int:
+        return a + 1
+
+    @app.task("fail", retry=Retry.fixed(60), max_attempts=3)
+    async def fail(how: str) -> None:
+        raise {"value": ValueError("no"), "dead": Dead("for good"), "snooze": Snooze(60)}[how]
+
+    @app.task("parent")
+    async def parent() -> int:
+        child = await app.enqueue("add", {"a": 40, "b": 2})
+        return int(await child.result(timeout=0))
+
+    return app
+
+
+def test_a_harness_leaves_the_application_as_it_was(app: Holdfast, tmp_path: Path) -> None:
+    before = dict(vars(app))
+
+    async def run() -> None:
+        async with testing.Harness(app, concurrency=1) as harness:
+            assert app.settings.concurrency == 1
+            await app.enqueue("add", {"a": 1})
+            await harness.run_until_idle()
+
+    asyncio.run(run())
+    assert vars(app) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_advance_runs_what_falls_due_at_its_own_instant(app: Holdfast) -> None:
+    runs: list[datetime] = []
+
+    @app.task("tick")
+    async def tick() -> None:
+        runs.append(harness.now)
+
+    harness = testing.Harness(app)
+
+    async def run() -> None:
+        async with harness:
+            began = harness.now
+            for minutes in (1, 2, 90):
+                await app.enqueue("tick", delay=timedelta(minutes=minutes))
+            await harness.advance(timedelta(hours=1))
+            assert harness.now - began == timedelta(hours=1)
+            assert [run - began for run in runs] == [timedelta(minutes=1), timedelta(minutes=2)]
+            await harness.run_until_idle()
+            assert harness.now - began == timedelta(minutes=90)
+
+    asyncio.run(run())
+
+
+def test_a_hopeless_handler_is_named(app: Holdfast) -> None:
+    @app.task("waits")
+    async def waits() -> None:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        async with testing.Harness(app, patience=0.01) as harness:
+            await app.enqueue("waits")
+            with pytest.raises(testing.NotIdle, match=r"waits .* running, attempt 1"):
+                await harness.run_until_idle()
+
+    asyncio.run(run())
+
+
+def test_inline_runs_at_once_and_raises(app: Holdfast) -> None:
+    async def run() -> None:
+        with testing.inline(app):
+            job = await app.enqueue("add", {"a": 1, "b": 2}, delay=60, queue="elsewhere")
+            assert await job.result(timeout=0) == 3
+            assert await (await app.enqueue("add.thread", {"a": 1})).result(timeout=0) == 2
+            assert await (await app.enqueue("parent")).result(timeout=0) == 42
+            with pytest.raises(ValueError, match="no"):
+                await app.enqueue("fail", {"how": "value"})
+            with pytest.raises(JobFailed, match="for good"):
+                await app.enqueue("fail", {"how": "dead"})
+            with pytest.raises(JobFailed, match="no task"):
+                await app.enqueue("unknown")
+            assert await (await app.enqueue("fail", {"how": "snooze"})).state() == "scheduled"
+            await asyncio.gather(*[app.enqueue("add", {"a": number}) for number in range(5)])
+            assert await app.count() == 13
+
+    asyncio.run(run())
+
+
+def test_inline_in_a_blocking_test(app: Holdfast) -> None:
+    with testing.inline(app):
+        assert app.sync.enqueue("add", {"a": 1}).sync.result(timeout=0) == 2
+        assert app.sync.enqueue("parent").sync.result(timeout=0) == 42
+        with pytest.raises(ValueError, match="no"):
+            app.sync.enqueue("fail", {"how": "value"})
+
+
+def test_inline_keeps_keys(app: Holdfast) -> None:
+    with testing.inline(app):
+        first = app.sync.enqueue("add", {"a": 1}, key="k")
+        second = app.sync.enqueue("add", {"a": 5}, key="k")
+        assert (first.id, second.created) == (second.id, False)
+        assert second.sync.result(timeout=0) == 2
+
+
+def test_manual_only_stores(app: Holdfast) -> None:
+    with testing.manual(app):
+        job = app.sync.enqueue("add", {"a": 1, "b": 2}, delay=3600, key="k", priority=3, tags=["t"], queue="q")
+        assert job.sync.state() == "scheduled"
+        whole = {
+            "task": "add",
+            "args": {"a": 1, "b": 2},
+            "delay": 3600,
+            "key": "k",
+            "priority": 3,
+            "tag": "t",
+            "queue": "q",
+        }
+        (found,) = testing.assert_enqueued(app, **whole)
+        assert found.id == job.id
+        for name, other in {
+            "task": "ad",
+            "args": {"a": 2},
+            "delay": 60,
+            "key": "x",
+            "priority": 0,
+            "tag": "",
+            "queue": "d",
+        }.items():
+            testing.assert_enqueued(app, **{name: whole[name]})
+            testing.refute_enqueued(app, **{name: other})
+
+
+def test_arguments_are_compared_in_part(app: Holdfast) -> None:
+    with testing.manual(app):
+        app.sync.enqueue("any", {"user": {"id": 7, "name": "Ann"}, "flag": True, "list": [1, 2]})
+        for part in ({}, {"user": {"id": 7}}, {"flag": True}, {"list": [1, 2]}):
+            testing.assert_enqueued(app, args=part)
+        for part in ({"user": {"id": 8}}, {"user": 7}, {"flag": 1}, {"list": [1]}, {"other": None}):
+            testing.refute_enqueued(app, args=part)
+
+
+def test_failures_show_what_was_enqueued(app: Holdfast) -> None:
+    with testing.manual(app):
+        with pytest.raises(AssertionError, match=r"Nothing was enqueued\."):
+            testing.assert_enqueued(app, task="add")
+        app.sync.enqueue("add", {"a": 1}, delay=60, key="k")
+        with pytest.raises(AssertionError) as missing:
+            testing.assert_enqueued(app, task="send", args={"a": 1})
+        with pytest.raises(AssertionError, match="expected 2 jobs with task='add', found 1"):
+            testing.assert_enqueued(app, task="add", count=2)
+        with pytest.raises(AssertionError, match="expected no job with task='add', found 1"):
+            testing.refute_enqueued(app, task="add")
+    assert "expected a job with task='send', args={'a': 1}, found 0." in str(missing.value)
+    assert "add {\"a\":1} queue=default key='k' delay=0:01:00 (scheduled)" in str(missing.value)
+
+
+def test_the_examples_of_the_guide(tmp_path: Path) -> None:
+    """Each Python block of docs/testing.md is a test module of its own, run by a pytest of its own."""
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) >= 3
+    (tmp_path / "shop.py").write_text(blocks[0])
+    (tmp_path / "conftest.py").write_text(blocks[1])
+    for number, block in enumerate(blocks[2:]):
+        (tmp_path / f"test_example_{number}.py").write_text(block)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio", "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{DOCUMENT.parents[1]}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"{len(re.findall('^def test_|^async def test_', ''.join(blocks), re.MULTILINE))} passed" in ran.stdout

@@ -1,0 +1,62 @@
+"""What tests of the worker say often."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from holdfast import Holdfast, JobHandle
+from holdfast.events import KINDS, Event
+from holdfast.lifecycle import Lost, decide
+from holdfast.retry import Retry
+from holdfast.testing import Harness
+
+PATIENCE = 0.02
+"""Real seconds for handlers that wait for no clock: these tests have many that wait for ever, and few that work."""
+
+
+def harness(app: Holdfast, **settings: Any) -> Harness:
+    return Harness(app, patience=settings.pop("patience", PATIENCE), **settings)
+
+
+class Recorder:
+    """Every event of an application, and when."""
+
+    def __init__(self, app: Holdfast) -> None:
+        self.events: list[Event] = []
+        app.events.subscribe(self.events.append, *KINDS)
+
+    def of(self, *kinds: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kinds)]
+
+    def names(self, job_id: str) -> list[str]:
+        """What happened to one job, in order."""
+        return [event.name for event in self.events if getattr(event, "job_id", None) == job_id]
+
+
+def gaps(instants: Sequence[datetime]) -> list[float]:
+    """Seconds between neighbours."""
+    return [(later - earlier).total_seconds() for earlier, later in itertools.pairwise(instants)]
+
+
+async def lose(app: Holdfast, handle: JobHandle[Any], clock: Any) -> None:
+    """Have a worker that dies at once take the job, and a sweep find it: without any worker of the harness."""
+    store = await app.opened()
+    claim = await store.claim(
+        "doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), suspects=1, only=[handle.id], promote=True
+    )
+    if not claim.jobs:
+        claim = await store.claim("doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), suspects=1, alone=True)
+    assert [job.id for job in claim.jobs] == [handle.id]
+    clock.advance(2)
+    (expired,) = await store.expired(limit=10)
+    (answer,) = await store.settle([decide(expired, Lost(), Retry(), random.Random(0))])
+    assert answer.accepted
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()

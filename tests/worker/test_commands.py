@@ -1,0 +1,72 @@
+"""Command jobs in a worker: what middlewares make of them, and which settings they obey."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Holdfast, Job, JobState
+from holdfast.worker import Worker
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Holdfast:
+    return Holdfast(f"sqlite:///{tmp_path}/jobs.db", commands="argv")
+
+
+def drained(app: Holdfast, *argv: str) -> Job:
+    """A command job of one attempt, after a worker has emptied the queue."""
+
+    async def run() -> Job:
+        async with app:
+            handle = await app.run_command(*argv, max_attempts=1)
+            async with asyncio.timeout(10):
+                await Worker(app, drain=True).run()
+            return await handle.job()
+
+    return asyncio.run(run())
+
+
+def test_a_middleware_that_raises_fails_the_command_and_not_the_worker(app: Holdfast) -> None:
+    @app.middleware
+    async def broken(job: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:
+        raise ValueError("no commands today")
+
+    job = drained(app, "true")
+    assert (job.state, job.error) == (JobState.DEAD, "ValueError: no commands today")
+
+
+def test_a_middleware_sees_what_a_command_returns_and_that_one_fails(app: Holdfast) -> None:
+    seen: list[object] = []
+
+    @app.middleware
+    async def watching(job: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:
+        try:
+            result = await call_next(job)
+        except Exception as error:
+            seen.append(str(error))
+            raise
+        seen.append(result["stdout"])
+        return result
+
+    succeeded, failed = drained(app, "echo", "hello"), drained(app, "false")
+    assert (succeeded.state, failed.state, failed.reason) == (JobState.SUCCEEDED, JobState.DEAD, "budget")
+    assert seen == ["hello\n", "exit code 1"]
+
+
+def test_commands_that_a_workers_settings_switch_off_do_not_run(app: Holdfast, tmp_path: Path) -> None:
+    other = Holdfast(app.settings.url, commands="off")
+
+    async def run() -> Job:
+        async with app:
+            handle = await app.run_command("touch", str(tmp_path / "made"), max_attempts=1)
+            await Worker(app, settings=other.settings, drain=True).run()
+            return await handle.job()
+
+    job = asyncio.run(run())
+    assert (job.state, job.reason) == (JobState.DEAD, "payload")
+    assert not (tmp_path / "made").exists()

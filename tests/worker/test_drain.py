@@ -1,0 +1,41 @@
+"""A draining worker against the store: what becomes ready again while it looks is not left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from holdfast import Holdfast, Job, JobState, Retry
+from holdfast.job import Claim
+from holdfast.worker import Worker
+
+
+def test_a_retry_that_is_due_at_once_is_not_left_behind(tmp_path: Path) -> None:
+    """A claim that saw nothing while the only job ran is answered after that job was settled for a retry."""
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task("fail", retry=Retry.immediate(), max_attempts=2)
+    async def fail() -> None:
+        raise ValueError("again")
+
+    async def run() -> Job:
+        async with app:
+            handle = await fail.enqueue()
+            worker = Worker(app, drain=True)
+            store = await app.opened()
+            claim = store.claim
+
+            async def answered_late(*args: Any, **kwargs: Any) -> Claim:
+                claimed = await claim(*args, **kwargs)
+                while not claimed.jobs and worker.shift.held:  # noqa: ASYNC110 - nobody tells of this
+                    await asyncio.sleep(0)
+                return claimed
+
+            store.claim = answered_late  # a store that takes its time
+            async with asyncio.timeout(10):
+                await worker.run()
+            return await handle.job()
+
+    job = asyncio.run(run())
+    assert (job.state, job.attempts) == (JobState.DEAD, 2)

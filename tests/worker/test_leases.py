@@ -1,0 +1,213 @@
+"""Leases: lost ones, dead and frozen workers, jobs that kill their process."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+
+from holdfast import Context, Holdfast, Retry
+from holdfast.events import JobDead, JobFailed, LeaseLost, SweepComplete
+from tests.worker.support import Recorder, forever, gaps, harness, lose
+
+
+async def test_a_lost_lease_cancels_the_handler_and_what_it_wrote_is_refused(app: Holdfast) -> None:
+    events = Recorder(app)
+    ended: list[str] = []
+
+    @app.task("long", max_attempts=3)
+    async def long(ctx: Context) -> str:
+        if ctx.attempts > 1:
+            return "second"
+        try:
+            await harnessed.clock.sleep(100)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+        return "first"
+
+    async with harness(app, concurrency=1) as harnessed:
+        job = await long.enqueue()
+        first = await harnessed.start()
+        first.freeze()
+        await harnessed.advance(29)
+        assert (await job.job()).worker == first.worker.id
+        second = await harnessed.start()
+        await harnessed.advance(30)
+        assert await job.result(timeout=0) == "second"
+        first.thaw()
+        await harnessed.advance(2)
+        assert ended == ["cancelled"]
+        done = await job.job()
+    assert (done.state, done.attempts, done.claims, done.worker) == ("succeeded", 2, 2, second.worker.id)
+    assert events.names(job.id).count("job_succeeded") == 1
+
+
+async def test_a_settlement_that_comes_too_late_changes_nothing(app: Holdfast) -> None:
+    events = Recorder(app)
+
+    @app.task("long")
+    async def long(ctx: Context) -> int:
+        if ctx.attempts == 1:
+            await harnessed.clock.sleep(5)
+        return ctx.attempts
+
+    async with harness(app, concurrency=1) as harnessed:
+        job = await long.enqueue()
+        first = await harnessed.start()
+        first.freeze()
+        await harnessed.advance(10)  # its handler ended at 5; the settlement is held up
+        await harnessed.start()
+        await harnessed.advance(60)
+        first.thaw()
+        await harnessed.run_until_idle()
+        assert await job.result(timeout=0) == 2
+    (lost,) = events.of(LeaseLost)
+    assert (lost.job_id, lost.worker_id) == (job.id, first.worker.id)
+
+
+async def test_a_dead_worker_s_job_runs_elsewhere_within_lease_and_sweep(app: Holdfast) -> None:
+    events = Recorder(app)
+    runs: list[datetime] = []
+
+    @app.task("work")
+    async def work() -> None:
+        runs.append(harnessed.now)
+        if len(runs) == 1:
+            await forever()
+
+    async with harness(app, lease="30s", sweep="5s") as harnessed:
+        await work.enqueue()
+        first = await harnessed.start()
+        first.freeze()
+        await harnessed.start()
+        await harnessed.advance(120)
+        (gap,) = gaps(runs)
+        recovered = [event.recovered for event in events.of(SweepComplete) if event.recovered]
+    assert 30 <= gap <= 30 + 5 * 1.2
+    assert recovered == [1]
+    (failed,) = events.of(JobFailed)
+    assert failed.reason == "crashed"
+    assert first.worker.id in failed.error
+
+
+async def test_a_job_that_loses_every_lease_ends_dead_and_says_why(app: Holdfast) -> None:
+    events = Recorder(app)
+
+    @app.task("poison", max_attempts=3)
+    async def poison() -> None: ...
+
+    async with harness(app) as harnessed:
+        job = await poison.enqueue()
+        for _ in range(2):
+            await lose(app, job, harnessed.clock)
+        store = await app.opened()
+        claim = await store.claim(
+            "last", {"*": 1}, limit=1, lease_for=harnessed.app.settings.lease, suspects=1, alone=True
+        )
+        assert [each.id for each in claim.jobs] == [job.id]
+        await harnessed.run_until_idle()
+        dead = await job.job()
+        recorded = await app.attempts(job.id)
+    assert (dead.state, dead.reason, dead.attempts) == ("dead", "crashed", 3)
+    assert "lease expired" in (dead.error or "")
+    assert "attempt 3" in (dead.error or "")
+    assert [each.reason for each in recorded] == ["crashed"] * 3
+    (told,) = events.of(JobDead)
+    assert (told.job_id, told.reason) == (job.id, "crashed")
+
+
+async def test_a_job_that_lost_two_leases_runs_alone(app: Holdfast) -> None:
+    together: dict[str, int] = {}
+    now_running: set[str] = set()
+
+    @app.task("work")
+    async def work(name: str) -> None:
+        now_running.add(name)
+        for each in now_running:
+            together[each] = max(together.get(each, 0), len(now_running))
+        await harnessed.clock.sleep(10)
+        now_running.discard(name)
+
+    async with harness(app, concurrency=4) as harnessed:
+        suspect = await work.enqueue("suspect")
+        for _ in range(2):
+            await lose(app, suspect, harnessed.clock)
+        for number in range(8):
+            await work.enqueue(f"innocent {number}")
+        await harnessed.run_until_idle()
+        assert await suspect.state() == "succeeded"
+        assert (await suspect.job()).attempts == 3
+    assert len(together) == 9
+    assert together["suspect"] == 1
+    assert max(together.values()) > 1
+
+
+async def test_a_job_that_lost_one_lease_is_not_quarantined(app: Holdfast) -> None:
+    runs: dict[str, datetime] = {}
+
+    @app.task("work")
+    async def work(name: str) -> None:
+        runs[name] = harnessed.now
+        await harnessed.clock.sleep(10)
+
+    async with harness(app, concurrency=4) as harnessed:
+        suspect = await work.enqueue("suspect")
+        await lose(app, suspect, harnessed.clock)
+        for number in range(3):
+            await work.enqueue(f"innocent {number}")
+        await harnessed.run_until_idle()
+    assert len(set(runs.values())) == 1
+
+
+async def test_leases_are_kept_as_long_as_the_handler_runs(app: Holdfast) -> None:
+    @app.task("long")
+    async def long() -> str:
+        await harnessed.clock.sleep(600)
+        return "done"
+
+    async with harness(app, lease="30s") as harnessed:
+        job = await long.enqueue()
+        await harnessed.run_until_idle()
+        done = await job.job()
+    assert (done.state, done.attempts, done.claims) == ("succeeded", 1, 1)
+
+
+async def test_a_worker_that_cannot_renew_gives_its_jobs_up_before_another_has_them(app: Holdfast) -> None:
+    ended: list[tuple[str, datetime]] = []
+
+    @app.task("long")
+    async def long(ctx: Context) -> None:
+        if ctx.attempts > 1:
+            ended.append(("second began", harnessed.now))
+            return
+        try:
+            await harnessed.clock.sleep(1000)
+        except asyncio.CancelledError:
+            ended.append(("first cancelled", harnessed.now))
+            raise
+
+    async with harness(app, lease="30s") as harnessed:
+        await long.enqueue()
+        first = await harnessed.start()
+        began = harnessed.now
+        first.cut_off("beat")
+        await harnessed.start()
+        await harnessed.advance(90)
+    assert [what for what, _ in ended] == ["first cancelled", "second began"]
+    assert 24 <= (ended[0][1] - began).total_seconds() < 30 <= (ended[1][1] - began).total_seconds()
+
+
+async def test_the_lost_job_s_policy_is_not_asked(app: Holdfast) -> None:
+    """A lost lease goes on at once: the job was not at fault, as far as anybody knows."""
+    runs: list[datetime] = []
+
+    @app.task("work", retry=Retry.fixed(3600))
+    async def work() -> None:
+        runs.append(harnessed.now)
+
+    async with harness(app) as harnessed:
+        job = await work.enqueue()
+        await lose(app, job, harnessed.clock)
+        lost_at = harnessed.now
+        await harnessed.run_until_idle()
+    assert runs == [lost_at]

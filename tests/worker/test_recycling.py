@@ -1,0 +1,93 @@
+"""Worker processes that are replaced by fresh ones: after so many jobs, and above so much memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast import Holdfast, JobFilter, JobState
+from holdfast.worker.supervisor import RECYCLE
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TASKS = """
+import os
+from holdfast import Holdfast
+
+app = Holdfast("sqlite:///jobs.db")
+
+@app.task("who")
+async def who() -> int:
+    return os.getpid()
+"""
+
+ALONE = """
+import sys
+from holdfast.worker.process import run_worker
+from jobs import app
+
+name, value = sys.argv[1:]
+sys.exit(run_worker(app, app.settings.but(**{name: value})))
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Holdfast:
+    (tmp_path / "jobs.py").write_text(TASKS, encoding="utf-8")
+    return Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    return {**kept, "PYTHONPATH": f"{ROOT}:{folder}"}
+
+
+def run(folder: Path, *words: str) -> int:
+    """A process in the folder of the application; its exit code."""
+    command, outside = [sys.executable, *words], environment(folder)
+    ended = subprocess.run(command, cwd=folder, env=outside, capture_output=True, text=True, check=False, timeout=40)
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return ended.returncode
+
+
+@pytest.mark.parametrize(("name", "value"), [("recycle_jobs", "3"), ("recycle_memory", "1MiB")])
+def test_a_worker_that_has_done_enough_says_so_by_its_exit_code(
+    name: str, value: str, app: Holdfast, tmp_path: Path
+) -> None:
+    handles = [app.sync.enqueue("who") for _ in range(3)]
+    assert run(tmp_path, "-c", ALONE, name, value) == RECYCLE == 84
+    assert [handle.sync.state() for handle in handles] == [JobState.SUCCEEDED] * 3
+    assert len({handle.sync.result() for handle in handles}) == 1
+    assert app.sync.workers() == [], "it has signed off"
+    app.sync.close()
+
+
+def test_under_its_limits_it_ends_well(app: Holdfast, tmp_path: Path) -> None:
+    app.sync.enqueue("who")
+    program = ALONE.replace("**{name: value})", "**{name: value}), drain=True")
+    assert run(tmp_path, "-c", program, "recycle_jobs", "1000000") == 0
+    assert app.sync.count(JobFilter(states=(JobState.SUCCEEDED,))) == 1
+    app.sync.close()
+
+
+def test_several_processes_go_on_through_their_replacements(app: Holdfast, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "holdfast", "worker", "start", "--processes", "2", "--app", "jobs:app"]
+    outside = environment(tmp_path) | {"HOLDFAST_RECYCLE_JOBS": "2"}
+    seen: set[int] = set()
+    with subprocess.Popen(words, cwd=tmp_path, env=outside, stderr=subprocess.PIPE) as supervisor:
+        deadline = time.monotonic() + 30
+        while len(seen) < 4:  # twice as many as run at once
+            assert time.monotonic() < deadline, seen
+            seen.add(app.sync.enqueue("who").sync.result(timeout=20))
+        assert supervisor.poll() is None
+        supervisor.send_signal(signal.SIGTERM)
+        _, said = supervisor.communicate(timeout=20)
+        assert (supervisor.returncode, b"Traceback" in said) == (0, False), said
+    assert app.sync.count(JobFilter(states=(JobState.SUCCEEDED,))) == app.sync.count()
+    app.sync.close()

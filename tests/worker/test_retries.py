@@ -1,0 +1,245 @@
+"""Failures, retries, budgets: hours of them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from holdfast import Dead, Holdfast, JobFailed, Retry, RetryAfter, Snooze
+from holdfast.events import JobDead, JobReleased
+from holdfast.events import JobFailed as AttemptFailed
+from holdfast.job import instant
+from holdfast.testing import NotIdle
+from tests.worker.support import Recorder, gaps, harness
+
+PRESETS = {
+    "atlasqueue": [10, 20, 40, 80, 160, 320],
+    "queuectl": [2, 4, 8, 16, 32, 64],
+    "streams": [1, 5, 25, 125, 625, 3125],
+    "atlas-jobs": [5, 15, 45, 135, 300, 300],
+    "immediate": [0, 0, 0, 0, 0, 0],
+}
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+async def test_retries_follow_the_preset(app: Holdfast, preset: str) -> None:
+    policy = Retry.preset(preset)
+    runs: list[datetime] = []
+
+    @app.task("flaky", retry=policy, max_attempts=7)
+    async def flaky() -> None:
+        runs.append(harnessed.now)
+        raise ValueError("no")
+
+    async with harness(app) as harnessed:
+        job = await flaky.enqueue()
+        await harnessed.run_until_idle()
+        dead = await job.job()
+    assert len(runs) == 7
+    for failures, (gap, nominal) in enumerate(zip(gaps(runs), PRESETS[preset], strict=True), start=1):
+        least, most = policy.bounds(failures)
+        assert least <= timedelta(seconds=gap) <= most
+        assert least <= timedelta(seconds=nominal) <= most
+        if policy.jitter == "none":
+            assert gap == nominal
+    assert (dead.state, dead.reason, dead.attempts, dead.error) == ("dead", "budget", 7, "ValueError: no")
+
+
+async def test_every_failed_attempt_is_recorded(app: Holdfast) -> None:
+    @app.task("flaky", retry=Retry.fixed(60), max_attempts=4)
+    async def flaky() -> str:
+        attempt = len(attempts)
+        attempts.append(attempt)
+        if attempt < 3:
+            raise ValueError(f"no {attempt}")
+        return "done"
+
+    attempts: list[int] = []
+    async with harness(app) as harnessed:
+        began = harnessed.now
+        job = await flaky.enqueue()
+        await harnessed.run_until_idle()
+        assert await job.result(timeout=0) == "done"
+        assert harnessed.now - began == timedelta(minutes=3)
+        recorded = await app.attempts(job.id)
+    assert [(each.attempt, each.state, each.reason, each.error) for each in recorded] == [
+        (number + 1, "failed", "error", f"ValueError: no {number}") for number in range(3)
+    ]
+    assert all("test_retries.py" in (each.traceback or "") for each in recorded)
+    assert gaps([instant(each.ended_at_us) for each in recorded]) == [60, 60]
+
+
+async def test_retry_after_goes_before_the_policy_and_counts(app: Holdfast) -> None:
+    runs: list[datetime] = []
+
+    @app.task("limited", retry=Retry.fixed(1), max_attempts=3)
+    async def limited() -> None:
+        runs.append(harnessed.now)
+        raise RetryAfter(timedelta(hours=2))
+
+    async with harness(app) as harnessed:
+        job = await limited.enqueue()
+        await harnessed.run_until_idle()
+        dead = await job.job()
+    assert gaps(runs) == [7200, 7200]
+    assert (dead.state, dead.reason) == ("dead", "budget")
+
+
+async def test_a_snooze_gives_the_attempt_back(app: Holdfast) -> None:
+    events = Recorder(app)
+    runs: list[datetime] = []
+
+    @app.task("patient", max_attempts=1)
+    async def patient() -> str:
+        runs.append(harnessed.now)
+        if len(runs) < 4:
+            raise Snooze(90)
+        return "at last"
+
+    async with harness(app) as harnessed:
+        job = await patient.enqueue()
+        await harnessed.run_until_idle()
+        done = await job.job()
+        assert await app.attempts(job.id) == []
+    assert gaps(runs) == [90, 90, 90]
+    assert (done.state, done.attempts, done.claims) == ("succeeded", 1, 4)
+    assert [event.reason for event in events.of(JobReleased)] == ["snoozed"] * 3
+    assert events.of(AttemptFailed, JobDead) == []
+
+
+async def test_dead_ends_it_at_once(app: Holdfast) -> None:
+    @app.task("hopeless", max_attempts=5)
+    async def hopeless() -> None:
+        raise Dead("no such customer")
+
+    async with harness(app) as harnessed:
+        job = await hopeless.enqueue()
+        await harnessed.run_until_idle()
+        with pytest.raises(JobFailed, match="no such customer"):
+            await job.result(timeout=0)
+        dead = await job.job()
+    assert (dead.state, dead.reason, dead.attempts) == ("dead", "non_retryable", 1)
+
+
+async def test_the_task_says_which_errors_are_final(app: Holdfast) -> None:
+    @app.task("picky", dead_on=KeyError, max_attempts=2, retry=Retry.immediate())
+    async def picky(which: str) -> None:
+        raise {"key": KeyError("k"), "value": ValueError("v")}[which]
+
+    async with harness(app) as harnessed:
+        final, other = await picky.enqueue("key"), await picky.enqueue("value")
+        await harnessed.run_until_idle()
+        assert (await final.job()).reason == "non_retryable"
+        assert (await final.job()).attempts == 1
+        assert ((await other.job()).reason, (await other.job()).attempts) == ("budget", 2)
+
+
+async def test_a_budget_of_one_is_one_execution(app: Holdfast) -> None:
+    runs: list[int] = []
+
+    @app.task("once", max_attempts=1)
+    async def once() -> None:
+        runs.append(1)
+        raise ValueError
+
+    async with harness(app) as harnessed:
+        job = await once.enqueue()
+        await harnessed.run_until_idle()
+        assert await job.state() == "dead"
+    assert runs == [1]
+
+
+async def test_no_budget_goes_on_for_days(app: Holdfast) -> None:
+    runs: list[datetime] = []
+
+    @app.task("stubborn", max_attempts=None, retry=Retry.fixed(3600))
+    async def stubborn() -> None:
+        runs.append(harnessed.now)
+        raise ValueError("still not")
+
+    async with harness(app) as harnessed:
+        job = await stubborn.enqueue()
+        with pytest.raises(NotIdle, match=r"stubborn .* failed, attempt 73"):
+            await harnessed.run_until_idle(limit=timedelta(days=3))
+        assert set(gaps(runs)) == {3600}
+        assert await job.state() == "failed"
+
+
+async def test_a_job_s_own_policy_goes_before_its_task_s(app: Holdfast) -> None:
+    runs: list[datetime] = []
+
+    @app.task("flaky", retry=Retry.fixed(1), max_attempts=2)
+    async def flaky() -> None:
+        runs.append(harnessed.now)
+        raise ValueError
+
+    async with harness(app) as harnessed:
+        await flaky.options(retry=Retry.listed([7, 70]), max_attempts=3).enqueue()
+        await harnessed.run_until_idle()
+    assert gaps(runs) == [7, 70]
+
+
+async def test_error_texts_are_bounded_and_storable(app: Holdfast) -> None:
+    @app.task("noisy", max_attempts=1)
+    async def noisy(how: str) -> None:
+        raise ValueError({"long": "x" * 10_000, "nul": "a\0b", "surrogate": "\ud800!"}[how])
+
+    async with harness(app) as harnessed:
+        jobs = {how: await noisy.enqueue(how) for how in ("long", "nul", "surrogate")}
+        await harnessed.run_until_idle()
+        errors = {how: (await job.job()).error or "" for how, job in jobs.items()}
+    assert len(errors["long"]) == 4096
+    assert errors["nul"] == "ValueError: a\\x00b"
+    assert errors["surrogate"] == "ValueError: \\ud800!"
+
+
+@pytest.mark.parametrize(("setting", "state"), [("retry", "failed"), ("dead", "dead")])
+async def test_an_unknown_task(app: Holdfast, setting: str, state: str) -> None:
+    @app.task("known")
+    async def known() -> None: ...
+
+    async with harness(app, unknown_task=setting, retry="fixed:60", max_attempts=2) as harnessed:
+        job = await app.enqueue("elsewhere.only", {"a": 1})
+        await harnessed.advance(1)
+        seen = await job.job()
+        assert (seen.state, seen.attempts) == (state, 1)
+        assert "no task 'elsewhere.only' is registered" in (seen.error or "")
+        assert "known" in (seen.error or "")
+        await harnessed.run_until_idle()
+        dead = await job.job()
+    assert dead.state == "dead"
+    assert dead.reason == ("budget" if setting == "retry" else "no_handler")
+
+
+async def test_a_payload_that_does_not_fit_is_dead_until_replayed_with_another(app: Holdfast) -> None:
+    async with harness(app) as harnessed:
+        job = await app.enqueue("late", {"count": "many"})  # nobody here knew the task when it was enqueued
+        seen: list[Any] = []
+
+        @app.task("late")
+        async def late(count: int) -> int:
+            seen.append(count)
+            return count
+
+        await harnessed.run_until_idle()
+        dead = await job.job()
+        assert (dead.state, dead.reason, dead.attempts) == ("dead", "payload", 1)
+        assert "count" in (dead.error or "")
+        await app.replay(job.id, payload={"count": 3})
+        await harnessed.run_until_idle()
+        assert await job.result(timeout=0) == 3
+    assert seen == [3]
+
+
+async def test_a_result_that_cannot_be_kept(app: Holdfast) -> None:
+    @app.task("odd", max_attempts=5)
+    async def odd() -> object:
+        return object()
+
+    async with harness(app) as harnessed:
+        job = await odd.enqueue()
+        await harnessed.run_until_idle()
+        dead = await job.job()
+    assert (dead.state, dead.reason, dead.attempts) == ("dead", "result", 1)

@@ -1,0 +1,272 @@
+"""The supervisor: its policy as a table, and its children as real processes that are tiny.
+
+A child tells what happens to it on a named pipe. Reading that pipe to its end waits for the end of every child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from holdfast.config import Settings
+from holdfast.events import ChildEnded, Event, Events
+from holdfast.worker.supervisor import (
+    FINISHED,
+    RECYCLE,
+    SUPERVISOR_PIPE,
+    Ending,
+    Restart,
+    Supervisor,
+    exit_code,
+    is_hopeless,
+    next_restart,
+    supervise,
+)
+
+PREAMBLE = """
+import os, signal, sys
+from pathlib import Path
+place = Path(sys.argv[1])
+def say(text):
+    os.write(out, f"{text}\\n".encode())
+out = os.open(place / "said", os.O_WRONLY) if (place / "said").exists() else -1
+def first(name="first"):
+    try:
+        (place / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+"""
+
+
+def _run(
+    place: Path,
+    program: str,
+    *,
+    processes: int = 1,
+    extra_seconds: float = 30.0,
+    meanwhile: Callable[[], Awaitable[None]] | None = None,
+) -> tuple[int, list[Event]]:
+    """The exit code of a supervisor of such children, and the events it emitted."""
+    events, heard = Events(), list[Event]()
+    events.subscribe(heard.append, ChildEnded)
+
+    async def supervised() -> int:
+        command = [sys.executable, "-S", "-c", PREAMBLE + program + f"\nsys.exit({FINISHED})", str(place)]
+        supervisor = Supervisor(command, processes, timedelta(0), events, extra_seconds=extra_seconds)
+        running = asyncio.ensure_future(supervisor.run())
+        if meanwhile is not None:
+            await meanwhile()
+        return await running
+
+    return asyncio.run(supervised()), heard
+
+
+@pytest.mark.parametrize(
+    ("ending", "restart"),
+    [
+        (Ending(FINISHED, 5.0, 1, 0), None),
+        (Ending(0, 5.0, 1, 0), Restart(0.1, 1)),  # a handler's os._exit(0): nobody said that the worker was to end
+        (Ending(RECYCLE, 0.0, 9, 3), Restart(0.0, 0)),
+        (Ending(-9, 5.0, 1, 0), Restart(0.1, 1)),
+        (Ending(1, 5.0, 2, 1), Restart(0.2, 2)),
+        (Ending(75, 5.0, 3, 2), Restart(0.4, 3)),
+        (Ending(1, 5.0, 9, 8), Restart(25.6, 9)),
+        (Ending(1, 5.0, 10, 9), Restart(30.0, 10)),
+        (Ending(1, 5.0, 100_000, 99_999), Restart(30.0, 100_000)),
+        (Ending(1, 60.0, 10, 9), Restart(0.1, 1)),
+        (Ending(78, 5.0, 2, 0), Restart(0.1, 1)),
+    ],
+)
+def test_a_child_is_started_again_unless_it_ended_well(ending: Ending, restart: Restart | None) -> None:
+    assert next_restart(ending, lambda: 0.0) == restart
+
+
+def test_chance_takes_away_up_to_half_of_a_pause() -> None:
+    ending = Ending(1, 5.0, 2, 1)
+    assert next_restart(ending, lambda: 1.0) == Restart(0.1, 2)
+    assert next_restart(ending, lambda: 0.5) == Restart(0.15000000000000002, 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "starts", "hopeless"), [(78, 1, True), (2, 1, True), (78, 2, False), (1, 1, False), (75, 1, False)]
+)
+def test_only_the_very_first_start_can_be_hopeless(code: int, starts: int, hopeless: bool) -> None:
+    assert is_hopeless(Ending(code, 0.1, starts, 0)) is hopeless
+
+
+@pytest.mark.parametrize(
+    ("code", "asked", "expected"),
+    [
+        (0, True, 0),
+        (FINISHED, False, 0),
+        (RECYCLE, True, 0),
+        (3, True, 3),
+        (-9, True, 137),
+        (-15, True, 0),
+        (-15, False, 143),
+        (78, False, 78),
+    ],
+)
+def test_what_a_child_adds_to_the_exit_code(code: int, asked: bool, expected: int) -> None:
+    assert exit_code(code, asked=asked) == expected
+
+
+def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
+    code, heard = _run(tmp_path, "if first(): os.kill(os.getpid(), signal.SIGKILL)\nif first('second'): sys.exit(75)")
+    assert code == 0
+    assert [(event.cause, event.restart_in is not None) for event in heard if isinstance(event, ChildEnded)] == [
+        ("killed by SIGKILL", True),
+        ("exit code 75", True),
+    ]
+
+
+def test_a_child_that_exits_with_0_unasked_has_not_finished(tmp_path: Path) -> None:
+    code, heard = _run(tmp_path, "if first(): os._exit(0)")
+    assert code == 0
+    assert [event.cause for event in heard if isinstance(event, ChildEnded)] == ["exit code 0"]
+
+
+def test_a_child_that_wants_to_be_replaced_is_replaced_silently(tmp_path: Path) -> None:
+    code, heard = _run(tmp_path, f"sys.exit({RECYCLE} if first() else {FINISHED})")
+    assert (code, heard) == (0, [])
+    assert (tmp_path / "first").exists()
+
+
+def test_children_that_end_well_are_left_alone(tmp_path: Path) -> None:
+    code, heard = _run(tmp_path, "assert first(str(os.getpid()))", processes=2)
+    assert (code, heard) == (0, [])
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("code", [2, 78])
+def test_a_hopeless_first_start_stops_everything(tmp_path: Path, code: int) -> None:
+    ended, heard = _run(tmp_path, f"if first(): sys.exit({code})\nsignal.pause()", processes=3)
+    assert ended == code
+    assert [event.cause for event in heard if isinstance(event, ChildEnded)] == [f"exit code {code}"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_every_stop_signal_is_handed_on_exactly_once(tmp_path: Path, number: signal.Signals) -> None:
+    os.mkfifo(tmp_path / "said")
+    program = """
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+say("leads" if os.getsid(0) == os.getpid() else "follows")
+signal.sigwait([signal.SIGTERM])
+say("stopping")
+signal.sigwait([signal.SIGTERM])
+say("at once" if not signal.sigpending() else "more than twice")
+"""
+
+    async def stop_twice() -> None:
+        with await asyncio.to_thread(_said, tmp_path) as said:
+            assert await asyncio.to_thread(said.readline) == "leads\n"
+            signal.raise_signal(number)
+            assert await asyncio.to_thread(said.readline) == "stopping\n"
+            signal.raise_signal(number)
+            assert await asyncio.to_thread(said.read) == "at once\n"
+
+    assert _run(tmp_path, program, meanwhile=stop_twice) == (0, [])
+
+
+def test_a_child_that_does_not_stop_in_time_is_killed_and_said(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "said")
+
+    async def stop() -> None:
+        with await asyncio.to_thread(_said, tmp_path) as said:
+            await asyncio.to_thread(said.readline)
+        signal.raise_signal(signal.SIGTERM)
+
+    program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('deaf')\nwhile True: signal.pause()"
+    code, heard = _run(tmp_path, program, extra_seconds=0.05, meanwhile=stop)
+    assert code == 137
+    assert [(event.cause, event.restart_in) for event in heard if isinstance(event, ChildEnded)] == [
+        ("killed by SIGKILL", None)
+    ]
+
+
+def test_a_stop_during_a_pause_starts_nothing_again(tmp_path: Path) -> None:
+    events = Events()
+    events.subscribe(lambda _: signal.raise_signal(signal.SIGTERM), ChildEnded)
+    program = "first(str(os.getpid()))\nsys.exit(1)"
+    command = [sys.executable, "-S", "-c", PREAMBLE + program, str(tmp_path)]
+    assert asyncio.run(Supervisor(command, 1, timedelta(0), events).run()) == 0
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_program_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    missing, heard = tmp_path / "missing", list[Event]()
+    events = Events()
+
+    def install(event: Event) -> None:
+        heard.append(event)
+        missing.write_text(f"#!/bin/sh\nexit {FINISHED}\n")
+        missing.chmod(0o755)
+
+    events.subscribe(install, ChildEnded)
+    supervisor = Supervisor([str(missing)], 1, timedelta(0), events)
+    assert asyncio.run(supervisor.run()) == 0
+    assert [(event.pid, event.cause) for event in heard if isinstance(event, ChildEnded)] == [
+        (0, "cannot be started: No such file or directory")
+    ]
+
+
+ORPHAN = """
+import asyncio
+from holdfast.worker.supervisor import watch_parent
+async def main():
+    orphaned = asyncio.Event()
+    watch_parent(orphaned.set)
+    say("watching" if "{variable}" not in os.environ else "still set")
+    await orphaned.wait()
+    say("orphaned")
+    if {stubborn}:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            signal.pause()
+asyncio.run(main())
+"""
+
+ORPHANED = """
+import asyncio, sys
+from datetime import timedelta
+from holdfast.events import Events
+from holdfast.worker.supervisor import Supervisor
+asyncio.run(Supervisor(sys.argv[1:], 2, timedelta(0), Events(), extra_seconds=0.2).run())
+"""
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path, stubborn: bool) -> None:
+    os.mkfifo(tmp_path / "said")
+    program = PREAMBLE + ORPHAN.format(stubborn=stubborn, variable=SUPERVISOR_PIPE)
+    command = [sys.executable, "-c", ORPHANED, sys.executable, "-c", program, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    with subprocess.Popen(command, env=environment) as supervisor, _said(tmp_path) as said:
+        assert [said.readline(), said.readline()] == ["watching\n"] * 2
+        supervisor.kill()
+        assert said.read() == "orphaned\n" * 2
+
+
+def test_supervise_starts_one_worker_for_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/started\nexit {FINISHED}\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    settings = Settings.load(environ={}, directory=tmp_path, processes=2)
+    assert supervise(["--app", "shop:app"], settings, Events()) == 0
+    line = "-m holdfast worker start --app shop:app --processes 1"
+    assert (tmp_path / "started").read_text().splitlines() == [line, line]
+
+
+def _said(place: Path) -> TextIO:
+    return (place / "said").open()

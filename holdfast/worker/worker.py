@@ -94,6 +94,7 @@ class Worker:
                 ("reloader", Reloader(shift, self._resize, self._recycle).run()),
             )
         ]
+        await self._or_told(self._sign_on(), "signing on")  # who claims can be seen
         keeper.start()
         queues = format_queues(shift.settings.queues)
         shift.emit(WorkerStarted(worker_id=self.id, queues=queues, concurrency=shift.settings.concurrency))
@@ -171,6 +172,10 @@ class Worker:
         await self.fetcher.close()
         self.settler.finish()
         await settling
+
+    async def _sign_on(self) -> None:
+        store = await self._app.opened()
+        await store.beat(self._pulse(), [], lease_for=self.shift.settings.lease)
 
     async def _sign_off(self) -> None:
         store = await self._app.opened()

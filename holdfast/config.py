@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -20,24 +19,26 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, overload
 
 from holdfast import toml
 from holdfast.errors import ConfigError, Invalid, shown
-from holdfast.retry import Retry
-from holdfast.values import (
-    KEY_LIMIT,
+from holdfast.kinds import (
+    FLAG,
+    FOLDERS,
+    LEVEL,
+    PROGRAMS,
+    QUEUES,
+    RETRY,
+    TARGET,
+    URL,
+    VARIABLES,
     Kind,
+    anchored,
     choice,
     count,
-    format_duration,
-    format_queues,
-    is_plain,
-    mask_url,
-    names,
-    nearest,
-    parse_boolean,
-    parse_queues,
     size,
     span,
     unless,
 )
+from holdfast.retry import Retry
+from holdfast.values import KEY_LIMIT, format_duration, nearest
 
 T = TypeVar("T")
 
@@ -111,45 +112,6 @@ class Said(NamedTuple):
     source: str
 
 
-# ── kinds of one setting only; the general ones are in values ─────────────────────────────────────────────────────
-def _parse_url(field: str, value: object) -> str:
-    if not isinstance(value, str) or not re.match(r"[a-z][a-z0-9+.-]*://", value) or not is_plain(value):
-        masked = mask_url(value) if isinstance(value, str) else value
-        raise Invalid(field, masked, "write a store's URL, such as sqlite:///holdfast.db")
-    return value
-
-
-def _parse_target(field: str, value: object) -> str:
-    module, _, attribute = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
-        raise Invalid(field, value, "write module:attribute, such as shop.jobs:app")
-    return f"{module}:{attribute}"
-
-
-def _parse_retry(field: str, value: object) -> Retry:
-    if isinstance(value, Retry):
-        return value
-    if not isinstance(value, str):
-        raise Invalid(field, value, 'write a policy as text, such as "exponential:base=5,cap=3600" or "1,5,25,125"')
-    return Retry.parse(value)
-
-
-_FLAG: Kind[bool] = Kind(
-    "true or false", lambda field, value: parse_boolean(value, field), lambda flag: str(flag).lower()
-)
-_QUEUES: Kind[Mapping[str, int | None]] = Kind(
-    "queues with commas between, * for every one",
-    lambda field, value: MappingProxyType(parse_queues(value, field)),
-    lambda queues: format_queues(dict(queues)),
-)
-_RETRY: Kind[Retry] = Kind("retry policy", _parse_retry, str)
-_URL: Kind[str] = Kind("URL", _parse_url, mask_url)
-_TARGET: Kind[str] = Kind("module:attribute", _parse_target, str)
-_PROGRAMS = names("a program's name or path", r"[^,]+")
-_VARIABLES = names("a variable's name", r"[A-Za-z_][A-Za-z0-9_]*")
-_LEVEL = choice("DEBUG", "INFO", "WARNING", "ERROR")
-
-
 class Settings:
     """What the whole program runs by. Made by ``load``; frozen."""
 
@@ -157,11 +119,14 @@ class Settings:
     _loaded: Loaded
 
     url = Setting(
-        _URL, "sqlite:///holdfast.db", "Where jobs are kept. A relative SQLite path starts at the working directory."
+        URL,
+        "sqlite:///holdfast.db",
+        "Where jobs are kept. A relative SQLite path starts at the folder of the settings file that says it; "
+        "said elsewhere, at the working directory.",
     )
-    app = Setting(unless("none", _TARGET), "none", "The application whose tasks commands and workers use.")
+    app = Setting(unless("none", TARGET), "none", "The application whose tasks commands and workers use.")
     queues = Setting(
-        _QUEUES, "*", "Queues a worker serves, each with how many of its jobs may run at once there: mail:10,default."
+        QUEUES, "*", "Queues a worker serves, each with how many of its jobs may run at once there: mail:10,default."
     )
     concurrency = Setting(count(1, 10_000), 10, "Jobs one worker process runs at once.")
     processes = Setting(count(1, 256), 1, "Worker processes that one command starts and watches.")
@@ -174,7 +139,7 @@ class Settings:
     sweep = Setting(span("10ms", "1d"), "5s", "How often a worker looks for expired leases, due jobs and old rows.")
     poll = Setting(span("10ms", "1h"), "5s", "How long an idle worker waits at most before it asks the store again.")
     grace = Setting(span("0s", "1d"), "30s", "How long a stopping worker lets running jobs finish.")
-    retry = Setting(_RETRY, Retry(), "When a failed attempt is tried again, for tasks that do not say.")
+    retry = Setting(RETRY, Retry(), "When a failed attempt is tried again, for tasks that do not say.")
     max_attempts = Setting(unless("unlimited", count(1, 1_000_000)), 5, "Attempts of a job, for tasks that do not say.")
     max_attempts_limit = Setting(count(1, 1_000_000), 25, "The highest number of attempts a submission may ask for.")
     timeout = Setting(
@@ -191,12 +156,15 @@ class Settings:
         "Whether command jobs run: not at all, as a program with arguments, or also as shell text.",
     )
     command_allow = Setting(
-        _PROGRAMS, "", "Programs (names or paths) command jobs may start; empty: any, once commands are on."
+        PROGRAMS, "", "Programs (names or paths) command jobs may start; empty: any, once commands are on."
     )
     command_environment = Setting(
-        _VARIABLES,
+        VARIABLES,
         "LC_ALL",
         "Environment variables passed on to command jobs beside PATH, HOME, LANG and TZ; their payloads may set them.",
+    )
+    command_roots = Setting(
+        FOLDERS, "", "Absolute directories under one of which the cwd of a command job must lie; empty: anywhere."
     )
     output_limit = Setting(size("0B", "80KiB"), "64KiB", "How much is kept of a command's output, and of its errors.")
     unknown_task = Setting(
@@ -206,7 +174,7 @@ class Settings:
     result_limit = Setting(size("1KiB", "64MiB"), "1MiB", "The largest result of a job.")
     key_limit = Setting(count(1, KEY_LIMIT), KEY_LIMIT, "Characters of an idempotency key.")
     strict_idempotency = Setting(
-        _FLAG, False, "Whether the same key with a different submission is a conflict instead of the first job."
+        FLAG, False, "Whether the same key with a different submission is a conflict instead of the first job."
     )
     role = Setting(
         choice("auto", "leader", "follower"),
@@ -226,11 +194,11 @@ class Settings:
         "none",
         "Memory above which a worker process is replaced by a fresh one.",
     )
-    log_level = Setting(_LEVEL, "INFO", "The least important log lines that are written.")
+    log_level = Setting(LEVEL, "INFO", "The least important log lines that are written.")
     log_format = Setting(
         choice("auto", "json", "pretty"), "auto", "How log lines look; auto: pretty on a terminal, else JSON."
     )
-    job_log_level = Setting(_LEVEL, "DEBUG", "The level of the lines each single job writes.")
+    job_log_level = Setting(LEVEL, "DEBUG", "The level of the lines each single job writes.")
 
     def __init__(self, loaded: Loaded) -> None:
         object.__setattr__(self, "_loaded", loaded)
@@ -258,7 +226,7 @@ class Settings:
         problems: list[str] = []
         document = _read(file, _label(file, folder), problems) if named or file.exists() else None
         said = [
-            *_from_document(document, _label(file, folder)),
+            *_from_document(document, _label(file, folder), file.parent),
             *_from_environment(environ),
             *(Said(name, value, "argument") for name, value in arguments.items() if value is not None),
         ]
@@ -384,7 +352,7 @@ def set_value(path: str | Path, name: str, text: str) -> None:
     def check(fresh: Path) -> None:
         problems: list[str] = []
         document = _read(fresh, Path(path).name, problems)
-        _resolve(_from_document(document, Path(path).name), problems)
+        _resolve(_from_document(document, Path(path).name, Path(path).parent), problems)
         if problems:
             raise ConfigError(_listed(problems))
 
@@ -417,11 +385,15 @@ def _label(file: Path, folder: Path) -> str:
     return str(file.relative_to(folder)) if file.is_relative_to(folder) else str(file)
 
 
-def _from_document(document: toml.Document | None, label: str) -> list[Said]:
+def _from_document(document: toml.Document | None, label: str, folder: Path) -> list[Said]:
     if document is None:
         return []
     return [
-        Said(name, value, f"{label}:{document.lines[name]}" if name in document.lines else label)
+        Said(
+            name,
+            anchored(value, folder) if name == Settings.url.name else value,
+            f"{label}:{document.lines[name]}" if name in document.lines else label,
+        )
         for name, value in document.values.items()
     ]
 

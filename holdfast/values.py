@@ -10,13 +10,11 @@ import difflib
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
 from holdfast.errors import Invalid, TooLarge, as_timedelta
-
-T = TypeVar("T")
 
 KEY_LIMIT = 512
 """Characters of an idempotency key."""
@@ -285,88 +283,3 @@ def nearest(word: str, words: Iterable[str]) -> str:
 def is_plain(text: str) -> bool:
     """Whether text is one line, without control characters or characters that no file can hold."""
     return bool(text) and not re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text)
-
-
-# ── kinds: a value's form, reading and showing in one, for tables of values ─────────────────────────────────────────
-class Kind(NamedTuple, Generic[T]):
-    """What a value may be: what the reference calls it, how it is read, how it is shown."""
-
-    form: str
-    parse: Callable[[str, object], T]  # field, value
-    show: Callable[[T], str]
-
-
-def span(least: str, most: str) -> Kind[timedelta]:
-    """A duration within bounds."""
-    low, high = parse_duration(least), parse_duration(most)
-
-    def parse(field: str, value: object) -> timedelta:
-        length = parse_duration(value, field)
-        if not low <= length <= high:
-            raise Invalid(field, value, f"give from {least} to {most}")
-        return length
-
-    return Kind(f"duration, {least} to {most}", parse, format_duration)
-
-
-def size(least: str, most: str) -> Kind[int]:
-    """A number of bytes within bounds."""
-    low, high = parse_size(least), parse_size(most)
-
-    def parse(field: str, value: object) -> int:
-        number = parse_size(value, field)
-        if not low <= number <= high:
-            raise Invalid(field, value, f"give from {least} to {most}")
-        return number
-
-    return Kind(f"size, {least} to {most}", parse, format_size)
-
-
-def count(least: int, most: int) -> Kind[int]:
-    """A whole number within bounds."""
-    return Kind(
-        f"whole number, {least} to {most}",
-        lambda field, value: parse_count(value, field, least=least, most=most),
-        str,
-    )
-
-
-def choice(*words: str) -> Kind[str]:
-    """One of these words, in any case."""
-
-    def parse(field: str, value: object) -> str:
-        for word in words:
-            if isinstance(value, str) and value.strip().lower() == word.lower():
-                return word
-        raise Invalid(field, value, f"write one of {', '.join(words)}{nearest(str(value), words)}")
-
-    return Kind(" or ".join(words), parse, str)
-
-
-def names(what: str, pattern: str) -> Kind[tuple[str, ...]]:
-    """A list of names, or its text with commas between; each matches ``pattern``."""
-
-    def parse(field: str, value: object) -> tuple[str, ...]:
-        listed = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
-        if not isinstance(listed, list | tuple):
-            raise Invalid(field, value, 'write a list of names, ["a", "b"], or "a,b"')
-        for name in listed:
-            if not isinstance(name, str) or not is_plain(name) or not re.fullmatch(pattern, name):
-                raise Invalid(field, name, f"each entry is {what}")
-        return tuple(listed)
-
-    return Kind("names with commas between", parse, ",".join)
-
-
-def unless(word: str, kind: Kind[T]) -> Kind[T | None]:
-    """``kind``, or ``word`` for None."""
-
-    def parse(field: str, value: object) -> T | None:
-        if isinstance(value, str) and value.strip().lower() == word:
-            return None
-        try:
-            return kind.parse(field, value)
-        except Invalid as error:
-            raise Invalid(error.field, error.value, f'{error.remedy}; or "{word}"') from None
-
-    return Kind(f"{kind.form}, or {word}", parse, lambda value: word if value is None else kind.show(value))

@@ -173,6 +173,7 @@ class Holdfast(Register):
             allow=settings.command_allow,
             environment=settings.command_environment,
             output_limit=settings.output_limit,
+            roots=settings.command_roots,
         )
 
     @awaited

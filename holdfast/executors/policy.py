@@ -103,7 +103,7 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise Invalid("cwd", cwd, "give an absolute directory")
         real = os.path.realpath(cwd)
         if self.roots and not any(Path(real).is_relative_to(os.path.realpath(root)) for root in self.roots):
-            raise Invalid("cwd", cwd, f"it must lie under {' or '.join(self.roots)}")
+            raise Invalid("cwd", cwd, f"it must lie under {' or '.join(self.roots)} (command_roots)")
         return real
 
     def _check_words(self, command: Command) -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from holdfast import Holdfast, Job, JobState, Retry
 from holdfast.errors import ConfigError, HoldfastError, Invalid, TooLarge
-from holdfast.executors.policy import CommandPolicy
 from holdfast.worker import Worker
 from tests.faces.cli import Cli
 
@@ -306,7 +305,7 @@ def test_b78_a_link_out_of_the_roots_is_followed_and_refused(tmp_path: Path) -> 
     root = tmp_path / "root"
     root.mkdir()
     (root / "out").symlink_to("/")
-    policy = CommandPolicy(mode="argv", roots=(str(root),))
+    policy = Holdfast(commands="argv", command_roots=str(root)).command_policy()
     assert policy.directory(str(root)) == str(root.resolve())
     for outside in ("/", f"{root}/..", f"{root}/out", f"{root}/out/etc"):
         with pytest.raises(Invalid, match="must lie under"):

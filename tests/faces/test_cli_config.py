@@ -126,6 +126,18 @@ def test_the_store_is_the_application_s_unless_a_url_is_given(cli: Cli, monkeypa
     assert not Path("holdfast.db").exists()
 
 
+def test_a_project_s_store_is_found_from_every_folder_in_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = cli.folder / "a project"
+    (project / "src").mkdir(parents=True)
+    (project / "holdfast.toml").write_text('url = "sqlite:///jobs.db"\n', encoding="utf-8")
+    monkeypatch.chdir(project / "src")
+    job_id = cli.run("enqueue", "work").strip()
+    monkeypatch.chdir(project)
+    assert cli.json("show", job_id)["id"] == job_id
+    assert sorted(path.name for path in project.iterdir() if path.suffix == ".db") == ["jobs.db"]
+    assert list((project / "src").iterdir()) == []
+
+
 def test_what_the_application_s_code_says_holds_beside_options(cli: Cli) -> None:
     from holdfast.cli.session import Session
 

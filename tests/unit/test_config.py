@@ -199,6 +199,7 @@ def test_a_broken_file_does_not_hide_a_broken_environment(folder):
         (b"payload_limit = '1KB'\n", "256KiB"),
         (b"command_allow = [1]\n", "a program's name or path"),
         (b"command_allow = 1\n", "write a list of names"),
+        (b'command_roots = ["jobs"]\n', "an absolute directory"),
         (b"command_environment = ['A=B']\n", "a variable's name"),
         (b"retry = 5\n", "write a policy as text"),
         (b"timeout = '31d'\n", 'or "none"'),
@@ -267,6 +268,29 @@ def test_values_that_cannot_stand_together_are_refused(folder, text, arguments, 
 def test_a_third_of_the_lease_is_enough(folder):
     assert load(folder, beat="10s", lease="30s").beat * 3 == timedelta(seconds=30)
     assert load(folder, max_attempts="unlimited").max_attempts is None
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("sqlite:///jobs.db", "sqlite:///{}/jobs.db"),
+        ("sqlite:///../data/a%20b.db", "sqlite:///{}/../data/a%20b.db"),
+        ("sqlite:////var/jobs.db", "sqlite:////var/jobs.db"),
+        ("sqlite:///%2Fvar/jobs.db", "sqlite:///%2Fvar/jobs.db"),
+        ("sqlite:///:memory:", "sqlite:///:memory:"),
+        ("sqlite:///", "sqlite:///"),
+        ("sqlite:///a.db?x=1", "sqlite:///a.db?x=1"),
+        ("postgresql://host/jobs.db", "postgresql://host/jobs.db"),
+    ],
+)
+def test_a_relative_sqlite_url_starts_at_the_folder_of_its_file(folder, said, meant):
+    project = folder / "a project #1"
+    (project / "deep" / "er").mkdir(parents=True)
+    (project / "holdfast.toml").write_text(f'url = "{said}"\n')
+    expected = meant.format(f"{folder}/a%20project%20%231")
+    assert load(project).url == load(project / "deep" / "er").url == expected
+    assert load(folder, path="a project #1/holdfast.toml").url == expected
+    assert load(project, environ={"HOLDFAST_URL": said}).url == load(project, url=said).url == said
 
 
 def test_unknown_variables_are_warned_of_without_their_values(folder):

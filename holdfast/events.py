@@ -193,6 +193,7 @@ class WorkerStarted(Event, frozen=True, kw_only=True, gc=False):
 
     name: ClassVar[str] = "worker_started"
     worker_id: str
+    store: str  # its URL, without a password
     queues: str
     concurrency: int
 

@@ -12,7 +12,7 @@ from holdfast import Holdfast, Settings
 from holdfast.cli.base import command
 from holdfast.cli.choosing import now_us
 from holdfast.cli.documents import finding_document
-from holdfast.cli.session import Session, opened
+from holdfast.cli.session import Session, missing_database, opened, store_of
 from holdfast.cli.show import Column, many, print_json, print_table, safe, span, timestamp
 from holdfast.cli.why import serves
 from holdfast.errors import ConfigError
@@ -42,9 +42,9 @@ def backup(session: Session, *, file: str) -> None:
 @click.pass_obj
 def migrate(session: Session) -> None:
     """Bring the store's schema up to date. Any other command does so too when it opens an older store."""
-    with session.jobs() as app:
+    with session.jobs(creating=True) as app:
         applied = app.sync.migrate()
-        url = app.new_store().url
+        url = store_of(app)
     if session.json:
         print_json({"url": url, "applied": applied})
     else:
@@ -78,6 +78,10 @@ def _findings(session: Session) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("application", "error", str(error).split("\n", 1)[0], "mend the application's module")
         app = Holdfast(settings=settings)
+    absent = missing_database(app.settings)
+    if absent is not None:
+        yield Finding("database", "error", *absent)
+        return
     with opened(app):
         yield from app.sync.doctor()
         yield from _about_clock(app)

@@ -80,7 +80,7 @@ def _enqueue_one(
 ) -> int:
     if payload is not None and arguments:
         raise click.UsageError("give a payload or --arg, not both")
-    with session.application() as app:
+    with session.application(creating=True) as app:
         values = parse_arguments(arguments) if arguments else read_payload(payload, app.settings.payload_limit)
         job = app.draft(task, values, **parse_options(options))
         handle = submit_one(app, job)

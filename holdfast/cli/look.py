@@ -12,7 +12,7 @@ from holdfast import Holdfast, JobState
 from holdfast.cli.base import command
 from holdfast.cli.choosing import Filters, ago, filter_options, now_us
 from holdfast.cli.documents import attempt_document, job_document, queue_document, worker_document, worker_state
-from holdfast.cli.session import Session
+from holdfast.cli.session import Session, store_of
 from holdfast.cli.show import (
     Column,
     block,
@@ -63,23 +63,26 @@ JOB_COLUMNS = [
 @command("status", examples=["holdfast status", "holdfast status --json"])
 @click.pass_obj
 def status(session: Session) -> None:
-    """Show how many jobs are in each state, queue by queue, and who is working."""
+    """Show which store this is, how many jobs are in each state, queue by queue, and who is working."""
     with session.jobs() as app:
-        queues, workers, now = app.sync.queues(), app.sync.workers(), now_us(app)
+        store, queues, workers, now = store_of(app), app.sync.queues(), app.sync.workers(), now_us(app)
     if session.json:
-        print_json(status_document(queues, workers))
+        print_json(status_document(store, queues, workers))
         return
+    print_facts([("store", store)])
+    click.echo()
     print_table(QUEUE_COLUMNS, queue_rows(queues), empty="no jobs")
     click.echo()
     print_table(WORKER_COLUMNS, worker_rows(workers, now), empty="no workers: start one with `holdfast worker start`")
 
 
-def status_document(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> dict[str, Any]:
+def status_document(store: str, queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> dict[str, Any]:
     """What ``status --json`` prints."""
     totals: Counter[str] = Counter()
     for each in queues:
         totals.update(each.states)
     return {
+        "store": store,
         "queues": [queue_document(each) for each in queues],
         "totals": {state.value: totals[state.value] for state in JobState},
         "workers": [worker_document(each) for each in workers],

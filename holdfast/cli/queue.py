@@ -53,7 +53,7 @@ def queue_resume(session: Session, *, names: tuple[str, ...]) -> None:
 def _set_paused(session: Session, names: tuple[str, ...], *, paused: bool) -> None:
     for name in names:
         check_name("queue", name)
-    with session.jobs() as app:
+    with session.jobs(creating=True) as app:  # a queue may be paused before its first job
         for name in names:
             (app.sync.pause if paused else app.sync.resume)(name)
         unused = [name for name in names if not app.sync.count(JobFilter(queue=name))] if paused else []

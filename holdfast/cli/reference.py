@@ -23,7 +23,7 @@ Results go to stdout, remarks and errors to stderr. An error is one line, `holdf
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | failed: no such job, its state does not allow it, the job did not succeed |
+| 1 | failed: no such job, no database there yet, its state does not allow it, the job did not succeed |
 | 2 | usage: an option or a value that is refused; nothing was done |
 | 75 | try again later: the store is busy, full or away |
 | 78 | configuration: settings, URL, the application's module |

@@ -63,7 +63,7 @@ def run(
     """
     if bool(words) == (said["shell"] is not None):
         raise click.UsageError("give a program with its arguments after --, or --shell TEXT")
-    with session.application() as app:
+    with session.application(creating=True) as app:
         _check_enabled(app, shell=said["shell"] is not None)
         job = app.draft(COMMAND, _payload(app, words, said), **parse_options(options))
         handle = submit_one(app, job)

@@ -10,7 +10,9 @@ import click
 
 from holdfast import Holdfast, Settings
 from holdfast.config import SETTINGS
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, NotFound
+from holdfast.stores import missing_file
+from holdfast.values import mask_url
 
 
 class Session:
@@ -34,19 +36,19 @@ class Session:
             raise
 
     @contextmanager
-    def application(self, **arguments: Any) -> Iterator[Holdfast]:
-        """The application, closed at the end: the target if one is named, else one without tasks."""
-        with opened(self.load(**arguments)) as app:
+    def application(self, *, creating: bool = False) -> Iterator[Holdfast]:
+        """The application, closed at the end: the target if one is named, else one without tasks.
+
+        ``creating``: a database that is not there is made; else NotFound says so.
+        """
+        with opened(self.load(), creating=creating) as app:
             yield app
 
     @contextmanager
-    def jobs(self) -> Iterator[Holdfast]:
+    def jobs(self, *, creating: bool = False) -> Iterator[Holdfast]:
         """An application for what needs no task: with ``--url`` the target's code is not even imported."""
-        if self.url is None:
-            with self.application() as app:
-                yield app
-            return
-        with opened(Holdfast(settings=self.settings())) as app:
+        app = self.load() if self.url is None else Holdfast(settings=self.settings())
+        with opened(app, creating=creating):
             yield app
 
     def load(self, **arguments: Any) -> Holdfast:
@@ -79,13 +81,33 @@ class Session:
 
 
 @contextmanager
-def opened(app: Holdfast) -> Iterator[Holdfast]:
+def opened(app: Holdfast, *, creating: bool = False) -> Iterator[Holdfast]:
     """The application, closed at the end."""
     app.new_store()  # a URL that names no store is refused here, before any call on it is made
+    absent = None if creating else missing_database(app.settings)
+    if absent is not None:
+        raise NotFound("; ".join(absent))
     try:
         yield app
     finally:
         app.sync.close()
+
+
+def store_of(app: Holdfast) -> str:
+    """Where the application's jobs are kept, without a password."""
+    return mask_url(app.new_store().url)
+
+
+def missing_database(settings: Settings) -> tuple[str, str] | None:
+    """What to say, and what to advise, where the database is not there; None where it is."""
+    path = missing_file(settings.url)
+    if path is None:
+        return None
+    remedy = (
+        "the first job or worker makes it (`holdfast enqueue`, `holdfast worker start`); if it should be there, "
+        "change to its directory or correct the url"
+    )
+    return f"there is no database at {path} yet (url from {settings.source('url')})", remedy
 
 
 def _said_in_code(settings: Settings) -> dict[str, Any]:

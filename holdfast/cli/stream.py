@@ -59,7 +59,11 @@ class Tally:
 def enqueue_stream(session: Session, source: str, *, task: str | None, said: Mapping[str, Any], batch: int) -> int:
     """Submit every line. What was stored before a bad line stays stored, and the message says how far that is."""
     tally = Tally()
-    with session.application() as app, _opened(source) as (file, size), _progress(session, size) as progress:
+    with (
+        session.application(creating=True) as app,
+        _opened(source) as (file, size),
+        _progress(session, size) as progress,
+    ):
         lines = _lines(file, app, task, parse_options(said))
         try:
             for jobs in _batches(lines, batch):

@@ -26,7 +26,7 @@ from holdfast.cli.look import (
     status_document,
     worker_rows,
 )
-from holdfast.cli.session import Session
+from holdfast.cli.session import Session, store_of
 from holdfast.cli.show import clip, console, many, moment, print_json_line, safe, table
 from holdfast.job import TERMINAL, Job, WorkerInfo
 from holdfast.values import parse_duration
@@ -65,6 +65,7 @@ class _Watcher:
     def __init__(self, session: Session, app: Holdfast, pause: float, until: float | None) -> None:
         self._session = session
         self._app = app
+        self._store = store_of(app)
         self._pause = pause
         self._until = until
         self._shown: object = None
@@ -73,7 +74,7 @@ class _Watcher:
         with self._display() as show:
             while True:
                 queues, workers = self._app.sync.queues(), self._app.sync.workers()
-                document = status_document(queues, workers)
+                document = status_document(self._store, queues, workers)
                 show(_steady(document), document, self._summary)
                 if not self._wait([]):
                     return 0
@@ -117,6 +118,7 @@ class _Watcher:
             return table(JOB_COLUMNS, job_rows([self._app.sync.get(document["id"])]))
         workers: list[WorkerInfo] = self._app.sync.workers()
         return Group(
+            safe(self._store),
             table(QUEUE_COLUMNS, queue_rows(self._app.sync.queues())),
             table(WORKER_COLUMNS, worker_rows(workers, now_us(self._app))),
             "Ctrl-C stops watching",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
@@ -10,7 +11,7 @@ from holdfast.store import Store
 from holdfast.stores.sqlite.store import SQLiteStore
 from holdfast.stores.within import submit_within
 
-__all__ = ["open_store", "submit_within"]
+__all__ = ["missing_file", "open_store", "submit_within"]
 
 
 def open_store(url: str, *, now: Callable[[], int] | None = None) -> Store:
@@ -23,6 +24,16 @@ def open_store(url: str, *, now: Callable[[], int] | None = None) -> Store:
         return SQLiteStore(_sqlite_path(url), now=now)
     known = "sqlite:///file.db"
     raise ConfigError(f"url: the scheme {scheme!r} is not known; give {known}")
+
+
+def missing_file(url: str) -> str | None:
+    """The file that opening ``url`` would create; None where it is there, or where no file would be created."""
+    if urlsplit(url).scheme != "sqlite":
+        return None
+    path = os.path.realpath(_sqlite_path(url))
+    # Not the methods of Path: they raise where this user may not look. What hinders opening is for the store to say.
+    is_missing = os.path.isdir(os.path.dirname(path)) and not os.path.lexists(path)  # noqa: PTH112, PTH120
+    return path if is_missing else None
 
 
 def _sqlite_path(url: str) -> str:

@@ -19,7 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.events import StoreTrouble, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.job import Lease, Order, Pulse
 from holdfast.lifecycle import Cancelled, Released
-from holdfast.values import format_queues
+from holdfast.values import format_queues, mask_url
 from holdfast.worker.calls import Calls
 from holdfast.worker.fetcher import Fetcher
 from holdfast.worker.keeper import Keeper
@@ -96,8 +96,14 @@ class Worker:
         ]
         await self._or_told(self._sign_on(), "signing on")  # who claims can be seen
         keeper.start()
-        queues = format_queues(shift.settings.queues)
-        shift.emit(WorkerStarted(worker_id=self.id, queues=queues, concurrency=shift.settings.concurrency))
+        shift.emit(
+            WorkerStarted(
+                worker_id=self.id,
+                store=mask_url(store.url),
+                queues=format_queues(shift.settings.queues),
+                concurrency=shift.settings.concurrency,
+            )
+        )
         fetching = asyncio.create_task(self.fetcher.run(), name="holdfast-fetcher")
         try:
             await self._until_stopped([fetching, settling, keeper.ended, self.runner.failed, *background])

@@ -196,6 +196,7 @@ WORDS = [
 
 @pytest.mark.parametrize("row", WORDS, ids=lambda row: row.id)
 def test_a_command_is_refused_and_nothing_is_stored(row: Words, cli: Cli) -> None:
+    cli.run("migrate")
     assert row.told in cli.fail(*row.words, code=row.code, stdin=row.stdin)
     assert cli.json("status")["queues"] == []
 

@@ -74,6 +74,7 @@ USAGE = [
 
 @pytest.mark.parametrize(("words", "told"), USAGE, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_usage_errors_exit_2_and_store_nothing(words: list[str], told: str, cli: Cli) -> None:
+    cli.run("migrate")
     said = cli.fail(*words, code=2)
     assert told in said
     assert said.splitlines()[-1].startswith("holdfast: ")
@@ -154,11 +155,11 @@ def test_an_attribute_that_is_no_application_exits_78(attribute: str, told: str,
 
 def test_a_module_of_the_working_directory_can_be_imported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(cli.folder)])
-    cli.run("status", "--app", cli.write_jobs())
+    cli.run("migrate", "--app", cli.write_jobs())
 
 
 def test_a_broken_application_hinders_nothing_that_names_its_store(cli: Cli) -> None:
-    cli.run("status", "--app", cli.write_jobs("1 / 0"), "--url", "sqlite:///holdfast.db")
+    cli.run("migrate", "--app", cli.write_jobs("1 / 0"), "--url", "sqlite:///holdfast.db")
 
 
 def test_arguments_that_are_no_text_are_refused(cli: Cli) -> None:
@@ -194,6 +195,7 @@ def test_no_more_of_stdin_is_read_than_may_be_stored(cli: Cli) -> None:
     ],
 )
 def test_with_json_an_error_is_told_as_json_too(words: list[str], code: int, kind: str, cli: Cli) -> None:
+    cli.run("migrate")
     told = json.loads(cli.fail(*words, "--json", code=code).splitlines()[-1])["error"]
     assert (told["type"], told["exit_code"]) == (kind, code)
     assert told["message"]

@@ -27,7 +27,9 @@ def test_status_counts_by_queue_and_state(cli: Cli) -> None:
         **dict.fromkeys(("queued", "scheduled", "dead"), 1),
     }
     assert status["workers"] == []
+    assert status["store"] == f"sqlite:///{cli.folder}/holdfast.db"
     text = cli.run("status")
+    assert text.startswith(f"store  sqlite:///{cli.folder}/holdfast.db\n")
     assert re.search(r"^mail +1 +1 ", text, re.MULTILINE)
     assert "holdfast worker start" in text
 
@@ -86,6 +88,7 @@ def test_a_job_is_found_by_id_ulid_and_key(cli: Cli) -> None:
 
 
 def test_no_such_job_exits_1(cli: Cli) -> None:
+    cli.run("migrate")
     assert "there is no job" in cli.fail("show", "key:none", code=1)
 
 
@@ -120,6 +123,7 @@ def test_watching_a_job_ends_with_it(outcome: Failed | Succeeded, code: int, cli
 
 
 def test_doctor_finds_nothing_wrong_with_a_new_store(cli: Cli) -> None:
+    cli.run("migrate")
     report = cli.json("doctor")
     names = {each["name"] for each in report["findings"]}
     assert report["healthy"] is True
@@ -138,6 +142,7 @@ def test_doctor_names_what_is_odd_with_a_remedy(cli: Cli, monkeypatch: pytest.Mo
 
 
 def test_doctor_exits_1_where_something_is_an_error(cli: Cli) -> None:
+    cli.run("migrate")
     report = cli.json("doctor", "--app", cli.write_jobs("1 / 0"), code=1)
     assert [each["name"] for each in report["findings"] if each["level"] == "error"] == ["application"]
 

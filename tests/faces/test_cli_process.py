@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -40,12 +41,14 @@ def test_a_worker_drains_the_queues_and_ends(cli: Cli) -> None:
     done = cli.run("enqueue", "mail.send", "--arg", "to=a", "--app", target).strip()
     ended = cli.complete("worker", "start", "--drain", "--app", target, "--queues", "mail:2")
     assert ended.returncode == 0, ended.stderr
-    assert b"worker_started" in ended.stdout
+    (started,) = [json.loads(line) for line in ended.stdout.splitlines() if b'"worker_started"' in line]
+    assert started["store"] == f"sqlite:///{cli.folder}/holdfast.db"
     assert (cli.state(done), cli.json("show", done)["result"]) == ("succeeded", "sent to a")
 
 
 def test_a_worker_of_several_processes_stops_when_told_through_the_store(cli: Cli) -> None:
     target = cli.write_jobs()
+    cli.run("migrate")
     with _started(cli, "worker", "start", "--processes", "2", "--app", target) as process:
         _until(lambda: len(cli.json("worker", "list")["workers"]) == 2)
         assert len(cli.json("worker", "stop", "--wait-for", "20s")["asked"]) == 2
@@ -53,6 +56,7 @@ def test_a_worker_of_several_processes_stops_when_told_through_the_store(cli: Cl
 
 
 def test_a_worker_ends_well_on_sigterm(cli: Cli) -> None:
+    cli.run("migrate")
     with _started(cli, "worker", "start", "--app", cli.write_jobs()) as process:
         _until(lambda: cli.json("worker", "list")["workers"])
         process.send_signal(signal.SIGTERM)
@@ -76,6 +80,7 @@ def test_a_reader_that_goes_away_ends_the_program_quietly(cli: Cli) -> None:
 
 
 def test_ctrl_c_ends_watching_with_0_and_other_commands_with_130(cli: Cli) -> None:
+    cli.run("migrate")
     with _started(cli, "watch") as process:
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -132,6 +137,7 @@ def _on_a_terminal(cli: Cli, **environment: str) -> bytes:
 def test_dev_starts_anew_with_changed_code_and_survives_broken_code(cli: Cli) -> None:
     target = cli.write_jobs()
     module = Path(f"{target.split(':')[0]}.py")
+    cli.run("migrate")
     with _started(cli, "dev", "--app", target) as process:
         _until(lambda: cli.json("worker", "list")["workers"])
         module.write_text("1 / 0")

@@ -195,6 +195,7 @@ def test_an_empty_stream_stores_nothing(cli: Cli) -> None:
 
 # ── run ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_run_explains_how_to_enable_commands(cli: Cli) -> None:
+    cli.run("migrate")
     said = cli.fail("run", "--", "ls", code=78)
     assert "config set commands argv" in said
     assert "HOLDFAST_COMMANDS=argv" in said

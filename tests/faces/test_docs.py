@@ -52,8 +52,8 @@ def test_every_block_of_a_page_runs(path: Path, tmp_path: Path, monkeypatch: pyt
         Block("python", "raise ValueError('wrong')\n", 1),
         Block("python", "print('one')  # two\n", 1),
         Block("sh", "holdfast show key:nothing\n", 1),
-        Block("sh", "holdfast list  # exits 1\n", 1),
-        Block("console", "$ holdfast queue list\nsome queues\n", 1),
+        Block("sh", "holdfast config list  # exits 1\n", 1),
+        Block("console", "$ holdfast config path\nsome queues\n", 1),
     ],
     ids=["an error", "another print", "a failure", "no failure", "another output"],
 )

@@ -200,6 +200,8 @@ async def test_a_worker_signs_on_and_off(app: Holdfast) -> None:
         assert info.alive
         assert (info.pulse.worker, info.pulse.concurrency, info.pulse.queues) == (hand.worker.id, 3, "mail:2,default")
         assert info.pulse.succeeded == 1
+        (started,) = events.of(WorkerStarted)
+        assert started.store == (await app.opened()).url
         hand.worker.stop("SIGTERM")
         await harnessed.advance(0)
         assert await app.workers() == []

@@ -59,8 +59,8 @@ class Invalid(HoldfastError):
     exit_code = 2
     http_status = 422
 
-    def __init__(self, field: str, value: object, remedy: str) -> None:
-        super().__init__(f"{field}: {shown(value)} is not valid; {remedy}")
+    def __init__(self, field: str, value: object, remedy: str, problem: str = "is not valid") -> None:
+        super().__init__(f"{field}: {shown(value)} {problem}; {remedy}")
         self.field = field
         self.value = value
         self.remedy = remedy

@@ -35,10 +35,12 @@ from holdfast.job import (
 from holdfast.lifecycle import check_replay
 from holdfast.store import Selection, Store
 from holdfast.stores import open_store, submit_within
-from holdfast.task import Registry, decode_payload, encode_payload
-from holdfast.values import check_name, check_task_name, parse_count
+from holdfast.task import Registry, Task, decode_payload, encode_payload
+from holdfast.values import check_name, check_task_name, nearest, parse_count
 
 T = TypeVar("T")
+
+_MOST_AT_ONCE = 1_000_000  # jobs one operation may take in its one transaction
 
 Middleware = Callable[[Any, Callable[[Any], Any]], Any]
 """``async def middleware(job, call_next): return await call_next(job)``; ``job`` is the handler's Context."""
@@ -150,8 +152,9 @@ class Holdfast(Register):
         """The job that ``enqueue`` would submit. ``payload``: a mapping, or the JSON text of an object."""
         unknown = set(options) - set(Draft.__struct_fields__)
         if unknown:
-            known = ", ".join(Draft.__struct_fields__)
-            raise Invalid("option", sorted(unknown)[0], f"there are these: {known}")
+            name, known = min(unknown), Draft.__struct_fields__
+            raise Invalid("option", name, f"there are these: {', '.join(known)}{nearest(name, known)}")
+        _check_no_function(task)
         limit = self.settings.payload_limit
         if not isinstance(payload, Mapping | str):
             raise Invalid("payload", payload, "give an object: the arguments by name")
@@ -286,6 +289,7 @@ class Holdfast(Register):
     @awaited
     async def cancel(self, selection: str | Selection, *, limit: int = 1000) -> Operated:
         """Cancel by id, ids or filter, at most ``limit`` jobs a call; ``more`` says whether to call again."""
+        _check_limit(limit)
         return await (await self.opened()).cancel(await self._ids(selection), limit=limit)
 
     @awaited
@@ -298,6 +302,7 @@ class Holdfast(Register):
         limit: int = 1000,
     ) -> Operated:
         """Queue again with a new budget. ``payload`` replaces the arguments of a single job; it is checked first."""
+        _check_limit(limit)
         store = await self.opened()
         chosen = await self._ids(selection)
         text: str | None = None
@@ -313,6 +318,7 @@ class Holdfast(Register):
     @awaited
     async def delete(self, selection: str | Selection, *, limit: int = 1000) -> Operated:
         """Remove jobs that are not running, with key and history."""
+        _check_limit(limit)
         return await (await self.opened()).delete(await self._ids(selection), limit=limit)
 
     async def cancel_one(self, job_id: str) -> JobState:
@@ -359,6 +365,20 @@ class Holdfast(Register):
     async def migrate(self) -> list[str]:
         """Bring the store's schema up to date; what was applied."""
         return await (await self.opened()).migrate()
+
+
+def _check_no_function(task: object) -> None:
+    """Refuse what a caller means when he forgets that the task's own ``enqueue`` is for those who have it."""
+    if isinstance(task, Task):
+        call = f"{task.function.__name__}.enqueue(…)"
+        raise Invalid("task", task, f"give its name, {task.name!r}, or call {call} with the arguments")
+    if callable(task):
+        remedy = "register the function with @app.task() and call its enqueue(…), or give a task's name"
+        raise Invalid("task", task, remedy)
+
+
+def _check_limit(limit: int) -> None:
+    parse_count(limit, "limit", least=1, most=_MOST_AT_ONCE, text=False)
 
 
 def _refused_state(operated: Operated) -> JobState:

@@ -37,6 +37,8 @@ from holdfast.task.context import Context
 _asdict = msgspec.structs.asdict
 _raw_parts = decoder(dict[str, msgspec.Raw])
 _anything = decoder(Any)
+_ABSENT = re.compile(r"Object missing required field `(.*)`")
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?", re.DOTALL)
 
 _KINDS = inspect.Parameter
@@ -169,7 +171,7 @@ class Signature:
             return self._unknown(unknown[0], given)
         missing = [name for name in self.required if name not in given]
         if missing:
-            return Invalid(self.field(missing[0]), Said("a missing value"), "it is required: it has no default")
+            return _missing(self.field(missing[0]))
         return self._wrong_value(given, error, rest)
 
     def _wrong_value(self, given: dict[str, Any], error: Exception, rest: str) -> Invalid:
@@ -179,7 +181,9 @@ class Signature:
         if name not in given:
             return Invalid("payload", given, f"task {self.task!r} cannot read it: {what}")
         inside = path[1:] if rest else path[2 + len(name) :]
-        return Invalid(self.field(name) + inside, given[name], what[:1].lower() + what[1:])
+        if absent := _ABSENT.fullmatch(what):
+            return _missing(self.field(name, inside + step(absent[1])))
+        return Invalid(self.field(name, inside), _at(given[name], inside), what[:1].lower() + what[1:])
 
     def _unknown(self, name: str, given: Mapping[str, Any]) -> Invalid:
         if name in self._reserved:
@@ -192,10 +196,13 @@ class Signature:
     def _provided_given(self, name: str) -> Invalid:
         return Invalid(self.field(name), Said("a value"), "the worker provides it; leave it out")
 
-    def field(self, name: str) -> str:
-        """How errors name an argument."""
+    def field(self, name: str, inside: str = "") -> str:
+        """How errors name an argument, or a place inside it (``.a[0]``)."""
         shown_name = name if name.isidentifier() and len(name) < 64 else step(name)
-        return f"argument '{shown_name}' of task '{self.task}'"
+        return f"argument '{shown_name}{inside}' of task '{self.task}'"
+
+    def _refused(self, name: str, fault: Fault) -> Invalid:
+        return fault._replace(path="").error(self.field(name, fault.path))
 
     # ── arguments → payload ───────────────────────────────────────────────────────────────────────────────────
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
@@ -233,13 +240,27 @@ class Signature:
             if name in self._reserved:
                 return self._provided_given(name)
             if fault := _guarded(find_fault, value, "", Rule.TYPED):
-                return fault.error(self.field(name))
+                return self._refused(name, fault)
         return None
 
     def _compare(self, given: Mapping[str, Any], received: Mapping[str, Any]) -> None:
         for name, value in given.items():
             if fault := _guarded(find_difference, value, received[name]):
-                raise fault.error(self.field(name))
+                raise self._refused(name, fault)
+
+
+def _missing(field: str) -> Invalid:
+    return Invalid(field, Said("a value"), "give one: it has no default", problem="is missing")
+
+
+def _at(value: Any, inside: str) -> Any:
+    """What stands at a place inside a payload's value; what is around it where the place is not told exactly."""
+    for name, index in _STEP.findall(inside):
+        try:
+            value = value[int(index)] if index else value[name]
+        except (KeyError, IndexError, TypeError):
+            return value
+    return value
 
 
 def _guarded(look: Callable[..., Fault | None], *values: Any) -> Fault | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Holdfast, ResultTimeout, Settings
+from holdfast import Holdfast, JobFilter, ResultTimeout, Settings
 from holdfast.clock import ManualClock
 from holdfast.errors import Conflict, Invalid
 from holdfast.events import Event, JobCreated, JobDuplicate
@@ -50,6 +50,36 @@ def test_a_submission_inside_a_transaction_is_told_to_nobody(tmp_path: Path) -> 
 
     assert heard == []
     assert app.sync.count() == 1
+    app.sync.close()
+
+
+def test_a_task_or_a_function_in_place_of_a_name_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+
+    def send(to: str) -> None: ...
+
+    task = app.task("mail.send")(send)
+    for submit in (app.sync.enqueue, app.draft):
+        with pytest.raises(Invalid, match=r"^task: .* give its name, 'mail\.send', or call send\.enqueue\(…\)"):
+            submit(task, {"to": "a"})
+        with pytest.raises(Invalid, match=r"^task: <function .* register the function with @app\.task\(\)"):
+            submit(send, {"to": "a"})
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"^option: 'dealy' .* did you mean delay\?"):
+        Holdfast(f"sqlite:///{tmp_path}/jobs.db").draft("work", {}, dealy=60)
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, "5", 1_000_001])
+def test_an_operation_on_no_jobs_at_all_is_refused(limit: object, tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+    job = app.sync.enqueue("work")
+    for operate in (app.sync.cancel, app.sync.replay, app.sync.delete):
+        for selection in (job.id, JobFilter()):
+            with pytest.raises(Invalid, match=r"^limit: .* give a whole number from 1 to 1000000"):
+                operate(selection, limit=limit)
+    assert app.sync.get(job.id).state == "queued"
     app.sync.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 import zoneinfo
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -180,6 +181,11 @@ class User(pydantic.BaseModel):
     tags: set[str] = set()
 
 
+class Order(msgspec.Struct):
+    items: list[Address]
+    by: dict[str, Pair] = {}
+
+
 UserId = NewType("UserId", int)
 Small = Annotated[int, msgspec.Meta(ge=0, le=9)]
 
@@ -254,17 +260,17 @@ def test_typed_values_come_back_as_they_went_in(annotation: Any, value: Any) -> 
         (float | None, math.inf, "JSON has no such number"),
         (float, 2**53 + 1, "would arrive as"),
         (str, "\ud800", "lone surrogate"),
-        (list[str], ["ok", "\udc00"], "'value' of task 'typed'[1]"),
+        (list[str], ["ok", "\udc00"], "'value[1]' of task 'typed'"),
         (Any, {1, 2}, "set"),
         (Any, datetime(2031, 1, 1, tzinfo=UTC), "annotate the parameter"),
-        (Any, [Decimal(1)], "'value' of task 'typed'[0]"),
+        (Any, [Decimal(1)], "'value[0]' of task 'typed'"),
         (Any, {"a": {1: 2}}, "keys of a JSON object are text"),
-        (dict[str, Any], {"a": Address("x")}, "'value' of task 'typed'.a"),
+        (dict[str, Any], {"a": Address("x")}, "'value.a' of task 'typed'"),
         (Any, Colour.RED, "annotate the parameter"),
         (Any, b"x", "annotate the parameter"),
         (Any, 10**4300, "4,300 digits"),
         (set[float | None], {math.nan}, "JSON has no such number"),
-        (Address, {"street": 5}, "'value' of task 'typed'.street"),
+        (Address, {"street": 5}, "'value.street' of task 'typed': 5 is"),
         (User, {"name": "ada"}, "born: Field required"),
         (User, User.model_construct(name=5, born=date(1, 1, 1)), "name: Input should be a valid string"),
         (Any, object(), "value of type object"),
@@ -275,7 +281,7 @@ def test_typed_values_come_back_as_they_went_in(annotation: Any, value: Any) -> 
 def test_values_that_do_not_fit_or_would_change_are_refused(annotation: Any, value: Any, says: str) -> None:
     error = refusal(taking(annotation).encode, (value,), {})
     assert says in str(error)
-    assert error.field.startswith("argument 'value' of task 'typed'")
+    assert re.fullmatch(r"argument 'value[\w.\[\]]*' of task 'typed'", error.field)
 
 
 class Ledger(Address):
@@ -314,7 +320,7 @@ def test_two_dataclasses_that_compare_by_identity_are_compared_by_field() -> Non
     ("payload", "message"),
     [
         ('{"to":5}', "argument 'to' of task 'email.send': 5 is not valid; expected `str`, got `int`"),
-        ("{}", "argument 'to' of task 'email.send': a missing value is not valid; it is required: it has no default"),
+        ("{}", "argument 'to' of task 'email.send': a value is missing; give one: it has no default"),
         (
             '{"to":"x","subjet":"y"}',
             f"{SUBJET}: 'y' is not valid; there is no such parameter; did you mean 'subject'? it takes …",
@@ -331,10 +337,36 @@ def test_a_payload_that_does_not_fit_says_why(payload: str, message: str) -> Non
         assert str(refusal(read, payload)).replace("to, subject, copies", "…") == message
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            '{"items":[{"street":"x"},{"street":5}]}',
+            "argument 'o.items[1].street' of task 'nested': 5 is not valid",
+        ),
+        ('{"items":[{}]}', "argument 'o.items[0].street' of task 'nested': a value is missing; give one"),
+        (
+            '{"by":{"a b":{"left":null}},"items":[]}',
+            "argument 'o.by[...].left' of task 'nested': {'a b': {'left': None}",
+        ),
+        ("{}", "argument 'o.items' of task 'nested': a value is missing; give one"),
+        ("[]", "argument 'o' of task 'nested': [] is not valid; expected `object`, got `array`"),
+    ],
+)
+def test_an_error_inside_an_argument_names_its_place(value: str, message: str) -> None:
+    def nested(o: Order) -> None: ...
+
+    def rest(**o: Order) -> None: ...
+
+    for function in (nested, rest):
+        nested_error = refusal(Task("nested", function).check, f'{{"o":{value}}}')
+        assert str(nested_error).startswith(message)
+
+
 def test_a_call_that_does_not_fit_says_why() -> None:
     assert "at most 2 by position" in str(refusal(SEND.encode, ("a", "b", 3), {}))
     assert "give one of them" in str(refusal(SEND.encode, ("a",), {"to": "b"}))
-    assert "it is required" in str(refusal(SEND.encode, (), {}))
+    assert "a value is missing" in str(refusal(SEND.encode, (), {}))
     assert "did you mean 'copies'?" in str(refusal(SEND.encode, ("a",), {"copis": 2}))
     with pytest.raises(TooLarge, match="300,009 bytes"):
         SEND.encode(("x" * 300_000,), {})

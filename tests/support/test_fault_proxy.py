@@ -26,6 +26,10 @@ class Echo(socketserver.ThreadingTCPServer):
         super().__init__(("127.0.0.1", self._port.number), EchoLines)
         self.heard: list[bytes] = []
 
+    def server_close(self) -> None:
+        super().server_close()
+        self._port.release()
+
 
 class EchoLines(socketserver.StreamRequestHandler):
     def handle(self) -> None:

@@ -138,6 +138,17 @@ class RetryUnreadable(Event, frozen=True, kw_only=True, gc=False):
     error: str
 
 
+class TaskUnknown(Event, frozen=True, kw_only=True, gc=False):
+    """The application of this worker does not have the task of a job it took: told once for each name."""
+
+    name: ClassVar[str] = "task_unknown"
+    level: ClassVar[str] = "warning"
+    job_id: str
+    job_type: str
+    queue: str
+    remedy: str
+
+
 class JobUnstartable(Event, frozen=True, kw_only=True, gc=False):
     """This worker could not even start the job (no descriptors, no memory) and gave it back."""
 

@@ -93,11 +93,6 @@ def arm(fault: Fault) -> None:
     _armed[fault.name] = fault
 
 
-def disarm(name: str) -> None:
-    """Have nothing strike at this point."""
-    _armed.pop(name, None)
-
-
 def point(name: str) -> None:
     """A place where a fault may strike. One look into an empty dictionary while none is armed."""
     if _armed and name in _armed:

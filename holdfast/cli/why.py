@@ -17,8 +17,12 @@ from holdfast.cli.show import clip, many, moment, print_json, safe, span
 from holdfast.errors import Invalid
 from holdfast.executors.policy import COMMAND
 from holdfast.job import Job, Order, QueueInfo, Reason, WorkerInfo
-from holdfast.values import parse_queues
+from holdfast.values import nearest, parse_queues
 
+_ELSEWHERE = (
+    "start a worker whose application has it, and let applications on one store have queues of their own: "
+    "a worker fails what it does not know"
+)
 _COUNTED = 2000  # jobs of a queue that are looked at one by one for an exact place in the line
 _PAGE = 500
 
@@ -152,8 +156,8 @@ def _dead(job: Job) -> Because:
                 f"mend the cause, then: {replayed}",
             )
         case Reason.NO_HANDLER:
-            text = f"no application that worked on it has a task {job.task}"
-            remedy = f"start a worker whose application has it, then: {replayed}"
+            text = f"worker {job.worker} has no task {job.task}"
+            remedy = f"{_ELSEWHERE}, then: {replayed}"
         case Reason.PAYLOAD:
             text = f"its payload does not fit the task{error}"
             remedy = f"correct the arguments: {replayed} --payload '{{...}}'"
@@ -182,13 +186,23 @@ def _not_due(job: Job, known: Known) -> Iterator[Because]:
 def _obstacles(job: Job, known: Known) -> Iterator[Because]:
     if known.paused:
         yield Because("paused", f"queue {job.queue} is paused", f"holdfast queue resume {job.queue}")
-    if known.tasks is not None and job.task not in known.tasks and job.task != COMMAND:
-        text = f"task {job.task} is not registered in this application"
-        yield Because("no_handler", text, "correct the name, or start a worker whose application has it")
+    yield from _unknown_task(job, known)
     if not any(serves(worker, job.queue) for worker in known.alive):
         others = f" ({len(known.alive)} serve others, or are stopping)" if known.alive else ""
         text = f"no living worker serves queue {job.queue}{others}"
         yield Because("no_worker", text, f"holdfast worker start --queues {job.queue}")
+
+
+def _unknown_task(job: Job, known: Known) -> Iterator[Because]:
+    """Workers do not say which tasks they have: the application of this call knows, or an attempt has shown it."""
+    if known.tasks is not None and job.task not in known.tasks and job.task != COMMAND:
+        near = nearest(job.task, known.tasks)
+        text = f"task {job.task} is not registered in this application{near}"
+        wrong = f"if the name is wrong, holdfast cancel {job.id} and correct the name where it is submitted"
+        yield Because("no_handler", text, f"{wrong}; else {_ELSEWHERE}")
+    elif job.reason == Reason.NO_HANDLER:
+        text = f"worker {job.worker} took it, and has no task {job.task}"
+        yield Because("no_handler", text, f"restart that worker if its code is old; else {_ELSEWHERE}")
 
 
 def _in_line(job: Job, known: Known) -> Iterator[Because]:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
-from holdfast.events import Event
+from holdfast.events import Event, JobDead
 from holdfast.values import mask_url
 
 _DEPTH = 8
@@ -87,7 +87,7 @@ class PrettyLines:
         )
 
     def of(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
-        return lambda event: self.record(time.time(), level, kind.name, msgspec.structs.asdict(event))
+        return lambda event: self.record(time.time(), level, kind.name, msgspec.structs.asdict(event) | _pointer(event))
 
     def record(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
         line = {"timestamp": self._stamp(moment), "level": level, "event": name}
@@ -110,6 +110,11 @@ class Stamp:
             text = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(second))}.{rest:03d}Z"
             self._last = (millisecond, text)
         return text
+
+
+def _pointer(event: Event) -> dict[str, str]:
+    """Where somebody who reads along finds more: a dead job's traceback."""
+    return {"see": f"holdfast show {event.job_id}"} if isinstance(event, JobDead) else {}
 
 
 def harmless(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import pytest
 
 from holdfast import JobState
 from holdfast.cli.why import Known, explain, serves
-from holdfast.job import Job, Order, Pulse, WorkerInfo
+from holdfast.job import Job, Order, Pulse, Reason, WorkerInfo
+from holdfast.lifecycle import Failed
 from tests.faces.cli import Cli
 
 NOW = 1_924_992_000_000_000
@@ -58,6 +59,16 @@ CASES: list[tuple[Job, Known, dict[str, str]]] = [
         Known(now_us=NOW, workers=(_worker("*"),), tasks=frozenset({"other"})),
         {"no_handler": "correct the name"},
     ),
+    (
+        _job(JobState.FAILED, run_at_us=NOW + MINUTE, reason="no_handler", error="no task"),
+        SERVED,
+        {"retry_later": "replay", "no_handler": "queues of their own"},
+    ),
+    (
+        _job(JobState.QUEUED, reason="no_handler"),
+        Known(now_us=NOW, workers=(_worker("*"),), tasks=frozenset({"work"})),
+        {"no_handler": "restart that worker"},
+    ),
     (_job(JobState.QUEUED, task="command"), Known(now_us=NOW, workers=(_worker(),), tasks=frozenset()), {"next": ""}),
     (_job(JobState.QUEUED), Known(now_us=NOW, workers=(_worker(),), ahead=3), {"behind": "more workers"}),
     (
@@ -99,8 +110,23 @@ def test_every_reason_is_told_with_its_remedy(job: Job, known: Known, expected: 
     assert all(each.text for each in reasons)
 
 
+def test_a_task_whose_name_is_nearly_that_of_another_is_told_with_it() -> None:
+    known = Known(now_us=NOW, workers=(_worker("*"),), tasks=frozenset({"work.done", "other"}))
+    (reason,) = explain(_job(JobState.QUEUED, task="work.dome"), known)
+    assert reason.text == "task work.dome is not registered in this application; did you mean work.done?"
+    assert "holdfast cancel 0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77" in reason.remedy
+
+
 def test_a_worker_whose_queues_cannot_be_read_serves_none() -> None:
     assert not serves(_worker("???"), "mail")
+
+
+def test_a_job_that_another_applications_worker_failed_is_told_as_that(cli: Cli) -> None:
+    job_id = cli.run("enqueue", "work").strip()
+    cli.end(job_id, Failed(error="no task 'work' is registered", reason=Reason.NO_HANDLER))
+    _register_worker()
+    assert [each["code"] for each in cli.json("why", job_id)["reasons"]] == ["retry_later", "no_handler"]
+    assert "worker worker-1 took it, and has no task work" in cli.run("why", job_id)
 
 
 def test_the_place_in_line_counts_what_goes_first(cli: Cli) -> None:

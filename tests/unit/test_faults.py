@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import timeit
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,10 +14,8 @@ from holdfast import ConfigError, Settings, Unavailable, faults
 
 
 @pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    for name in faults.POINTS:
-        faults.disarm(name)
+def disarmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "_armed", {})
 
 
 @pytest.mark.parametrize(

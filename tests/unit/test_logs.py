@@ -93,6 +93,11 @@ def _said(say: Callable[[], object], **arguments: object) -> list[dict[str, Any]
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
+def test_a_dead_jobs_pretty_line_says_where_its_traceback_is() -> None:
+    (line,) = _written(_sample(JobDead), log_format="pretty")
+    assert line.endswith("see='holdfast show text'")
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_each_event_is_one_json_line_with_its_fields(kind: type[Event]) -> None:
     (line,) = _written(_sample(kind))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast import Dead, Holdfast, JobFailed, Retry, RetryAfter, Snooze
-from holdfast.events import JobDead, JobReleased
+from holdfast.events import JobDead, JobReleased, TaskUnknown
 from holdfast.events import JobFailed as AttemptFailed
 from holdfast.job import instant
 from holdfast.testing import NotIdle
@@ -211,6 +211,24 @@ async def test_an_unknown_task(app: Holdfast, setting: str, state: str) -> None:
         dead = await job.job()
     assert dead.state == "dead"
     assert dead.reason == ("budget" if setting == "retry" else "no_handler")
+
+
+async def test_an_unknown_task_is_warned_of_once_with_what_may_have_been_meant(app: Holdfast) -> None:
+    events = Recorder(app)
+
+    @app.task("mail.send")
+    async def send() -> None: ...
+
+    async with harness(app, unknown_task="dead") as harnessed:
+        first, _, other = [await app.enqueue(name) for name in ("mail.sent", "mail.sent", "elsewhere.only")]
+        await harnessed.run_until_idle()
+        assert ((await first.job()).error or "").endswith("(registered: mail.send); did you mean mail.send?")
+        assert ((await other.job()).error or "").endswith("(registered: mail.send)")
+    told = {event.job_type: event for event in events.of(TaskUnknown)}
+    assert len(events.of(TaskUnknown)) == 2
+    assert told["mail.sent"].remedy.endswith("; did you mean mail.send?")
+    assert "a queue of its own" in told["elsewhere.only"].remedy
+    assert (told["elsewhere.only"].job_id, told["elsewhere.only"].queue) == (other.id, "default")
 
 
 async def test_a_payload_that_does_not_fit_is_dead_until_replayed_with_another(app: Holdfast) -> None:

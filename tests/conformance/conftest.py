@@ -11,7 +11,8 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.store import Store
-from tests.conformance.support import STORES, Opener
+from tests.conformance.support import Opener
+from tests.support.stores import STORES, stores_of
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -36,12 +37,22 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=sorted(STORES))
-def opener(
-    request: pytest.FixtureRequest, runner: asyncio.Runner, clock: ManualClock, tmp_path: Path
-) -> Iterator[Opener]:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "home" in metafunc.fixturenames:
+        metafunc.parametrize("home", stores_of(metafunc.module.__name__.rpartition(".")[2]), indirect=True)
+
+
+@pytest.fixture
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty database."""
+    with STORES[request.param](tmp_path) as url:
+        yield url
+
+
+@pytest.fixture
+def opener(runner: asyncio.Runner, clock: ManualClock, home: str) -> Iterator[Opener]:
     """``await opener()``: one more store object on the test's database."""
-    opener = Opener(STORES[request.param], tmp_path, clock)
+    opener = Opener(home, clock)
     yield opener
     runner.run(opener.close())
 

@@ -1,11 +1,10 @@
-"""What the conformance suite says often: which stores there are, and the verbs with the defaults most tests want."""
+"""What the conformance suite says often: the verbs of a store with the defaults most tests want."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from holdfast.clock import ManualClock
@@ -27,17 +26,6 @@ from holdfast.lifecycle import Lost, decide
 from holdfast.store import Store
 from holdfast.stores import open_store
 
-Factory = Callable[[Path, Callable[[], int] | None], Store]
-"""From a directory of its own and a clock (None: the real one) to a store object, not opened yet."""
-
-
-def sqlite(folder: Path, now: Callable[[], int] | None) -> Store:
-    return open_store(f"sqlite:///{folder}/holdfast.db", now=now)
-
-
-STORES: dict[str, Factory] = {"sqlite": sqlite}
-"""Every store there is. A new one gets a line here and has to pass everything in this folder."""
-
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 LEASE = timedelta(seconds=30)
@@ -47,9 +35,8 @@ WORKER = "worker-1"
 class Opener:
     """Opens any number of store objects on one database, as so many processes would."""
 
-    def __init__(self, factory: Factory, folder: Path, clock: ManualClock) -> None:
-        self._factory = factory
-        self.folder = folder
+    def __init__(self, url: str, clock: ManualClock) -> None:
+        self._url = url
         self._clock = clock
         self._opened: list[Store] = []
 
@@ -59,7 +46,7 @@ class Opener:
         return store
 
     def unopened(self) -> Store:
-        store = self._factory(self.folder, self._clock)
+        store = open_store(self._url, now=self._clock)
         self._opened.append(store)
         return store
 

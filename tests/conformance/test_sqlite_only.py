@@ -23,15 +23,15 @@ from holdfast.job import Finding, JobFilter, JobState
 from holdfast.store import Store
 from holdfast.stores import open_store
 from holdfast.stores.sqlite import care
-from tests.conformance.support import Opener, new_job, put, sqlite, state_of, take_ids
+from tests.conformance.support import Opener, new_job, put, state_of, take_ids
 
 NOBODY = 65534
 
 
 @pytest.fixture
-def opener(clock: ManualClock, tmp_path: Path) -> Opener:
+def opener(clock: ManualClock, home: str) -> Opener:
     """The SQLite store alone, closed by each test's own end."""
-    return Opener(sqlite, tmp_path, clock)
+    return Opener(home, clock)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,8 +25,9 @@ from holdfast.clock import ManualClock
 from holdfast.job import MICROSECOND, Claim, JobFilter, JobState, Lease, NewJob, Pulse, Reason, Settlement, new_id
 from holdfast.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded, decide
 from holdfast.store import EVERY_QUEUE
-from tests.conformance.support import STORES, Factory
+from holdfast.stores import open_store
 from tests.model.model import Model, ModelJob, crash_reason, reachable
+from tests.support.stores import STORES, Home
 
 T = TypeVar("T")
 
@@ -73,14 +75,15 @@ class _FiveSeconds:
 class StoreMachine(RuleBasedStateMachine):
     """One store and its model; subclassed for each store there is."""
 
-    factory: Factory
+    home: Home
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
         self.model = Model()
-        self.folder = tempfile.TemporaryDirectory()
-        self.store = type(self).factory(Path(self.folder.name), self.clock)
+        self.lent = ExitStack()
+        folder = Path(self.lent.enter_context(tempfile.TemporaryDirectory()))
+        self.store = open_store(self.lent.enter_context(type(self).home(folder)), now=self.clock)
         self.call(self.store.open())
         self.states: dict[str, JobState] = {}
         self.claims: dict[str, int] = {}
@@ -88,7 +91,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.call(self.store.close())
-        self.folder.cleanup()
+        self.lent.close()
 
     def call(self, call: Coroutine[Any, Any, T]) -> T:
         return self.store.blocking(call)
@@ -390,8 +393,8 @@ class StoreMachine(RuleBasedStateMachine):
             assert all(record.reason in set(Reason) for record in records)
 
 
-def _test_case(name: str, factory: Factory) -> type:
-    machine = type(f"{name}_machine", (StoreMachine,), {"factory": staticmethod(factory)})
+def _test_case(name: str, home: Home) -> type:
+    machine = type(f"{name}_machine", (StoreMachine,), {"home": staticmethod(home)})
     case: type = machine.TestCase  # type: ignore[attr-defined]  # Hypothesis makes it
     case.settings = settings(  # type: ignore[attr-defined]  # Hypothesis reads it
         max_examples=EXAMPLES,
@@ -404,5 +407,5 @@ def _test_case(name: str, factory: Factory) -> type:
     return case
 
 
-for _name, _factory in STORES.items():
-    globals()[f"Test_{_name}"] = _test_case(_name, _factory)
+for _name, _home in STORES.items():
+    globals()[f"Test_{_name}"] = _test_case(_name, _home)

@@ -1,0 +1,40 @@
+"""Where a store may be. A test that holds for every store runs once for each of STORES; a new one gets a line there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from tests.support import postgres
+
+Home = Callable[[Path], AbstractContextManager[str]]
+"""From a folder of the test's own to the URL of an empty store that is the test's own too, and goes with it."""
+
+
+@contextmanager
+def sqlite_file(folder: Path) -> Iterator[str]:
+    """``holdfast.db`` in the folder, not there yet."""
+    yield f"sqlite:///{folder}/holdfast.db"
+
+
+def postgres_schema(major: int) -> Home:
+    """A schema, not there yet, on the server that the tests of this process share."""
+
+    @contextmanager
+    def home(folder: Path) -> Iterator[str]:
+        server = postgres.shared(major)
+        with server.fresh_schema() as schema:
+            yield server.url(schema=schema)
+
+    return home
+
+
+STORES: dict[str, Home] = {"sqlite": sqlite_file}
+"""Every store there is, by the name that tests of it alone have in the names of their files."""
+
+
+def stores_of(file: str) -> list[str]:
+    """The stores that the tests in a file of this name run on: those it names (``test_plans_sqlite``), or all."""
+    named = [name for name in STORES if name in file.split("_")]
+    return named or list(STORES)

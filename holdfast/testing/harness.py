@@ -98,7 +98,8 @@ class Harness:
 
     A handler that is to take time sleeps on ``harness.clock``. One that is busy in real time (a thread, a process,
     ``asyncio.sleep``) is waited for ``patience`` real seconds, once, before manual time goes on without it.
-    Further arguments are settings: ``Harness(app, concurrency=1)``.
+    Further arguments are settings: ``Harness(app, concurrency=1)``. The store is a new SQLite file; another is the
+    test's own affair: ``Harness(app, url=…)`` expects an empty one and leaves it as it is in the end.
     """
 
     def __init__(self, app: Holdfast, *, patience: float = 1.0, **settings: Any) -> None:

@@ -17,11 +17,11 @@ from holdfast.portal import drive
 def lent(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> Iterator[None]:
     """Inside, ``app`` has a store that nobody else knows, settings ``changed`` as said, and these other attributes.
 
-    Afterwards it is as it was before, and that store is gone.
+    Afterwards it is as it was before, and that store is gone: a file of its own, unless ``changed`` has a ``url``.
     """
     before = dict(vars(app))
     with tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder:
-        settings = app.settings.but(url=f"sqlite:///{Path(folder) / 'jobs.db'}", **changed)
+        settings = app.settings.but(**{"url": f"sqlite:///{Path(folder) / 'jobs.db'}", **changed})
         submitter = Submitter(app.opened, lambda: settings, app.events)
         vars(app).update({"settings": settings, "_store": None, "_submitter": submitter, **others})
         try:

@@ -32,9 +32,11 @@ def postgres_schema(major: int) -> Home:
 
 STORES: dict[str, Home] = {"sqlite": sqlite_file}
 """Every store there is, by the name that tests of it alone have in the names of their files."""
+OLDER: frozenset[str] = frozenset()
+"""Of them, the older versions: conformance alone is tested on each of these."""
 
 
-def stores_of(file: str) -> list[str]:
+def stores_of(file: str, *, older: bool = True) -> list[str]:
     """The stores that the tests in a file of this name run on: those it names (``test_plans_sqlite``), or all."""
     named = [name for name in STORES if name in file.split("_")]
-    return named or list(STORES)
+    return [name for name in named or STORES if older or name not in OLDER]

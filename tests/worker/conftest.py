@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast import Holdfast
+from tests.support.stores import STORES, stores_of
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -21,7 +23,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "home" in metafunc.fixturenames:
+        names = stores_of(metafunc.module.__name__.rpartition(".")[2], older=False)
+        metafunc.parametrize("home", names, indirect=True)
+
+
 @pytest.fixture
-def app(tmp_path: Path) -> Holdfast:
-    """An application with no task yet; its settings file would be in the test's own folder."""
-    return Holdfast(f"sqlite:///{tmp_path}/unused.db")
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty database."""
+    with STORES[request.param](tmp_path) as url:
+        yield url
+
+
+@pytest.fixture
+def app(home: str) -> Holdfast:
+    """An application with no task yet and an empty database; its settings file would be in the test's own folder."""
+    return Holdfast(home)

@@ -20,7 +20,8 @@ PATIENCE = 0.02
 
 
 def harness(app: Holdfast, **settings: Any) -> Harness:
-    return Harness(app, patience=settings.pop("patience", PATIENCE), **settings)
+    """A harness on the application's own store, which the test has for itself."""
+    return Harness(app, **{"url": app.settings.url, "patience": PATIENCE, **settings})
 
 
 class Recorder:

@@ -1,13 +1,16 @@
 """Blocking callers: one way in, and no second copy of anything.
 
 Everything in Holdfast is written once, as coroutines. A caller without an event loop has them run the way its store
-says (``Store.blocking``): ``drive`` runs a coroutine that never waits for a loop to its end in the calling thread.
+says (``Store.blocking``): ``drive`` runs a coroutine that never waits for a loop to its end in the calling thread, a
+``Portal`` runs any coroutine on an event loop in a thread of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import atexit
+import threading
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from holdfast.errors import HoldfastError
@@ -24,6 +27,38 @@ def drive(call: Coroutine[Any, Any, T]) -> T:
         return result
     call.close()
     raise HoldfastError("this call waits for an event loop and cannot be driven in the calling thread")
+
+
+_AT_EXIT = 2.0  # seconds the last words of a portal may take
+
+
+class Portal:
+    """An event loop in a daemon thread, for callers without one."""
+
+    def __init__(self, *, at_exit: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """``at_exit`` is run on the loop when the process ends."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-portal", daemon=True)
+        self._thread.start()
+        self._at_exit = at_exit
+        atexit.register(self._say_goodbye)
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """What ``call`` returns or raises. Interrupted, it is cancelled."""
+        running = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()
+            raise
+
+    def is_here(self) -> bool:
+        """Whether the caller runs on this portal's loop."""
+        return running_loop() is self._loop
+
+    def _say_goodbye(self) -> None:
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._at_exit(), self._loop).result(timeout=_AT_EXIT)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

@@ -17,13 +17,23 @@ __all__ = ["missing_file", "open_store", "submit_within"]
 def open_store(url: str, *, now: Callable[[], int] | None = None) -> Store:
     """The store behind ``url``, not yet opened. ``now`` replaces the store's clock; only tests give one.
 
-    ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` name a file.
+    ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` name a file, ``postgresql://user@host/db`` a database.
     """
     scheme = urlsplit(url).scheme
     if scheme == "sqlite":
         return SQLiteStore(_sqlite_path(url), now=now)
-    known = "sqlite:///file.db"
+    if scheme in ("postgresql", "postgres"):
+        return _postgres(url, now)
+    known = "sqlite:///file.db or postgresql://user@host/database"
     raise ConfigError(f"url: the scheme {scheme!r} is not known; give {known}")
+
+
+def _postgres(url: str, now: Callable[[], int] | None) -> Store:
+    try:
+        from holdfast.stores.postgres.store import PostgresStore
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"url: PostgreSQL needs {error.name}; pip install 'holdfast[postgres]'") from error
+    return PostgresStore(url, now=now)
 
 
 def missing_file(url: str) -> str | None:

@@ -6,7 +6,7 @@ import re
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
-_PART = re.compile(r"^-- (name|fragment): (\w+)$", re.MULTILINE)
+_PART = re.compile(r"^-- (name|own|fragment): (\w+)$", re.MULTILINE)
 _INCLUDE = re.compile(r"-- include: (\w+)$", re.MULTILINE)
 _NUMBERED = re.compile(r"^(\d{4})_\w+\.sql$")
 
@@ -18,9 +18,15 @@ class Migration(NamedTuple):
     name: str
     script: str
 
+    @property
+    def expands(self) -> bool:
+        """Whether it only adds, so that the version before keeps working: its first line says ``-- expand``."""
+        return self.script.startswith("-- expand")
+
 
 def load_statements(source: Traversable) -> dict[str, str]:
-    """The statements of a file by name: a line ``-- name: claim`` starts one.
+    """The statements of a file by name: a line ``-- name: claim`` starts one, ``-- own: claim`` one that no other store
+    has.
 
     A line ``-- fragment: shown`` starts what several statements have in common; ``-- include: shown``, at
     the end of a line, stands for it.

@@ -2,7 +2,8 @@
 -- statement (and lets go of the interpreter lock once, not once a row). `+column` keeps the planner off an index that
 -- looks selective while few rows are in that state (PERFORMANCE lesson 10). No clock function: :now is a parameter.
 
--- A fragment is no statement: it stands, once, for what several have in common.
+-- A name stands for the same work in every SQL store; what only this one needs is its own. A fragment is no statement: it
+-- stands, once, for what several have in common.
 
 -- fragment: shown
 -- A job as a reader sees it: the fields of holdfast.job.Job in their order.
@@ -33,12 +34,12 @@ json_group_array(seq), json_group_array(json_array(
   and (:created_after is null or j.created_at > :created_after)
   and (:created_before is null or j.created_at < :created_before)
 
--- name: insert_job
+-- own: insert_job
 insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do nothing;
 
--- name: insert_keyed_job
+-- own: insert_keyed_job
 -- Only if the key was won (or is this very job's already).
 insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options)
 select ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11
@@ -46,30 +47,30 @@ where (select job_id from holdfast_key where key = ?12) = ?1
 on conflict (id) do nothing
 returning id;
 
--- name: insert_single_job
+-- own: insert_single_job
 insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do nothing
 returning id;
 
--- name: insert_payload
+-- own: insert_payload
 -- changes(): only if the insert just before created the job; a resubmission adds nothing.
 insert into holdfast_payload (seq, payload)
 select seq, ?2 from holdfast_job where id = ?1 and payload is null and changes() > 0
 on conflict (seq) do nothing;
 
--- name: insert_tag
+-- own: insert_tag
 insert into holdfast_tag (tag, seq)
 select ?2, seq from holdfast_job where id = ?1 and changes() > 0
 on conflict do nothing;
 
--- name: take_key
+-- own: take_key
 -- A key is free once its job's row is gone and its own lifetime is over.
 insert into holdfast_key (key, job_id, keep_until) values (?1, ?2, ?3)
 on conflict (key) do update set job_id = excluded.job_id, keep_until = excluded.keep_until
 where coalesce(keep_until, 0) <= ?4 and not exists (select 1 from holdfast_job where id = holdfast_key.job_id);
 
--- name: mark_keyed
+-- own: mark_keyed
 -- A known id submitted with a key: the key is this job's, and goes when it goes.
 update holdfast_job set keyed = 1
 where id = ?1 and keyed = 0 and (select job_id from holdfast_key where key = ?2) = ?1;
@@ -77,10 +78,10 @@ where id = ?1 and keyed = 0 and (select job_id from holdfast_key where key = ?2)
 -- name: key_owner
 select job_id from holdfast_key where key = ?;
 
--- name: paused_queues
+-- own: paused_queues
 select name from holdfast_queue where paused;
 
--- name: next_ready_queue
+-- own: next_ready_queue
 -- The first queue after :after with something to take: one index seek, however many queues there are.
 select min(queue) from (
     select min(queue) as queue from holdfast_job where state = 0 and losses = 0 and queue > :after
@@ -90,18 +91,18 @@ select min(queue) from (
     select min(queue) as queue from holdfast_job where state = 0 and losses > 1 and queue > :after
 );
 
--- name: any_ready
+-- own: any_ready
 select exists (select 1 from holdfast_job where state = 0 and losses = 0 and queue = :queue)
     or exists (select 1 from holdfast_job where state = 0 and losses = 1 and queue = :queue)
     or exists (select 1 from holdfast_job where state = 0 and losses > 1 and queue = :queue);
 
--- name: any_due
+-- own: any_due
 select exists (select 1 from holdfast_job where state in (1, 3) and queue = :queue and run_at <= :now);
 
--- name: any_due_anywhere
+-- own: any_due_anywhere
 select exists (select 1 from holdfast_job where state in (1, 3) and run_at <= :now);
 
--- name: promote_queue
+-- own: promote_queue
 update holdfast_job set state = 0
 where seq in (
     select seq from holdfast_job where state in (1, 3) and queue = :queue and run_at <= :now order by run_at limit :limit
@@ -112,13 +113,13 @@ update holdfast_job set state = 0
 where seq in (select seq from holdfast_job where state in (1, 3) and run_at <= :now order by run_at limit :limit)
 returning queue;
 
--- name: next_due
+-- own: next_due
 select min(run_at) from holdfast_job where state in (1, 3) and queue = :queue;
 
--- name: next_due_anywhere
+-- own: next_due_anywhere
 select min(run_at) from holdfast_job where state in (1, 3);
 
--- name: pick_ready
+-- own: pick_ready
 select -- include: claimed
 from (
     select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
@@ -126,7 +127,7 @@ from (
     order by rank, run_at, seq limit :limit
 ) picked;
 
--- name: pick_suspect
+-- own: pick_suspect
 -- Lost its last lease. Not before a job of higher priority.
 select -- include: claimed
 from (
@@ -136,7 +137,7 @@ from (
     order by rank, run_at, seq limit :limit
 ) picked;
 
--- name: pick_quarantined
+-- own: pick_quarantined
 -- Lost two leases in a row: to be run alone.
 select -- include: claimed
 from (
@@ -145,10 +146,10 @@ from (
     order by rank, run_at, seq limit :limit
 ) picked;
 
--- name: any_quarantined
+-- own: any_quarantined
 select exists (select 1 from holdfast_job where state = 0 and losses > 1 and queue = :queue);
 
--- name: pick_only
+-- own: pick_only
 select -- include: claimed
 from (
     select j.seq, j.id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
@@ -158,11 +159,11 @@ from (
     order by rank, run_at, j.seq limit :limit
 ) picked;
 
--- name: promote_only
+-- own: promote_only
 update holdfast_job set state = 0
 where id in (select value from json_each(:ids)) and +state in (1, 3) and +run_at <= :now;
 
--- name: take
+-- own: take
 update holdfast_job
 set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, lease_until = :until, started_at = :now
 where seq in (select value from json_each(:seqs));
@@ -181,7 +182,7 @@ from json_each(:settlements) d
 where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
   and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now;
 
--- name: settle_one
+-- own: settle_one
 -- What is no ending (:state < 5) becomes one when a cancellation was asked for: only this write can see the flag.
 update holdfast_job
 set state = case when cancelling and :state < 5 then 7 else :state end,
@@ -197,27 +198,27 @@ set state = case when cancelling and :state < 5 then 7 else :state end,
 where id = :id and +claims = :claims and +state = 2 and (+lease_until <= :now) = :expired
 returning seq, state, run_at, started_at, attempts, worker, queue;
 
--- name: standing
+-- own: standing
 select state, run_at from holdfast_job where id = :id;
 
--- name: insert_attempt
+-- own: insert_attempt
 insert into holdfast_attempt (job_seq, claims, attempt, worker, started_at, ended_at, state, reason, error, traceback)
 values (:seq, :claims, :attempt, :worker, :started_at, :now, :state, :reason, :error, :traceback)
 on conflict do nothing;
 
--- name: extend_leases
+-- own: extend_leases
 update holdfast_job set lease_until = :until
 from json_each(:leases) d
 where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
   and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now;
 
--- name: standing_leases
+-- own: standing_leases
 select j.lease_until, j.cancelling
 from json_each(:leases) d
 left join holdfast_job j on j.id = d.value ->> 0 and +j.claims = d.value ->> 1 and +j.state = 2
 order by d.key;
 
--- name: upsert_worker
+-- own: upsert_worker
 insert into holdfast_worker
     (id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until)
 values
@@ -282,10 +283,10 @@ set state = 0, attempts = 0, losses = 0, reason = null, error = null, result = n
 where id in (select value from json_each(:ids)) and (+state in (3, 6, 7) or (:force and +state = 5))
 returning id, queue;
 
--- name: drop_payload
+-- own: drop_payload
 delete from holdfast_payload where seq = (select seq from holdfast_job where id = :id);
 
--- name: clear_inline_payload
+-- own: clear_inline_payload
 update holdfast_job set payload = null where id = :id;
 
 -- name: deletable

@@ -1,0 +1,406 @@
+"""The hot path: submit, claim, settle, beat. Each is one statement, but for due jobs and the rare ways to fail."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.job import (
+    TERMINAL,
+    Beat,
+    Claim,
+    Held,
+    Job,
+    JobState,
+    Lease,
+    NewJob,
+    Order,
+    Pulse,
+    Settled,
+    Settlement,
+    Submitted,
+)
+from holdfast.store import EVERY_QUEUE
+from holdfast.stores.postgres.cursors import START, Cursors, Place
+from holdfast.stores.postgres.links import Links, Rows
+from holdfast.stores.postgres.news import News
+from holdfast.stores.postgres.rows import (
+    STATES,
+    claimed_job,
+    job_columns,
+    key_columns,
+    settlement_columns,
+    span_us,
+    text_or_none,
+    to_text,
+)
+from holdfast.stores.postgres.statements import Query
+
+PROMOTE_MOST = 1000
+"""Due jobs made ready by one claim; more are made ready by the next."""
+_QUEUES_MOST = 32  # queues that one statement looks into
+_REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed
+_SHOWN = 13  # columns of a claimed job, its place in the order included
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a claim asks for."""
+
+    worker: str
+    wants: Mapping[str, int]
+    limit: int
+    lease_for: timedelta
+    suspects: int
+    alone: bool
+    only: Sequence[str] | None
+    promote: bool
+
+
+class Hot:
+    """The verbs, over the store's named statements."""
+
+    def __init__(self, links: Links, news: News, statements: Mapping[str, Query]) -> None:
+        self._links = links
+        self._news = news
+        self._sql = statements
+        self._cursors = Cursors()
+        self._known: list[str] = []  # queues that may have ready jobs, in their order
+        self._known_at = -_REFRESH
+        self._served = ""  # the queue a claim of every queue served last
+        self._doubtful: set[tuple[str, int]] = set()  # leases whose settlement was sent and never answered
+        news.on_queue = self.ready
+
+    def ready(self, queue: str) -> None:
+        """Something became ready in this queue ("*": in some queue)."""
+        if queue == EVERY_QUEUE:
+            self._known_at = -_REFRESH
+            return
+        self._cursors.news(queue)
+        place = bisect_right(self._known, queue)
+        if not place or self._known[place - 1] != queue:
+            self._known.insert(place, queue)
+
+    def _tell(self, queues: Iterable[str], ended: Sequence[str] = ()) -> None:
+        topics = set()
+        for queue in queues:
+            self.ready(queue)
+            topics.add(f"queue:{queue}")
+        self._news.tell(topics, ended)
+
+    # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Insert the batch in one statement."""
+        doubts: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
+        plain = not any(job.key is not None or (job.options is not None and job.options.tags) for job in jobs)
+        columns = job_columns(jobs)
+        if plain:
+            rows = await self._links.fetch(self._sql["insert_jobs"], doubt=lambda: doubts.append(True), **columns)
+            answers = _created(jobs, rows)
+        else:
+            columns |= key_columns(jobs)
+            rows = await self._links.fetch(self._sql["insert_keyed_jobs"], doubt=lambda: doubts.append(True), **columns)
+            answers = [Submitted(job_id, created) for _, job_id, created in sorted(rows, key=lambda row: row[0])]
+        if doubts:
+            answers = [
+                Submitted(answer.job_id, answer.created or answer.job_id == job.id)
+                for job, answer in zip(jobs, answers, strict=True)
+            ]
+        self._tell({job.queue for job, answer in zip(jobs, answers, strict=True) if answer.created})
+        return answers
+
+    # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
+    async def claim(self, wish: Wish) -> Claim:
+        """Make due jobs ready, take what is wanted, say when the next falls due."""
+        wants = {queue: slots for queue, slots in wish.wants.items() if slots > 0}
+        if wish.only is not None:
+            return await self._claim_delivered(wish, wants)
+        if wish.alone:
+            return await self._claim_quarantined(wish, wants)
+        claiming = _Claiming(wish, wants)
+        await self._claim_from(claiming, self._turn(claiming))
+        if EVERY_QUEUE in wants and (not claiming.full or self._stale):
+            tried = set(claiming.tried)
+            await self._refresh()
+            if not claiming.full:
+                await self._claim_from(claiming, [queue for queue in self._turn(claiming) if queue not in tried])
+        return claiming.claim()
+
+    def _turn(self, claiming: _Claiming) -> list[str]:
+        """The queues to try in the order of their turn: those named, and after them all others for the star."""
+        named = sorted(queue for queue in claiming.wants if queue != EVERY_QUEUE)
+        others = []
+        if EVERY_QUEUE in claiming.wants:
+            others = [queue for queue in self._known if queue not in claiming.wish.wants]
+        after, after_others = bisect_right(named, self._served), bisect_right(others, self._served)
+        return named[after:] + named[:after] + others[after_others:] + others[:after_others]
+
+    async def _claim_from(self, claiming: _Claiming, queues: list[str]) -> None:
+        """Take from these queues until the claim is full. Without any, still look for what falls due."""
+        for first in range(0, max(1, len(queues)), _QUEUES_MOST):
+            batch = queues[first : first + _QUEUES_MOST]
+            if claiming.full or (not batch and claiming.looked):
+                return
+            if await self._claim_batch(claiming, batch):
+                claiming.promoted += await self._promote(claiming)
+                claiming.promote, claiming.due_in = False, None
+                await self._claim_batch(claiming, batch)
+
+    async def _claim_batch(self, claiming: _Claiming, queues: list[str]) -> bool:
+        """One statement; whether it held back because something is due."""
+        wish = claiming.wish
+        slots = [claiming.slots(queue) for queue in queues]
+        places = [self._cursors.place(queue) for queue in queues]
+        begun = time.monotonic()
+        rows = await self._links.fetch(
+            self._sql["claim"],
+            queues=queues,
+            slots=slots,
+            ranks=[place.rank for place in places],
+            run_ats=[place.run_at for place in places],
+            seqs=[place.seq for place in places],
+            anywhere=EVERY_QUEUE in claiming.wants,
+            promote=claiming.promote,
+            suspects=max(0, claiming.suspects),
+            limit=wish.limit - len(claiming.jobs),
+            worker=wish.worker,
+            lease_for=span_us(wish.lease_for),
+        )
+        seconds = time.monotonic() - begun
+        due, due_in, until, quarantined = rows[0][_SHOWN:]
+        claiming.looked = True
+        claiming.tried += queues
+        claiming.quarantined = claiming.quarantined or quarantined
+        claiming.until_us = until
+        claiming.fall_due(due_in)
+        taken = [] if rows[0][0] is None else rows
+        jobs = await self._readable(taken)
+        claiming.take(jobs)
+        self._remember(queues, slots, places, taken, seconds)
+        if not due and not taken and any(place != START for place in places):
+            return await self._claim_batch(claiming, queues)  # behind the cursors there is nothing: from the start
+        return bool(due)
+
+    def _remember(self, queues: list[str], slots: list[int], places: list[Place], taken: Rows, seconds: float) -> None:
+        last: dict[str, Any] = {}
+        number: dict[str, int] = {}
+        for row in taken:
+            if row[8] == 0:  # suspects come from an index of their own
+                last[row[2]] = row
+                number[row[2]] = number.get(row[2], 0) + 1
+        for queue, room, begun in zip(queues, slots, places, strict=True):
+            row = last.get(queue)
+            place = None if row is None else Place(-row[7], row[9], row[12])
+            full = number.get(queue, 0) >= room
+            self._cursors.claimed(queue, begun, place, full=full, number=number.get(queue, 0), seconds=seconds)
+        if taken:
+            self._served = taken[-1][2]
+
+    async def _promote(self, claiming: _Claiming) -> int:
+        if EVERY_QUEUE in claiming.wants:
+            rows = await self._links.fetch(self._sql["promote_anywhere"], limit=PROMOTE_MOST)
+        else:
+            rows = await self._links.fetch(self._sql["promote_queues"], queues=list(claiming.wants), limit=PROMOTE_MOST)
+        for queue in {row[0] for row in rows}:
+            self.ready(queue)
+        return len(rows)
+
+    @property
+    def _stale(self) -> bool:
+        return time.monotonic() - self._known_at > _REFRESH
+
+    async def _refresh(self) -> None:
+        rows = await self._links.fetch(self._sql["ready_queues"])
+        self._known = [queue for (queue,) in rows]
+        self._known_at = time.monotonic()
+
+    async def _claim_quarantined(self, wish: Wish, wants: Mapping[str, int]) -> Claim:
+        queues = [queue for queue in wants if queue != EVERY_QUEUE]
+        if EVERY_QUEUE in wants:
+            await self._refresh()
+            queues += [queue for queue in self._known if queue not in wish.wants]
+        rows = await self._links.fetch(
+            self._sql["claim_quarantined"], queues=queues, worker=wish.worker, lease_for=span_us(wish.lease_for)
+        )
+        return Claim(jobs=await self._readable(rows), lease_until_us=rows[0][_SHOWN] if rows else None)
+
+    async def _claim_delivered(self, wish: Wish, wants: Mapping[str, int]) -> Claim:
+        ids = list(dict.fromkeys(wish.only or ()))
+        if wish.promote:
+            await self._links.fetch(self._sql["promote_delivered"], ids=sorted(ids))
+        jobs: list[Job] = []
+        until = None
+        for queue, slots in wants.items():
+            every = queue == EVERY_QUEUE
+            rows = await self._links.fetch(
+                self._sql["claim_delivered"],
+                ids=ids,
+                queue=None if every else queue,
+                excluded=sorted(wish.wants) if every else [],
+                most=1 << 30 if wish.alone else min(1, wish.suspects),
+                limit=min(slots, (1 if wish.alone else wish.limit) - len(jobs)),
+                worker=wish.worker,
+                lease_for=span_us(wish.lease_for),
+            )
+            until = rows[0][_SHOWN] if rows else until
+            jobs += await self._readable(rows)
+        return Claim(jobs=jobs, refused=len(wish.only or ()) - len(jobs), lease_until_us=until)
+
+    async def _readable(self, rows: Rows) -> list[Job]:
+        """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
+        try:
+            return [claimed_job(row) for row in rows]
+        except msgspec.MsgspecError:
+            jobs = []
+            for row in rows:
+                try:
+                    jobs.append(claimed_job(row))
+                except msgspec.MsgspecError as error:
+                    text = to_text(f"the stored job cannot be read: {error}")
+                    await self._links.fetch(self._sql["bury"], id=row[0], error=text)
+            return jobs
+
+    # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        """Successes in one statement, everything else in another; what neither took is told where it stands."""
+        first = {(each.job_id, each.claims, each.expired): place for place, each in reversed([*enumerate(settlements)])}
+        order = sorted(first.values(), key=lambda place: settlements[place].job_id)  # all writers lock in this order
+        simple = [n for n in order if settlements[n].state is JobState.SUCCEEDED and not settlements[n].expired]
+        rest = [n for n in order if not (settlements[n].state is JobState.SUCCEEDED and not settlements[n].expired)]
+        answers: dict[int, Settled] = {}
+        if simple:
+            await self._settle_simple(settlements, simple, answers)
+        if rest:
+            await self._settle_rest(settlements, rest, answers)
+        if len(answers) < len(settlements):
+            await self._stand(settlements, answers)
+        return [answers[place] for place in range(len(settlements))]
+
+    async def _settle_simple(
+        self, settlements: Sequence[Settlement], places: list[int], answers: dict[int, Settled]
+    ) -> None:
+        batch = [settlements[place] for place in places]
+        rows = await self._links.fetch(
+            self._sql["settle_succeeded"],
+            doubt=lambda: self._doubt(batch),
+            ids=[each.job_id for each in batch],
+            claims=[each.claims for each in batch],
+            results=[text_or_none(each.result) for each in batch],
+        )
+        accepted = {job_id for (job_id,) in rows} if len(rows) < len(batch) else None
+        ended = []
+        for place, each in zip(places, batch, strict=True):
+            if accepted is None or each.job_id in accepted:
+                ended.append(each.job_id)
+                answers[place] = Settled(each.job_id, each.claims, True, JobState.SUCCEEDED)
+        self._tell((), ended)
+
+    async def _settle_rest(
+        self, settlements: Sequence[Settlement], places: list[int], answers: dict[int, Settled]
+    ) -> None:
+        batch = [settlements[place] for place in places]
+        rows = await self._links.fetch(
+            self._sql["settle_rest"], doubt=lambda: self._doubt(batch), **settlement_columns(batch)
+        )
+        ended, queues = [], set()
+        for turn, code, run_at, queue in rows:
+            each, state = batch[turn - 1], STATES[code]
+            answers[places[turn - 1]] = Settled(each.job_id, each.claims, True, state, run_at)
+            if state in TERMINAL:
+                ended.append(each.job_id)
+            else:
+                queues.add(queue)
+        self._tell(queues, ended)
+
+    def _doubt(self, batch: Sequence[Settlement]) -> None:
+        self._doubtful.update((each.job_id, each.claims) for each in batch)
+
+    async def _stand(self, settlements: Sequence[Settlement], answers: dict[int, Settled]) -> None:
+        """What became of the jobs whose settlement was refused. One that was sent before, unanswered, and stands as it
+        asked for was accepted then."""
+        left = [place for place in range(len(settlements)) if place not in answers]
+        rows = await self._links.fetch(self._sql["states_of"], ids=sorted({settlements[n].job_id for n in left}))
+        states = {job_id: (STATES[code], claims) for job_id, code, claims in rows}
+        for place in left:
+            each = settlements[place]
+            state, claims = states.get(each.job_id, (None, None))
+            lease = (each.job_id, each.claims)
+            accepted = lease in self._doubtful and claims == each.claims and state is each.state
+            self._doubtful.discard(lease)
+            answers[place] = Settled(each.job_id, each.claims, accepted, state)
+
+    # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:
+        """Extend what is still held; what each lease has become."""
+        rows = await self._links.fetch(
+            self._sql["beat"],
+            ids=[lease.job_id for lease in leases],
+            claims=[lease.claims for lease in leases],
+            lease_for=span_us(lease_for),
+            **msgspec.structs.asdict(pulse),
+        )
+        held = [Held.LOST] * len(leases)
+        for _, turn, alive, cancelling in rows:
+            if alive:
+                held[turn - 1] = Held.CANCEL if cancelling else Held.HELD
+        return Beat(held=held, order=Order(rows[0][0]))
+
+
+class _Claiming:
+    """One claim's progress through its queues."""
+
+    def __init__(self, wish: Wish, wants: Mapping[str, int]) -> None:
+        self.wish = wish
+        self.wants = wants
+        self.suspects = wish.suspects
+        self.promote = wish.promote
+        self.jobs: list[Job] = []
+        self.tried: list[str] = []
+        self.promoted = 0
+        self.quarantined = False
+        self.looked = False
+        self.until_us: int | None = None
+        self.due_in: int | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether the claim has all it asked for."""
+        return len(self.jobs) >= self.wish.limit
+
+    def slots(self, queue: str) -> int:
+        """How many jobs of this queue are wanted."""
+        return self.wants.get(queue, self.wants.get(EVERY_QUEUE, 0))
+
+    def take(self, jobs: list[Job]) -> None:
+        self.jobs += jobs
+        self.suspects -= sum(1 for job in jobs if job.losses)
+
+    def fall_due(self, due_in: int | None) -> None:
+        """The next job of the queues just tried falls due in so many microseconds."""
+        if due_in is not None:
+            self.due_in = due_in if self.due_in is None else min(self.due_in, due_in)
+
+    def claim(self) -> Claim:
+        return Claim(
+            jobs=self.jobs,
+            promoted=self.promoted,
+            next_due=None if self.due_in is None else timedelta(microseconds=max(0, self.due_in)),
+            quarantined=self.quarantined,
+            lease_until_us=self.until_us,
+        )
+
+
+def _created(jobs: Sequence[NewJob], rows: Rows) -> list[Submitted]:
+    """Which of the jobs were stored: all of them, or those among the rows, each once."""
+    if len(rows) == len(jobs):
+        return [Submitted(job.id, True) for job in jobs]
+    new = {job_id for (job_id,) in rows}
+    answers = []
+    for job in jobs:
+        answers.append(Submitted(job.id, job.id in new))
+        new.discard(job.id)
+    return answers

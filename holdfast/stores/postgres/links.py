@@ -1,0 +1,260 @@
+"""Connections to PostgreSQL: opened within a deadline, retried with jitter, dropped at the first doubt.
+
+Every statement has a deadline on our side. A connection whose statement failed for any reason but a refusal by the
+server is never used again: a late answer must not reach the next caller. A call that finds the server away tries again
+for ``PATIENCE`` seconds, then raises Unavailable; whoever must go on for ever (the worker's services) calls again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+
+import asyncpg
+
+from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
+from holdfast.stores.postgres.statements import Query
+
+T = TypeVar("T")
+Connection: TypeAlias = Any  # asyncpg.Connection: the driver ships no types
+Rows: TypeAlias = list[Any]
+
+PATIENCE = 2.0  # seconds a call waits for a server that is away
+DEADLINE = 10.0  # seconds a statement may take
+_CONNECT = 3.0  # seconds until a host that does not answer is given up
+_BACKOFF, _BACKOFF_MOST = 0.02, 0.5  # seconds between tries, before jitter
+_CONFLICTS = 8  # times a deadlock or serialization failure is tried again
+
+_AWAY = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.ReadOnlySQLTransactionError,
+)
+_CONFLICT = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+_FULL = (asyncpg.InsufficientResourcesError, asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError)
+_REFUSED = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+)
+
+
+class Address(NamedTuple):
+    """Where the jobs are: what the URL says."""
+
+    dsn: str
+    schema: str
+    pooled: bool
+    """Behind a pooler in transaction mode: no prepared statements, no LISTEN; workers poll."""
+    shown: str
+    """The URL without its password."""
+
+
+def parse_url(url: str) -> Address:
+    """``postgresql://user@host:port,host:port/database?schema=holdfast&pooled=1``; other parameters are libpq's."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    schema = options.pop("schema", "holdfast")
+    if not schema.isascii() or not schema.replace("_", "a").isalnum() or schema[0].isdigit() or len(schema) > 48:
+        raise ConfigError(f"url: schema={schema!r} is not valid; give a name of ASCII letters, digits and _, up to 48")
+    pooled = options.pop("pooled", "0")
+    if pooled not in ("0", "1"):
+        raise ConfigError(f"url: pooled={pooled!r} is not valid; give 1 behind a pooler in transaction mode, else 0")
+    if "\0" in unquote(url):
+        raise ConfigError("url: it holds a NUL character; write it without")
+    said = {"schema": schema} if schema != "holdfast" else {}
+    said |= {"pooled": "1"} if pooled == "1" else {}
+    if options.get("password"):
+        raise ConfigError(
+            "url: give the password before the host (user:password@host) or as PGPASSWORD, not as a parameter"
+        )
+    dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(options), ""))
+    user, at, hosts = parts.netloc.rpartition("@")
+    name = quote(unquote(user.partition(":")[0]), safe="") + at
+    shown = urlunsplit(("postgresql", name + hosts, parts.path, urlencode(options | said), ""))
+    return Address(dsn, schema, pooled == "1", shown)
+
+
+class Links:
+    """The connections of one event loop: at most ``most``, made when they are needed."""
+
+    def __init__(self, address: Address, *, now: Callable[[], int] | None, most: int = 8) -> None:
+        self.address = address
+        self._now = now
+        self._idle: deque[Connection] = deque()
+        self._room = asyncio.Semaphore(most)
+        self._closed = False
+        self._busy: set[Connection] = set()
+
+    # ── connections ───────────────────────────────────────────────────────────────────────────────────────────
+    async def connect(self) -> Connection:
+        """A new connection, to the host that takes writes; an error of the driver if there is none."""
+        address = self.address
+        options: dict[str, Any] = {"statement_cache_size": 0} if address.pooled else {"server_settings": _SESSION}
+        try:
+            return await asyncpg.connect(
+                address.dsn,
+                timeout=_CONNECT,
+                command_timeout=DEADLINE,
+                target_session_attrs="read-write" if "," in address.dsn else "any",
+                **options,
+            )
+        except asyncpg.TargetServerAttributeNotMatched as error:
+            raise ConnectionError("no host of the URL takes writes") from error
+        except ValueError as error:
+            raise ConfigError(f"url: {error}") from error
+
+    @asynccontextmanager
+    async def _link(self) -> AsyncIterator[Connection]:
+        """A connection for one call. After any failure but a refusal by the server it is thrown away."""
+        async with self._room:
+            link = await self._taken()
+            self._busy.add(link)
+            try:
+                yield link
+            except asyncpg.PostgresError as error:
+                if isinstance(error, _AWAY) or self._closed:
+                    link.terminate()
+                    self._drop_idle()
+                else:
+                    self._give_back(link)
+                raise
+            except BaseException:
+                link.terminate()
+                raise
+            else:
+                self._give_back(link)
+            finally:
+                self._busy.discard(link)
+
+    async def _taken(self) -> Connection:
+        if self._closed:
+            raise HoldfastError("this store was closed meanwhile")
+        while self._idle:
+            link = self._idle.pop()
+            if not link.is_closed():
+                return link
+        return await self.connect()
+
+    def _give_back(self, link: Connection) -> None:
+        if self._closed:
+            link.terminate()
+        else:
+            self._idle.append(link)
+
+    def _drop_idle(self) -> None:
+        """The server has gone, or takes no more writes: so have these."""
+        while self._idle:
+            self._idle.pop().terminate()
+
+    async def close(self) -> None:
+        """Let go of every connection; calls under way fail."""
+        self._closed = True
+        while self._idle:
+            link = self._idle.pop()
+            try:
+                await link.close(timeout=1.0)
+            except _AWAY:
+                link.terminate()
+        for link in list(self._busy):
+            link.terminate()
+
+    def abandon(self) -> None:
+        """Forget the connections without a word to the server: their event loop has gone."""
+        self._closed = True
+        self._drop_idle()
+
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
+    async def fetch(self, query: Query, *, doubt: Callable[[], object] | None = None, **values: Any) -> Rows:
+        """The rows of one statement, as a transaction of its own."""
+        arguments = self._arguments(query, values)
+
+        async def once(link: Connection) -> Rows:
+            rows: Rows = await link.fetch(query.sql, *arguments)
+            return rows
+
+        return await self.call(once, doubt=doubt)
+
+    async def transaction(self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]]) -> T:
+        """Run ``work(fetch)`` in one transaction; it may run more than once."""
+
+        async def once(link: Connection) -> T:
+            async def fetch(query: Query, **values: Any) -> Rows:
+                rows: Rows = await link.fetch(query.sql, *self._arguments(query, values))
+                return rows
+
+            async with link.transaction():
+                return await work(fetch)
+
+        return await self.call(once)
+
+    def _arguments(self, query: Query, values: Mapping[str, Any]) -> list[Any]:
+        now = None if self._now is None else self._now()
+        return [now if name == "now" else values[name] for name in query.names]
+
+    async def call(self, once: Callable[[Connection], Awaitable[T]], *, doubt: Callable[[], object] | None = None) -> T:
+        """Run ``once`` on a connection, again while the server is away or others are in its way. ``doubt`` is told of
+        each failure after which nobody knows whether the server has done it."""
+        give_up = time.monotonic() + PATIENCE
+        conflicts, pause = 0, _BACKOFF
+        while True:
+            try:
+                async with self._link() as link:
+                    return await once(link)
+            except _CONFLICT as error:
+                conflicts += 1
+                if conflicts >= _CONFLICTS:
+                    raise Unavailable(f"{self._place()}: {_line(error)}; try again") from error
+                await asyncio.sleep(random.uniform(0, 0.01 * 2**conflicts))
+            except _AWAY as error:
+                if doubt is not None:
+                    doubt()
+                if time.monotonic() + pause > give_up or isinstance(error, TimeoutError):
+                    raise Unavailable(f"{self._place()} cannot be reached: {_line(error)}") from error
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(2 * pause, _BACKOFF_MOST)
+            except _FULL as error:
+                raise Unavailable(f"{self._place()}: {_line(error)}") from error
+            except _REFUSED as error:
+                raise ConfigError(
+                    f"{self._place()} refuses us: {_line(error)}; check the URL and its rights"
+                ) from error
+            except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.InvalidSchemaNameError) as error:
+                raise StoreMismatch(f"{self._place()}: {_line(error)}; run: holdfast migrate") from error
+            except (asyncpg.DataError, UnicodeEncodeError) as error:
+                raise Invalid("value", _line(error), "it does not fit into PostgreSQL") from error
+            except asyncpg.PostgresError as error:
+                raise HoldfastError(f"{self._place()}: {_line(error)}") from error
+
+    def _place(self) -> str:
+        return f"PostgreSQL at {urlsplit(self.address.shown).netloc.rpartition('@')[2] or 'its default place'}"
+
+
+# Every plan is made once, without the values: made for the first ones, it would rest on statistics of a moment when
+# nothing was running, and compare every row with every other (PERFORMANCE lesson 10).
+_SESSION = {
+    "application_name": "holdfast",
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+    "statement_timeout": "30s",
+    "idle_in_transaction_session_timeout": "30s",
+}
+
+
+def _line(error: BaseException) -> str:
+    """An error in one line."""
+    return " ".join(str(error).split()) or type(error).__name__

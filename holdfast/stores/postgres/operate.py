@@ -1,0 +1,176 @@
+"""Operating on jobs, queues and workers, bounded; and the upkeep anyone may do at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from holdfast.job import Job, JobFilter, JobState, Operated, Order
+from holdfast.stores.postgres.links import Links, Rows
+from holdfast.stores.postgres.news import News
+from holdfast.stores.postgres.rows import CODES, STATES, filter_parameters, shown_job, span_us, text_or_none
+from holdfast.stores.postgres.statements import Query
+
+_FORGOTTEN_AFTER = timedelta(days=1)
+"""How long a worker that fell silent is still listed."""
+
+Fetch = Callable[..., Awaitable[Rows]]
+
+
+class Chosen(NamedTuple):
+    """Jobs an operation is to try."""
+
+    ids: list[str]
+    more: bool  # whether more would match
+    values: Mapping[str, Any] | None  # of the filter that chose them; None: they were named
+
+
+def named(ids: Sequence[str], limit: int) -> Chosen:
+    """Jobs chosen by id."""
+    once = list(dict.fromkeys(ids))
+    return Chosen(once[:limit], len(once) > limit, None)
+
+
+class Operate:
+    """The verbs, over the store's named statements."""
+
+    def __init__(self, links: Links, news: News, statements: Mapping[str, Query], ready: Callable[[str], None]) -> None:
+        self._links = links
+        self._news = news
+        self._sql = statements
+        self._ready = ready
+
+    # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
+    async def cancel(self, chosen: Chosen) -> Operated:
+        """End what waits; flag what runs and tell its worker."""
+
+        async def work(fetch: Fetch) -> tuple[Operated, list[str], set[str]]:
+            ids = await self._standing(fetch, chosen)
+            unstarted = [row[0] for row in await fetch(self._sql["cancel_unstarted"], ids=ids)]
+            running = await fetch(self._sql["cancel_running"], ids=ids)
+            changed = dict.fromkeys(unstarted, JobState.CANCELLED)
+            changed |= {job_id: JobState.RUNNING for job_id, _ in running}
+            topics = {f"worker:{worker}" for _, worker in running}
+            return await self._operated(fetch, ids, changed, chosen.more), unstarted, topics
+
+        operated, ended, topics = await self._links.transaction(work)
+        self._news.tell(topics, ended)
+        return operated
+
+    async def replay(self, chosen: Chosen, *, force: bool, payload: str | None) -> Operated:
+        """Back to queued with a new budget."""
+
+        async def work(fetch: Fetch) -> tuple[Operated, set[str]]:
+            ids = await self._standing(fetch, chosen)
+            rows = await fetch(self._sql["replay"], ids=ids, force=force, payload=text_or_none(payload))
+            changed = dict.fromkeys((job_id for job_id, _ in rows), JobState.QUEUED)
+            return await self._operated(fetch, ids, changed, chosen.more), {queue for _, queue in rows}
+
+        operated, queues = await self._links.transaction(work)
+        self._tell_ready(queues)
+        return operated
+
+    async def delete(self, chosen: Chosen) -> Operated:
+        """Remove jobs with their keys, tags and history."""
+
+        async def work(fetch: Fetch) -> Operated:
+            ids = await self._standing(fetch, chosen)
+            gone = {job_id: STATES[code] for job_id, code in await fetch(self._sql["deletable"], ids=ids)}
+            await fetch(self._sql["delete_keys_of"], ids=list(gone), whatever=True)
+            await fetch(self._sql["delete_jobs"], ids=list(gone))
+            return await self._operated(fetch, ids, gone, chosen.more)
+
+        return await self._links.transaction(work)
+
+    async def choose(
+        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False
+    ) -> Chosen:
+        """What a filter matches, read outside of any transaction: that may take long, and nobody waits for it.
+
+        Only ever states the operation accepts; ``unasked`` leaves out running jobs that were asked to stop already, so
+        that a series of calls ends.
+        """
+        asked = frozenset(where.states) & legal if where.states else legal
+        if not asked:
+            return Chosen([], False, None)
+        values = filter_parameters(where) | {"states": sorted(CODES[state] for state in asked), "unasked": unasked}
+        rows = await self._links.fetch(self._sql["choose"], limit=limit + 1, **values)
+        return Chosen([job_id for (job_id,) in rows[:limit]], len(rows) > limit, values)
+
+    async def _standing(self, fetch: Fetch, chosen: Chosen) -> list[str]:
+        """The ids to try, their rows locked. Of those a filter chose, the ones it still matches: others have written
+        since."""
+        ids = sorted(chosen.ids)
+        if chosen.values is None:
+            await fetch(self._sql["lock_jobs"], ids=ids)
+            return chosen.ids
+        matching = {job_id for (job_id,) in await fetch(self._sql["choose_again"], ids=ids, **chosen.values)}
+        return [job_id for job_id in chosen.ids if job_id in matching]
+
+    async def _operated(
+        self, fetch: Fetch, ids: Sequence[str], changed: Mapping[str, JobState], more: bool
+    ) -> Operated:
+        left = [job_id for job_id in ids if job_id not in changed]
+        rows = await fetch(self._sql["states_of"], ids=left) if left else []
+        states = {job_id: STATES[code] for job_id, code, _ in rows}
+        return Operated(
+            changed=[(job_id, changed[job_id]) for job_id in ids if job_id in changed],
+            refused=[(job_id, states.get(job_id)) for job_id in left],
+            more=more,
+        )
+
+    async def pause(self, queue: str, *, paused: bool) -> None:
+        """Close or open a queue for claims."""
+        await self._links.fetch(self._sql["set_paused"], queue=queue, paused=paused)
+        if not paused:
+            self._tell_ready({queue})
+
+    async def order(self, order: Order, workers: Sequence[str] | None) -> list[str]:
+        """Write down what living workers are to do, and wake them."""
+        names = None if workers is None else list(workers)
+        rows = await self._links.fetch(self._sql["order_workers"], order=order.value, workers=names)
+        self._news.tell({f"worker:{worker}" for (worker,) in rows})
+        return [worker for (worker,) in rows]
+
+    def _tell_ready(self, queues: set[str]) -> None:
+        for queue in queues:
+            self._ready(queue)
+        self._news.tell({f"queue:{queue}" for queue in queues})
+
+    # ── upkeep ────────────────────────────────────────────────────────────────────────────────────────────────
+    async def leave(self, worker: str) -> None:
+        """Forget a worker that has stopped."""
+        await self._links.fetch(self._sql["delete_worker"], worker=worker)
+
+    async def promote(self, *, limit: int) -> int:
+        """Make due jobs of every queue ready."""
+        rows = await self._links.fetch(self._sql["promote_anywhere"], limit=limit)
+        self._tell_ready({queue for (queue,) in rows})
+        return len(rows)
+
+    async def expired(self, *, limit: int) -> list[Job]:
+        """Running jobs whose lease ran out."""
+        return [shown_job(row) for row in await self._links.fetch(self._sql["expired"], limit=limit)]
+
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        """Delete what ended long enough ago, up to ``limit`` jobs in all."""
+        pruned = 0
+        for state, span in ended_for.items():
+            pruned += await self._prune_state(JobState(state), span, limit - pruned)
+        await self._links.fetch(self._sql["outlived_keys"], limit=limit)
+        await self._links.fetch(self._sql["prune_keys"], limit=limit)
+        await self._links.fetch(self._sql["prune_workers"], span=span_us(_FORGOTTEN_AFTER))
+        return pruned
+
+    async def _prune_state(self, state: JobState, span: timedelta, limit: int) -> int:
+        async def work(fetch: Fetch) -> int:
+            rows = await fetch(self._sql["prune_jobs"], state=CODES[state], span=span_us(span), limit=limit)
+            keyed = [job_id for job_id, has_key in rows if has_key]
+            if keyed:
+                await fetch(self._sql["delete_keys_of"], ids=keyed, whatever=False)
+            if rows:
+                await fetch(self._sql["delete_jobs"], ids=[row[0] for row in rows])
+            return len(rows)
+
+        return await self._links.transaction(work)

@@ -1,0 +1,425 @@
+-- Every statement of the PostgreSQL store. Batches are arrays. `holdfast.` stands for the schema the store was given.
+-- `column + 0` keeps the planner off a partial index that looks selective while few rows are in that state
+-- (PERFORMANCE lesson 10). No clock function: :now is the server's, one for each statement (statements.py).
+
+-- A name stands for the same work in every SQL store; what only this one needs is its own. A fragment is no statement: it
+-- stands, once, for what several have in common.
+
+-- fragment: shown
+-- A job as a reader sees it: the fields of holdfast.job.Job in their order.
+j.id::text, j.task, j.queue, j.payload, j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at,
+j.created_at, j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
+case when j.keyed then (select k.key from holdfast.key k where k.job_id = j.id limit 1) end, j.cancelling
+
+-- fragment: claimed
+-- What a claim delivers of a job: the first fields of holdfast.job.Job.
+id::text, task, queue, payload, claims, attempts, max_attempts, -rank as priority, losses, run_at, created_at, options,
+seq
+
+-- fragment: matching
+-- What a filter says of a job; null leaves a condition out.
+(:states::smallint[] is null or j.state = any(:states))
+  and (:queue::text is null or j.queue = :queue)
+  and (:tasks::text[] is null or j.task = any(:tasks))
+  and (:tag::text is null or (j.tagged and exists (select from holdfast.tag t where t.tag = :tag and t.job_id = j.id)))
+  and (:reason::text is null or j.reason = :reason)
+  and (:worker::text is null or j.worker = :worker)
+  and (:error::text is null or position(:error in j.error) > 0)
+  and (:created_after::bigint is null or j.created_at > :created_after)
+  and (:created_before::bigint is null or j.created_at < :created_before)
+
+-- own: insert_jobs
+-- The plain jobs of a batch.
+insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options)
+select d.id, d.queue, d.task, d.payload,
+    case when coalesce(d.run_at, d.delay) is null or coalesce(d.run_at, n.now + d.delay) <= n.now then 0 else 1 end,
+    d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now, d.max_attempts, d.options
+from (select :now as now offset 0) n
+cross join unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[], :run_ats::bigint[],
+    :delays::bigint[], :max_attempts::bigint[], :options::json[])
+    as d (id, queue, task, payload, rank, run_at, delay, max_attempts, options)
+on conflict (id) do nothing
+returning id::text;
+
+-- own: insert_keyed_jobs
+-- Any batch, job by job and in the order of their keys, so that two batches never wait for each other.
+select d.turn, a.job_id::text, a.created
+from (select :now as now offset 0) n
+cross join lateral (
+    select * from unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[],
+        :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :keys::text[],
+        :keep_for::bigint[]) with ordinality
+        as d (id, queue, task, payload, rank, run_at, delay, max_attempts, options, key, keep_for, turn)
+    order by key collate "C" nulls first, turn
+) d
+cross join lateral holdfast.add_job(
+    d.id, d.queue, d.task, d.payload, d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now,
+    d.max_attempts, d.key, n.now + d.keep_for, d.options,
+    case when d.options -> 'tags' is not null then array(select json_array_elements_text(d.options -> 'tags')) end) a;
+
+-- name: key_owner
+select job_id::text from holdfast.key where key = :key;
+
+-- own: ready_queues
+-- Every queue with something to take, by skipping from one to the next.
+with recursive named (queue) as (
+    (select least(
+        (select queue from holdfast.job where state = 0 and losses = 0 order by queue, rank, run_at, seq limit 1),
+        (select queue from holdfast.job where state = 0 and losses = 1 order by queue, rank, run_at, seq limit 1),
+        (select queue from holdfast.job where state = 0 and losses > 1 order by queue, rank, run_at, seq limit 1)))
+    union all
+    (select least(
+        (select queue from holdfast.job where state = 0 and losses = 0 and queue > named.queue
+         order by queue, rank, run_at, seq limit 1),
+        (select queue from holdfast.job where state = 0 and losses = 1 and queue > named.queue
+         order by queue, rank, run_at, seq limit 1),
+        (select queue from holdfast.job where state = 0 and losses > 1 and queue > named.queue
+         order by queue, rank, run_at, seq limit 1))
+     from named where named.queue is not null)
+)
+select queue from named where queue is not null;
+
+-- own: claim
+-- Takes of each queue up to its slots, from its cursor on: suspects first, then the rest. Where jobs are due and :promote
+-- asks for it, takes nothing: they are made ready first. Always answers with one row at least.
+with wanted as materialized (
+    select * from unnest(:queues::text[], :slots::int[], :ranks::int[], :run_ats::bigint[], :seqs::bigint[])
+        as w (queue, slots, rank, run_at, seq)
+    where not exists (select from holdfast.queue p where p.name = w.queue and p.paused)
+), due as materialized (
+    select min(n.run_at) as run_at, coalesce(bool_or(:promote and n.run_at <= n.now), false) as now
+    from (
+        select d.run_at, :now as now
+        from unnest(:queues::text[]) w (queue) cross join lateral (
+            select run_at from holdfast.job where state in (1, 3) and queue = w.queue order by run_at limit 1) d
+        where not :anywhere
+        union all
+        (select run_at, :now as now from holdfast.job where state in (1, 3) and :anywhere order by run_at limit 1)
+    ) n
+), suspect as materialized (
+    select s.ctid, w.queue
+    from wanted w cross join lateral (
+        select j.ctid from holdfast.job j
+        where j.state = 0 and j.losses = 1 and j.queue = w.queue and not (select now from due)
+          and j.rank <= coalesce((select f.rank from holdfast.job f where f.state = 0 and f.losses = 0 and f.queue = w.queue
+                                  order by f.rank, f.run_at, f.seq limit 1), j.rank)
+        order by j.rank, j.run_at, j.seq limit least(w.slots, :suspects) for update skip locked) s
+    limit :suspects
+), ready as materialized (
+    select r.ctid
+    from wanted w cross join lateral (
+        select j.ctid from holdfast.job j
+        where j.state = 0 and j.losses = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
+          and not (select now from due)
+        order by j.rank, j.run_at, j.seq limit w.slots - (select count(*) from suspect s where s.queue = w.queue)
+        for update skip locked) r
+    limit :limit - (select count(*) from suspect)
+), taken as (
+    update holdfast.job
+    set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
+        lease_until = :lease_for + :now
+    where ctid = any(array(select ctid from suspect union all select ctid from ready))
+    returning -- include: claimed
+)
+select t.*, due.now, due.run_at - :now, :lease_for + :now,
+    exists (select from wanted w where exists (
+        select from holdfast.job j where j.state = 0 and j.losses > 1 and j.queue = w.queue))
+from due left join taken t on true
+order by array_position(:queues, t.queue), t.losses = 0, t.priority desc, t.run_at, t.seq;
+
+-- own: claim_quarantined
+with wanted as materialized (
+    select queue from unnest(:queues::text[]) w (queue)
+    where not exists (select from holdfast.queue p where p.name = w.queue and p.paused)
+), taken as (
+    update holdfast.job
+    set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
+        lease_until = :lease_for + :now
+    where id = any(array(
+        select s.id from wanted w cross join lateral (
+            select id from holdfast.job where state = 0 and losses > 1 and queue = w.queue
+            order by rank, run_at, seq limit 1 for update skip locked) s
+        limit 1))
+    returning -- include: claimed
+)
+select t.*, :lease_for + :now
+from taken t;
+
+-- own: claim_delivered
+with chosen as materialized (
+    select id from holdfast.job
+    where id = any(:ids::uuid[]) and state + 0 = 0 and losses + 0 <= :most
+      and (:queue::text is null or queue = :queue) and not queue = any(:excluded::text[])
+      and not exists (select from holdfast.queue p where p.name = queue and p.paused)
+    order by rank, run_at, seq limit :limit for update skip locked
+), taken as (
+    update holdfast.job
+    set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
+        lease_until = :lease_for + :now
+    where id = any(array(select id from chosen))
+    returning -- include: claimed
+)
+select t.*, :lease_for + :now
+from taken t order by t.priority desc, t.run_at, t.seq;
+
+-- own: promote_queues
+update holdfast.job set state = 0
+where id = any(array(
+    select d.id from unnest(:queues::text[]) w (queue) cross join lateral (
+        select id from holdfast.job where state in (1, 3) and queue = w.queue and run_at <= :now
+        order by run_at limit :limit for update skip locked) d))
+returning queue;
+
+-- name: promote_anywhere
+update holdfast.job set state = 0
+where id = any(array(
+    select id from holdfast.job where state in (1, 3) and run_at <= :now
+    order by run_at limit :limit for update skip locked))
+returning queue;
+
+-- own: promote_delivered
+update holdfast.job set state = 0
+where id = any(:ids::uuid[]) and (state + 0) in (1, 3) and run_at + 0 <= :now;
+
+-- name: bury
+-- A claimed row that cannot be read.
+update holdfast.job set state = 6, reason = 'payload', error = :error, ended_at = :now, lease_until = null
+where id = :id;
+
+-- name: settle_succeeded
+update holdfast.job j
+set state = 5, ended_at = :now, result = d.result, lease_until = null, losses = 0, cancelling = false, reason = null, error = null
+from unnest(:ids::uuid[], :claims::bigint[], :results::text[]) as d (id, claims, result)
+where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
+returning j.id::text;
+
+-- own: settle_rest
+-- What is no ending (state < 5) becomes one when a cancellation was asked for: only this write can see the flag.
+with settled as (
+    update holdfast.job j
+    set state = case when j.cancelling and d.state < 5 then 7 else d.state end,
+        reason = case when j.cancelling and d.state < 5 then 'cancelled' else d.reason end,
+        error = case when d.state = 5 then null else coalesce(d.error, j.error) end,
+        result = d.result,
+        run_at = case when d.delay is null then j.run_at else d.delay + :now end,
+        attempts = j.attempts - case when d.refund then 1 else 0 end,
+        losses = case when d.expired then j.losses + 1 when d.refund then j.losses else 0 end,
+        ended_at = case when d.state >= 5 or j.cancelling then :now end,
+        cancelling = false,
+        lease_until = null
+    from unnest(:ids::uuid[], :claims::bigint[], :states::smallint[], :reasons::text[], :results::text[],
+        :errors::text[], :tracebacks::text[], :delays::bigint[], :refunds::boolean[], :expireds::boolean[])
+        with ordinality as d (id, claims, state, reason, result, error, traceback, delay, refund, expired, turn)
+    where j.id = d.id and j.claims = d.claims and j.state + 0 = 2
+      and (j.lease_until <= :now) = d.expired
+    returning d.turn, j.id, j.claims, j.state, j.run_at, j.queue, j.attempts, j.worker, j.started_at, d.reason, d.error,
+        d.traceback, d.refund
+), noted as (
+    insert into holdfast.attempt (job_id, claims, attempt, worker, started_at, ended_at, state, reason, error, traceback)
+    select id, claims, attempts, worker, started_at, :now, state, reason, error, traceback
+    from settled where not refund and state <> 5
+    on conflict do nothing
+)
+select turn, state, run_at, queue from settled;
+
+-- name: states_of
+select id::text, state, claims from holdfast.job where id = any(:ids::uuid[]);
+
+-- own: beat
+-- A lease whose row somebody holds (its own handler, about to settle in its transaction) is not waited for.
+with signed as (
+    insert into holdfast.worker
+        (id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until)
+    select :worker, :host, :pid, :queues, :concurrency, :running, :succeeded, :failed, n.now, n.now, n.now + :lease_for
+    from (select :now as now offset 0) n
+    on conflict (id) do update set
+        queues = excluded.queues, concurrency = excluded.concurrency, running = excluded.running,
+        succeeded = excluded.succeeded, failed = excluded.failed, seen_at = excluded.seen_at,
+        alive_until = excluded.alive_until
+    returning ordered
+), held as materialized (
+    select j.id, j.claims from holdfast.job j
+    where j.id = any(:ids::uuid[]) and j.state + 0 = 2 and j.lease_until + 0 > :now
+    order by j.id for update skip locked
+), extended as (
+    update holdfast.job j set lease_until = :lease_for + :now
+    from unnest(:ids::uuid[], :claims::bigint[]) as d (id, claims)
+    where j.id = d.id and j.claims = d.claims and j.id = any(array(select id from held))
+      and j.state + 0 = 2 and j.lease_until + 0 > :now)
+select signed.ordered, d.turn, j.id is not null, j.cancelling
+from signed
+left join unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, turn) on true
+left join holdfast.job j on j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now;
+
+-- name: delete_worker
+delete from holdfast.worker where id = :worker;
+
+-- name: expired
+select -- include: shown
+from holdfast.job j where j.state = 2 and j.lease_until <= :now
+order by j.lease_until limit :limit;
+
+-- name: prune_jobs
+select id::text, keyed from holdfast.job
+where state >= 5 and state = :state and ended_at <= -:span + :now
+order by ended_at limit :limit for update skip locked;
+
+-- name: delete_jobs
+with gone as (
+    delete from holdfast.job where id = any(:ids::uuid[])
+    returning id, tagged
+), untagged as (
+    delete from holdfast.tag where job_id = any(array(select id from gone where tagged))
+)
+delete from holdfast.attempt where job_id = any(array(select id from gone));
+
+-- name: delete_keys_of
+-- Deleting a job frees its key; pruning leaves it until its own lifetime is over.
+delete from holdfast.key where job_id = any(:ids::uuid[]) and (:whatever or coalesce(keep_until, 0) <= :now);
+
+-- name: outlived_keys
+-- Their lifetime is over and their job's row is not: from now on they die with it, and no sweep meets them again.
+update holdfast.key set keep_until = null
+where key = any(array(
+    select k.key from holdfast.key k
+    where k.keep_until <= :now
+      and exists (select from holdfast.job j where j.id = k.job_id) limit :limit for update skip locked));
+
+-- name: prune_keys
+delete from holdfast.key where key = any(array(
+    select k.key from holdfast.key k
+    where k.keep_until <= :now
+      and not exists (select from holdfast.job j where j.id = k.job_id) limit :limit for update skip locked));
+
+-- name: prune_workers
+delete from holdfast.worker where alive_until <= -:span + :now;
+
+-- name: cancel_unstarted
+update holdfast.job
+set state = 7, reason = 'cancelled', error = coalesce(error, 'cancelled'), losses = 0, ended_at = :now
+where id = any(:ids::uuid[]) and (state + 0) in (0, 1, 3, 4)
+returning id::text;
+
+-- name: cancel_running
+update holdfast.job set cancelling = true
+where id = any(:ids::uuid[]) and state + 0 = 2
+returning id::text, worker;
+
+-- name: replay
+update holdfast.job
+set state = 0, attempts = 0, losses = 0, reason = null, error = null, result = null, ended_at = null,
+    payload = coalesce(:payload, payload), run_at = :now
+where id = any(:ids::uuid[]) and ((state + 0) in (3, 6, 7) or (:force and state + 0 = 5))
+returning id::text, queue;
+
+-- name: deletable
+select id::text, state from holdfast.job where id = any(:ids::uuid[]) and state + 0 <> 2 for update;
+
+-- name: choose
+-- Oldest first. Operations by filter go through the table in its own order; they are rare and bounded.
+select j.id::text from holdfast.job j
+where (not j.cancelling or not :unasked) and -- include: matching
+order by j.id limit :limit;
+
+-- name: choose_again
+-- Those of the chosen that the filter still matches, and nobody else can change before this transaction ends.
+select j.id::text from holdfast.job j
+where j.id = any(:ids::uuid[]) and (not j.cancelling or not :unasked) and -- include: matching
+order by j.id for update;
+
+-- own: lock_jobs
+select id::text from holdfast.job where id = any(:ids::uuid[]) order by id for update;
+
+-- name: set_paused
+insert into holdfast.queue (name, paused) values (:queue, :paused)
+on conflict (name) do update set paused = excluded.paused;
+
+-- name: order_workers
+update holdfast.worker set ordered = :order
+where alive_until > :now
+  and (:workers::text[] is null or id = any(:workers))
+returning id;
+
+-- name: get
+select -- include: shown
+from holdfast.job j where j.id = :id;
+
+-- name: find
+select -- include: shown
+from holdfast.job j
+where j.id < :before and -- include: matching
+order by j.id desc limit :limit;
+
+-- name: find_ended
+-- The same for one of the states dead and cancelled, through their own index: they are few among millions.
+select -- include: shown
+from holdfast.job j
+where j.state > 5 and j.state = :state and j.id < :before and -- include: matching
+order by j.id desc limit :limit;
+
+-- name: count
+select count(*) from holdfast.job j
+where -- include: matching
+;
+
+-- name: attempts
+select claims, attempt, worker, started_at, ended_at, state, reason, error, traceback
+from holdfast.attempt where job_id = :id order by claims;
+
+-- name: queue_states
+select queue, state, count(*) from holdfast.job group by queue, state;
+
+-- name: oldest_ready
+-- The first of each priority in use, found by skipping from one to the next: two seeks each, however many jobs there are.
+with recursive
+    ready (rank) as (
+        select min(rank) from holdfast.job where state = 0 and losses = 0 and queue = :queue
+        union all
+        select (select min(j.rank) from holdfast.job j
+                where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank > ready.rank)
+        from ready where ready.rank is not null),
+    suspect (rank) as (
+        select min(rank) from holdfast.job where state = 0 and losses = 1 and queue = :queue
+        union all
+        select (select min(j.rank) from holdfast.job j
+                where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank > suspect.rank)
+        from suspect where suspect.rank is not null),
+    quarantined (rank) as (
+        select min(rank) from holdfast.job where state = 0 and losses > 1 and queue = :queue
+        union all
+        select (select min(j.rank) from holdfast.job j
+                where j.state = 0 and j.losses > 1 and j.queue = :queue and j.rank > quarantined.rank)
+        from quarantined where quarantined.rank is not null)
+select min(found.run_at) - :now
+from (
+    select (select min(j.run_at) from holdfast.job j
+            where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank = ready.rank) as run_at
+    from ready
+    union all
+    select (select min(j.run_at) from holdfast.job j
+            where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank = suspect.rank) as run_at
+    from suspect
+    union all
+    select (select min(j.run_at) from holdfast.job j
+            where j.state = 0 and j.losses > 1 and j.queue = :queue and j.rank = quarantined.rank) as run_at
+    from quarantined
+) found;
+
+-- name: known_queues
+select name, paused from holdfast.queue;
+
+-- name: workers
+select id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, ordered,
+    alive_until > :now
+from holdfast.worker order by started_at;
+
+-- own: over
+-- Which of these jobs have ended, or are gone.
+select d.id::text from unnest(:ids::uuid[]) as d (id) left join holdfast.job j on j.id = d.id
+where j.id is null or j.state + 0 >= 5;
+
+-- name: stuck
+select count(*) from holdfast.job where state = 2 and lease_until <= -60000000 + :now;
+
+-- own: clock
+select :now;

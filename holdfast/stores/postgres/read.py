@@ -1,0 +1,109 @@
+"""Reading: jobs, counts, queues, workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from uuid import UUID
+
+from holdfast.errors import Invalid
+from holdfast.job import Attempt, Job, JobFilter, JobState, Order, Page, Pulse, QueueInfo, WorkerInfo
+from holdfast.stores.postgres.links import Links
+from holdfast.stores.postgres.rows import CODES, STATES, filter_parameters, shown_attempt, shown_job, to_text
+from holdfast.stores.postgres.statements import Query
+
+_NEWEST = str(UUID(int=(1 << 128) - 1))
+
+
+class Read:
+    """The verbs, over the store's named statements."""
+
+    def __init__(self, links: Links, statements: Mapping[str, Query]) -> None:
+        self._links = links
+        self._sql = statements
+
+    async def get(self, job_id: str) -> Job | None:
+        """One job by id."""
+        rows = await self._links.fetch(self._sql["get"], id=job_id)
+        return shown_job(rows[0]) if rows else None
+
+    async def by_key(self, key: str) -> Job | None:
+        """The job a key stands for."""
+        rows = await self._links.fetch(self._sql["key_owner"], key=to_text(key))
+        return await self.get(rows[0][0]) if rows else None
+
+    async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
+        """A page of jobs, newest first; the cursor is the last id of the page before."""
+        values = filter_parameters(where) | {"before": _NEWEST if cursor is None else _place(cursor)}
+        # Dead letters are few among millions, and found by their index; successes are many, and soon met.
+        if where.states and set(where.states) <= {JobState.DEAD, JobState.CANCELLED}:
+            rows = []
+            for state in set(where.states):
+                rows += await self._links.fetch(self._sql["find_ended"], state=CODES[state], limit=limit + 1, **values)
+            rows = sorted(rows, key=lambda row: str(row[0]), reverse=True)[: limit + 1]
+        else:
+            rows = await self._links.fetch(self._sql["find"], limit=limit + 1, **values)
+        jobs = [shown_job(row) for row in rows[:limit]]
+        return Page(jobs=jobs, cursor=jobs[-1].id if len(rows) > limit else None)
+
+    async def count(self, where: JobFilter) -> int:
+        """How many jobs match."""
+        rows = await self._links.fetch(self._sql["count"], **filter_parameters(where))
+        return int(rows[0][0])
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        """The attempts of a job that did not succeed."""
+        return [shown_attempt(row) for row in await self._links.fetch(self._sql["attempts"], id=job_id)]
+
+    async def queues(self) -> list[QueueInfo]:
+        """Every queue with its counts."""
+        paused = dict(await self._links.fetch(self._sql["known_queues"]))
+        states: dict[str, dict[str, int]] = {name: {} for name, flag in paused.items() if flag}
+        for queue, code, number in await self._links.fetch(self._sql["queue_states"]):
+            states.setdefault(queue, {})[STATES[code].value] = number
+        return [
+            QueueInfo(
+                name=name, paused=paused.get(name, False), states=counted, oldest_ready=await self._oldest_ready(name)
+            )
+            for name, counted in sorted(states.items())
+        ]
+
+    async def _oldest_ready(self, queue: str) -> timedelta | None:
+        ((run_in,),) = await self._links.fetch(self._sql["oldest_ready"], queue=queue)
+        return None if run_in is None else timedelta(microseconds=max(0, -run_in))
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Every registered worker, the longest running first."""
+        found = []
+        for row in await self._links.fetch(self._sql["workers"]):
+            pulse = Pulse(
+                worker=row[0],
+                host=row[1],
+                pid=row[2],
+                queues=row[3],
+                concurrency=row[4],
+                running=row[5],
+                succeeded=row[6],
+                failed=row[7],
+            )
+            started_at, seen_at, ordered, alive = row[8:]
+            found.append(
+                WorkerInfo(pulse=pulse, started_at_us=started_at, seen_at_us=seen_at, alive=alive, order=Order(ordered))
+            )
+        return found
+
+    async def over(self, job_ids: list[str]) -> bool:
+        """Whether one of these jobs has ended, or is gone."""
+        return bool(await self._links.fetch(self._sql["over"], ids=job_ids))
+
+    async def now_us(self) -> int:
+        """The server's clock."""
+        ((now,),) = await self._links.fetch(self._sql["clock"])
+        return int(now)
+
+
+def _place(cursor: str) -> str:
+    try:
+        return str(UUID(cursor))
+    except ValueError:
+        raise Invalid("cursor", cursor, "give the cursor of an earlier page, unchanged") from None

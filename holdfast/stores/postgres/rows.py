@@ -1,0 +1,145 @@
+"""Between rows and nouns: state codes, texts with NUL, batches as arrays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.job import MICROSECOND, Attempt, Job, JobFilter, JobState, NewJob, Options, Settlement, microseconds
+
+CODES = {
+    JobState.QUEUED: 0,
+    JobState.SCHEDULED: 1,
+    JobState.RUNNING: 2,
+    JobState.FAILED: 3,
+    JobState.WAITING: 4,
+    JobState.SUCCEEDED: 5,
+    JobState.DEAD: 6,
+    JobState.CANCELLED: 7,
+}
+STATES = tuple(CODES)
+"""State by code."""
+
+_NUL = "␀"
+"""PostgreSQL's text holds every character but NUL, which stands there as ␀0; and ␀ itself as ␀␀."""
+_ESCAPED = re.compile(f"{_NUL}([0{_NUL}])")
+
+_encode = msgspec.json.Encoder().encode
+_options = msgspec.json.Decoder(Options).decode
+_LARGEST = (1 << 63) - 1
+
+
+def to_text(text: str) -> str:
+    """``text`` as PostgreSQL can hold it."""
+    if _NUL in text:
+        text = text.replace(_NUL, _NUL + _NUL)
+    return text.replace("\0", f"{_NUL}0") if "\0" in text else text
+
+
+def from_text(text: str) -> str:
+    """What ``to_text`` was given."""
+    if _NUL not in text:
+        return text
+    return _ESCAPED.sub(lambda found: "\0" if found[1] == "0" else _NUL, text)
+
+
+def text_or_none(text: str | None) -> str | None:
+    """``to_text`` for what may be missing."""
+    return None if text is None else to_text(text)
+
+
+def _back(text: str | None) -> str | None:
+    return None if text is None else from_text(text)
+
+
+def span_us(span: timedelta | None) -> int | None:
+    """A duration in microseconds."""
+    return None if span is None else span // MICROSECOND
+
+
+def claimed_job(row: Sequence[Any]) -> Job:
+    """A job as a claim delivers it. MsgspecError for options another program spoiled."""
+    options = None if row[11] is None else _options(row[11])
+    job = Job(*row[:11], options)  # type: ignore[call-arg]  # the slice has the first eleven fields
+    if _NUL in job.payload:
+        job = msgspec.structs.replace(job, payload=from_text(job.payload))
+    return job
+
+
+def shown_job(row: Sequence[Any]) -> Job:
+    """A job as a reader is shown it. Options another program spoiled are left out."""
+    fields = list(row)
+    try:
+        fields[11] = None if row[11] is None else _options(row[11])
+    except msgspec.MsgspecError:
+        fields[11] = None
+    fields[3] = from_text(row[3])
+    fields[12] = STATES[row[12]]
+    for place in (18, 19, 20):  # error, result, key
+        fields[place] = _back(row[place])
+    return Job(*fields)
+
+
+def shown_attempt(row: Sequence[Any]) -> Attempt:
+    """An attempt from its row."""
+    claims, attempt, worker, started_at, ended_at, state, reason, error, traceback = row
+    return Attempt(claims, attempt, worker, started_at, ended_at, STATES[state], reason, _back(error), _back(traceback))
+
+
+def job_columns(jobs: Sequence[NewJob]) -> dict[str, list[Any]]:
+    """A batch as the parameters of the insert statements."""
+    return {
+        "ids": [job.id for job in jobs],
+        "queues": [job.queue for job in jobs],
+        "tasks": [job.task for job in jobs],
+        "payloads": [to_text(job.payload) for job in jobs],
+        "ranks": [-job.priority for job in jobs],
+        "run_ats": [None if job.run_at_us is None else min(job.run_at_us, _LARGEST) for job in jobs],
+        "delays": [span_us(job.delay) for job in jobs],
+        "max_attempts": [job.max_attempts for job in jobs],
+        "options": [None if job.options is None else _encode(job.options).decode() for job in jobs],
+    }
+
+
+def key_columns(jobs: Sequence[NewJob]) -> dict[str, list[Any]]:
+    """What batches with keys have beside the columns of their jobs."""
+    return {"keys": [text_or_none(job.key) for job in jobs], "keep_for": [span_us(job.key_for) for job in jobs]}
+
+
+def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
+    """A batch as the parameters of ``settle_rest``."""
+    return {
+        "ids": [each.job_id for each in settlements],
+        "claims": [each.claims for each in settlements],
+        "states": [CODES[each.state] for each in settlements],
+        "reasons": [each.reason for each in settlements],
+        "results": [text_or_none(each.result) for each in settlements],
+        "errors": [text_or_none(each.error) for each in settlements],
+        "tracebacks": [text_or_none(each.traceback) for each in settlements],
+        "delays": [span_us(each.delay) for each in settlements],
+        "refunds": [each.refund for each in settlements],
+        "expireds": [each.expired for each in settlements],
+    }
+
+
+def filter_parameters(where: JobFilter) -> dict[str, Any]:
+    """A filter as the parameters of ``matching``; None leaves a condition out."""
+    return {
+        "states": [CODES[state] for state in where.states] if where.states else None,
+        "queue": where.queue,
+        "tasks": list(where.tasks) or None,
+        "tag": where.tag,
+        "reason": where.reason,
+        "worker": where.worker,
+        "error": text_or_none(where.error),
+        "created_after": None if where.created_after is None else microseconds(where.created_after),
+        "created_before": None if where.created_before is None else microseconds(where.created_before),
+    }
+
+
+EVERYTHING: Mapping[str, Any] = filter_parameters(JobFilter())
+"""The filter that leaves nothing out."""

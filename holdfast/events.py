@@ -227,6 +227,17 @@ class WorkerStopped(Event, frozen=True, kw_only=True, gc=False):
     released: int
 
 
+class HandlersLeft(Event, frozen=True, kw_only=True, gc=False):
+    """A worker process ends though handlers of jobs it gave back still run: threads that do not end, and coroutines
+    that swallow their cancellation. They end with the process, wherever they are."""
+
+    name: ClassVar[str] = "handlers_left"
+    level: ClassVar[str] = "warning"
+    worker_id: str
+    threads: int
+    coroutines: int
+
+
 class ChildEnded(Event, frozen=True, kw_only=True, gc=False):
     """A worker process (or a child of the process executor) ended."""
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
+import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 Value = TypeVar("Value")
 
 
@@ -127,3 +131,59 @@ class ThreadExecutor:
         self._stuck.discard(call)
         if not call.ended.done():
             call.ended.set_result((value, error))
+
+
+class LoopThreads(ThreadPoolExecutor):
+    """The threads of ``asyncio.to_thread`` on an event loop of ours: as the standard library's, but daemons.
+
+    Those of the standard library are waited for without end, by the loop that closes and by the interpreter that
+    exits: a single call that hangs would keep the process of a stopped worker for ever. (A loop takes nothing but a
+    ThreadPoolExecutor; of it we use the interface alone.)
+    """
+
+    def __init__(self) -> None:
+        self._most = min(32, (os.cpu_count() or 1) + 4)  # as many as the standard library would have
+        super().__init__(self._most)
+        self._tickets: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._guard = threading.Lock()
+        self._hired = 0
+        self._calls: set[Future[Any]] = set()  # queued or running
+        self._closed = False
+
+    def submit(self, fn: Callable[P, Value], /, *args: P.args, **kwargs: P.kwargs) -> Future[Value]:
+        future: Future[Value] = Future()
+        with self._guard:
+            if self._closed:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            if len(self._calls) >= self._hired < self._most:
+                name = f"holdfast-loop-{self._hired + 1}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+                self._hired += 1
+            self._calls.add(future)
+        self._tickets.put((future, functools.partial(fn, *args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls and let the threads end that can. Waits for none, whatever ``wait`` says."""
+        with self._guard:
+            self._closed = True
+        for _ in range(self._hired):
+            self._tickets.put(None)
+
+    def ended(self, seconds: float) -> int:
+        """Wait so long, blocking, for the calls under way; how many go on."""
+        with self._guard:
+            calls = list(self._calls)
+        return sum(call.running() for call in wait(calls, seconds).not_done)
+
+    def _work(self) -> None:
+        while (ticket := self._tickets.get()) is not None:
+            future, call = ticket
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # raised again where it is awaited
+                    future.set_exception(error)
+            with self._guard:
+                self._calls.discard(future)
+            del ticket, future, call

@@ -9,17 +9,24 @@ import uvloop
 
 from holdfast.app import Holdfast
 from holdfast.config import Settings
+from holdfast.events import HandlersLeft
+from holdfast.executors.thread import LoopThreads
 from holdfast.worker.supervisor import FINISHED, RECYCLE, watch_parent
 from holdfast.worker.worker import Worker
+
+_LAST_MOMENT = 2.0  # seconds for calls in the loop's threads, after everything else has ended
 
 
 def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int:
     """Run one worker until it is told to stop; the process's exit code. SIGTERM and SIGINT stop it, twice: at once."""
     loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    stuck = 0
+    threads, stuck = LoopThreads(), 0
     try:
-        worker, supervised = loop.run(_serve(app, settings, drain))
+        worker, supervised = loop.run(_serve(app, settings, drain, threads))
         stuck = worker.stuck
+        left = threads.ended(_LAST_MOMENT) + worker.stuck_threads
+        if left or stuck:
+            app.events.emit(HandlersLeft(worker_id=worker.id, threads=left, coroutines=stuck))
     finally:
         # Closing the loop would wait for every task. Those of stuck handlers never end; they go with the process.
         if not stuck:
@@ -29,9 +36,10 @@ def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int
     return FINISHED if supervised else 0
 
 
-async def _serve(app: Holdfast, settings: Settings, drain: bool) -> tuple[Worker, bool]:
+async def _serve(app: Holdfast, settings: Settings, drain: bool, threads: LoopThreads) -> tuple[Worker, bool]:
     worker = Worker(app, settings=settings, drain=drain)
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(threads)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop, signal.Signals(number).name)
     supervised = watch_parent(lambda: loop.call_soon_threadsafe(worker.stop, "orphaned"))

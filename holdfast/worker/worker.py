@@ -47,6 +47,8 @@ class Worker:
         self.recycled = False
         self.stuck = 0
         """Once ``run`` has returned: handlers that swallow every cancellation and still run."""
+        self.stuck_threads = 0
+        """The same: threads in which a handler still runs."""
 
     # ── being told ────────────────────────────────────────────────────────────────────────────────────────────
     def stop(self, reason: str = "asked") -> None:
@@ -142,7 +144,7 @@ class Worker:
         await self._or_told(self._write_rest(settling), "writing the last settlements")
         keeper.stop()  # not before: leases must last until what they stand for is written
         await self._or_told(self._sign_off(), "signing off")
-        await calls.close()
+        self.stuck_threads = await calls.close()
         shift.emit(
             WorkerStopped(worker_id=self.id, succeeded=shift.succeeded, failed=shift.failed, released=shift.released)
         )

@@ -63,6 +63,38 @@ def test_a_worker_ends_well_on_sigterm(cli: Cli) -> None:
         assert process.wait(20) == 0
 
 
+STUCK = """
+import asyncio, pathlib, time
+from holdfast import Holdfast
+
+app = Holdfast()
+
+def hang(name):
+    pathlib.Path(name).touch()
+    time.sleep(600)
+
+@app.task("plain")
+def plain() -> None:
+    hang("plain")
+
+@app.task("handed")
+async def handed() -> None:
+    await asyncio.to_thread(hang, "handed")
+"""
+
+
+def test_threads_that_do_not_end_do_not_keep_a_stopped_worker(cli: Cli) -> None:
+    target = cli.write_jobs(STUCK)
+    ids = [cli.run("enqueue", name, "--app", target).strip() for name in ("plain", "handed")]
+    with _started(cli, "worker", "start", "--app", target, "--grace", "100ms") as process:
+        _until(lambda: Path("plain").exists() and Path("handed").exists())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        events = {event["event"]: event for event in map(json.loads, process.stdout.read().splitlines())}
+    assert (events["handlers_left"]["threads"], events["handlers_left"]["coroutines"]) == (2, 0)
+    assert [cli.state(each) for each in ids] == ["queued", "queued"]
+
+
 def test_children_are_told_what_the_supervisor_was_told() -> None:
     session = Session()
     session.app, session.config = "shop:app", "x.toml"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.executors.thread import ThreadExecutor
+from holdfast.executors.thread import LoopThreads, ThreadExecutor
 from tests.unit.executor_support import on_both_loops, until
 
 COLOUR = contextvars.ContextVar("COLOUR", default="none")
@@ -149,3 +149,47 @@ def test_a_thread_that_outlives_its_loop_does_no_harm() -> None:
     for thread in named:
         thread.join(5)
         assert not thread.is_alive()
+
+
+# ── the loop's own threads ────────────────────────────────────────────────────────────────────────────────────────
+@on_both_loops
+async def test_the_loops_threads_do_what_to_thread_asks_of_them() -> None:
+    asyncio.get_running_loop().set_default_executor(LoopThreads())
+
+    def broken() -> None:
+        raise KeyError("k")
+
+    COLOUR.set("red")
+    assert await asyncio.to_thread(COLOUR.get) == "red"
+    assert (await asyncio.to_thread(threading.current_thread)).daemon
+    with pytest.raises(KeyError, match="k"):
+        await asyncio.to_thread(broken)
+    assert await asyncio.gather(*(asyncio.to_thread(pow, number, 2) for number in range(100))) == [
+        number**2 for number in range(100)
+    ]
+
+
+@on_both_loops
+async def test_a_loop_closes_though_one_of_its_threads_hangs() -> None:
+    threads, release = LoopThreads(), threading.Event()
+    hanging = threads.submit(release.wait)
+    await until(hanging.running)
+    assert threads.ended(0.05) == 1
+    threads.shutdown(wait=True)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        threads.submit(nothing)
+    release.set()
+    assert threads.ended(20) == 0
+
+
+@on_both_loops
+async def test_a_call_that_was_cancelled_before_a_thread_was_free_never_starts() -> None:
+    threads, release, started = LoopThreads(), threading.Event(), threading.Event()
+    busy = [threads.submit(release.wait) for _ in range(40)]
+    late = threads.submit(started.set)
+    assert late.cancel()
+    release.set()
+    assert threads.ended(20) == 0
+    assert all(each.result() for each in busy)
+    assert not started.is_set()
+    threads.shutdown()

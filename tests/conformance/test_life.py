@@ -104,8 +104,10 @@ async def test_the_doctor_finds_a_new_store_healthy(store: Store) -> None:
     findings = await store.doctor()
 
     assert findings
-    assert [finding for finding in findings if finding.level == "error"] == []
-    assert all(finding.level in ("ok", "warning") and finding.text for finding in findings)
+    # The servers of tests are hasty, and it must say so; a durable one is looked at in test_doctor_postgres.
+    wrong = [finding.name for finding in findings if finding.level == "error"]
+    assert wrong == (["durability"] if store.url.startswith("postgresql:") else [])
+    assert all(finding.level in ("ok", "warning", "error") and finding.text for finding in findings)
 
 
 def test_a_blocking_caller_gets_the_same_answers(opener: Opener) -> None:

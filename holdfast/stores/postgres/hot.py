@@ -291,10 +291,10 @@ class Hot:
             claims=[each.claims for each in batch],
             results=[text_or_none(each.result) for each in batch],
         )
-        accepted = {job_id for (job_id,) in rows} if len(rows) < len(batch) else None
+        accepted = {(job_id, claims) for job_id, claims in rows} if len(rows) < len(batch) else None
         ended = []
         for place, each in zip(places, batch, strict=True):
-            if accepted is None or each.job_id in accepted:
+            if accepted is None or (each.job_id, each.claims) in accepted:
                 ended.append(each.job_id)
                 answers[place] = Settled(each.job_id, each.claims, True, JobState.SUCCEEDED)
         self._tell((), ended)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from holdfast.job import Job, JobFilter, JobState, Operated, Order
 from holdfast.stores.postgres.links import Links, Rows
 from holdfast.stores.postgres.news import News
-from holdfast.stores.postgres.rows import CODES, STATES, filter_parameters, shown_job, span_us, text_or_none
+from holdfast.stores.postgres.rows import CODES, STATES, filter_parameters, is_id, shown_job, span_us, text_or_none
 from holdfast.stores.postgres.statements import Query
 
 _FORGOTTEN_AFTER = timedelta(days=1)
@@ -52,7 +52,7 @@ class Operate:
             changed = dict.fromkeys(unstarted, JobState.CANCELLED)
             changed |= {job_id: JobState.RUNNING for job_id, _ in running}
             topics = {f"worker:{worker}" for _, worker in running}
-            return await self._operated(fetch, ids, changed, chosen.more), unstarted, topics
+            return await self._operated(fetch, ids, changed, chosen), unstarted, topics
 
         operated, ended, topics = await self._links.transaction(work)
         self._news.tell(topics, ended)
@@ -65,7 +65,7 @@ class Operate:
             ids = await self._standing(fetch, chosen)
             rows = await fetch(self._sql["replay"], ids=ids, force=force, payload=text_or_none(payload))
             changed = dict.fromkeys((job_id for job_id, _ in rows), JobState.QUEUED)
-            return await self._operated(fetch, ids, changed, chosen.more), {queue for _, queue in rows}
+            return await self._operated(fetch, ids, changed, chosen), {queue for _, queue in rows}
 
         operated, queues = await self._links.transaction(work)
         self._tell_ready(queues)
@@ -79,7 +79,7 @@ class Operate:
             gone = {job_id: STATES[code] for job_id, code in await fetch(self._sql["deletable"], ids=ids)}
             await fetch(self._sql["delete_keys_of"], ids=list(gone), whatever=True)
             await fetch(self._sql["delete_jobs"], ids=list(gone))
-            return await self._operated(fetch, ids, gone, chosen.more)
+            return await self._operated(fetch, ids, gone, chosen)
 
         return await self._links.transaction(work)
 
@@ -101,23 +101,26 @@ class Operate:
     async def _standing(self, fetch: Fetch, chosen: Chosen) -> list[str]:
         """The ids to try, their rows locked. Of those a filter chose, the ones it still matches: others have written
         since."""
-        ids = sorted(chosen.ids)
+        ids = sorted(filter(is_id, chosen.ids))
         if chosen.values is None:
-            await fetch(self._sql["lock_jobs"], ids=ids)
-            return chosen.ids
-        matching = {job_id for (job_id,) in await fetch(self._sql["choose_again"], ids=ids, **chosen.values)}
-        return [job_id for job_id in chosen.ids if job_id in matching]
+            return [job_id for (job_id,) in await fetch(self._sql["lock_jobs"], ids=ids)]
+        return [job_id for (job_id,) in await fetch(self._sql["choose_again"], ids=ids, **chosen.values)]
 
     async def _operated(
-        self, fetch: Fetch, ids: Sequence[str], changed: Mapping[str, JobState], more: bool
+        self, fetch: Fetch, ids: Sequence[str], changed: Mapping[str, JobState], chosen: Chosen
     ) -> Operated:
-        left = [job_id for job_id in ids if job_id not in changed]
-        rows = await fetch(self._sql["states_of"], ids=left) if left else []
+        """The answer, in the order of the question. What a filter chose and matches no more is nobody's business."""
+        asked = chosen.ids
+        if chosen.values is not None:
+            matching = set(ids)
+            asked = [job_id for job_id in chosen.ids if job_id in matching]
+        left = [job_id for job_id in asked if job_id not in changed]
+        rows = await fetch(self._sql["states_of"], ids=list(filter(is_id, left))) if left else []
         states = {job_id: STATES[code] for job_id, code, _ in rows}
         return Operated(
-            changed=[(job_id, changed[job_id]) for job_id in ids if job_id in changed],
+            changed=[(job_id, changed[job_id]) for job_id in asked if job_id in changed],
             refused=[(job_id, states.get(job_id)) for job_id in left],
-            more=more,
+            more=chosen.more,
         )
 
     async def pause(self, queue: str, *, paused: bool) -> None:

@@ -85,7 +85,7 @@ select queue from named where queue is not null;
 with wanted as materialized (
     select * from unnest(:queues::text[], :slots::int[], :ranks::int[], :run_ats::bigint[], :seqs::bigint[])
         as w (queue, slots, rank, run_at, seq)
-    where not exists (select from holdfast.queue p where p.name = w.queue and p.paused)
+    where not w.queue = any(array(select name from holdfast.queue where paused)) -- a join might change their turn
 ), due as materialized (
     select min(n.run_at) as run_at, coalesce(bool_or(:promote and n.run_at <= n.now), false) as now
     from (
@@ -191,7 +191,7 @@ update holdfast.job j
 set state = 5, ended_at = :now, result = d.result, lease_until = null, losses = 0, cancelling = false, reason = null, error = null
 from unnest(:ids::uuid[], :claims::bigint[], :results::text[]) as d (id, claims, result)
 where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
-returning j.id::text;
+returning j.id::text, j.claims;
 
 -- own: settle_rest
 -- What is no ending (state < 5) becomes one when a cancellation was asked for: only this write can see the flag.
@@ -261,7 +261,7 @@ order by j.lease_until limit :limit;
 
 -- name: prune_jobs
 select id::text, keyed from holdfast.job
-where state >= 5 and state = :state and ended_at <= -:span + :now
+where state >= 5 and state = :state and ended_at <= :now - :span::bigint
 order by ended_at limit :limit for update skip locked;
 
 -- name: delete_jobs
@@ -292,7 +292,7 @@ delete from holdfast.key where key = any(array(
       and not exists (select from holdfast.job j where j.id = k.job_id) limit :limit for update skip locked));
 
 -- name: prune_workers
-delete from holdfast.worker where alive_until <= -:span + :now;
+delete from holdfast.worker where alive_until <= :now - :span::bigint;
 
 -- name: cancel_unstarted
 update holdfast.job
@@ -419,7 +419,7 @@ select d.id::text from unnest(:ids::uuid[]) as d (id) left join holdfast.job j o
 where j.id is null or j.state + 0 >= 5;
 
 -- name: stuck
-select count(*) from holdfast.job where state = 2 and lease_until <= -60000000 + :now;
+select count(*) from holdfast.job where state = 2 and lease_until <= :now - 60000000;
 
 -- own: clock
 select :now;

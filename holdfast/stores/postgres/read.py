@@ -9,7 +9,7 @@ from uuid import UUID
 from holdfast.errors import Invalid
 from holdfast.job import Attempt, Job, JobFilter, JobState, Order, Page, Pulse, QueueInfo, WorkerInfo
 from holdfast.stores.postgres.links import Links
-from holdfast.stores.postgres.rows import CODES, STATES, filter_parameters, shown_attempt, shown_job, to_text
+from holdfast.stores.postgres.rows import CODES, STATES, filter_parameters, is_id, shown_attempt, shown_job, to_text
 from holdfast.stores.postgres.statements import Query
 
 _NEWEST = str(UUID(int=(1 << 128) - 1))
@@ -24,7 +24,7 @@ class Read:
 
     async def get(self, job_id: str) -> Job | None:
         """One job by id."""
-        rows = await self._links.fetch(self._sql["get"], id=job_id)
+        rows = await self._links.fetch(self._sql["get"], id=job_id) if is_id(job_id) else []
         return shown_job(rows[0]) if rows else None
 
     async def by_key(self, key: str) -> Job | None:
@@ -53,7 +53,8 @@ class Read:
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         """The attempts of a job that did not succeed."""
-        return [shown_attempt(row) for row in await self._links.fetch(self._sql["attempts"], id=job_id)]
+        rows = await self._links.fetch(self._sql["attempts"], id=job_id) if is_id(job_id) else []
+        return [shown_attempt(row) for row in rows]
 
     async def queues(self) -> list[QueueInfo]:
         """Every queue with its counts."""
@@ -103,7 +104,6 @@ class Read:
 
 
 def _place(cursor: str) -> str:
-    try:
-        return str(UUID(cursor))
-    except ValueError:
-        raise Invalid("cursor", cursor, "give the cursor of an earlier page, unchanged") from None
+    if not is_id(cursor):
+        raise Invalid("cursor", cursor, "give the cursor of an earlier page, unchanged")
+    return cursor

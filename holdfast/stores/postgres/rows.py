@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
@@ -30,7 +31,15 @@ _ESCAPED = re.compile(f"{_NUL}([0{_NUL}])")
 
 _encode = msgspec.json.Encoder().encode
 _options = msgspec.json.Decoder(Options).decode
-_LARGEST = (1 << 63) - 1
+
+
+def is_id(text: str) -> bool:
+    """Whether a job can have this id at all."""
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
 
 
 def to_text(text: str) -> str:
@@ -98,7 +107,7 @@ def job_columns(jobs: Sequence[NewJob]) -> dict[str, list[Any]]:
         "tasks": [job.task for job in jobs],
         "payloads": [to_text(job.payload) for job in jobs],
         "ranks": [-job.priority for job in jobs],
-        "run_ats": [None if job.run_at_us is None else min(job.run_at_us, _LARGEST) for job in jobs],
+        "run_ats": [job.run_at_us for job in jobs],
         "delays": [span_us(job.delay) for job in jobs],
         "max_attempts": [job.max_attempts for job in jobs],
         "options": [None if job.options is None else _encode(job.options).decode() for job in jobs],

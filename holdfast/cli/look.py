@@ -47,7 +47,7 @@ WORKER_COLUMNS = [
     Column("RUNNING", "number"),
     Column("SUCCEEDED", "number", spare=True),
     Column("FAILED", "number", spare=True),
-    Column("SEEN", "number", spare=True),
+    Column("SEEN", "number"),  # what the row says is that old
 ]
 JOB_COLUMNS = [
     Column("ID", "id"),

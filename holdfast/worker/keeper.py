@@ -23,6 +23,7 @@ from holdfast.worker.shift import Shift, Why
 _FENCE = 0.8  # of the lease: past that without a renewal, the worker gives its jobs up by itself
 _DEADLINE = 0.5  # of the lease: how long one beat may take
 _GAP = 1.0  # seconds at least between two beats, however much news there is
+_FRESH = 2.0  # seconds what the last beat said of this worker may be outdated before it beats again
 _LOOK = 1.0  # seconds between looks at the event loop
 _BLOCKED = 2.0  # seconds the loop may be deaf before that is told
 
@@ -53,6 +54,7 @@ class Keeper:
         self._ready = threading.Event()
         self._heard_at = time.monotonic()  # the loop's health is a matter of real time, whatever the clock
         self._failing = False
+        self._told: Pulse | None = None  # what the last beat said of this worker
         self._told_at: float | None = None
 
     def start(self) -> None:
@@ -100,19 +102,19 @@ class Keeper:
     async def _beat(self, store: Store) -> None:
         shift = self._shift
         started = shift.clock.monotonic()
-        leases = list(shift.held)
+        leases, pulse = list(shift.held), self._pulse()
         try:
             async with asyncio.timeout(shift.settings.lease.total_seconds() * _DEADLINE):
                 await store.open()
                 point("beat.before")
-                beat = await store.beat(self._pulse(), leases, lease_for=shift.settings.lease)
+                beat = await store.beat(pulse, leases, lease_for=shift.settings.lease)
         except (HoldfastError, TimeoutError) as error:
             retry_in = min(1.0, shift.settings.beat.total_seconds())
             shift.emit(StoreTrouble(service="keeper", error=str(error) or "no answer", retry_in=retry_in))
             self._failing = True
             self._fence()
             return
-        self._failing = False
+        self._failing, self._told = False, pulse
         shift.renewed_at = started
         for lease, held in zip(leases, beat.held, strict=True):
             if held is Held.LOST:
@@ -132,7 +134,7 @@ class Keeper:
                 self._on_main(self._interrupt, lease, Why.LOST)
 
     async def _pause(self, store: Store) -> None:
-        """Until the next beat is due, or there may be news for this worker."""
+        """Until the next beat is due, there may be news for this worker, or others are to hear how it is doing."""
         shift = self._shift
         assert self._stop is not None  # noqa: S101 - set before the first beat
         interval = shift.settings.beat.total_seconds()
@@ -143,7 +145,12 @@ class Keeper:
         news = asyncio.ensure_future(store.wait([f"worker:{shift.worker_id}"], timeout=interval))
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
-            await shift.clock.bounded(_first(news, stopped), interval - gap)
+            left = interval - gap
+            while left > 0:
+                await shift.clock.bounded(_first(news, stopped), min(left, _FRESH))
+                left -= _FRESH
+                if news.done() or stopped.done() or self._pulse() != self._told:
+                    break
         except HoldfastError:
             await shift.clock.bounded(self._stop.wait(), gap)
         finally:

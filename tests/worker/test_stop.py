@@ -186,6 +186,28 @@ async def test_an_order_through_the_store_is_followed(app: Holdfast, drain: bool
     assert stopping.reason == ("drained" if drain else "ordered")
 
 
+async def test_what_a_worker_says_of_itself_is_fresh_while_it_works_and_idle_beats_are_rare(app: Holdfast) -> None:
+    @app.task("work")
+    async def work() -> None: ...
+
+    async def seen_at() -> int:
+        (info,) = await app.workers()
+        return info.seen_at_us
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        await harnessed.advance(20)
+        await work.enqueue()
+        await harnessed.advance(4)
+        (info,) = await app.workers()
+        assert info.pulse.succeeded == 1
+        idle = set()
+        for _ in range(60):
+            await harnessed.advance(1)
+            idle.add(await seen_at())
+    assert 5 <= len(idle) <= 12
+
+
 async def test_a_worker_signs_on_and_off(app: Holdfast) -> None:
     events = Recorder(app)
 

@@ -7,6 +7,7 @@ loading.py      ``module:attribute`` to an application
 show.py         printing: tables, JSON, and no control character that came from data
 documents.py    jobs, attempts, workers as the JSON documents of ``--json``
 choosing.py     which jobs: ids and filters
+completing.py   what a shell is offered for a word
 submitting.py   what may be said about a job to be submitted, and submitting it
 """
 

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from holdfast import Holdfast, JobFilter, JobState
+from holdfast.cli.completing import task_names
 from holdfast.errors import Invalid
 from holdfast.job import Operated, Reason, instant
 from holdfast.values import check_name, check_tag, check_task_name, parse_duration, parse_instant
@@ -81,7 +82,13 @@ def filter_options(*, states: bool = True) -> Callable[[F], F]:
     names = [state.value for state in JobState]
     options = [
         click.option("--queue", metavar="NAME", help="Jobs of this queue."),
-        click.option("--task", metavar="NAME", multiple=True, help="Jobs of this task; several: of any of them."),
+        click.option(
+            "--task",
+            metavar="NAME",
+            multiple=True,
+            shell_complete=task_names,
+            help="Jobs of this task; several: of any of them.",
+        ),
         click.option("--tag", metavar="TEXT", help="Jobs that carry this tag."),
         click.option(
             "--reason",

@@ -8,6 +8,7 @@ import click
 
 from holdfast import Settings
 from holdfast.cli.base import group
+from holdfast.cli.completing import setting_names, setting_values
 from holdfast.cli.session import Session
 from holdfast.cli.show import Column, note, print_json, print_table, safe
 from holdfast.config import SETTINGS, Entry, file_for, set_value
@@ -38,7 +39,7 @@ def config_list(session: Session) -> None:
 
 
 @config.command("get", examples=["holdfast config get lease"])
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME", shell_complete=setting_names)
 @click.pass_obj
 def config_get(session: Session, *, name: str) -> None:
     """Print the value of one setting."""
@@ -50,8 +51,8 @@ def config_get(session: Session, *, name: str) -> None:
 
 
 @config.command("set", examples=["holdfast config set lease 60s", "holdfast config set app shop.jobs:app"])
-@click.argument("name", metavar="NAME")
-@click.argument("value", metavar="VALUE")
+@click.argument("name", metavar="NAME", shell_complete=setting_names)
+@click.argument("value", metavar="VALUE", shell_complete=setting_values)
 @click.pass_obj
 def config_set(session: Session, *, name: str, value: str) -> None:
     """Write one setting into the settings file, keeping everything else in it, comments too.

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from holdfast.cli.base import command
+from holdfast.cli.completing import task_names
 from holdfast.cli.documents import job_document
 from holdfast.cli.session import Session
 from holdfast.cli.show import print_json, safe
@@ -33,7 +34,7 @@ from holdfast.errors import Invalid
         "holdfast enqueue --stream jobs.jsonl",
     ],
 )
-@click.argument("task", required=False)
+@click.argument("task", required=False, shell_complete=task_names)
 @click.argument("payload", required=False)
 @click.option("--arg", "arguments", metavar="NAME=TEXT", multiple=True, help="One argument; NAME:=JSON for no text.")
 @job_options

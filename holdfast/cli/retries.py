@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast import Retry
 from holdfast.cli.base import command
+from holdfast.cli.completing import task_names
 from holdfast.cli.session import Session
 from holdfast.cli.show import Column, note, print_json, print_table, span
 from holdfast.errors import NotFound
@@ -34,7 +35,12 @@ _SHOWN = 10  # failures, where attempts are unlimited
 )
 @click.argument("policy", required=False)
 @click.option("--attempts", type=click.IntRange(1, 10_000), metavar="N", help="Attempts the job may have.")
-@click.option("--task", metavar="NAME", help="The policy and the attempts of this task of the application.")
+@click.option(
+    "--task",
+    metavar="NAME",
+    shell_complete=task_names,
+    help="The policy and the attempts of this task of the application.",
+)
 @click.pass_obj
 def retry_schedule(session: Session, *, policy: str | None, attempts: int | None, task: str | None) -> None:
     """Print how long a policy waits after each failure: nominally, at least, at most.

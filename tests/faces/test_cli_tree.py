@@ -6,13 +6,16 @@ import itertools
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from holdfast.cli import main
 from holdfast.cli.reference import commands, page
-from tests.faces.cli import ROOT, Cli
+from holdfast.config import SETTINGS
+from tests.faces.cli import JOBS, ROOT, Cli
 
 COMMANDS = dict(commands())
 
@@ -83,6 +86,32 @@ def test_help_loads_nothing_heavy(cli: Cli) -> None:
 
 def test_the_version_is_told(cli: Cli) -> None:
     assert cli.run("--version").startswith("holdfast ")
+
+
+def _offered(*words: str) -> list[str]:
+    """What a shell would offer for the last word."""
+    completing = ShellComplete(main, {}, "holdfast", "_HOLDFAST_COMPLETE")
+    return [each.value for each in completing.get_completions(list(words[:-1]), words[-1])]
+
+
+def test_settings_and_their_words_are_completed(cli: Cli) -> None:
+    assert _offered("config", "get", "") == list(SETTINGS)
+    assert _offered("config", "set", "command_") == [name for name in SETTINGS if name.startswith("command_")]
+    assert _offered("config", "set", "commands", "") == ["off", "argv", "shell"]
+    assert _offered("config", "set", "log_level", "w") == ["WARNING"]
+    assert _offered("config", "set", "timeout", "n") == ["none"]
+    assert _offered("config", "set", "lease", "") == _offered("config", "set", "leese", "") == []
+
+
+def test_tasks_are_completed_quietly_from_the_application_there_is(cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
+    assert _offered("enqueue", "") == []
+    target = cli.write_jobs(f"print('loud')\n{JOBS}")
+    assert _offered("--app", target, "enqueue", "m") == ["mail.send"]
+    assert _offered("list", "--app", target, "--task", "") == ["break", "mail.send"]
+    cli.run("config", "set", "app", cli.write_jobs("print('loud')\n1 / 0"))
+    assert _offered("retry-schedule", "--task", "") == []
+    assert capfd.readouterr() == ("", "")
+    assert not Path("holdfast.db").exists()
 
 
 def test_completion_comes_for_each_shell(cli: Cli) -> None:

@@ -1,58 +1,132 @@
-"""The store as an outsider sees it: plain SQL over a read-only connection, none of the product's code."""
+"""The store as an outsider sees it: plain SQL over a connection of its own, none of the product's code."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
-from typing import Any
+import time
+from abc import ABC, abstractmethod
+from contextlib import closing
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+import psycopg
 
 from tests.crash.checker import Row
 
 STATES = ("queued", "scheduled", "running", "failed", "waiting", "succeeded", "dead", "cancelled")
+PATIENCE = 60
+"""Seconds in which a server that was killed must be back."""
 
 
-class Database:
-    """One file."""
+class Note(NamedTuple):
+    """What a submitter of the crash tests put into a job."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    by: str
+    index: int
+    keyed: bool
 
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=10)) as connection:
-            yield connection
 
+class Database(ABC):
+    """The tables of one store. Statements are written with SQLite's names and placeholders."""
+
+    @abstractmethod
     def all(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
         """Every row of a query."""
-        with self._open() as connection:
-            return connection.execute(sql, parameters).fetchall()
+
+    @abstractmethod
+    def recovered(self) -> dict[tuple[str, int], float]:
+        """When (wall clock) each lease that ran out was found and settled."""
+
+    @abstractmethod
+    def integrity(self) -> str:
+        """What a check of the whole says: ``ok``."""
 
     def rows(self) -> dict[str, Row]:
         """Every job."""
         found = self.all("select id, state, claims, attempts, reason, result from holdfast_job")
         return {
-            job: Row(job, STATES[state], claims, attempts, reason, None if result is None else json.loads(result))
+            str(job): Row(
+                str(job), STATES[state], claims, attempts, reason, None if result is None else json.loads(result)
+            )
             for job, state, claims, attempts, reason, result in found
         }
 
     def held_by(self, pid: int) -> list[tuple[str, int]]:
         """The leases of one process."""
         sql = "select id, claims from holdfast_job where state = 2 and worker like ?"
-        return [(job, claims) for job, claims in self.all(sql, f"%-{pid}-%")]
+        return [(str(job), claims) for job, claims in self.all(sql, f"%-{pid}-%")]
 
     def unended(self) -> int:
         """Jobs that have not reached their end."""
         return int(self.all("select count(*) from holdfast_job where state < 5")[0][0])
 
+    def notes(self) -> list[Note]:
+        """What submitters submitted."""
+        found = [(json.loads(payload), keyed) for payload, keyed in self.all("select payload, keyed from holdfast_job")]
+        return [Note(payload["by"], payload["index"], bool(keyed)) for payload, keyed in found]
+
+    def keys(self) -> dict[str, str]:
+        """The job that each key stands for."""
+        return {key: str(job) for key, job in self.all("select key, job_id from holdfast_key")}
+
+    def migrations(self) -> int:
+        """How many steps its schema has taken."""
+        return int(self.all("select count(*) from holdfast_migration")[0][0])
+
+
+class File(Database):
+    """An SQLite file, read only."""
+
+    def __init__(self, url: str) -> None:
+        self._path = url.removeprefix("sqlite:///")
+
+    def all(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(f"file:{self._path}?mode=ro", uri=True, timeout=10)) as connection:
+            return connection.execute(sql, parameters).fetchall()
+
     def recovered(self) -> dict[tuple[str, int], float]:
-        """When (wall clock) each lease that ran out was found and settled."""
         sql = """select j.id, a.claims, a.ended_at from holdfast_attempt a join holdfast_job j on j.seq = a.job_seq
                  where a.reason = 'crashed'"""
         return {(job, claims): ended / 1e6 for job, claims, ended in self.all(sql)}
 
     def integrity(self) -> str:
-        """What SQLite's own check says: ``ok``."""
         return str(self.all("pragma integrity_check")[0][0])
+
+
+class Schema(Database):
+    """A schema of a PostgreSQL database, on whichever server of the URL takes writes."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._prefix = parse_qs(parts.query)["schema"][0] + "."
+        self._url = parts._replace(query="target_session_attrs=read-write").geturl()
+
+    def all(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        statement = sql.replace("holdfast_", self._prefix).replace("?", "%s").encode()
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                with psycopg.connect(self._url, autocommit=True, connect_timeout=5) as connection:
+                    return connection.execute(statement, parameters or None).fetchall()
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def recovered(self) -> dict[tuple[str, int], float]:
+        sql = "select job_id, claims, ended_at from holdfast_attempt where reason = 'crashed'"
+        return {(str(job), claims): ended / 1e6 for job, claims, ended in self.all(sql)}
+
+    def integrity(self) -> str:
+        strays = """select 'attempt', job_id from holdfast_attempt where job_id not in (select id from holdfast_job)
+                    union all select 'tag', job_id from holdfast_tag where job_id not in (select id from holdfast_job)
+                    union all select 'lease', id from holdfast_job where (lease_until is null) = (state = 2)
+                    union all select 'key', id from holdfast_job
+                    where keyed and id not in (select job_id from holdfast_key)"""
+        return ", ".join(f"{what} of {job}" for what, job in self.all(strays)) or "ok"
+
+
+def database_of(url: str) -> Database:
+    """The database behind the URL of a store."""
+    return File(url) if url.startswith("sqlite:") else Schema(url)

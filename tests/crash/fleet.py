@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,8 @@ from typing import Any
 
 from tests.crash import ledger
 from tests.crash.checker import Frozen
-from tests.crash.database import Database
+from tests.crash.database import database_of
+from tests.support.stores import Home
 
 ROOT = Path(__file__).parents[2]
 MARK = "CRASH_TEST"
@@ -41,11 +42,14 @@ class Kill:
 class Fleet:
     """Processes that share one store and one ledger, in one folder."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
-        self.database = Database(folder / "jobs.db")
+    def __init__(self, folder: Path, home: Home, **settings: str) -> None:
+        self._folder = folder
+        self._home = home
+        self._lent = ExitStack()
+        self.url = self._lent.enter_context(home(folder))
+        self.database = database_of(self.url)
         self.ledger = folder / "ledger"
         self._reader = ledger.Reader(self.ledger)
-        self.url = f"sqlite:///{self.database.path}"
         self._mark = uuid.uuid4().hex
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")},
@@ -75,6 +79,7 @@ class Fleet:
             process.wait()
         self._log.close()
         until(self._nobody_left, 10, "every process of this test to be gone")
+        self._lent.close()
 
     def _nobody_left(self) -> bool:
         """Kill whoever is left; whether nobody was."""
@@ -96,6 +101,11 @@ class Fleet:
                 except OSError:  # it has just ended, or is not ours to read
                     continue
         return found
+
+    def another(self, name: str) -> str:
+        """The URL of one more empty store."""
+        (self._folder / name).mkdir()
+        return self._lent.enter_context(self._home(self._folder / name))
 
     # ── starting ──────────────────────────────────────────────────────────────────────────────────────────────
     def start(

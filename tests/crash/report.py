@@ -35,7 +35,7 @@ def facts(fleet: Fleet, acknowledged: list[str]) -> Facts:
 
 
 def judged(fleet: Fleet, known: Facts, report: Report, *more: Check) -> Report:
-    """Let the checker judge, and SQLite of its file."""
+    """Let the checker judge, and the database of itself."""
     report.complaints += complaints(known, [*ALWAYS, *more])
     report.expect((verdict := fleet.database.integrity()) == "ok", f"integrity_check: {verdict}")
     if report.complaints:

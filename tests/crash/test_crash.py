@@ -12,8 +12,15 @@ import pytest
 
 from tests.crash.report import Report
 from tests.crash.scenarios import faults, files, freezes, handlers, kills, stops, submitters
+from tests.support.stores import STORES, Home, stores_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(params=stores_of("test_crash", older=False))
+def home(request: pytest.FixtureRequest) -> Home:
+    """Where the scenario's store is."""
+    return STORES[request.param]
 
 
 @pytest.fixture
@@ -28,61 +35,61 @@ def kept(report: Report) -> bool:
     return True
 
 
-def test_killed_workers_lose_nothing(tmp_path: Path, seed: int) -> None:
-    assert kept(kills.random_kills(tmp_path, jobs=600, kills=3, seed=seed))
+def test_killed_workers_lose_nothing(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(kills.random_kills(tmp_path, home, jobs=600, kills=3, seed=seed))
 
 
 @pytest.mark.parametrize("poisonous", [1, 2])
-def test_a_job_that_kills_its_process_dies_alone(tmp_path: Path, poisonous: int) -> None:
-    assert kept(kills.poison(tmp_path, jobs=300, poisonous=poisonous))
+def test_a_job_that_kills_its_process_dies_alone(tmp_path: Path, home: Home, poisonous: int) -> None:
+    assert kept(kills.poison(tmp_path, home, jobs=300, poisonous=poisonous))
 
 
-def test_a_frozen_worker_cannot_hurt_when_it_wakes(tmp_path: Path, seed: int) -> None:
-    assert kept(freezes.freezes(tmp_path, count=3, seed=seed))
+def test_a_frozen_worker_cannot_hurt_when_it_wakes(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(freezes.freezes(tmp_path, home, count=3, seed=seed))
 
 
-def test_killed_submitters_lose_nothing_they_were_told(tmp_path: Path, seed: int) -> None:
-    assert kept(submitters.killed_submitters(tmp_path, kills=12, seed=seed))
+def test_killed_submitters_lose_nothing_they_were_told(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(submitters.killed_submitters(tmp_path, home, kills=12, seed=seed))
 
 
-def test_a_handler_that_blocks_the_loop_keeps_its_job(tmp_path: Path) -> None:
-    assert kept(handlers.spinning(tmp_path))
+def test_a_handler_that_blocks_the_loop_keeps_its_job(tmp_path: Path, home: Home) -> None:
+    assert kept(handlers.spinning(tmp_path, home))
 
 
-def test_a_process_task_that_ignores_signals_dies_with_its_children(tmp_path: Path) -> None:
-    assert kept(handlers.stubborn(tmp_path))
+def test_a_process_task_that_ignores_signals_dies_with_its_children(tmp_path: Path, home: Home) -> None:
+    assert kept(handlers.stubborn(tmp_path, home))
 
 
-def test_rolling_stops_lose_nothing_and_cost_no_attempt(tmp_path: Path, seed: int) -> None:
-    assert kept(stops.rolling_stops(tmp_path, count=2, seed=seed))
+def test_rolling_stops_lose_nothing_and_cost_no_attempt(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(stops.rolling_stops(tmp_path, home, count=2, seed=seed))
 
 
-def test_the_second_signal_releases_at_once(tmp_path: Path) -> None:
-    assert kept(stops.second_signal(tmp_path))
+def test_the_second_signal_releases_at_once(tmp_path: Path, home: Home) -> None:
+    assert kept(stops.second_signal(tmp_path, home))
 
 
-def test_a_worker_may_die_at_every_point(tmp_path: Path, seed: int) -> None:
-    assert kept(faults.killed_at(tmp_path, seed=seed))
+def test_a_worker_may_die_at_every_point(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(faults.killed_at(tmp_path, home, seed=seed))
 
 
-def test_a_store_may_fail_at_every_point(tmp_path: Path, seed: int) -> None:
-    assert kept(faults.failed_at(tmp_path, seed=seed))
+def test_a_store_may_fail_at_every_point(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(faults.failed_at(tmp_path, home, seed=seed))
 
 
-def test_a_submitter_may_die_before_and_after_its_submission(tmp_path: Path, seed: int) -> None:
-    assert kept(faults.submitters_killed_at(tmp_path, seed=seed))
+def test_a_submitter_may_die_before_and_after_its_submission(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(faults.submitters_killed_at(tmp_path, home, seed=seed))
 
 
-def test_a_raced_and_killed_migration_leaves_a_sound_store(tmp_path: Path, seed: int) -> None:
-    assert kept(files.raced_migrations(tmp_path, rounds=3, seed=seed))
+def test_a_raced_and_killed_migration_leaves_a_sound_store(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(files.raced_migrations(tmp_path, home, rounds=3, seed=seed))
 
 
 def test_a_killed_backup_leaves_a_sound_store_and_no_false_copy(tmp_path: Path, seed: int) -> None:
     assert kept(files.killed_backups(tmp_path, kills=4, seed=seed))
 
 
-def test_a_forked_child_gets_a_store_of_its_own(tmp_path: Path) -> None:
-    assert kept(files.forked(tmp_path))
+def test_a_forked_child_gets_a_store_of_its_own(tmp_path: Path, home: Home) -> None:
+    assert kept(files.forked(tmp_path, home))
 
 
 @pytest.mark.parametrize("size", [300_000, 6_000_000], ids=["the log is full", "the file is full"])

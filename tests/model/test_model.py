@@ -27,7 +27,7 @@ from holdfast.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snooz
 from holdfast.store import EVERY_QUEUE
 from holdfast.stores import open_store
 from tests.model.model import Model, ModelJob, crash_reason, reachable
-from tests.support.stores import STORES, Home
+from tests.support.stores import STORES, Home, stores_of
 
 T = TypeVar("T")
 
@@ -407,5 +407,5 @@ def _test_case(name: str, home: Home) -> type:
     return case
 
 
-for _name, _home in STORES.items():
-    globals()[f"Test_{_name}"] = _test_case(_name, _home)
+for _name in stores_of("test_model", older=False):
+    globals()[f"Test_{_name}"] = _test_case(_name, STORES[_name])

@@ -85,12 +85,12 @@ class Storm:
 
     def table(self, names: Sequence[str]) -> str:
         """What was found, one scenario a line, and every complaint below."""
-        lines = [f"{'scenario':<22}{'verdict':<10}{'seconds':>8}  figures"]
+        lines = [f"{'scenario':<30}{'verdict':<10}{'seconds':>8}  figures"]
         for name in names:
             result = self.results[name]
             verdict = "kept" if not result["complaints"] else f"{len(result['complaints'])} BROKEN"
             figures = ", ".join(f"{key} {value}" for key, value in result["figures"].items() if key != "stderr")
-            lines.append(f"{name:<22}{verdict:<10}{result['seconds']:>8}  {figures}")
+            lines.append(f"{name:<30}{verdict:<10}{result['seconds']:>8}  {figures}")
         for name in names:
             lines += [f"{name}: {complaint}" for complaint in self.results[name]["complaints"][:20]]
         return "\n".join(lines)

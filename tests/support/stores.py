@@ -30,13 +30,17 @@ def postgres_schema(major: int) -> Home:
     return home
 
 
-STORES: dict[str, Home] = {"sqlite": sqlite_file}
+STORES: dict[str, Home] = {
+    "sqlite": sqlite_file,
+    "postgres": postgres_schema(postgres.MAIN),
+    "postgres16": postgres_schema(postgres.FLOOR),
+}
 """Every store there is, by the name that tests of it alone have in the names of their files."""
-OLDER: frozenset[str] = frozenset()
+OLDER = frozenset({"postgres16"})
 """Of them, the older versions: conformance alone is tested on each of these."""
 
 
 def stores_of(file: str, *, older: bool = True) -> list[str]:
     """The stores that the tests in a file of this name run on: those it names (``test_plans_sqlite``), or all."""
-    named = [name for name in STORES if name in file.split("_")]
+    named = [name for name in STORES if name.rstrip("0123456789") in file.split("_")]
     return [name for name in named or STORES if older or name not in OLDER]

@@ -13,6 +13,7 @@ from tests.crash.fleet import WORKER, Fleet, until
 from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.submitters import PROGRAM, judge_submitters
 from tests.crash.scenarios.submitting import await_quiet, submit, work
+from tests.support.stores import Home
 
 SUBMITTING = tuple(sorted(point for point in POINTS if point.startswith("submit.")))
 WORKING = tuple(
@@ -32,11 +33,11 @@ MOST = {"beat.before": 4, "sweep.before_settle": 1, "sweep.after_settle": 1}
 """How often a worker that dies soon comes to a point for sure; else 12."""
 
 
-def killed_at(folder: Path, *, points: Sequence[str] = WORKING, rounds: int = 1, seed: int) -> Report:
+def killed_at(folder: Path, home: Home, *, points: Sequence[str] = WORKING, rounds: int = 1, seed: int) -> Report:
     """A worker at a time dies at each point; a healthy one finishes."""
     report = Report(figures={"seed": seed})
     rng = random.Random(seed)
-    with Fleet(folder) as fleet:
+    with Fleet(folder, home) as fleet:
         submitted = submit(fleet, work(45 * len(points) * rounds, 0.1, max_attempts=25))
         first = fleet.start(WORKER)
         until(lambda: len(fleet.runs()) > 3, 20, "the first executions")
@@ -61,11 +62,11 @@ def killed_at(folder: Path, *, points: Sequence[str] = WORKING, rounds: int = 1,
         return judged(fleet, known, report, excess_explained)
 
 
-def failed_at(folder: Path, *, points: Sequence[str] = AT_THE_STORE, seed: int) -> Report:
+def failed_at(folder: Path, home: Home, *, points: Sequence[str] = AT_THE_STORE, seed: int) -> Report:
     """The store fails a worker at every point, once each: it goes on by itself."""
     report = Report(figures={"seed": seed})
     rng = random.Random(seed)
-    with Fleet(folder) as fleet:
+    with Fleet(folder, home) as fleet:
         submitted = submit(fleet, work(100, 0.1, max_attempts=25))
         first = fleet.start(WORKER)
         until(lambda: len(fleet.runs()) > 3, 20, "the first executions")
@@ -78,11 +79,11 @@ def failed_at(folder: Path, *, points: Sequence[str] = AT_THE_STORE, seed: int) 
         return judged(fleet, facts(fleet, submitted), report)
 
 
-def submitters_killed_at(folder: Path, *, rounds: int = 1, seed: int) -> Report:
+def submitters_killed_at(folder: Path, home: Home, *, rounds: int = 1, seed: int) -> Report:
     """A submitter with keys dies before and after its submission, and tries the same keys again."""
     report = Report(figures={"seed": seed})
     rng = random.Random(seed)
-    with Fleet(folder) as fleet:
+    with Fleet(folder, home) as fleet:
         for point in SUBMITTING * rounds:
             first = str(len(fleet.lines("ack")))
             process = fleet.start(

@@ -1,4 +1,4 @@
-"""The file itself: created by many at once, copied, forked over, and on a disk that is full."""
+"""The store itself: created by many at once and forked over; a file that is copied, and on a disk that is full."""
 
 from __future__ import annotations
 
@@ -9,39 +9,38 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from tests.crash.database import Database
+from tests.crash.database import database_of
 from tests.crash.fleet import Fleet, until
 from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.submitting import submit, work
+from tests.support.stores import Home, sqlite_file
 
 PROGRAMS = "tests.crash.programs"
 
 
-def raced_migrations(folder: Path, *, rounds: int, seed: int, openers: int = 5, killed: int = 2) -> Report:
+def raced_migrations(folder: Path, home: Home, *, rounds: int, seed: int, openers: int = 5, killed: int = 2) -> Report:
     """Several processes create the same store at once and some are killed in the middle; the others end well."""
     report = Report(figures={"seed": seed, "rounds": rounds})
     rng = random.Random(seed)
-    with Fleet(folder) as fleet:
+    with Fleet(folder, home) as fleet:
         for number in range(rounds):
-            file = folder / f"race-{number}.db"
-            _race(fleet, file, rng, openers, killed)
-            acknowledged = [
-                job for line in fleet.lines("ack") if line["url"].endswith(file.name) for job in line["jobs"]
-            ]
-            report.expect(len(acknowledged) >= openers - killed, f"{file.name}: {len(acknowledged)} openers succeeded")
-            database = Database(file)
-            report.expect(set(acknowledged) <= set(database.rows()), f"{file.name}: an acknowledged job is missing")
-            report.expect(database.all("select count(*) from holdfast_migration") != [(0,)], f"{file.name}: no schema")
-            report.expect((verdict := database.integrity()) == "ok", f"{file.name}: integrity_check: {verdict}")
+            url = fleet.another(f"race-{number}")
+            _race(fleet, url, rng, openers, killed)
+            acknowledged = [job for line in fleet.lines("ack") if line["url"] == url for job in line["jobs"]]
+            report.expect(len(acknowledged) >= openers - killed, f"{url}: {len(acknowledged)} openers succeeded")
+            database = database_of(url)
+            report.expect(set(acknowledged) <= set(database.rows()), f"{url}: an acknowledged job is missing")
+            report.expect(database.migrations() > 0, f"{url}: no schema")
+            report.expect((verdict := database.integrity()) == "ok", f"{url}: integrity_check: {verdict}")
         errors = [line["text"] for line in fleet.lines("error")]
         report.expect(not errors, f"openers failed: {errors[:3]}")
         report.figures["acknowledged"] = len(fleet.lines("ack"))
     return report
 
 
-def _race(fleet: Fleet, file: Path, rng: random.Random, openers: int, killed: int) -> None:
+def _race(fleet: Fleet, url: str, rng: random.Random, openers: int, killed: int) -> None:
     before = len(fleet.lines("here"))
-    racers = [fleet.start(f"{PROGRAMS}.opener", f"sqlite:///{file}", stdin=subprocess.PIPE) for _ in range(openers)]
+    racers = [fleet.start(f"{PROGRAMS}.opener", url, stdin=subprocess.PIPE) for _ in range(openers)]
     until(lambda: len(fleet.lines("here")) == before + openers, 30, "the openers to be ready", pause=0.02)
     for racer in racers:
         _say_go(racer)
@@ -62,7 +61,7 @@ def killed_backups(folder: Path, *, kills: int, seed: int, jobs: int = 3000) -> 
     """A process is killed while it copies the store: the store is sound, and so is every copy that bears its name."""
     report = Report(figures={"seed": seed, "kills": kills})
     rng = random.Random(seed)
-    with Fleet(folder) as fleet:
+    with Fleet(folder, sqlite_file) as fleet:
         submitted = submit(fleet, work(jobs, 0.1))
         for _ in range(kills):
             copier = fleet.start(f"{PROGRAMS}.copier", str(folder))
@@ -97,10 +96,10 @@ def _sound(copy: Path, jobs: int) -> bool:
     return bool(verdict == "ok" and count == jobs)
 
 
-def forked(folder: Path) -> Report:
+def forked(folder: Path, home: Home) -> Report:
     """A fork beside an open store: refused in the child, which opens its own; the parent's is unharmed."""
     report = Report()
-    with Fleet(folder) as fleet:
+    with Fleet(folder, home) as fleet:
         process = fleet.start(f"{PROGRAMS}.forker")
         fleet.await_end(process, 20, "the forking process to end")
         codes = [line["code"] for line in fleet.lines("child")]
@@ -117,7 +116,7 @@ def forked(folder: Path) -> Report:
 def full_disk(folder: Path, *, size: int) -> Report:
     """No file may grow beyond ``size``: submissions are refused clearly, and go on once there is room."""
     report = Report(figures={"size": size})
-    with Fleet(folder) as fleet:
+    with Fleet(folder, sqlite_file) as fleet:
         process = fleet.start(f"{PROGRAMS}.squeezed", "submitting", str(size))
         fleet.await_end(process, 60, "the submitter to end")
         acknowledged = [job for line in fleet.lines("ack") for job in line["jobs"]]
@@ -139,7 +138,7 @@ def full_disk(folder: Path, *, size: int) -> Report:
 def full_disk_under_a_worker(folder: Path, *, size: int = 100_000) -> Report:
     """Nothing can be written for a while: the worker waits it out and every job is done."""
     report = Report()
-    with Fleet(folder) as fleet:
+    with Fleet(folder, sqlite_file) as fleet:
         process = fleet.start(f"{PROGRAMS}.squeezed", "working", str(size))
         fleet.await_end(process, 60, "the worker to end")
         report.expect(process.returncode == 0, f"exit code {process.returncode}: {fleet.errors()[-1500:]}")

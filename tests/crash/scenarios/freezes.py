@@ -10,6 +10,7 @@ from tests.crash.checker import Facts
 from tests.crash.fleet import Fleet
 from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.submitting import await_quiet, submit, work
+from tests.support.stores import Home
 
 LEASE = 3.0  # seconds
 PAST = 1.5  # seconds of sleep beyond the lease
@@ -18,11 +19,11 @@ SHORT, LONG = 0.3, 4.0  # seconds of work
 CANCELLED_WITHIN = 0.5  # seconds after waking
 
 
-def freezes(folder: Path, *, count: int, seed: int) -> Report:
+def freezes(folder: Path, home: Home, *, count: int, seed: int) -> Report:
     """One worker after the other sleeps through its leases while the others work on."""
     report = Report(figures={"seed": seed})
     rng = random.Random(seed)
-    with Fleet(folder, lease=f"{LEASE}s", beat="1s", sweep="500ms") as fleet:
+    with Fleet(folder, home, lease=f"{LEASE}s", beat="1s", sweep="500ms") as fleet:
         busy = (count + 1) * (LEASE + PAST + 1)
         batch = max(1, round(0.7 * busy * SLOTS / (9 * SHORT + LONG)))
         specs = [*work(9 * batch, SHORT, max_attempts=25), *work(batch, LONG, max_attempts=25)]

@@ -8,14 +8,15 @@ from pathlib import Path
 from tests.crash.fleet import Fleet, until
 from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.submitting import await_quiet, submit, work
+from tests.support.stores import Home
 
 TIMEOUT = 1.0  # seconds, of crash.stubborn
 
 
-def spinning(folder: Path, *, lease: float = 1.2) -> Report:
+def spinning(folder: Path, home: Home, *, lease: float = 1.2) -> Report:
     """An ``async def`` that spins for three leases keeps its job; an idle worker beside it does not get it."""
     report = Report()
-    with Fleet(folder, lease=f"{lease}s", beat=f"{1000 * lease // 3:.0f}ms", sweep="200ms") as fleet:
+    with Fleet(folder, home, lease=f"{lease}s", beat=f"{1000 * lease // 3:.0f}ms", sweep="200ms") as fleet:
         (spinner,) = submit(fleet, [("crash.spin", {"seconds": 3 * lease}, {})])
         others = submit(fleet, work(20, 0.1))
         fleet.start_workers(2)
@@ -29,10 +30,10 @@ def spinning(folder: Path, *, lease: float = 1.2) -> Report:
         return judged(fleet, known, report)
 
 
-def stubborn(folder: Path, *, jobs: int = 1) -> Report:
+def stubborn(folder: Path, home: Home, *, jobs: int = 1) -> Report:
     """A process task that ignores signals is dead within a second of its timeout, and so are its children."""
     report = Report()
-    with Fleet(folder) as fleet:
+    with Fleet(folder, home) as fleet:
         submitted = submit(fleet, [("crash.stubborn", {}, {"max_attempts": 1})] * jobs)
         fleet.start_workers(1)
         slowest = 0.0

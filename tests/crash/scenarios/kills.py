@@ -11,16 +11,17 @@ from tests.crash.fleet import LEASE, SWEEP, Fleet, percentile
 from tests.crash.ledger import by_job
 from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.submitting import await_quiet, submit, work
+from tests.support.stores import Home
 
 WORKERS, SLOTS = 4, 20
 BETWEEN = 0.6  # seconds between two kills
 
 
-def random_kills(folder: Path, *, jobs: int, kills: int, seed: int) -> Report:
+def random_kills(folder: Path, home: Home, *, jobs: int, kills: int, seed: int) -> Report:
     """Workers are killed and replaced while they work off ``jobs``."""
     report = Report(figures={"seed": seed})
     rng = random.Random(seed)
-    with Fleet(folder) as fleet:
+    with Fleet(folder, home) as fleet:
         seconds = max(0.04, 1.5 * kills * BETWEEN * SLOTS / jobs)
         submitted = submit(fleet, work(jobs, seconds, max_attempts=25))
         fleet.start_workers(WORKERS)
@@ -71,11 +72,11 @@ def _recovery(fleet: Fleet, report: Report) -> None:
     }
 
 
-def poison(folder: Path, *, jobs: int, poisonous: int) -> Report:
+def poison(folder: Path, home: Home, *, jobs: int, poisonous: int) -> Report:
     """``poisonous`` jobs kill their process, among ``jobs`` innocent ones of the same small budget."""
     report = Report()
     budget = 3
-    with Fleet(folder) as fleet:
+    with Fleet(folder, home) as fleet:
         innocent = submit(fleet, work(jobs // 2, 0.1, max_attempts=budget))
         poisons = submit(fleet, [("crash.poison", {}, {"max_attempts": budget})] * poisonous)
         innocent += submit(fleet, work(jobs - jobs // 2, 0.1, max_attempts=budget))

@@ -11,17 +11,18 @@ from pathlib import Path
 from tests.crash.fleet import WORKER, Fleet, until
 from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.submitting import await_quiet, submit, work
+from tests.support.stores import Home
 
 GRACE = 1.0  # seconds
 SHORT, LONG = 0.1, 2.5  # seconds of work: within the grace and beyond it
 WORKERS = 3
 
 
-def rolling_stops(folder: Path, *, count: int, seed: int) -> Report:
+def rolling_stops(folder: Path, home: Home, *, count: int, seed: int) -> Report:
     """Workers are told to stop, one after the other, and replaced."""
     report = Report(figures={"seed": seed})
     rng = random.Random(seed)
-    with Fleet(folder, grace=f"{GRACE}s", lease="10s", beat="3s") as fleet:
+    with Fleet(folder, home, grace=f"{GRACE}s", lease="10s", beat="3s") as fleet:
         batch = max(4, count * 8)
         specs = [*work(10 * batch, SHORT), *work(batch, LONG)]
         rng.shuffle(specs)
@@ -52,10 +53,10 @@ def rolling_stops(folder: Path, *, count: int, seed: int) -> Report:
         return judged(fleet, known, report)
 
 
-def second_signal(folder: Path) -> Report:
+def second_signal(folder: Path, home: Home) -> Report:
     """The second SIGTERM does not wait for the grace."""
     report = Report()
-    with Fleet(folder, grace="60s") as fleet:
+    with Fleet(folder, home, grace="60s") as fleet:
         (job,) = submit(fleet, work(1, 60))
         process = fleet.start(WORKER)
         until(lambda: len(fleet.runs()) == 1, 20, "the job to start")

@@ -9,16 +9,19 @@ from pathlib import Path
 
 from tests.crash.fleet import Fleet, until
 from tests.crash.report import Report
+from tests.support.stores import Home
 
 MODES = ("keyed", "keyed", "keyed", "blocking", "blocking", "blocking", "bulk", "bulk", "concurrent", "concurrent")
 PROGRAM = "tests.crash.programs.submitter"
+BATCH = 20
+"""Jobs in one transaction of a submitter in bulk."""
 
 
-def killed_submitters(folder: Path, *, kills: int, seed: int) -> Report:
+def killed_submitters(folder: Path, home: Home, *, kills: int, seed: int) -> Report:
     """Each is killed at random instants and started again where its acknowledgements end: keys are then tried again."""
     report = Report(figures={"seed": seed})
     rng = random.Random(seed)
-    with Fleet(folder) as fleet:
+    with Fleet(folder, home) as fleet:
         names = [f"{mode}-{number}" for number, mode in enumerate(MODES)]
         running = {name: fleet.start(PROGRAM, mode, name, "0") for name, mode in zip(names, MODES, strict=True)}
         until(lambda: {line["by"] for line in fleet.lines("ack")} == set(names), 30, "every submitter's first job")
@@ -45,18 +48,16 @@ def judge_submitters(fleet: Fleet, report: Report) -> None:
     lost = [job for job in acknowledged if job not in stored]
     report.expect(not lost, f"{len(lost)} acknowledged jobs do not exist: {lost[:3]}")
     report.expect(not errors, f"{len(errors)} errors reached submitters: {[line['text'] for line in errors[:3]]}")
-    by_key = Counter(
-        key
-        for (key,) in fleet.database.all(
-            "select payload ->> '$.by' || '-' || (payload ->> '$.index') from holdfast_job where keyed"
-        )
-    )
+    notes = fleet.database.notes()
+    by_key = Counter(f"{note.by}-{note.index}" for note in notes if note.keyed)
     report.expect(max(by_key.values()) == 1, f"keys with two jobs: {[key for key, n in by_key.items() if n > 1][:3]}")
+    owners = fleet.database.keys()
     for line in acks:
         if line["key"] is not None:
-            owner = fleet.database.all("select job_id from holdfast_key where key = ?", line["key"])
-            report.expect(owner == [(line["jobs"][0],)], f"{line['key']} stands for {owner}, not {line['jobs']}")
-    halves = _torn_batches(fleet)
+            owner = owners.get(line["key"])
+            report.expect(owner == line["jobs"][0], f"{line['key']} stands for {owner}, not {line['jobs']}")
+    batches = Counter((note.by, note.index) for note in notes if note.by.startswith("bulk-"))
+    halves = [batch for batch, count in batches.items() if count % BATCH]
     report.expect(not halves, f"batches stored in part: {halves[:3]}")
     report.expect((verdict := fleet.database.integrity()) == "ok", f"integrity_check: {verdict}")
     report.figures |= {
@@ -65,11 +66,3 @@ def judge_submitters(fleet: Fleet, report: Report) -> None:
         "in doubt": len(stored) - len(set(acknowledged)),
         "keys": len(by_key),
     }
-
-
-def _torn_batches(fleet: Fleet) -> list[tuple[object, ...]]:
-    """Batches of one transaction of which only some jobs are there."""
-    return fleet.database.all(
-        """select json_extract(payload, '$.by') as by, json_extract(payload, '$.index') as number, count(*)
-           from holdfast_job where by like 'bulk-%' group by by, number having count(*) % 20 <> 0"""
-    )

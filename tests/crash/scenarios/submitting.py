@@ -36,4 +36,4 @@ def await_quiet(fleet: Fleet, seconds: float, meanwhile: Callable[[], object] = 
         meanwhile()
         return fleet.database.unended() == 0
 
-    return until(over, seconds, f"the last jobs of {fleet.database.path} to end", pause=0.1)
+    return until(over, seconds, f"the last jobs of {fleet.url} to end", pause=0.1)

@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
 from typing import Any, TypeVar
 
 from holdfast.errors import HoldfastError
@@ -36,12 +37,12 @@ class Portal:
     """An event loop in a daemon thread, for callers without one."""
 
     def __init__(self, *, at_exit: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """``at_exit`` is run on the loop when the process ends."""
+        """``at_exit`` is run on the loop before it ends, with the process at the latest."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-portal", daemon=True)
         self._thread.start()
         self._at_exit = at_exit
-        atexit.register(self._say_goodbye)
+        atexit.register(self.end)
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """What ``call`` returns or raises. Interrupted, it is cancelled."""
@@ -56,9 +57,17 @@ class Portal:
         """Whether the caller runs on this portal's loop."""
         return running_loop() is self._loop
 
-    def _say_goodbye(self) -> None:
-        if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._at_exit(), self._loop).result(timeout=_AT_EXIT)
+    def end(self) -> None:
+        """Say the last words and end the thread."""
+        atexit.unregister(self.end)
+        if not self._thread.is_alive():
+            return
+        last_words = asyncio.run_coroutine_threadsafe(self._at_exit(), self._loop)
+        wait([last_words], timeout=_AT_EXIT)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=_AT_EXIT)
+        if not self._thread.is_alive():
+            self._loop.close()
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

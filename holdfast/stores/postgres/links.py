@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 import asyncpg
+from asyncpg.connect_utils import SessionAttribute
 
 from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
 from holdfast.stores.postgres.statements import Query
@@ -28,7 +29,7 @@ Rows: TypeAlias = list[Any]
 PATIENCE = 2.0  # seconds a call waits for a server that is away
 DEADLINE = 10.0  # seconds a statement may take
 _CONNECT = 3.0  # seconds until a host that does not answer is given up
-_BACKOFF, _BACKOFF_MOST = 0.02, 0.5  # seconds between tries, before jitter
+_BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
 _CONFLICTS = 8  # times a deadlock or serialization failure is tried again
 
 _AWAY = (
@@ -99,19 +100,21 @@ class Links:
         self._room = asyncio.Semaphore(most)
         self._closed = False
         self._busy: set[Connection] = set()
+        self._failures = 0  # to connect, one after another
+        self._connect_at = 0.0  # not before
 
     # ── connections ───────────────────────────────────────────────────────────────────────────────────────────
     async def connect(self) -> Connection:
         """A new connection, to the host that takes writes; an error of the driver if there is none."""
         address = self.address
-        options: dict[str, Any] = {"statement_cache_size": 0} if address.pooled else {"server_settings": _SESSION}
         try:
             return await asyncpg.connect(
                 address.dsn,
                 timeout=_CONNECT,
                 command_timeout=DEADLINE,
-                target_session_attrs="read-write" if "," in address.dsn else "any",
-                **options,
+                target_session_attrs=SessionAttribute.read_write if "," in address.dsn else SessionAttribute.any,
+                statement_cache_size=0 if address.pooled else 100,
+                server_settings={} if address.pooled else _SESSION,
             )
         except asyncpg.TargetServerAttributeNotMatched as error:
             raise ConnectionError("no host of the URL takes writes") from error
@@ -126,15 +129,13 @@ class Links:
             self._busy.add(link)
             try:
                 yield link
-            except asyncpg.PostgresError as error:
-                if isinstance(error, _AWAY) or self._closed:
-                    link.terminate()
-                    self._drop_idle()
-                else:
+            except BaseException as error:
+                if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _AWAY):
                     self._give_back(link)
-                raise
-            except BaseException:
-                link.terminate()
+                else:
+                    link.terminate()
+                if isinstance(error, _AWAY):
+                    self._drop_idle()
                 raise
             else:
                 self._give_back(link)
@@ -148,7 +149,17 @@ class Links:
             link = self._idle.pop()
             if not link.is_closed():
                 return link
-        return await self.connect()
+        await asyncio.sleep(max(0.0, self._connect_at - time.monotonic()))
+        try:
+            link = await self.connect()
+        except _AWAY:
+            # However many calls there are: a server that comes back is not met by a herd.
+            self._failures += 1
+            pause = min(_BACKOFF_MOST, _BACKOFF * 2**self._failures)
+            self._connect_at = time.monotonic() + pause * random.uniform(0.5, 1.5)
+            raise
+        self._failures = 0
+        return link
 
     def _give_back(self, link: Connection) -> None:
         if self._closed:
@@ -172,11 +183,6 @@ class Links:
                 link.terminate()
         for link in list(self._busy):
             link.terminate()
-
-    def abandon(self) -> None:
-        """Forget the connections without a word to the server: their event loop has gone."""
-        self._closed = True
-        self._drop_idle()
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def fetch(self, query: Query, *, doubt: Callable[[], object] | None = None, **values: Any) -> Rows:
@@ -210,7 +216,7 @@ class Links:
         """Run ``once`` on a connection, again while the server is away or others are in its way. ``doubt`` is told of
         each failure after which nobody knows whether the server has done it."""
         give_up = time.monotonic() + PATIENCE
-        conflicts, pause = 0, _BACKOFF
+        conflicts = 0
         while True:
             try:
                 async with self._link() as link:
@@ -223,10 +229,9 @@ class Links:
             except _AWAY as error:
                 if doubt is not None:
                     doubt()
-                if time.monotonic() + pause > give_up or isinstance(error, TimeoutError):
+                if max(time.monotonic(), self._connect_at) > give_up or isinstance(error, TimeoutError):
                     raise Unavailable(f"{self._place()} cannot be reached: {_line(error)}") from error
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(2 * pause, _BACKOFF_MOST)
+                await asyncio.sleep(_BACKOFF * random.uniform(0.5, 1.5))
             except _FULL as error:
                 raise Unavailable(f"{self._place()}: {_line(error)}") from error
             except _REFUSED as error:

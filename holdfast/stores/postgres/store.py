@@ -78,20 +78,18 @@ class PostgresStore:
         if loop in self._opened:  # somebody else was quicker
             await opened.close()
             return
-        self._forget_ended_loops()
+        for ended in [each for each in self._opened if each.is_closed()]:
+            del self._opened[ended]
         self._opened[loop] = opened
-
-    def _forget_ended_loops(self) -> None:
-        for loop in [each for each in self._opened if each.is_closed()]:
-            self._opened.pop(loop).links.abandon()
 
     async def close(self) -> None:
         opened = self._opened.pop(asyncio.get_running_loop(), None)
         if opened is not None and self._process == os.getpid():
             await opened.close()
-        portal, self._portal = self._portal, None
+        portal = self._portal
         if portal is not None and self._process == os.getpid() and not portal.is_here():
-            await asyncio.to_thread(portal.run, self.close())
+            self._portal = None
+            await asyncio.to_thread(portal.end)
 
     async def migrate(self) -> list[str]:
         applied, self._migrated = self._migrated, []
@@ -236,7 +234,19 @@ class _Opened:
         self.hot = Hot(self.links, self.news, statements)
         self.operate = Operate(self.links, self.news, statements, self.hot.ready)
         self.read = Read(self.links, statements)
+        self._watching = asyncio.create_task(self._close_with_loop(), name="holdfast-connections")
+
+    async def _close_with_loop(self) -> None:
+        """``asyncio.run`` cancels what is left before it ends: the last moment to part in peace."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self._part()
 
     async def close(self) -> None:
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+
+    async def _part(self) -> None:
         await self.news.close()
         await self.links.close()

@@ -18,9 +18,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from holdfast.stores.waiters import Waiter
 
 LOOK = 0.5  # seconds between looks at data_version
 _SETTLED_NS = 50_000_000  # a folder changed this recently is listed again: its time stamp is coarse
@@ -28,29 +30,15 @@ _MISSED_MOST = 1000  # topics kept for whoever waits next; a process that only s
 _MOST = 8192  # bytes of a datagram; more endings than fit are told as job:*
 
 
-class Waiter:
-    """One call of ``wait``."""
+class _Waiter(Waiter):
+    """One that looks at the file, too."""
 
-    __slots__ = ("lasting", "topics", "version", "wake")
+    __slots__ = ("lasting", "version")
 
     def __init__(self, topics: frozenset[str], wake: Callable[[], object]) -> None:
-        self.topics = topics
-        self.wake = wake
+        super().__init__(topics, wake)
         self.version = -1  # data_version when it last looked
         self.lasting = not any(topic.startswith("job:") for topic in topics)  # the same wait comes again and again
-
-    def hears(self, told: Iterable[str]) -> bool:
-        """Whether one of these topics is for this waiter."""
-        return any(
-            topic in self.topics or (topic.endswith(":*") and self._wants(topic[:-1])) or self._any_of(topic)
-            for topic in told
-        )
-
-    def _wants(self, kind: str) -> bool:
-        return any(topic.startswith(kind) for topic in self.topics)
-
-    def _any_of(self, topic: str) -> bool:
-        return topic[: topic.index(":") + 1] + "*" in self.topics
 
 
 class Wakes:
@@ -62,7 +50,7 @@ class Wakes:
         self._version = version
         self._seen: dict[frozenset[str], int] = {}  # data_version when a wait for these topics last ended
         self._readers: Counter[tuple[asyncio.AbstractEventLoop, socket.socket]] = Counter()
-        self._waiters: set[Waiter] = set()
+        self._waiters: set[_Waiter] = set()
         self._missed: set[str] = set()  # queue and worker topics told while nobody waited for them
         self._lock = threading.Lock()
         self._sockets: dict[str, tuple[socket.socket, Path]] = {}
@@ -141,7 +129,7 @@ class Wakes:
         """
         loop = asyncio.get_running_loop()
         news = loop.create_future()
-        waiter = Waiter(frozenset(topics), lambda: loop.is_closed() or loop.call_soon_threadsafe(_resolve, news))
+        waiter = _Waiter(frozenset(topics), lambda: loop.is_closed() or loop.call_soon_threadsafe(_resolve, news))
         listening = self._enlist(waiter)
         for sock in listening:
             self._add_reader(loop, sock)
@@ -161,7 +149,7 @@ class Wakes:
     def wait_here(self, topics: Sequence[str], timeout: float, settled: Callable[[], bool]) -> None:
         """``wait`` for a thread without an event loop."""
         heard, told = socket.socketpair()
-        waiter = Waiter(frozenset(topics), lambda: _poke(told))
+        waiter = _Waiter(frozenset(topics), lambda: _poke(told))
         listening = self._enlist(waiter)
         try:
             if self._has_news(waiter) or settled():
@@ -203,21 +191,21 @@ class Wakes:
             self._sender.close()
             self._sender = None
 
-    def _enlist(self, waiter: Waiter) -> list[socket.socket]:
+    def _enlist(self, waiter: _Waiter) -> list[socket.socket]:
         """List the waiter, and only then hand out its sockets: while it is listed nobody takes them down."""
         kinds = {"j-" if topic.startswith("job:") else "q-" for topic in waiter.topics}
         with self._lock:
             self._waiters.add(waiter)
             return [sock for kind in sorted(kinds) if (sock := self._bound(kind)) is not None]
 
-    def _delist(self, waiter: Waiter) -> None:
+    def _delist(self, waiter: _Waiter) -> None:
         """The waiter has gone. If it was the last for endings, spare the settling processes a datagram a commit."""
         with self._lock:
             self._waiters.discard(waiter)
             if "j-" in self._sockets and not self._ending_awaited():
                 self._unbind("j-")
 
-    def _has_news(self, waiter: Waiter) -> bool:
+    def _has_news(self, waiter: _Waiter) -> bool:
         """Whether there was news for it before it was listed."""
         with self._lock:
             missed = {topic for topic in self._missed if waiter.hears((topic,))}
@@ -226,7 +214,7 @@ class Wakes:
         waiter.version = self._seen.get(waiter.topics, -1) if waiter.lasting else self._version()
         return self._moved(waiter) or bool(missed)
 
-    def _moved(self, waiter: Waiter) -> bool:
+    def _moved(self, waiter: _Waiter) -> bool:
         """Whether another connection has committed since this waiter last looked."""
         version = self._version()
         moved = version != waiter.version

@@ -29,6 +29,7 @@ from holdfast.kinds import (
     TARGET,
     URL,
     VARIABLES,
+    WORKER_ID,
     Kind,
     anchored,
     choice,
@@ -130,6 +131,12 @@ class Settings:
     )
     concurrency = Setting(count(1, 10_000), 10, "Jobs one worker process runs at once.")
     processes = Setting(count(1, 256), 1, "Worker processes that one command starts and watches.")
+    worker_id = Setting(
+        unless("minted", WORKER_ID),
+        "minted",
+        "What this worker process is called, where jobs say who ran them; minted: a new name at each start. "
+        "No two living workers may share one.",
+    )
     lease = Setting(
         span("30ms", "1d"),
         "30s",
@@ -456,6 +463,9 @@ def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str
     if values["processes"] > 1 and ":memory:" in values["url"]:
         problem = "several processes cannot share a store in memory; set processes to 1, or url to a file"
         yield ("processes", "url"), f"processes: {values['processes']}: {problem}"
+    if values["processes"] > 1 and values["worker_id"] is not None:
+        problem = f"worker_id: {values['worker_id']} names one worker, but processes is {values['processes']}"
+        yield ("processes", "worker_id"), f"{problem}; set processes to 1, or worker_id to minted"
 
 
 def _listed(problems: list[str]) -> str:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from holdfast.errors import Invalid
 from holdfast.retry import Retry
 from holdfast.values import (
+    check_worker_id,
     format_duration,
     format_queues,
     format_size,
@@ -145,6 +146,7 @@ QUEUES: Kind[Mapping[str, int | None]] = Kind(
     lambda field, value: MappingProxyType(parse_queues(value, field)),
     lambda queues: format_queues(dict(queues)),
 )
+WORKER_ID: Kind[str] = Kind("name", check_worker_id, str)
 RETRY: Kind[Retry] = Kind("retry policy", _parse_retry, str)
 URL: Kind[str] = Kind("URL", _parse_url, mask_url)
 TARGET: Kind[str] = Kind("module:attribute", _parse_target, str)

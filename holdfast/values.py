@@ -30,6 +30,7 @@ LAST_INSTANT = datetime(2199, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]{0,127}")
+_WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _INSTANT = re.compile(
     r"(?P<year>\d{4})-\d\d-\d\d[Tt ](?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:[Zz]|[+-]\d\d:[0-5]\d)", re.ASCII
 )
@@ -64,6 +65,13 @@ def check_task_name(text: object, field: str = "task") -> str:
     """The name a task is registered under."""
     if not isinstance(text, str) or not _TASK_NAME.fullmatch(text):
         raise Invalid(field, text, "use 1 to 128 of A-Z a-z 0-9 . _ - : / and begin with a letter, a digit or _")
+    return text
+
+
+def check_worker_id(field: str, text: object) -> str:
+    """What a worker process is called in the store."""
+    if not isinstance(text, str) or not _WORKER_ID.fullmatch(text):
+        raise Invalid(field, text, "use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or a digit")
     return text
 
 

@@ -38,9 +38,10 @@ class Worker:
     def __init__(self, app: Holdfast, *, settings: Settings | None = None, drain: bool = False) -> None:
         """``drain``: stop once the queues have nothing to run."""
         self._app = app
+        settings = settings or app.settings
         # Minted at each start: a restarted worker under the same host name is another one.
-        self.id = f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.shift = Shift(app, settings or app.settings, self.id)
+        self.id = settings.worker_id or f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.shift = Shift(app, settings, self.id)
         self._drain = drain
         self._stop_now = asyncio.Event()
         self._reason = "drained"
@@ -183,6 +184,7 @@ class Worker:
 
     async def _sign_on(self) -> None:
         store = await self._app.opened()
+        await store.leave(self.id)  # one of the same name may have died with an order: that was not meant for us
         await store.beat(self._pulse(), [], lease_for=self.shift.settings.lease)
 
     async def _sign_off(self) -> None:

@@ -259,6 +259,11 @@ def test_a_broken_project_file_is_reported_only_if_it_holds_settings(folder):
             {"url": "sqlite:///:memory:"},
             "holdfast.toml:1, argument: processes: 2: several processes cannot share",
         ),
+        (
+            "processes = 2\n",
+            {"worker_id": "mail-1"},
+            "holdfast.toml:1, argument: worker_id: mail-1 names one worker, but processes is 2; set processes to 1",
+        ),
     ],
 )
 def test_values_that_cannot_stand_together_are_refused(folder, text, arguments, problem):

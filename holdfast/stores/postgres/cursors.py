@@ -1,24 +1,38 @@
 """Where each queue's claims go on: past the index entries of jobs that were taken and no vacuum has removed yet.
 
 A queue of a million jobs leaves as many dead entries at the front of its index while it drains, and with an old
-snapshot open somewhere nothing may clear them: each claim would walk over all of them. So a claim that brought as many
-jobs as it asked for is the start of a run: the next one begins behind its last job. What arrives in front of the cursor
-meanwhile (a higher priority, a retry, a transaction that committed late) is found by the next look from the start. Such
-a look happens as soon as a claim brings less than it asked for, at news of the queue, and ``INTERVAL`` after the last
-one at the latest. Only looks that turn out expensive are spaced further, so that they take no more than a tenth of the
-time, and never more than ``LONGEST`` apart: that bounds how long a job may be passed over.
+snapshot open somewhere nothing may clear them: each claim would walk over all of them. So where that is worth it the
+next claim begins behind the last job of this one. It is worth it after a claim that brought many jobs, all it asked
+for; and after any claim where looks from the start have become expensive.
+
+What is in front of a cursor (a higher priority, a job given back, a transaction that committed late, a row that
+somebody had locked) is found by the next look from the start. It comes
+
+- at once, where this process made the job ready itself, or where behind the cursor there is nothing,
+- ``INTERVAL`` after the last one began, or where that one was expensive, late enough for looks to take no more than a
+  tenth of the time; with news of the queue as early as that rule allows,
+- and never later than ``LONGEST`` after the last one began. **That is the bound**: a worker that goes on claiming
+  passes no job over for longer, plus the one claim that is under way.
+
+A cursor is a memory of this process about what it has seen: what other workers do can make it useless, never wrong.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-INTERVAL = 0.05  # seconds between looks from the start
+INTERVAL = 0.05  # seconds between the beginnings of looks from the start, where they are cheap
 LONGEST = 2.0  # seconds, however expensive they are
-_SHARE = 10  # a look may cost a tenth of the time
-_LARGE = 100  # jobs; smaller claims always look from the start: they leave little behind
+_SHARE = 10  # looks may take a tenth of the time
+_LARGE = 100  # jobs; smaller claims leave little behind
+_TAKING = 15e-6  # seconds that a job's taking costs, wherever the look began
+_EXPENSIVE = 0.01  # seconds beyond that; then cursors are for small claims too
+_LOOKS = 3  # in a row: a single one may have been slow for another reason
+_QUEUES_MOST = 10_000  # places kept; without one a claim looks from the start
+_QUEUE, _PRIORITY, _LOSSES, _RUN_AT, _SEQ = 2, 7, 8, 9, 12  # columns of a claimed job
 
 
 class Place(NamedTuple):
@@ -30,11 +44,46 @@ class Place(NamedTuple):
 
 
 START = Place(-(1 << 31), -(1 << 63), -(1 << 63))
+END = Place((1 << 31) - 1, (1 << 63) - 1, (1 << 63) - 1)
 
 
-class _Run(NamedTuple):
-    place: Place
-    until: float  # then a look from the start is due
+class Look(NamedTuple):
+    """What a claim saw of one queue: everything ready from ``begun`` to ``last``, as of ``at``."""
+
+    begun: Place
+    last: Place | None  # of the jobs it took
+    number: int  # of jobs it took
+    full: bool  # as many as it wanted
+    at: float
+    seconds: float
+
+
+class _Queue:
+    """A queue's place: everything in front of it was looked at when ``looked_at`` had come, or since."""
+
+    __slots__ = ("costs", "looked_at", "place", "until")
+
+    def __init__(self) -> None:
+        self.place: Place | None = None
+        self.looked_at = 0.0
+        self.until = 0.0  # then a look from the start is due
+        self.costs: tuple[float, ...] = ()  # seconds the latest looks from the start took, beyond taking jobs
+
+    @property
+    def cost(self) -> float:
+        return min(self.costs, default=0.0)
+
+    @property
+    def expensive(self) -> bool:
+        return len(self.costs) == _LOOKS and self.cost >= _EXPENSIVE
+
+    def looked(self, look: Look) -> None:
+        self.costs = (*self.costs, max(0.0, look.seconds - _TAKING * look.number))[-_LOOKS:]
+        self.looked_at = look.at
+        self.until = look.at + min(LONGEST, max(INTERVAL, _SHARE * self.cost))
+
+    def hasten(self) -> None:
+        self.until = min(self.until, self.looked_at + _SHARE * self.cost)
 
 
 class Cursors:
@@ -42,31 +91,67 @@ class Cursors:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._runs: dict[str, _Run] = {}
-        self._costs: dict[str, float] = {}  # seconds that the latest look from the start took
+        self._queues: dict[str, _Queue] = {}
 
     def place(self, queue: str) -> Place:
         """Where a claim of this queue begins."""
-        run = self._runs.get(queue)
-        return START if run is None or self._now() >= run.until else run.place
+        known = self._queues.get(queue)
+        if known is None or known.place is None or self._now() >= known.until:
+            return START
+        return known.place
 
-    def claimed(self, queue: str, begun: Place, last: Place | None, *, full: bool, number: int, seconds: float) -> None:
-        """A claim of ``number`` jobs that began at ``begun`` and took ``seconds``; ``full``: as many as were wanted."""
-        from_start = begun == START
-        if from_start:
-            self._costs[queue] = seconds
-        if last is None or not full or number < _LARGE:
-            self._runs.pop(queue, None)
-            return
-        run = self._runs.get(queue)
-        if from_start or run is None:
-            run = _Run(last, self._now() + min(LONGEST, max(INTERVAL, _SHARE * self._costs.get(queue, 0.0))))
-        self._runs[queue] = run._replace(place=last)
+    def claimed(self, queue: str, look: Look) -> None:
+        """A claim has looked into this queue."""
+        known = self._queues.get(queue)
+        if known is None:
+            if len(self._queues) >= _QUEUES_MOST:
+                self._queues.clear()
+            known = self._queues[queue] = _Queue()
+        if look.begun == START:
+            known.looked(look)
+            known.place = look.last
+        elif known.place is None or known.place < look.begun:
+            return  # another claim went back to the start meanwhile, and has not come as far again
+        elif look.last is not None:
+            known.place = max(known.place, look.last)
+        if look.last is None or not (known.expensive or (look.full and look.number >= _LARGE)):
+            known.place = None
 
-    def news(self, queue: str) -> None:
-        """Something became ready in this queue, maybe in front of the cursor: look soon."""
-        run = self._runs.get(queue)
-        if run is None:
+    def ready(self, queue: str, first: Place) -> None:
+        """This process made jobs of the queue ready, the first of them at ``first``: look soon, if that is in front."""
+        known = self._queues.get(queue)
+        if known is None or known.place is None or first >= known.place:
             return
-        if self._costs.get(queue, 0.0) < INTERVAL / _SHARE:
-            del self._runs[queue]
+        if known.expensive:
+            known.hasten()
+        else:
+            known.place = None
+
+    def heard(self, queue: str | None) -> None:
+        """Others made jobs of the queue (None: of some queue) ready, nobody knows where: look earlier."""
+        for known in self._queues.values() if queue is None else filter(None, [self._queues.get(queue)]):
+            known.hasten()
+
+
+def looks(
+    queues: Sequence[str],
+    slots: Sequence[int],
+    places: Sequence[Place],
+    taken: Sequence[Any],
+    room: int,
+    at: float,
+    seconds: float,
+) -> Iterator[tuple[str, Look]]:
+    """What a claim of ``room`` jobs saw of each queue. Those whose turn did not come, it has not seen."""
+    number = Counter([row[_QUEUE] for row in taken])
+    last = {row[_QUEUE]: row for row in taken if not row[_LOSSES]}  # suspects come from an index of their own
+    exhausted = len(taken) >= room
+    left = set(last)
+    for queue, wanted, begun in zip(queues, slots, places, strict=True):
+        if exhausted and not left:
+            return
+        left.discard(queue)
+        row = last.get(queue)
+        place = None if row is None else Place(-row[_PRIORITY], row[_RUN_AT], row[_SEQ])
+        full = number[queue] >= wanted or (exhausted and not left)
+        yield queue, Look(begun, place, number[queue], full, at, seconds)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from operator import attrgetter
 
 import msgspec
 
@@ -26,7 +26,7 @@ from holdfast.job import (
     Submitted,
 )
 from holdfast.store import EVERY_QUEUE
-from holdfast.stores.postgres.cursors import START, Cursors, Place
+from holdfast.stores.postgres.cursors import END, START, Cursors, Place, looks
 from holdfast.stores.postgres.links import Links, Rows
 from holdfast.stores.postgres.news import News
 from holdfast.stores.postgres.rows import (
@@ -40,6 +40,8 @@ from holdfast.stores.postgres.rows import (
     to_text,
 )
 from holdfast.stores.postgres.statements import Query
+
+_job_id = attrgetter("job_id")
 
 PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
@@ -73,24 +75,31 @@ class Hot:
         self._known_at = -_REFRESH
         self._served = ""  # the queue a claim of every queue served last
         self._doubtful: set[tuple[str, int]] = set()  # leases whose settlement was sent and never answered
-        news.on_queue = self.ready
+        news.on_queue = self._heard
 
-    def ready(self, queue: str) -> None:
-        """Something became ready in this queue ("*": in some queue)."""
+    def ready(self, queue: str, first: Place = START) -> None:
+        """This process made jobs of the queue ready, none in front of ``first``."""
+        self._cursors.ready(queue, first)
+        self._know(queue)
+
+    def _heard(self, queue: str) -> None:
+        """Others made something ready in this queue ("*": in some queue)."""
         if queue == EVERY_QUEUE:
             self._known_at = -_REFRESH
-            return
-        self._cursors.news(queue)
+            self._cursors.heard(None)
+        else:
+            self._cursors.heard(queue)
+            self._know(queue)
+
+    def _know(self, queue: str) -> None:
         place = bisect_right(self._known, queue)
         if not place or self._known[place - 1] != queue:
             self._known.insert(place, queue)
 
-    def _tell(self, queues: Iterable[str], ended: Sequence[str] = ()) -> None:
-        topics = set()
-        for queue in queues:
-            self.ready(queue)
-            topics.add(f"queue:{queue}")
-        self._news.tell(topics, ended)
+    def _tell(self, firsts: Mapping[str, Place], ended: Sequence[str] = ()) -> None:
+        for queue, first in firsts.items():
+            self.ready(queue, first)
+        self._news.tell({f"queue:{queue}" for queue in firsts}, ended)
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -110,7 +119,7 @@ class Hot:
                 Submitted(answer.job_id, answer.created or answer.job_id == job.id)
                 for job, answer in zip(jobs, answers, strict=True)
             ]
-        self._tell({job.queue for job, answer in zip(jobs, answers, strict=True) if answer.created})
+        self._tell(_firsts(jobs, answers))
         return answers
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,7 +132,7 @@ class Hot:
             return await self._claim_quarantined(wish, wants)
         claiming = _Claiming(wish, wants)
         await self._claim_from(claiming, self._turn(claiming))
-        if EVERY_QUEUE in wants and (not claiming.full or self._stale):
+        if EVERY_QUEUE in wants and (not claiming.jobs or self._stale):  # empty-handed it answers only when it is sure
             tried = set(claiming.tried)
             await self._refresh()
             if not claiming.full:
@@ -155,7 +164,8 @@ class Hot:
         wish = claiming.wish
         slots = [claiming.slots(queue) for queue in queues]
         places = [self._cursors.place(queue) for queue in queues]
-        begun = time.monotonic()
+        room = wish.limit - len(claiming.jobs)
+        at = time.monotonic()
         rows = await self._links.fetch(
             self._sql["claim"],
             queues=queues,
@@ -166,11 +176,11 @@ class Hot:
             anywhere=EVERY_QUEUE in claiming.wants,
             promote=claiming.promote,
             suspects=max(0, claiming.suspects),
-            limit=wish.limit - len(claiming.jobs),
+            limit=room,
             worker=wish.worker,
             lease_for=span_us(wish.lease_for),
         )
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - at
         due, due_in, until, quarantined = rows[0][_SHOWN:]
         claiming.looked = True
         claiming.tried += queues
@@ -180,33 +190,23 @@ class Hot:
         taken = [] if rows[0][0] is None else rows
         jobs = await self._readable(taken)
         claiming.take(jobs)
-        self._remember(queues, slots, places, taken, seconds)
-        if not due and not taken and any(place != START for place in places):
-            return await self._claim_batch(claiming, queues)  # behind the cursors there is nothing: from the start
-        return bool(due)
-
-    def _remember(self, queues: list[str], slots: list[int], places: list[Place], taken: Rows, seconds: float) -> None:
-        last: dict[str, Any] = {}
-        number: dict[str, int] = {}
-        for row in taken:
-            if row[8] == 0:  # suspects come from an index of their own
-                last[row[2]] = row
-                number[row[2]] = number.get(row[2], 0) + 1
-        for queue, room, begun in zip(queues, slots, places, strict=True):
-            row = last.get(queue)
-            place = None if row is None else Place(-row[7], row[9], row[12])
-            full = number.get(queue, 0) >= room
-            self._cursors.claimed(queue, begun, place, full=full, number=number.get(queue, 0), seconds=seconds)
+        if due:
+            return True
+        for queue, look in looks(queues, slots, places, taken, room, at, seconds):
+            self._cursors.claimed(queue, look)
         if taken:
             self._served = taken[-1][2]
+        elif any(place != START for place in places):
+            return await self._claim_batch(claiming, queues)  # behind the cursors there is nothing: from the start
+        return False
 
     async def _promote(self, claiming: _Claiming) -> int:
         if EVERY_QUEUE in claiming.wants:
             rows = await self._links.fetch(self._sql["promote_anywhere"], limit=PROMOTE_MOST)
         else:
             rows = await self._links.fetch(self._sql["promote_queues"], queues=list(claiming.wants), limit=PROMOTE_MOST)
-        for queue in {row[0] for row in rows}:
-            self.ready(queue)
+        for queue, rank, run_at in rows:
+            self.ready(queue, Place(rank, run_at, 0))
         return len(rows)
 
     @property
@@ -267,23 +267,33 @@ class Hot:
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Successes in one statement, everything else in another; what neither took is told where it stands."""
-        first = {(each.job_id, each.claims, each.expired): place for place, each in reversed([*enumerate(settlements)])}
-        order = sorted(first.values(), key=lambda place: settlements[place].job_id)  # all writers lock in this order
-        simple = [n for n in order if settlements[n].state is JobState.SUCCEEDED and not settlements[n].expired]
-        rest = [n for n in order if not (settlements[n].state is JobState.SUCCEEDED and not settlements[n].expired)]
-        answers: dict[int, Settled] = {}
+        ids = [each.job_id for each in settlements]
+        if len(set(ids)) < len(ids):
+            return await self._settle_in_rounds(settlements)
+        answers: dict[str, Settled] = {}
+        ordered = sorted(settlements, key=_job_id)  # as all who write several rows lock them
+        simple = [each for each in ordered if each.state is JobState.SUCCEEDED and not each.expired]
         if simple:
-            await self._settle_simple(settlements, simple, answers)
-        if rest:
-            await self._settle_rest(settlements, rest, answers)
-        if len(answers) < len(settlements):
-            await self._stand(settlements, answers)
+            await self._settle_simple(simple, answers)
+        if len(simple) < len(ordered):
+            rest = [each for each in ordered if each.state is not JobState.SUCCEEDED or each.expired]
+            await self._settle_rest(rest, answers)
+        if len(answers) < len(ordered):
+            await self._stand([each for each in ordered if each.job_id not in answers], answers)
+        return [answers[job_id] for job_id in ids]
+
+    async def _settle_in_rounds(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        """Several for one job, as after a crash: each job once a round."""
+        answers: dict[int, Settled] = {}
+        left = dict(enumerate(settlements))
+        while left:
+            turn = {each.job_id: place for place, each in reversed(left.items())}  # the first of each job
+            places = sorted(turn.values())
+            settled = await self.settle([left.pop(place) for place in places])
+            answers.update(zip(places, settled, strict=True))
         return [answers[place] for place in range(len(settlements))]
 
-    async def _settle_simple(
-        self, settlements: Sequence[Settlement], places: list[int], answers: dict[int, Settled]
-    ) -> None:
-        batch = [settlements[place] for place in places]
+    async def _settle_simple(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         rows = await self._links.fetch(
             self._sql["settle_succeeded"],
             doubt=lambda: self._doubt(batch),
@@ -291,47 +301,44 @@ class Hot:
             claims=[each.claims for each in batch],
             results=[text_or_none(each.result) for each in batch],
         )
-        accepted = {(job_id, claims) for job_id, claims in rows} if len(rows) < len(batch) else None
-        ended = []
-        for place, each in zip(places, batch, strict=True):
-            if accepted is None or (each.job_id, each.claims) in accepted:
-                ended.append(each.job_id)
-                answers[place] = Settled(each.job_id, each.claims, True, JobState.SUCCEEDED)
-        self._tell((), ended)
+        if len(rows) < len(batch):
+            taken = {job_id for (job_id,) in rows}
+            batch = [each for each in batch if each.job_id in taken]
+        for each in batch:
+            answers[each.job_id] = Settled(each.job_id, each.claims, True, JobState.SUCCEEDED)
+        self._tell({}, [each.job_id for each in batch])
 
-    async def _settle_rest(
-        self, settlements: Sequence[Settlement], places: list[int], answers: dict[int, Settled]
-    ) -> None:
-        batch = [settlements[place] for place in places]
+    async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         rows = await self._links.fetch(
             self._sql["settle_rest"], doubt=lambda: self._doubt(batch), **settlement_columns(batch)
         )
-        ended, queues = [], set()
+        ended: list[str] = []
+        firsts: dict[str, Place] = {}
         for turn, code, run_at, queue in rows:
             each, state = batch[turn - 1], STATES[code]
-            answers[places[turn - 1]] = Settled(each.job_id, each.claims, True, state, run_at)
+            answers[each.job_id] = Settled(each.job_id, each.claims, True, state, run_at)
             if state in TERMINAL:
                 ended.append(each.job_id)
+            elif state is JobState.QUEUED:
+                firsts[queue] = START  # given back: to where it was
             else:
-                queues.add(queue)
-        self._tell(queues, ended)
+                firsts.setdefault(queue, END)  # not ready yet; who sleeps until something falls due must know
+        self._tell(firsts, ended)
 
     def _doubt(self, batch: Sequence[Settlement]) -> None:
         self._doubtful.update((each.job_id, each.claims) for each in batch)
 
-    async def _stand(self, settlements: Sequence[Settlement], answers: dict[int, Settled]) -> None:
+    async def _stand(self, refused: Sequence[Settlement], answers: dict[str, Settled]) -> None:
         """What became of the jobs whose settlement was refused. One that was sent before, unanswered, and stands as it
         asked for was accepted then."""
-        left = [place for place in range(len(settlements)) if place not in answers]
-        rows = await self._links.fetch(self._sql["states_of"], ids=sorted({settlements[n].job_id for n in left}))
+        rows = await self._links.fetch(self._sql["states_of"], ids=[each.job_id for each in refused])
         states = {job_id: (STATES[code], claims) for job_id, code, claims in rows}
-        for place in left:
-            each = settlements[place]
+        for each in refused:
             state, claims = states.get(each.job_id, (None, None))
             lease = (each.job_id, each.claims)
             accepted = lease in self._doubtful and claims == each.claims and state is each.state
             self._doubtful.discard(lease)
-            answers[place] = Settled(each.job_id, each.claims, accepted, state)
+            answers[each.job_id] = Settled(each.job_id, each.claims, accepted, state)
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:
@@ -404,3 +411,12 @@ def _created(jobs: Sequence[NewJob], rows: Rows) -> list[Submitted]:
         answers.append(Submitted(job.id, job.id in new))
         new.discard(job.id)
     return answers
+
+
+def _firsts(jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> dict[str, Place]:
+    """Where the first new job of each queue stands: behind all of its priority, since it is ready from now on."""
+    ranks: dict[str, int] = {}
+    for job, answer in zip(jobs, answers, strict=True):
+        if answer.created and -job.priority < ranks.get(job.queue, END.rank):
+            ranks[job.queue] = -job.priority
+    return {queue: END._replace(rank=rank) for queue, rank in ranks.items()}

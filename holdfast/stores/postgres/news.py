@@ -25,6 +25,7 @@ from holdfast.stores.waiters import Waiter, Waiters
 RATE = 50.0  # notifications a second and channel that a busy process sends
 _BURST = 10.0  # and how many it may send at once before that
 _PAYLOAD = 7900  # bytes; PostgreSQL takes 7,999
+_NAMED_MOST = 150  # endings told by name; more do not fit, and are told as some
 _LOOK = 1.0  # seconds between looks at an awaited job, whatever is heard
 _PROOF = 15.0  # seconds between proofs that the listening connection lives
 _PROVEN_IN = 5.0  # seconds it has for one
@@ -56,7 +57,7 @@ class News:
     def tell(self, topics: Iterable[str], ended: Sequence[str] = ()) -> None:
         """Something was committed that these topics stand for, and these jobs have ended."""
         ready = set(topics)
-        endings = {f"job:{job_id}" for job_id in ended}
+        endings = {f"job:{job_id}" for job_id in ended} if len(ended) <= _NAMED_MOST else {"job:*"}
         self._waiters.tell(ready | endings)
         self._voices["ready"].say(ready)
         self._voices["ended"].say(endings)

@@ -149,7 +149,7 @@ class Operate:
     async def promote(self, *, limit: int) -> int:
         """Make due jobs of every queue ready."""
         rows = await self._links.fetch(self._sql["promote_anywhere"], limit=limit)
-        self._tell_ready({queue for (queue,) in rows})
+        self._tell_ready({queue for queue, _, _ in rows})
         return len(rows)
 
     async def expired(self, *, limit: int) -> list[Job]:

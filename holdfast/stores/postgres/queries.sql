@@ -168,14 +168,14 @@ where id = any(array(
     select d.id from unnest(:queues::text[]) w (queue) cross join lateral (
         select id from holdfast.job where state in (1, 3) and queue = w.queue and run_at <= :now
         order by run_at limit :limit for update skip locked) d))
-returning queue;
+returning queue, rank, run_at;
 
 -- name: promote_anywhere
 update holdfast.job set state = 0
 where id = any(array(
     select id from holdfast.job where state in (1, 3) and run_at <= :now
     order by run_at limit :limit for update skip locked))
-returning queue;
+returning queue, rank, run_at;
 
 -- own: promote_delivered
 update holdfast.job set state = 0
@@ -191,7 +191,7 @@ update holdfast.job j
 set state = 5, ended_at = :now, result = d.result, lease_until = null, losses = 0, cancelling = false, reason = null, error = null
 from unnest(:ids::uuid[], :claims::bigint[], :results::text[]) as d (id, claims, result)
 where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
-returning j.id::text, j.claims;
+returning j.id::text;
 
 -- own: settle_rest
 -- What is no ending (state < 5) becomes one when a cancellation was asked for: only this write can see the flag.

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [row …] [--quick] [--rounds N]``: measure, show, and keep the figures as JSON."""
+"""``python -m benchmarks [store …] [row …] [--quick | --full] [--rounds N]``: measure, show, keep figures as JSON."""
 
 from __future__ import annotations
 
@@ -15,38 +15,79 @@ from benchmarks.facts import facts
 from benchmarks.harness import Plan, show
 
 ROWS = (
-    "drain",
-    "submit",
-    "latency",
-    "idle",
-    "due",
-    "backlog",
+    "sqlite.drain",
+    "sqlite.submit",
+    "sqlite.latency",
+    "sqlite.idle",
+    "sqlite.due",
+    "sqlite.backlog",
+    "sqlite.checkpoints",
+    "postgres.drain",
+    "postgres.submit",
+    "postgres.latency",
+    "postgres.idle",
+    "postgres.due",
+    "postgres.backlog",
+    "postgres.snapshot",
+    "postgres.wakeups",
+    "postgres.crowd",
+    "postgres.raw",
     "logs",
     "executors",
     "commands",
-    "checkpoints",
 )
+"""The modules of all rows. ``sqlite.drain`` is the row drain of the store sqlite."""
 RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
     """Run the rows that were named, or all."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Holdfast and a peer.")
-    parser.add_argument("rows", nargs="*", metavar="row", help=f"which rows (default: all): {', '.join(ROWS)}")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure Holdfast and its peers.",
+        epilog="A store's name stands for all its rows, a row's name for it on every store; "
+        "both together (postgres drain) for that row on that store.",
+    )
+    parser.add_argument("words", nargs="*", metavar="store|row", help=f"what to run (default: all): {known()}")
     parser.add_argument("--quick", action="store_true", help="only see that everything runs; the figures mean nothing")
+    parser.add_argument("--full", action="store_true", help="the sizes of the targets, ten times those of other runs")
     parser.add_argument("--rounds", type=int, default=3, help="how often each figure is taken (default: 3)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder the JSON goes to")
     arguments = parser.parse_args()
-    unknown = sorted(set(arguments.rows) - set(ROWS))
-    if unknown:
-        parser.error(f"there is no row {', '.join(unknown)}; there are these: {', '.join(ROWS)}")
+    rows = chosen(arguments.words)
+    if isinstance(rows, str):
+        parser.error(rows)
     if arguments.rounds < 1:
         parser.error("give at least one round")
+    if arguments.quick and arguments.full:
+        parser.error("give --quick or --full, not both")
     console = Console(width=None if Console().is_terminal else 150)
     with tempfile.TemporaryDirectory(prefix="holdfast-benchmarks-") as folder:
-        plan = Plan(arguments.quick, 1 if arguments.quick else arguments.rounds, Path(folder))
-        path = _run(console, plan, arguments.rows or list(ROWS), arguments.results)
+        plan = Plan(arguments.quick, 1 if arguments.quick else arguments.rounds, Path(folder), arguments.full)
+        path = _run(console, plan, rows, arguments.results)
     console.print(f"kept in {path}")
+
+
+def known() -> str:
+    """Every word that chooses something."""
+    words = [word for row in ROWS for word in row.split(".")]
+    return ", ".join(dict.fromkeys(words))
+
+
+def chosen(words: list[str]) -> list[str] | str:
+    """The rows that these words choose, in their own order; a complaint about a word that chooses none."""
+    stores = {row.partition(".")[0] for row in ROWS if "." in row}.intersection(words)
+    rows = set(words) - stores
+    found = [
+        row
+        for row in ROWS
+        if (not stores or row.partition(".")[0] in stores) and (not rows or row.rpartition(".")[2] in rows)
+    ]
+    missing = sorted(rows - {row.rpartition(".")[2] for row in found})
+    if missing:
+        of = f" of {' or '.join(sorted(stores))}" if stores else ""
+        return f"there is no row {', '.join(missing)}{of}; there are these: {known()}"
+    return found
 
 
 def _run(console: Console, plan: Plan, rows: list[str], results: Path) -> Path:
@@ -62,11 +103,12 @@ def _run(console: Console, plan: Plan, rows: list[str], results: Path) -> Path:
     for row in rows:
         module = importlib.import_module(f"benchmarks.{row}")
         lines = module.run(plan)
-        show(console, module.TITLE, lines)
+        title = f"{row.partition('.')[0]}: {module.TITLE}" if "." in row else module.TITLE
+        show(console, title, lines, getattr(module, "SUBJECT", "Holdfast"))
         measured[row] = [line.document() for line in lines]
     results.mkdir(parents=True, exist_ok=True)
     path = results / f"{datetime.now(UTC):%Y%m%dT%H%M%S}{'-quick' if plan.quick else ''}.json"
-    document = {"machine": machine, "quick": plan.quick, "rounds": plan.rounds, "rows": measured}
+    document = {"machine": machine, "quick": plan.quick, "full": plan.full, "rounds": plan.rounds, "rows": measured}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     return path
 

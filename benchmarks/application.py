@@ -61,10 +61,13 @@ class Metered:
 
 
 class Application(Holdfast):
-    """A Holdfast with these tasks. With a ``meter`` it counts what is asked of every store it opens."""
+    """A Holdfast with these tasks on a SQLite file or the store of a URL.
 
-    def __init__(self, path: Path, *, meter: Meter | None = None, **settings: Any) -> None:
-        super().__init__(f"sqlite:///{path}", **settings)
+    With a ``meter`` it counts what is asked of every store it opens.
+    """
+
+    def __init__(self, store: Path | str, *, meter: Meter | None = None, **settings: Any) -> None:
+        super().__init__(store if isinstance(store, str) else f"sqlite:///{store}", **settings)
         self.meter = meter
         self.noop = self.task("noop")(noop)
         self.stamp = self.task("stamp")(stamp)
@@ -74,7 +77,7 @@ class Application(Holdfast):
         return self
 
     def new_store(self) -> Any:
-        """Another store on the same file."""
+        """Another store at the same place."""
         store = super().new_store()
         return store if self.meter is None else Metered(store, self.meter)
 
@@ -88,9 +91,9 @@ async def stamp(n: int) -> None:
     STARTS.append((n, time.monotonic(), time.time()))
 
 
-async def fill(path: Path, jobs: int) -> None:
-    """A new file with this many ``noop`` jobs waiting."""
-    async with Application(path) as app:
+async def fill(store: Path | str, jobs: int) -> None:
+    """A new store with this many ``noop`` jobs waiting."""
+    async with Application(store) as app:
         await app.enqueue_many(app.noop.job(n=index) for index in range(jobs))
 
 

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.postgres.server import version as server_version
 from holdfast.stores.sqlite.connection import file_system
 
 
@@ -26,7 +27,9 @@ def facts(folder: Path) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": sys.version.split()[0],
         "sqlite": sqlite3.sqlite_version,
+        "postgres": server_version(),
         "huey": version("huey"),
+        "pgqueuer": version("pgqueuer"),
         "file_system": file_system(folder),
         "fsync_us": fsync_us(folder),
     }

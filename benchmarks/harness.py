@@ -23,10 +23,13 @@ class Plan(msgspec.Struct, frozen=True):
     quick: bool
     rounds: int
     folder: Path
+    full: bool = False
 
-    def size(self, full: Size, quick: Size) -> Size:
-        """A number of jobs, calls or seconds."""
-        return quick if self.quick else full
+    def size(self, usual: Size, quick: Size, full: Size | None = None) -> Size:
+        """A number of jobs, calls or seconds; ``full``: where the usual run stays below what a target says."""
+        if self.quick:
+            return quick
+        return full if self.full and full is not None else usual
 
     @contextlib.contextmanager
     def place(self) -> Iterator[Path]:
@@ -132,10 +135,10 @@ def spread(values: Sequence[float]) -> str:
     return f"{middle} [dim]({number(min(values))}-{number(max(values))})[/dim]" if len(values) > 1 else middle
 
 
-def show(console: Console, title: str, lines: Sequence[Line]) -> None:
-    """One row as a table."""
+def show(console: Console, title: str, lines: Sequence[Line], subject: str = "Holdfast") -> None:
+    """One row as a table; ``subject`` is whose figures these are."""
     table = Table(title=title, title_justify="left", title_style="bold")
-    for heading in ("", "unit", "Holdfast", "other", "", "ratio", "target", ""):
+    for heading in ("", "unit", subject, "other", "", "ratio", "target", ""):
         table.add_column(heading, justify="left" if heading in ("", "unit") else "right")
     for line in lines:
         style = {"PASS": "green", "miss": "red"}.get(line.verdict, "")

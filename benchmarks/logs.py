@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.drain import drained, rate_of
+from benchmarks.drained import rate_of
 from benchmarks.harness import Line, Plan, times_at_least
+from benchmarks.sqlite.drain import emptied
 
 TITLE = "Drain with log lines, one worker process"
 
@@ -14,7 +15,7 @@ def run(plan: Plan) -> list[Line]:
     every = Line("a line for each step of each job", "jobs/s", other="silent", target=times_at_least(0.6))
     jobs = plan.size(50_000, 500)
     for _ in range(plan.rounds):
-        silent = rate_of(drained(plan, jobs, 1))
-        normal.add(rate_of(drained(plan, jobs, 1, "--log-level", "INFO")), silent)
-        every.add(rate_of(drained(plan, jobs, 1, "--log-level", "INFO", "--job-log-level", "INFO")), silent)
+        silent = rate_of(emptied(plan, jobs, 1))
+        normal.add(rate_of(emptied(plan, jobs, 1, "--log-level", "INFO")), silent)
+        every.add(rate_of(emptied(plan, jobs, 1, "--log-level", "INFO", "--job-log-level", "INFO")), silent)
     return [normal, every]

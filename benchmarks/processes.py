@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 _PATIENCE = 30.0  # seconds a child may take to end
@@ -48,7 +48,8 @@ class Child:
         """Have the child end."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # it has ended already, and the reason is on its way up
+            self._process.stdin.close()
         self._process.stdout.close()
         try:
             self._process.wait(_PATIENCE)

@@ -1,4 +1,4 @@
-"""Our side as a process: one worker on one file.
+"""Our side as a process: one worker on one store.
 
 Says it is ready, starts its worker at ``go``, gives its figures at ``mark``, and stops at ``stop`` or the end of its
 input. With ``--drain`` the worker stops by itself once there is nothing left to run. In the end its figures once more.
@@ -10,10 +10,11 @@ import argparse
 import asyncio
 import json
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import uvloop
 
@@ -25,26 +26,28 @@ from holdfast.worker.worker import Worker
 def main() -> None:
     """Run one worker as the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path)
+    parser.add_argument("store", help="a SQLite file, or a store's URL")
     parser.add_argument("--drain", action="store_true")
     parser.add_argument("--concurrency", type=int, default=100)
-    parser.add_argument("--log-level", help="write log lines beside the file, from this level on")
+    parser.add_argument("--queue", help="serve this one only (default: all)")
+    parser.add_argument("--log-level", help="write log lines to a temporary file, from this level on")
     parser.add_argument("--job-log-level", default="DEBUG")
     arguments = parser.parse_args()
-    uvloop.run(_serve(arguments))
+    with tempfile.TemporaryFile("w", encoding="utf-8") as logs:
+        uvloop.run(_serve(arguments, logs))
 
 
-async def _serve(arguments: argparse.Namespace) -> None:
+async def _serve(arguments: argparse.Namespace, logs: TextIO) -> None:
     meter = Meter()
     app = Application(
-        arguments.path,
+        arguments.store if "://" in arguments.store else Path(arguments.store),
         meter=meter,
         concurrency=arguments.concurrency,
+        queues=arguments.queue,
         log_level=arguments.log_level,
         job_log_level=arguments.job_log_level,
         log_format="json",
     )
-    logs = arguments.path.with_suffix(".log").open("w")
     stop_logs = configure_logs(app.settings, app.events, stream=logs) if arguments.log_level else None
     async with app:
         await app.count()
@@ -57,7 +60,6 @@ async def _serve(arguments: argparse.Namespace) -> None:
         await worker.run()
     if stop_logs is not None:
         stop_logs()
-    logs.close()
     _say(_figures(meter) | {"started_at": started[0], "cpu_before": started[1], "starts": STARTS})
 
 

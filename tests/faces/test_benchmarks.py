@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import ROWS
+from benchmarks.__main__ import ROWS, chosen
 from benchmarks.harness import Line, at_least, at_most, percentile, times_at_least
 
 
@@ -18,24 +18,42 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
 
 
-def test_every_row_runs_and_is_kept(tmp_path: Path) -> None:
-    ran = run(tmp_path, "--quick")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        (["sqlite"], {"Huey", "our one", None}),
+        (["postgres"], {"PgQueuer", "PgQueuer's two", "our one", "asyncpg", None}),
+        (["logs", "executors", "commands"], set()),
+    ],
+)
+def test_every_row_runs_and_is_kept(tmp_path: Path, words: list[str], others: set[str | None]) -> None:
+    ran = run(tmp_path, *words, "--quick")
     assert ran.returncode == 0, ran.stderr
     (kept,) = tmp_path.glob("*-quick.json")
     document = json.loads(kept.read_text())
-    assert tuple(document["rows"]) == ROWS
-    assert {"cpu", "system", "python", "sqlite", "fsync_us"} <= set(document["machine"])
-    for row, lines in document["rows"].items():
+    rows = document["rows"]
+    assert list(rows) == [row for row in ROWS if row.partition(".")[0] in words]
+    assert {"cpu", "system", "python", "sqlite", "postgres", "fsync_us"} <= set(document["machine"])
+    for row, lines in rows.items():
         for line in lines:
             assert len(line["rounds"]) == 1, (row, line)
             assert line["what"] in ran.stdout
-    assert {line["other"] for line in document["rows"]["drain"]} == {"Huey", "our one", None}
+    assert {line["other"] for line in rows.get(f"{words[0]}.drain", [])} == others
+
+
+def test_the_words_of_the_command_line_choose_rows() -> None:
+    assert chosen([]) == list(ROWS)
+    assert chosen(["postgres", "drain"]) == ["postgres.drain"]
+    assert chosen(["due"]) == ["sqlite.due", "postgres.due"]
+    assert chosen(["raw", "logs"]) == ["postgres.raw", "logs"]
+    assert "there is no row raw of sqlite; there are these: sqlite, drain" in chosen(["sqlite", "raw"])
 
 
 def test_an_unknown_row_is_named(tmp_path: Path) -> None:
     ran = run(tmp_path, "--quick", "drian")
     assert ran.returncode == 2
-    assert "there is no row drian; there are these: drain" in " ".join(ran.stderr.split())
+    assert "there is no row drian; there are these: sqlite, drain" in " ".join(ran.stderr.split())
     assert not list(tmp_path.iterdir())
 
 

@@ -14,7 +14,7 @@ import uvloop
 
 from benchmarks.application import Application
 from benchmarks.harness import Line, Plan, at_least, times_at_least
-from benchmarks.peer import Peer
+from benchmarks.sqlite.peer import Peer
 
 TITLE = "Submit, synchronous=FULL"
 _BLOCK = 50  # submissions of one side before it is the other's turn

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
 from benchmarks.application import fill, milliseconds
+from benchmarks.drained import Figures, cpu_us, drained, rate_of, share_of_slowest
 from benchmarks.harness import Line, Plan, at_least, at_most, percentile, times_at_least
-from benchmarks.peer import Peer
-from benchmarks.processes import child, children
+from benchmarks.processes import child
+from benchmarks.sqlite.peer import Peer
 
 TITLE = "Drain, synchronous=FULL"
 
@@ -25,41 +25,26 @@ def run(plan: Plan) -> list[Line]:
     claim = Line("claim p99, two workers", "ms", target=at_most(25))
     jobs, theirs = plan.size(50_000, 500), plan.size(5_000, 50)
     for _ in range(plan.rounds):
-        alone = drained(plan, jobs, 1)
+        alone = emptied(plan, jobs, 1)
         rate, spent = rate_of(alone), cpu_us(alone)
         peer_rate, peer_spent = _peer(plan, theirs)
-        pair = drained(plan, jobs, 2)
+        pair = emptied(plan, jobs, 2)
         one.add(rate, peer_rate)
         cpu.add(spent, peer_spent)
         two.add(rate_of(pair), rate)
-        share.add(min(each["settled"] for each in pair) / jobs * 100)
+        share.add(share_of_slowest(pair))
         claim.add(percentile(milliseconds(took for each in pair for took in each["claims"]), 99))
     return [one, cpu, two, share, claim]
 
 
-def drained(plan: Plan, jobs: int, workers: int, *options: str) -> list[dict[str, Any]]:
+def emptied(plan: Plan, jobs: int, workers: int, *options: str) -> Figures:
     """The figures of ``workers`` processes that emptied a new file together."""
     with plan.place() as folder:
         path = folder / "jobs.db"
         uvloop.run(fill(path, jobs))
-        with children(workers, "benchmarks.worker", path, "--drain", *options) as family:
-            for each in family:
-                each.say("go")
-            figures = [each.heard() for each in family]
+        figures = drained("benchmarks.worker", path, workers, *options)
         _check(path, jobs)
     return figures
-
-
-def rate_of(figures: list[dict[str, Any]]) -> float:
-    """Jobs a second, from the first start to the last committed completion."""
-    seconds = max(each["settled_at"] for each in figures) - min(each["started_at"] for each in figures)
-    return float(sum(each["settled"] for each in figures) / seconds)
-
-
-def cpu_us(figures: list[dict[str, Any]]) -> float:
-    """Microseconds of CPU a job, of every thread of every worker."""
-    spent = sum(each["cpu_then"] - each["cpu_before"] for each in figures)
-    return float(spent / sum(each["settled"] for each in figures) * 1e6)
 
 
 def _check(path: Path, jobs: int) -> None:
@@ -80,6 +65,6 @@ def _peer(plan: Plan, tasks: int) -> tuple[float, float]:
         for index in range(tasks):
             peer.noop(index)
         peer.huey.storage.close()
-        with child("benchmarks.peer_worker", path, tasks) as consumer:
+        with child("benchmarks.sqlite.peer_worker", path, tasks) as consumer:
             figures = consumer.ask("go")
     return tasks / (figures["ended_at"] - figures["started_at"]), figures["cpu_seconds"] / tasks * 1e6

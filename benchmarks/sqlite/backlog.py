@@ -8,8 +8,8 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.filling import filled
 from benchmarks.harness import Line, Plan, percentile, times_at_most
+from benchmarks.sqlite.filling import filled
 from holdfast.job import JobState, Settlement
 from holdfast.stores.sqlite.store import SQLiteStore
 

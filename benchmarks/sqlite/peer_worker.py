@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.peer import STARTS, Peer
+from benchmarks.sqlite.peer import STARTS, Peer
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ import uvloop
 
 from benchmarks.application import STARTS, Application
 from benchmarks.harness import Line, Plan, at_most, percentile
-from benchmarks.peer import Peer
 from benchmarks.processes import child
+from benchmarks.sqlite.peer import Peer
 from holdfast.worker.worker import Worker
 
 TITLE = "Submit returned → handler start, idle worker"
@@ -81,7 +81,7 @@ def _outside(path: Path, jobs: int) -> list[float]:
 
 def _peer(path: Path, jobs: int) -> list[float]:
     peer = Peer(path)
-    with child("benchmarks.peer_worker", path, jobs + 3) as consumer:
+    with child("benchmarks.sqlite.peer_worker", path, jobs + 3) as consumer:
         consumer.say("go")
         time.sleep(0.3)
         returned = _submitted(peer.stamp, jobs)

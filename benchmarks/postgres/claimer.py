@@ -1,0 +1,58 @@
+"""A process that only claims, a random number of jobs each time, and settles them, until there are none.
+
+It is told and says what ``benchmarks.worker`` with ``--drain`` is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import uvloop
+
+from benchmarks.application import Meter, Metered
+from holdfast.job import Job, JobState, Settlement
+from holdfast.stores.postgres.store import PostgresStore
+
+_MOST = 500
+
+
+def main() -> None:
+    """``claimer URL --drain``."""
+    uvloop.run(_serve(sys.argv[1]))
+
+
+async def _serve(url: str) -> None:
+    meter = Meter()
+    store: Any = Metered(PostgresStore(url), meter)
+    await store.open()
+    _say({"ready": True})
+    sys.stdin.readline()
+    started, cpu = time.monotonic(), time.process_time()
+    worker = f"claimer-{os.getpid()}"
+    while jobs := await _claimed(store, worker):
+        await store.settle([Settlement(job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED) for job in jobs])
+    await store.close()
+    figures = {"settled": meter.settled, "settled_at": meter.settled_at, "cpu_then": meter.cpu_then}
+    _say(figures | {"claims": meter.claims, "started_at": started, "cpu_before": cpu})
+
+
+async def _claimed(store: Any, worker: str) -> list[Job]:
+    limit = random.randint(1, _MOST)
+    claim = await store.claim(worker, {"default": limit}, limit=limit, lease_for=timedelta(seconds=60))
+    jobs: list[Job] = claim.jobs
+    return jobs
+
+
+def _say(figures: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(figures) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

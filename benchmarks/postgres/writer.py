@@ -1,0 +1,55 @@
+"""A process that submits one job after another, for as long as it is told and with or without wake-ups.
+
+Told ``loud SECONDS`` or ``silent SECONDS``; says how many jobs were stored in that time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+import uvloop
+
+from benchmarks.application import Application
+from holdfast.stores.postgres.news import _Voice
+
+_SAY = _Voice.say
+
+
+def main() -> None:
+    """``writer URL``."""
+    uvloop.run(_serve(sys.argv[1]))
+
+
+async def _serve(url: str) -> None:
+    async with Application(url) as app:
+        await app.noop.enqueue(n=0)
+        _say({"ready": True})
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            word, seconds = line.split()
+            _Voice.say = _SAY if word == "loud" else _unsaid  # type: ignore[method-assign, assignment]  # in this process only
+            _say({"stored": await _stored(app, float(seconds))})
+
+
+async def _stored(app: Application, seconds: float) -> int:
+    stored, until = 0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        await app.noop.enqueue(n=stored)
+        stored += 1
+    return stored
+
+
+def _unsaid(voice: _Voice, topics: set[str]) -> None:
+    """Tell nobody."""
+
+
+def _say(figures: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(figures) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 """Benchmarks: programs that measure Holdfast, and a peer in the same minutes, against stated targets.
 
-``python -m benchmarks [store …] [row …] [--quick | --full]``. Machines differ and one machine differs from hour to hour,
-so what counts is the ratio within one run, ours and theirs alternating.
+``python -m benchmarks [store …] [row …] [--quick | --full]``. Machines differ, and one differs from hour to hour:
+what counts is the ratio within one run, ours and theirs alternating.
 
 harness.py      rounds, medians, tables, JSON       facts.py     the machine
 application.py  the measured tasks                  worker.py    one worker process of ours, on any store

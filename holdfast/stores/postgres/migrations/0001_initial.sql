@@ -215,18 +215,31 @@ $$;
 -- ── submitting from SQL ──────────────────────────────────────────────────────────────────────────────────────────────
 create function holdfast.refuse(turn bigint, field text, given text, remedy text) returns void language plpgsql as $$
 begin
-    raise exception using errcode = '22023', hint = remedy, message = format('job %s: %s: %s is not valid; %s', turn, field,
+    raise exception using errcode = '22023', message = format('job %s: %s: %s is not valid; %s', turn, field,
         case when char_length(given) > 64 then left(given, 63) || '…' else coalesce(given, 'null') end, remedy);
 end
 $$;
 
--- Text as a key or a tag may be.
+-- A word of that pattern; null for null.
+create function holdfast.checked_word(turn bigint, field text, given json, pattern text, remedy text) returns text
+language plpgsql strict as $$
+begin
+    if json_typeof(given) <> 'null' and (json_typeof(given) <> 'string' or given #>> '{}' !~ pattern) then
+        perform holdfast.refuse(turn, field, given::text, remedy);
+    end if;
+    return given #>> '{}';
+end
+$$;
+
+-- Text as a key or a tag may be; null for null.
 create function holdfast.checked_text(turn bigint, field text, given json, longest integer) returns text
-language plpgsql as $$
+language plpgsql strict as $$
 declare
     checked text;
 begin
-    if json_typeof(given) <> 'string' then
+    if json_typeof(given) = 'null' then
+        return null;
+    elsif json_typeof(given) <> 'string' then
         perform holdfast.refuse(turn, field, given::text, 'give text');
     end if;
     checked := given #>> '{}';
@@ -247,7 +260,7 @@ $$;
 
 -- Seconds, or a span such as "30s", "5m", "2h" or "7d", as microseconds; null for null.
 create function holdfast.checked_span(turn bigint, field text, given json, longest interval) returns bigint
-language plpgsql as $$
+language plpgsql strict as $$
 declare
     said text := given #>> '{}';
     parts text[] := regexp_match(said, '^([0-9]{1,12}(?:[.][0-9]{1,9})?) *(ms|s|m|h|d)?$');
@@ -268,7 +281,7 @@ $$;
 
 -- A whole number within its bounds; null for null.
 create function holdfast.checked_count(turn bigint, field text, given json, least_one integer, most_one integer)
-returns integer language plpgsql as $$
+returns integer language plpgsql strict as $$
 begin
     if json_typeof(given) = 'null' then
         return null;
@@ -282,7 +295,7 @@ end
 $$;
 
 -- An aware instant as microseconds since 1970; null for null.
-create function holdfast.checked_instant(turn bigint, field text, given json) returns bigint language plpgsql as $$
+create function holdfast.checked_instant(turn bigint, field text, given json) returns bigint language plpgsql strict as $$
 declare
     said text := upper(given #>> '{}');
     us bigint;
@@ -393,8 +406,9 @@ begin
         elsif field = 'metadata' then
             perform holdfast.check_object(turn, field, given, 16384);
             parts := array_append(parts, '"metadata":' || given::text);
-        elsif json_typeof(given) <> 'array' or json_array_length(given) > 100 then
-            perform holdfast.refuse(turn, field, given::text, 'give a list of at most 100 tags');
+        elsif json_typeof(given) <> 'array' or json_array_length(given) > 100
+            or exists (select from json_array_elements(given) e where json_typeof(e) <> 'string') then
+            perform holdfast.refuse(turn, field, given::text, 'give a list of at most 100 texts');
         elsif json_array_length(given) > 0 then
             parts := array_append(parts, '"tags":' || (
                 select json_agg(t.tag order by t.place)::text from (
@@ -414,7 +428,7 @@ declare
     field text;
     payload json;
     escape text := chr(92) || 'u0000';
-    said record;
+    most integer;
     options text;
 begin
     if json_typeof(job) <> 'object' then
@@ -423,16 +437,8 @@ begin
     for field in select k from json_object_keys(job) k group by k having count(*) > 1 or k <> all (known) loop
         perform holdfast.refuse(turn, 'field', field, 'give each once of: ' || array_to_string(known, ', '));
     end loop;
-    select job ->> 'task' as task, coalesce(job ->> 'queue', 'default') as queue, job ->> 'id' as id,
-        nullif(job -> 'max_attempts' #>> '{}', 'unlimited') as max_attempts into said;
-    if said.task is null or said.task !~ '^[A-Za-z0-9_][A-Za-z0-9._:/-]{0,127}$' then
-        perform holdfast.refuse(turn, 'task', said.task, 'use 1 to 128 of A-Z a-z 0-9 . _ - : / and begin with a letter, a digit or _');
-    end if;
-    if said.queue !~ '^[a-z0-9][a-z0-9._-]{0,63}$' then
-        perform holdfast.refuse(turn, 'queue', said.queue, 'use 1 to 64 of a-z 0-9 . _ - and begin with a letter or a digit');
-    end if;
-    if said.id !~* '^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$' then
-        perform holdfast.refuse(turn, 'id', said.id, 'give a UUID (or leave it out, and use a key for a name of your own)');
+    if job ->> 'task' is null then
+        perform holdfast.refuse(turn, 'task', null, 'name a task, such as email.send');
     end if;
     if job ->> 'delay' is not null and job ->> 'run_at' is not null then
         perform holdfast.refuse(turn, 'run_at', job ->> 'run_at', 'give delay or run_at, not both');
@@ -440,18 +446,23 @@ begin
     payload := coalesce(job -> 'payload', '{}');
     perform holdfast.check_object(turn, 'payload', payload, 262144);
     options := holdfast.checked_options(turn, job);
+    most := case when job -> 'max_attempts' is null then 5 when job ->> 'max_attempts' <> 'unlimited' then
+        holdfast.checked_count(turn, 'max_attempts', job -> 'max_attempts', 1, 25) end; -- null: unlimited
     return json_build_object(
-        'id', coalesce(said.id::uuid, holdfast.new_id(now_us, turn)), 'queue', said.queue, 'task', said.task,
+        'id', coalesce(holdfast.checked_word(turn, 'id', job -> 'id', '^[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$',
+            'give a UUID (or leave it out, and use a key for a name of your own)')::uuid, holdfast.new_id(now_us, turn)),
+        'queue', coalesce(holdfast.checked_word(turn, 'queue', job -> 'queue', '^[a-z0-9][a-z0-9._-]{0,63}$',
+            'use 1 to 64 of a-z 0-9 . _ - and begin with a letter or a digit'), 'default'),
+        'task', holdfast.checked_word(turn, 'task', job -> 'task', '^[A-Za-z0-9_][A-Za-z0-9._:/-]{0,127}$',
+            'use 1 to 128 of A-Z a-z 0-9 . _ - : / and begin with a letter, a digit or _'),
         -- As rows.py keeps texts: U+2400 stands there twice.
         'payload', replace(replace(payload::text, nul, escape), chr(9216), chr(9216) || chr(9216)),
         'rank', -coalesce(holdfast.checked_count(turn, 'priority', job -> 'priority', -100, 100), 0),
         'run_at', holdfast.checked_instant(turn, 'run_at', job -> 'run_at'),
         'delay', holdfast.checked_span(turn, 'delay', job -> 'delay', '64050 days'),
-        'max_attempts', case when job -> 'max_attempts' is null then 5 when said.max_attempts is null then null
-            else holdfast.checked_count(turn, 'max_attempts', job -> 'max_attempts', 1, 25) end,
-        'key', case when json_typeof(job -> 'key') <> 'null' then holdfast.checked_text(turn, 'key', job -> 'key', 512) end,
+        'max_attempts', most, 'key', holdfast.checked_text(turn, 'key', job -> 'key', 512),
         'keep_for', holdfast.checked_span(turn, 'key_for', job -> 'key_for', '64050 days'),
-        'options', replace(options, nul, escape), 'tags', replace(options, nul, escape)::json -> 'tags');
+        'options', replace(options, nul, escape), 'tags', options::json -> 'tags');
 end
 $$;
 
@@ -467,6 +478,8 @@ declare
     escape text := chr(92) || 'u0000';
     nul text; -- stands for that escape meanwhile, at which PostgreSQL stumbles: another one, which is not in the text
     body json := jobs;
+    batch text;
+    detail text;
 begin
     if jobs::text like '%u0000%' then
         nul := (select e from (select chr(92) || 'u' || lpad(to_hex(n), 4, '0') from generate_series(1, 31) n) s (e)
@@ -477,10 +490,15 @@ begin
         raise exception using errcode = '22023', message =
             'jobs: this is not valid; give an array of at most 10000 objects, such as [{"task": "email.send", "payload": {}}]';
     end if;
-    return query select e.job_id::uuid, e.created
-    from holdfast.enlist(json_build_object('at', now_us, 'jobs', (
-        select coalesce(json_agg(holdfast.checked_job(j.turn, j.job, now_us, coalesce(nul, escape)) order by j.turn), '[]')
-        from json_array_elements(body) with ordinality j (job, turn)))::text) e
-    order by e.turn;
+    begin
+        batch := json_build_object('at', now_us, 'jobs', (
+            select coalesce(json_agg(holdfast.checked_job(j.turn, j.job, now_us, coalesce(nul, escape)) order by j.turn), '[]')
+            from json_array_elements(body) with ordinality j (job, turn)))::text;
+    exception when data_exception then -- said again from here: in one line, without the way it came
+        get stacked diagnostics detail = pg_exception_detail;
+        raise exception using errcode = '22023', message = case when sqlerrm like 'job %' then sqlerrm
+            else concat('jobs: ', sqlerrm, '; ', detail) end;
+    end;
+    return query select e.job_id::uuid, e.created from holdfast.enlist(batch) e order by e.turn;
 end
 $$;

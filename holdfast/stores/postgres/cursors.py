@@ -8,7 +8,8 @@ for; and after any claim where looks from the start have become expensive.
 What is in front of a cursor (a higher priority, a job given back, a transaction that committed late, a row that
 somebody had locked) is found by the next look from the start. It comes
 
-- at once, where this process made the job ready itself, or where behind the cursor there is nothing,
+- at once, where this process made the job ready itself while no look was under way, or where behind the cursor there
+  is nothing,
 - ``INTERVAL`` after the last one began, or where that one was expensive, late enough for looks to take no more than a
   tenth of the time; with news of the queue as early as that rule allows,
 - and never later than ``LONGEST`` after the last one began. **That is the bound**: a worker that goes on claiming

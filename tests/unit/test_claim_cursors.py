@@ -1,0 +1,238 @@
+"""Claim cursors in virtual time: where the next claim begins, and how long a job may be passed over."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right, insort
+from typing import Any
+
+import pytest
+
+from holdfast.stores.postgres.cursors import END, INTERVAL, LONGEST, START, Cursors, Look, Place, looks
+
+CHEAP, DEAR = 0.001, 0.1  # seconds
+MANY = 500
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def cursors(clock: Clock) -> Cursors:
+    return Cursors(clock)
+
+
+def at(seq: int, rank: int = 0) -> Place:
+    return Place(rank, 0, seq)
+
+
+def claimed(
+    cursors: Cursors, clock: Clock, last: Place | None, *, seconds: float = CHEAP, number: int = MANY, full: bool = True
+) -> Place:
+    """One claim; where it began."""
+    begun, began_at = cursors.place("q"), clock.now
+    clock.now += seconds
+    cursors.claimed("q", Look(begun, last, number, full, began_at, seconds))
+    return begun
+
+
+def test_a_large_full_claim_is_followed_by_one_from_its_end(cursors: Cursors, clock: Clock) -> None:
+    assert claimed(cursors, clock, at(500)) == START
+    assert claimed(cursors, clock, at(1000)) == at(500)
+    assert cursors.place("q") == at(1000)
+    assert cursors.place("another") == START
+
+
+def test_a_look_from_the_start_comes_an_interval_after_the_last_one_began(cursors: Cursors, clock: Clock) -> None:
+    began = clock.now
+    claimed(cursors, clock, at(500))
+    clock.now = began + INTERVAL - 0.002
+    assert claimed(cursors, clock, at(1000)) == at(500)  # and this one does not put it off
+    clock.now = began + INTERVAL
+    assert cursors.place("q") == START
+
+
+@pytest.mark.parametrize(("seconds", "pause"), [(DEAR, 10 * DEAR), (60.0, LONGEST)])
+def test_expensive_looks_are_spaced_but_never_beyond_the_bound(
+    cursors: Cursors, clock: Clock, seconds: float, pause: float
+) -> None:
+    began = clock.now
+    claimed(cursors, clock, at(500), seconds=seconds)
+    clock.now = began + 0.9 * pause
+    assert cursors.place("q") == at(500)
+    clock.now = began + pause
+    assert cursors.place("q") == START
+
+
+@pytest.mark.parametrize("kind", ["few", "none"])
+def test_a_claim_that_brings_less_is_followed_by_one_from_the_start(cursors: Cursors, clock: Clock, kind: str) -> None:
+    claimed(cursors, clock, at(500))
+    claimed(cursors, clock, at(502) if kind == "few" else None, number=2 if kind == "few" else 0, full=False)
+    assert cursors.place("q") == START
+
+
+def test_small_claims_begin_at_the_start_until_that_has_been_expensive_three_times(
+    cursors: Cursors, clock: Clock
+) -> None:
+    begins = [claimed(cursors, clock, at(n), seconds=DEAR, number=1, full=False) for n in range(5)]
+    assert begins == [START, START, START, at(2), at(3)]
+    clock.now += LONGEST
+    assert claimed(cursors, clock, at(5), number=1) == START  # which turns out cheap
+    assert cursors.place("q") == START
+
+
+def test_a_single_slow_look_makes_nothing_expensive(cursors: Cursors, clock: Clock) -> None:
+    costs = [CHEAP, DEAR, CHEAP, DEAR, DEAR, CHEAP]
+    assert {claimed(cursors, clock, at(n), seconds=cost, number=1) for n, cost in enumerate(costs)} == {START}
+
+
+def test_what_this_process_makes_ready_in_front_is_looked_for_at_once(cursors: Cursors, clock: Clock) -> None:
+    claimed(cursors, clock, at(500))
+    cursors.ready("q", END._replace(rank=0))  # behind all of its priority
+    cursors.ready("q", END)
+    cursors.ready("another", START)
+    assert cursors.place("q") == at(500)
+    cursors.ready("q", END._replace(rank=-1))
+    assert cursors.place("q") == START
+
+
+def test_where_looks_are_expensive_news_waits_until_they_take_a_tenth_of_the_time(
+    cursors: Cursors, clock: Clock
+) -> None:
+    for _ in range(3):
+        began = clock.now
+        claimed(cursors, clock, at(500), seconds=DEAR)
+        cursors.ready("q", START)
+        cursors.heard("q")
+        clock.now = began + 5 * DEAR
+        assert cursors.place("q") == (START if _ < 2 else at(500))  # the third time in a row it counts as expensive
+        clock.now = began + 10 * DEAR
+        assert cursors.place("q") == START
+
+
+@pytest.mark.parametrize("queue", ["q", None])
+def test_news_of_others_hastens_the_next_look(cursors: Cursors, clock: Clock, queue: str | None) -> None:
+    began = clock.now
+    claimed(cursors, clock, at(500), number=10_000)  # at no cost beyond taking them
+    cursors.heard("another")
+    assert cursors.place("q") == at(500)
+    cursors.heard(queue)
+    assert (cursors.place("q"), clock.now < began + INTERVAL) == (START, True)
+
+
+def test_news_during_claims_is_not_forgotten_when_they_end(cursors: Cursors, clock: Clock) -> None:
+    """Each claim that was under way at some news would otherwise put the look from the start off, for ever."""
+    claimed(cursors, clock, at(500))
+    under_way = Look(cursors.place("q"), at(1000), MANY, True, clock.now, CHEAP)
+    cursors.ready("q", START)
+    cursors.claimed("q", under_way)
+    assert cursors.place("q") == START
+
+
+def test_a_claim_that_overtakes_a_look_from_the_start_does_not_carry_it_along(cursors: Cursors, clock: Clock) -> None:
+    """What stands between the two was seen before that look, and the bound counts from then."""
+    claimed(cursors, clock, at(500))
+    overtaking = Look(cursors.place("q"), at(1000), MANY, True, clock.now, CHEAP)
+    clock.now += INTERVAL
+    assert claimed(cursors, clock, at(100)) == START
+    cursors.claimed("q", overtaking)
+    assert cursors.place("q") == at(100)
+
+
+def test_of_ten_thousand_queues_no_more_is_remembered(cursors: Cursors, clock: Clock) -> None:
+    for n in range(10_001):
+        cursors.claimed(f"q{n}", Look(START, at(1), MANY, True, clock.now, CHEAP))
+    assert [cursors.place(f"q{n}") for n in (0, 9_999, 10_000)] == [START, START, at(1)]
+
+
+# ── several queues in one claim ───────────────────────────────────────────────────────────────────────────────────
+def row(queue: str, seq: int, *, losses: int = 0, priority: int = 0) -> list[Any]:
+    return [None, None, queue, None, None, None, None, priority, losses, 0, None, None, seq]
+
+
+def seen(rows: list[list[Any]], room: int, **slots: int) -> dict[str, tuple[Place | None, int, bool]]:
+    found = looks(list(slots), list(slots.values()), [START] * len(slots), rows, room, 0.0, 0.0)
+    return {queue: (look.last, look.number, look.full) for queue, look in found}
+
+
+def test_a_queue_whose_turn_did_not_come_was_not_seen() -> None:
+    rows = [row("a", 1), row("a", 2), row("b", 3)]
+    assert seen(rows, 3, a=2, b=2, c=2) == {"a": (at(2), 2, True), "b": (at(3), 1, True)}
+    assert seen(rows, 9, a=2, b=2, c=2) == {"a": (at(2), 2, True), "b": (at(3), 1, False), "c": (None, 0, False)}
+
+
+def test_an_empty_queue_before_the_last_one_was_seen() -> None:
+    assert seen([row("b", 1)], 1, a=1, b=5, c=1) == {"a": (None, 0, False), "b": (at(1), 1, True)}
+
+
+def test_suspects_count_but_are_no_place() -> None:
+    rows = [row("a", 9, losses=1), row("a", 1, priority=4)]
+    assert seen(rows, 9, a=2) == {"a": (at(1, rank=-4), 2, True)}
+    assert seen([row("a", 9, losses=1)], 1, a=2, b=1) == {}
+
+
+# ── the bound ─────────────────────────────────────────────────────────────────────────────────────────────────────
+class World:
+    """A queue with a backlog, and two workers with two claims each under way at a time. Jobs come in at any place."""
+
+    def __init__(self, seed: int) -> None:
+        self.clock = Clock()
+        self.rng = random.Random(seed)
+        self.workers = [Cursors(self.clock), Cursors(self.clock)]
+        self.cost = self.rng.choice([0.0, 0.003, 0.05, 0.5, 5.0])
+        self.sizes = self.rng.choice([(500,), (5, 100, 500), (5,)])
+        self.ready = [at(n) for n in range(1_000_000, 1_100_000)]
+        self.since = dict.fromkeys(self.ready, self.clock.now)
+        self.passed_over = 0.0
+        self.serial = 0
+
+    def arrive(self) -> None:
+        for _ in range(self.rng.choice([1, 20])):
+            self.serial += 1
+            place = Place(self.rng.choice([-5, 0, 0]), self.rng.randrange(self.serial), self.serial)
+            insort(self.ready, place)
+            self.since[place] = self.clock.now
+        if self.rng.random() < 0.3:
+            self.rng.choice(self.workers).ready("q", self.rng.choice([START, END, at(0, rank=-5)]))
+        if self.rng.random() < 0.3:
+            self.rng.choice(self.workers).heard("q")
+
+    def claim(self, cursors: Cursors) -> tuple[Cursors, Look]:
+        wanted = self.rng.choice(self.sizes)
+        begun = cursors.place("q")
+        first = bisect_right(self.ready, begun)
+        waits = [self.clock.now - self.since[place] for place in self.ready[:first]]
+        self.passed_over = max([self.passed_over, *waits])
+        taken = self.ready[first : first + wanted]
+        del self.ready[first : first + wanted]
+        seconds = (self.cost if begun == START else 0.0) + self.rng.random() * 0.01
+        last = taken[-1] if taken else None
+        return cursors, Look(begun, last, len(taken), len(taken) == wanted, self.clock.now, seconds)
+
+    def run(self, turns: int) -> None:
+        under_way: list[tuple[Cursors, Look]] = []
+        for _ in range(turns):
+            if self.rng.random() < 0.3:
+                self.arrive()
+            under_way.append(self.claim(self.rng.choice(self.workers)))
+            if len(under_way) > 3:
+                cursors, look = under_way.pop(self.rng.randrange(len(under_way)))
+                self.clock.now = max(self.clock.now, look.at + look.seconds)
+                cursors.claimed("q", look)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_job_is_passed_over_for_longer_than_the_bound(seed: int) -> None:
+    world = World(seed)
+    world.run(1000)
+    assert world.passed_over <= LONGEST

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Iterator
 from datetime import timedelta
+from importlib import import_module
 from importlib.resources import files
 
 import pytest
@@ -31,6 +32,7 @@ from holdfast.lifecycle import (
     clip,
     decide,
 )
+from holdfast.stores.sql import load_statements
 from holdfast.stores.sqlite.rows import CODES, STATES
 
 BACKOFF = timedelta(seconds=7)
@@ -156,60 +158,78 @@ def test_which_states_a_replay_accepts(state: JobState, force: bool) -> None:
             check_replay("id", state, force=force)
 
 
-# ── the table and the statements of a store ───────────────────────────────────────────────────────────────────────
-def _statements() -> dict[str, str]:
-    text = files("holdfast.stores.sqlite").joinpath("queries.sql").read_text(encoding="utf-8")
-    _, *parts = re.split(r"^-- name: ", text, flags=re.MULTILINE)
-    return {name: body for name, _, body in (part.partition("\n") for part in parts)}
+# ── the table and the statements of the SQL stores ────────────────────────────────────────────────────────────────
+SQL_STORES = ("postgres", "sqlite")
+_STATE = r"\(?\+?(?:[jd]\.)?state(?: \+ 0)?\)?"
+
+
+def _statements(store: str) -> dict[str, str]:
+    return load_statements(files(f"holdfast.stores.{store}") / "queries.sql")
 
 
 def _guards(statement: str) -> set[JobState]:
     """The states after ``where`` that a statement leaves."""
-    condition = statement.partition("\nwhere ")[2]
-    listed = re.findall(r"\+?state in \(([\d, ]+)\)", condition)
-    single = re.findall(r"\+?state = (\d)", condition)
+    condition = statement.partition("where ")[2]
+    listed = re.findall(rf"{_STATE} in \(([\d, ]+)\)", condition)
+    single = re.findall(rf"{_STATE} = (\d)", condition)
     return {STATES[int(code)] for code in [*re.findall(r"\d", " ".join(listed)), *single]}
 
 
-def _moves() -> Iterator[tuple[str, set[JobState], JobState]]:
-    """Each statement that names the state a job goes to, and those it may come from."""
-    for name, statement in _statements().items():
-        goal = re.search(r"^(?:update holdfast_job )?set state = (\d)", statement, flags=re.MULTILINE)
+def _moves(store: str) -> Iterator[tuple[str, set[JobState], JobState]]:
+    """Each statement that names the state a job goes to, and those it may come from: by its own guard, or by that of the
+    rows it has locked before."""
+    for name, statement in _statements(store).items():
+        goal = re.search(r"\bset state = (\d)", statement)
         if goal is not None:
-            yield name, _guards(statement), STATES[int(goal[1])]
+            locked = [piece.rpartition("where ")[2] for piece in statement.split("for update skip locked")[:-1]]
+            chosen = [re.findall(rf"{_STATE} (?:= |in )[(\d, )]+", piece) for piece in locked]
+            before = {state for found in chosen for each in found for state in _guards(f"where {each}")}
+            yield name, _guards(statement[goal.end() :]) if not before else before, STATES[int(goal[1])]
 
 
-def test_the_statements_make_no_move_that_the_table_does_not_know() -> None:
-    moves = {name: (left, goal) for name, left, goal in _moves()}
-    assert set(moves) >= {"cancel_unstarted", "replay", "settle_succeeded", "promote_queue", "promote_only"}
-    # These go by row numbers that the statement before them picked in the same transaction.
+@pytest.mark.parametrize("store", SQL_STORES)
+def test_the_statements_make_no_move_that_the_table_does_not_know(store: str) -> None:
+    moves = {name: (left, goal) for name, left, goal in _moves(store)}
+    assert set(moves) >= {"cancel_unstarted", "replay", "settle_succeeded", "promote_anywhere"}
+    # These go by rows that were picked in the same transaction.
     unguarded = {name for name, (left, _) in moves.items() if not left}
-    assert unguarded <= {"take", "bury", "promote_queue", "promote_anywhere"}
+    assert unguarded <= {"take", "bury", "promote_queue"}
     for name, (left, goal) in moves.items():
-        if left:
-            assert all(goal in LEGAL[state] for state in left), name
+        assert all(goal in LEGAL[state] for state in left), name
 
 
-def test_the_statements_accept_exactly_the_states_of_the_table() -> None:
-    statements = _statements()
+@pytest.mark.parametrize("store", SQL_STORES)
+def test_the_statements_accept_exactly_the_states_of_the_table(store: str) -> None:
+    statements = _statements(store)
+    settling = statements["settle_one" if store == "sqlite" else "settle_rest"]
     assert _guards(statements["cancel_unstarted"]) | _guards(statements["cancel_running"]) == CANCELLABLE
     assert _guards(statements["cancel_running"]) == {JobState.RUNNING}
     assert _guards(statements["replay"]) == REPLAYABLE | {JobState.SUCCEEDED}
-    assert _guards(statements["settle_one"]) == _guards(statements["settle_succeeded"]) == {JobState.RUNNING}
-    assert set(re.findall(r"\+state <> (\d)", statements["deletable"])) == {str(CODES[JobState.RUNNING])}
+    assert _guards(settling) >= {JobState.RUNNING}
+    assert _guards(statements["settle_succeeded"]) == {JobState.RUNNING}
+    assert set(re.findall(rf"{_STATE} <> (\d)", statements["deletable"])) == {str(CODES[JobState.RUNNING])}
     due = {JobState.SCHEDULED, JobState.FAILED}
-    assert _guards(statements["promote_only"]) == due
-    for name in ("promote_queue", "promote_anywhere"):
-        (codes,) = re.findall(r"state in \(([\d, ]+)\)", statements[name])
+    promoting = ("promote_only", "promote_queue") if store == "sqlite" else ("promote_delivered", "promote_queues")
+    for name in (*promoting, "promote_anywhere"):
+        (codes,) = re.findall(rf"{_STATE} in \(([\d, ]+)\)", statements[name])
         assert {STATES[int(code)] for code in codes.split(",")} == due
 
 
-def test_what_a_settlement_ends_early_is_whatever_is_no_ending() -> None:
+@pytest.mark.parametrize("store", SQL_STORES)
+def test_what_a_settlement_ends_early_is_whatever_is_no_ending(store: str) -> None:
     """Only the store sees the flag of a cancellation in its own write: it turns these states into cancelled."""
-    statement = _statements()["settle_one"]
-    (least,) = set(re.findall(r"case when cancelling and :state < (\d) then", statement))
+    statement = _statements(store)["settle_one" if store == "sqlite" else "settle_rest"]
+    mark = ":state" if store == "sqlite" else r"d\.state"
+    (least,) = set(re.findall(rf"case when (?:j\.)?cancelling and {mark} < (\d) then", statement))
     assert {state for state in JobState if CODES[state] >= int(least)} == TERMINAL
-    assert f"case when cancelling and :state < {least} then {CODES[JobState.CANCELLED]} else :state end" in statement
+    assert re.search(rf"cancelling and {mark} < {least} then {CODES[JobState.CANCELLED]} else {mark} end", statement)
+
+
+@pytest.mark.parametrize("store", SQL_STORES)
+def test_every_store_numbers_the_states_alike(store: str) -> None:
+    rows = import_module(f"holdfast.stores.{store}.rows")
+    assert rows.CODES == CODES
+    assert rows.STATES == STATES
 
 
 def test_the_schema_and_the_code_number_the_states_alike() -> None:

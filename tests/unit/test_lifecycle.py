@@ -176,15 +176,16 @@ def _guards(statement: str) -> set[JobState]:
 
 
 def _moves(store: str) -> Iterator[tuple[str, set[JobState], JobState]]:
-    """Each statement that names the state a job goes to, and those it may come from: by its own guard, or by that of the
-    rows it has locked before."""
+    """Each statement that names the state a job goes to, and those it may come from: by the guard of the rows it has
+    locked, or by its own."""
     for name, statement in _statements(store).items():
         goal = re.search(r"\bset state = (\d)", statement)
         if goal is not None:
-            locked = [piece.rpartition("where ")[2] for piece in statement.split("for update skip locked")[:-1]]
+            pieces = statement.split("for update skip locked")[:-1]
+            locked = [re.split(r"from holdfast\.job(?: j)?\s", piece)[-1] for piece in pieces]
             chosen = [re.findall(rf"{_STATE} (?:= |in )[(\d, )]+", piece) for piece in locked]
             before = {state for found in chosen for each in found for state in _guards(f"where {each}")}
-            yield name, _guards(statement[goal.end() :]) if not before else before, STATES[int(goal[1])]
+            yield name, before or _guards(statement[goal.end() :]), STATES[int(goal[1])]
 
 
 @pytest.mark.parametrize("store", SQL_STORES)

@@ -1,0 +1,297 @@
+"""What the PostgreSQL store makes of networks that go silent, cut off and lie (RELIABILITY F12–F16, F20, F22, F26, F28)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from holdfast.errors import Conflict, HoldfastError, Unavailable
+from holdfast.job import JobFilter, JobState, Lease, new_id
+from holdfast.store import Store
+from holdfast.stores import open_store
+from holdfast.stores.postgres import links, news
+from tests.conformance.support import LEASE, claim, failing, new_job, pulse, put, running, settle, stored, take
+from tests.support.fault_proxy import FaultProxy
+from tests.support.postgres import Postgres
+
+RESUMED = 10.0
+"""Seconds within which everything works again once the server is back."""
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Store]:
+    store = open_store(url)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def until_it_works(call: Callable[[], Awaitable[Any]]) -> Any:
+    """What ``call`` returns, once the store does again what it should."""
+    deadline = time.monotonic() + RESUMED
+    while True:
+        try:
+            return await call()
+        except Unavailable:
+            assert time.monotonic() < deadline, "the store did not recover"
+            await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines a test can wait for."""
+    monkeypatch.setattr(links, "DEADLINE", 0.7)
+    monkeypatch.setattr(links, "_CONNECT", 0.7)
+
+
+@pytest.mark.parametrize("direction", ["to_server", "to_client"])
+async def test_a_half_open_connection_is_noticed(
+    proxy: FaultProxy, proxied_url: str, hurried: None, direction: str
+) -> None:
+    async with opened(proxied_url) as store:
+        (job_id,) = await put(store)
+        proxy.hold(to_server=direction == "to_server", to_client=direction == "to_client")
+
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            await claim(store)
+
+        proxy.heal()
+        assert await until_it_works(lambda: store.count(JobFilter())) == 1
+        assert (await stored(store, job_id)).id == job_id
+
+
+async def test_a_black_hole_is_noticed_by_every_verb(proxy: FaultProxy, proxied_url: str, hurried: None) -> None:
+    async with opened(proxied_url) as store:
+        job = await running(store)
+        proxy.hold()
+
+        for call in (
+            store.submit([new_job()]),
+            store.settle([failing(job)]),
+            store.beat(pulse(), [job.lease], lease_for=LEASE),
+            store.expired(limit=1),
+            store.get(job.id),
+            store.cancel([job.id]),
+        ):
+            with pytest.raises(Unavailable):
+                await call
+
+
+async def test_a_server_that_refuses_is_told_in_one_line_and_soon(proxy: FaultProxy, proxied_url: str) -> None:
+    async with opened(proxied_url) as store:
+        proxy.refuse()
+        proxy.cut()
+        begun = time.monotonic()
+
+        with pytest.raises(Unavailable) as told:
+            await store.submit([new_job()])
+
+        assert time.monotonic() - begun < links.PATIENCE + 3
+        assert "\n" not in str(told.value)
+        proxy.accept()
+        (answer,) = await until_it_works(lambda: store.submit([new_job()]))
+        assert answer.created
+        assert await store.count(JobFilter()) == 1
+
+
+async def test_a_short_absence_is_not_even_noticed(proxy: FaultProxy, proxied_url: str) -> None:
+    async with opened(proxied_url) as store:
+        for _ in range(5):
+            proxy.cut()
+            (answer,) = await store.submit([new_job()])
+            assert answer.created
+        assert await store.count(JobFilter()) == 5
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_a_submission_that_was_stored_and_never_answered_is_acknowledged_once(
+    proxy: FaultProxy, proxied_url: str, keyed: bool
+) -> None:
+    async with opened(proxied_url) as store:
+        for n in range(10):
+            job = new_job(payload=f'{{"needle":{n}}}', key=f"key-{n}" if keyed else None)
+            proxy.cut_after(f'"needle":{n}'.encode(), answer=b"SELECT 1" if keyed else b"INSERT 0 1")
+
+            (answer,) = await store.submit([job])
+
+            assert (answer.job_id, answer.created) == (job.id, True)
+        assert proxy.cuts == 10
+        assert await store.count(JobFilter()) == 10
+
+
+async def test_a_submission_that_never_arrived_is_sent_again(proxy: FaultProxy, proxied_url: str) -> None:
+    async with opened(proxied_url) as store:
+        proxy.cut_before(b'"needle"')
+
+        (answer,) = await store.submit([new_job(payload='{"needle":1}')])
+
+        assert answer.created
+        assert proxy.cuts == 1
+        assert await store.count(JobFilter()) == 1
+
+
+async def test_a_settlement_that_was_written_and_never_answered_is_accepted(
+    proxy: FaultProxy, proxied_url: str
+) -> None:
+    async with opened(proxied_url) as store:
+        for n in range(5):
+            job = await running(store)
+            proxy.cut_after(f'"needle {n}"'.encode(), answer=b"UPDATE 1")
+            answer = await settle(store, job, result=f'"needle {n}"')
+            assert (answer.accepted, answer.state) == (True, JobState.SUCCEEDED)
+
+            assert not (await settle(store, job)).accepted, "a second settlement is none"
+        assert proxy.cuts == 5
+
+
+async def test_a_failure_that_was_written_and_never_answered_counts_once(proxy: FaultProxy, proxied_url: str) -> None:
+    async with opened(proxied_url) as store:
+        job = await running(store)
+        proxy.cut_after(b"a needle", answer=b"SELECT 1")
+
+        (answer,) = await store.settle([failing(job, "a needle", delay=timedelta(hours=1))])
+
+        assert (answer.accepted, answer.state) == (True, JobState.FAILED)
+        assert len(await store.attempts(job.id)) == 1
+        assert (await stored(store, job.id)).attempts == 1
+
+
+async def test_an_operation_cut_at_its_commit_is_never_reported_as_absent(proxy: FaultProxy, proxied_url: str) -> None:
+    async with opened(proxied_url) as store:
+        (job_id,) = await put(store)
+        proxy.cut_after(b"COMMIT", answer=b"COMMIT")
+
+        operated = await store.cancel([job_id])
+
+        told = dict(operated.changed) | dict(operated.refused)
+        assert told == {job_id: JobState.CANCELLED}
+
+
+async def test_a_listener_that_went_silent_costs_one_poll_and_is_replaced(
+    proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(news, "_PROOF", 0.5)
+    monkeypatch.setattr(news, "_PROVEN_IN", 0.5)
+    async with opened(proxied_url) as worker, opened(proxied_url) as submitter:
+        await worker.wait(["queue:default"], timeout=0.1)
+        proxy.hold(of=b"LISTEN")
+
+        await put(submitter)
+        begun = time.monotonic()
+        await worker.wait(["queue:default"], timeout=1.0)
+        assert time.monotonic() - begun < 5.0
+        assert len(await take(worker)) == 1
+
+        proxy.heal()
+        deadline = time.monotonic() + 30
+        while True:  # until somebody listens again: woken long before the timeout
+            await worker.wait(["queue:default"], timeout=0.2)
+            waiting = asyncio.create_task(worker.wait(["queue:default"], timeout=20))
+            await asyncio.sleep(0.1)
+            if waiting.done():
+                continue
+            begun = time.monotonic()
+            await put(submitter)
+            await waiting
+            if time.monotonic() - begun < 5:
+                return
+            assert time.monotonic() < deadline
+
+
+async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(postgres_url: str) -> None:
+    """Cancelled at every point it can be: what is asked next is answered, and with its own answer."""
+    async with opened(postgres_url) as store:
+        first, second = await put(store, new_job("first"), new_job("second"))
+        for steps in range(40):
+            asked = asyncio.create_task(store.get(first))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            asked.cancel()
+            answered = asyncio.gather(*[store.get(each) for each in (second, first, second)])
+            assert [job.task for job in await answered if job is not None] == ["second", "first", "second"]
+            await asyncio.gather(asked, return_exceptions=True)
+
+
+async def test_a_deadlock_is_tried_again(postgres: Postgres, postgres_url: str) -> None:
+    async with opened(postgres_url) as store:
+        jobs = sorted([await running(store) for _ in range(2)], key=lambda job: job.id)
+        schema = postgres_url.rpartition("schema=")[2]
+        lock = f"select from {schema}.job where id = $1 for update"  # noqa: S608 - the test's own schema
+        other = await asyncpg.connect(postgres.url())
+        try:
+            transaction = other.transaction()
+            await transaction.start()
+            await other.execute(lock, jobs[1].id)
+            settling = asyncio.create_task(store.settle([failing(job) for job in jobs]))
+            await asyncio.sleep(0.3)  # it holds the first row and waits for the second
+            try:
+                await other.execute(lock, jobs[0].id)  # one of the two must give way
+            except asyncpg.DeadlockDetectedError:
+                await transaction.rollback()
+            else:
+                await transaction.commit()
+            assert [answer.accepted for answer in await settling] == [True, True]
+        finally:
+            await other.close()
+
+
+async def test_a_primary_that_takes_no_more_writes_is_left(postgres_url: str) -> None:
+    with Postgres(durable=False) as server:
+        url = server.url()
+        async with opened(url) as store:
+            await put(store)
+            server.change(default_transaction_read_only="on")
+            with pytest.raises(Unavailable, match="read-only"):
+                await store.submit([new_job()])
+            assert (await store.count(JobFilter())) == 1
+
+            server.change(default_transaction_read_only="off")
+            await until_it_works(lambda: store.submit([new_job()]))
+            assert (await store.count(JobFilter())) == 2
+
+
+async def test_a_beat_does_not_wait_for_a_handler_that_holds_its_job(postgres: Postgres, postgres_url: str) -> None:
+    async with opened(postgres_url) as store:
+        held, other = await running(store), await running(store)
+        schema = postgres_url.rpartition("schema=")[2]
+        link = await asyncpg.connect(postgres.url())
+        try:
+            async with link.transaction():
+                await link.execute(f"select from {schema}.job where id = $1 for update", held.id)  # noqa: S608
+                leases: list[Lease] = [held.lease, other.lease]
+                beat = await asyncio.wait_for(store.beat(pulse(), leases, lease_for=LEASE * 2), timeout=5)
+                assert [str(each) for each in beat.held] == ["held", "held"]
+            assert (await stored(store, other.id)).lease_until_us > (await stored(store, held.id)).lease_until_us  # type: ignore[operator]
+        finally:
+            await link.close()
+
+
+async def test_a_password_is_never_shown(postgres_url: str) -> None:
+    for url in (
+        "postgresql://app:hunter2secret@127.0.0.1:1/app",
+        "postgresql://app:hunter2secret@127.0.0.1:1,127.0.0.1:2/app?schema=x",
+    ):
+        store = open_store(url)
+        assert "hunter2secret" not in store.url
+        with pytest.raises(Unavailable) as told:
+            await store.open()
+        assert "hunter2secret" not in str(told.value)
+
+
+async def test_ids_of_nobody_are_refused_in_words(postgres_url: str) -> None:
+    async with opened(postgres_url) as store:
+        with pytest.raises(HoldfastError):
+            await store.submit([new_job(id="no id")])
+        operated = await store.cancel(["no id", new_id()])
+        assert [state for _, state in operated.refused] == [None, None]
+    with pytest.raises((Conflict, HoldfastError)):
+        await store.count(JobFilter())

@@ -1,4 +1,4 @@
-"""What the PostgreSQL store makes of networks that go silent, cut off and lie (RELIABILITY F12–F16, F20, F22, F26, F28)."""
+"""The PostgreSQL store in networks that go silent, cut off and lie: RELIABILITY F12–F16, F20, F22, F26, F28."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ async def test_a_deadlock_is_tried_again(postgres: Postgres, postgres_url: str) 
     async with opened(postgres_url) as store:
         jobs = sorted([await running(store) for _ in range(2)], key=lambda job: job.id)
         schema = postgres_url.rpartition("schema=")[2]
-        lock = f"select from {schema}.job where id = $1 for update"  # noqa: S608 - the test's own schema
+        lock = f"select from {schema}.job where id = $1 for update"
         other = await asyncpg.connect(postgres.url())
         try:
             transaction = other.transaction()
@@ -266,7 +266,7 @@ async def test_a_beat_does_not_wait_for_a_handler_that_holds_its_job(postgres: P
         link = await asyncpg.connect(postgres.url())
         try:
             async with link.transaction():
-                await link.execute(f"select from {schema}.job where id = $1 for update", held.id)  # noqa: S608
+                await link.execute(f"select from {schema}.job where id = $1 for update", held.id)
                 leases: list[Lease] = [held.lease, other.lease]
                 beat = await asyncio.wait_for(store.beat(pulse(), leases, lease_for=LEASE * 2), timeout=5)
                 assert [str(each) for each in beat.held] == ["held", "held"]

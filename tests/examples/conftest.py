@@ -1,9 +1,9 @@
-"""The package of the queuectl example is found as if it were installed."""
+"""The packages of the examples are found as if they were installed."""
 
 from __future__ import annotations
 
 import sys
 
-from tests.examples.queuectl_support import EXAMPLE
+from tests.examples import atlas_support, queuectl_support
 
-sys.path.insert(0, str(EXAMPLE))
+sys.path[:0] = [str(queuectl_support.EXAMPLE), str(atlas_support.EXAMPLE)]

@@ -1,0 +1,222 @@
+"""Atlas Jobs in a database of its own: real instances as processes, asked over HTTP, and SQL beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.support.postgres import Postgres
+from tests.support.servers import Port
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "atlas_jobs"
+DUE = """update holdfast.job set run_at = (extract(epoch from now()) * 1000000)::bigint
+    where id = any(%s::uuid[]) and state = 3"""
+HURRIED = {"HOLDFAST_POLL": "200ms", "HOLDFAST_GRACE": "0s"}
+PATIENCE = 45.0
+"""Seconds to wait for what is a matter of moments on an idle machine."""
+
+
+def until(holds: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    """Look again and again until ``holds`` says something true; fail when it takes too long."""
+    deadline = time.monotonic() + seconds
+    while not (answer := holds()):
+        assert time.monotonic() < deadline, f"{what} has not come about within {seconds} s"
+        time.sleep(0.02)
+    return answer
+
+
+def told(document: dict[str, Any]) -> dict[str, Any]:
+    """A job as JSON has it, with instants for its times."""
+    return {
+        name: datetime.fromisoformat(value) if name.endswith("_at") and value is not None else value
+        for name, value in document.items()
+    }
+
+
+class Said(NamedTuple):
+    """An answer of the API, and how long it took."""
+
+    status: int
+    document: Any
+    seconds: float
+
+
+class Atlas:
+    """One database, its instances, and what happened in it."""
+
+    def __init__(self, server: Postgres, folder: Path) -> None:
+        self.server = server
+        self.folder = folder
+        self.database = server.create_database()
+        self.url = server.url(self.database)
+
+    def sql(self, statement: str, *values: object) -> list[Any]:
+        """Run a statement as the owner of the database."""
+        return self.server.execute(statement, *values, database=self.database, user="app")
+
+    def value(self, statement: str, *values: object) -> Any:
+        """The one value of a statement."""
+        ((value,),) = self.sql(statement, *values)
+        return value
+
+    def row(self, job_id: str) -> dict[str, Any]:
+        """A row of the table ``jobs``."""
+        return told(self.value("select to_jsonb(jobs) from jobs where job_id = %s", job_id))
+
+    def due(self, *job_ids: str) -> None:
+        """Have these jobs fall due now, and the workers find out by themselves."""
+        self.sql(DUE, list(job_ids))
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """Of an instance: it looks for jobs more often than the settings file says, and ends at once."""
+        known = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "ATLAS_"))}
+        path = os.pathsep.join([str(ROOT), str(EXAMPLE)])
+        return {**known, "PYTHONPATH": path, "HOLDFAST_URL": self.url, **HURRIED, **variables}
+
+    def application(self) -> Any:
+        """A Holdfast of this process on the same jobs, with Atlas' settings and no tasks."""
+        from holdfast import Holdfast, Settings
+
+        return Holdfast(settings=Settings.load(path=EXAMPLE / "holdfast.toml", environ={}, url=self.url))
+
+    @contextmanager
+    def running(self, *ids: str, **variables: str) -> Iterator[list[Instance]]:
+        """Instances of these names at work, every one of them ready; they must end well."""
+        with ExitStack() as stack:
+            instances = [stack.enter_context(Instance(self, worker_id, **variables)) for worker_id in ids]
+            for instance in instances:
+                instance.ready()
+            yield instances
+
+    @contextmanager
+    def one(self, **variables: str) -> Iterator[Instance]:
+        """A single instance at work."""
+        with self.running("worker-8080", **variables) as (instance,):
+            yield instance
+
+
+class Instance:
+    """``python -m atlas_jobs``, on a port of its own."""
+
+    def __init__(self, atlas: Atlas, worker_id: str, **variables: str) -> None:
+        self.atlas = atlas
+        self.worker_id = worker_id
+        self._port = Port()
+        self.port = self._port.number
+        self._variables = {"ATLAS_WORKER_ID": worker_id, "SERVER_PORT": str(self.port), **variables}
+        self._log = atlas.folder / f"log-{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        """Start the process; again, after it was killed."""
+        environment = self.atlas.environment(**self._variables)
+        with self._log.open("a", encoding="utf-8") as log:
+            command = [sys.executable, "-m", "atlas_jobs"]
+            self.process = subprocess.Popen(command, cwd=self.atlas.folder, env=environment, stdout=log, stderr=log)
+
+    def __enter__(self) -> Instance:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        try:
+            asked = self.process.poll() is None
+            self.process.send_signal(signal.SIGTERM)
+            code = self.process.wait(PATIENCE)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._port.release()
+        if failure[0] is None and asked:
+            assert code == 0, (code, self.log())
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait()
+
+    def log(self) -> str:
+        """All it has said."""
+        return self._log.read_text(encoding="utf-8")
+
+    def ready(self) -> None:
+        """Wait until it answers, and runs jobs unless it was told not to."""
+        until(self._answers, f"an answer of {self.worker_id}")
+        if "ATLAS_SCHEDULING_ENABLED" not in self._variables:
+            until(lambda: "worker_started" in self.log(), "the worker's start")
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, self.log()
+        try:
+            return self.get("/debug/workers/summary").status == 200
+        except OSError:
+            return False
+
+    # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Said:
+        """One request on a connection of its own."""
+        address = f"http://127.0.0.1:{self.port}{path}"
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(address, data=body, method=method, headers=named)
+        began = time.monotonic()
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310
+                status, text = answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                status, text = error.code, error.read()
+        return Said(status, json.loads(text), time.monotonic() - began)
+
+    def get(self, path: str) -> Said:
+        """GET."""
+        return self.ask("GET", path)
+
+    def post(self, job_type: str = "demo.sleep", payload: Any = '{"seconds": 0}', **others: Any) -> Said:
+        """POST /jobs; ``key`` goes into the header."""
+        key = others.pop("key", None)
+        headers = {} if key is None else {"Idempotency_Key": key}
+        body = {"job_type": job_type, "payload": payload, **others}
+        return self.ask("POST", "/jobs", json.dumps(body).encode(), **headers)
+
+    def submit(self, job_type: str = "demo.sleep", payload: Any = '{"seconds": 0}', **others: Any) -> str:
+        """The same for a job that must be new; its id."""
+        said = self.post(job_type, payload, **others)
+        assert said.status == 201, said
+        return str(said.document["job_id"])
+
+    def submit_many(self, count: int, job_type: str, payload: str) -> list[str]:
+        """That many at once, from several threads."""
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(lambda _: self.submit(job_type, payload), range(count)))
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """GET /jobs/{id}."""
+        said = self.get(f"/jobs/{job_id}")
+        assert said.status == 200, said
+        return told(said.document)
+
+    def when(self, job_id: str, status: str, attempts: int = 0) -> dict[str, Any]:
+        """The job, once it has this status and at least so many failures."""
+
+        def reached() -> dict[str, Any] | None:
+            job = self.job(job_id)
+            return job if job["status"] == status and job["attempt_count"] >= attempts else None
+
+        return dict(until(reached, f"{job_id} {status} after {attempts} failures"))
+
+    def all_ended(self, job_ids: Sequence[str]) -> None:
+        """Wait until every one of them has succeeded."""
+        ended = "select count(*) from jobs where job_id = any(%s::uuid[]) and status = 'SUCCEEDED'"
+        until(lambda: self.atlas.value(ended, list(job_ids)) == len(job_ids), f"the end of {len(job_ids)} jobs")

@@ -126,6 +126,7 @@ class Harness:
             for hand in self._hands:
                 hand.thaw()
                 await self._end(hand)
+            await self.app.close()
         finally:
             self._lent.close()
 

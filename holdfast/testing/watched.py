@@ -1,7 +1,8 @@
 """When nothing can happen before time moves.
 
 Time may only be moved while everything stands still, or jobs would seem to take as long as the jump. A store call under
-way stands not still; event loops are let run until what a call or a wake-up has set off has come to rest.
+way stands not still; event loops are let run until what a call or a wake-up has set off has come to rest. News that
+travel through a server would come too late for that: among the stores of one harness they are brought at once.
 """
 
 from __future__ import annotations
@@ -10,13 +11,26 @@ import asyncio
 import functools
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 from holdfast.errors import Unavailable
 from holdfast.store import Store
+from holdfast.stores.sqlite.store import SQLiteStore
 
 _TURNS = 40  # of an event loop: more than the longest way from a wake-up to the next wait
+_NEWS: Mapping[str, frozenset[str]] = {
+    "submit": frozenset({"queue"}),
+    "claim": frozenset({"queue"}),  # it may have made more jobs ready than it took
+    "promote": frozenset({"queue"}),
+    "replay": frozenset({"queue"}),
+    "resume": frozenset({"queue"}),
+    "settle": frozenset({"queue", "job"}),
+    "cancel": frozenset({"worker", "job"}),
+    "order": frozenset({"worker"}),
+}
+"""What kinds of topics the verbs of a store may be news of."""
 
 
 class Activity:
@@ -28,6 +42,7 @@ class Activity:
         self._loops: set[asyncio.AbstractEventLoop] = set()
         self._none_left = asyncio.Event()
         self._under_way = 0
+        self.news = News()
         self.count = 0
         """Grows with each store call, at its begin and at its end."""
 
@@ -115,6 +130,40 @@ def _resolve(opened: asyncio.Future[None]) -> None:
         opened.set_result(None)
 
 
+class News:
+    """What the stores of one harness did, for those of them that wait: from any thread and any event loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told: Counter[str] = Counter()
+        self._waiting: list[tuple[frozenset[str], asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    def tell(self, kinds: frozenset[str]) -> None:
+        """Something happened to topics of these kinds."""
+        with self._lock:
+            self._told.update(kinds)
+            heard = [each for each in self._waiting if kinds & each[0]]
+            self._waiting = [each for each in self._waiting if not kinds & each[0] and not each[2].done()]
+        for _, loop, news in heard:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, news)
+
+    def told(self, kinds: frozenset[str]) -> int:
+        """How often something happened to topics of these kinds."""
+        with self._lock:
+            return sum(self._told[kind] for kind in kinds)
+
+    async def since(self, told: int, kinds: frozenset[str]) -> None:
+        """Return when more was told than that."""
+        loop = asyncio.get_running_loop()
+        news = loop.create_future()
+        with self._lock:
+            if sum(self._told[kind] for kind in kinds) != told:
+                return
+            self._waiting.append((kinds, loop, news))
+        await news
+
+
 class WatchedStore:
     """A store whose calls are counted and can be held up."""
 
@@ -122,10 +171,13 @@ class WatchedStore:
         self._store = store
         self._activity = activity
         self._gate = gate
+        self._heard: dict[frozenset[str], int] = {}
         activity.know()
 
     def __getattr__(self, name: str) -> Any:
         member = getattr(self._store, name)
+        if name == "wait" and not isinstance(self._store, SQLiteStore):
+            return self._wait
         if name == "wait" or not inspect.iscoroutinefunction(member):
             return member
         return functools.partial(self._watched, member, name)
@@ -136,9 +188,27 @@ class WatchedStore:
             await self._gate.pass_through(name)
         self._activity.began()
         try:
-            return await call(*args, **kwargs)
+            answer = await call(*args, **kwargs)
+            if name in _NEWS and not (name == "claim" and not answer.jobs):
+                self._activity.news.tell(_NEWS[name])
+            return answer
         finally:
             self._activity.ended()
+
+    async def _wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        """Until there is news of the store's own or of another store of this harness. It may be of other topics."""
+        kinds = frozenset(topic.partition(":")[0] for topic in topics)
+        news = self._activity.news
+        brought = asyncio.ensure_future(news.since(self._heard.get(kinds, 0), kinds))
+        own = asyncio.ensure_future(self._store.wait(topics, timeout=timeout))
+        try:
+            done, _ = await asyncio.wait((brought, own), return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            self._heard[kinds] = news.told(kinds)
+            brought.cancel()
+            own.cancel()
 
 
 def watched(store: Store, activity: Activity, gate: Gate) -> Store:

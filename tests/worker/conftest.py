@@ -31,7 +31,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty database. The harness brings the news: what came of the server's own would be left to luck."""
+    """The URL of an empty database. The harness brings the news: what came of the server's own would be luck."""
     with STORES[request.param](tmp_path) as url:
         yield f"{url}&pooled=1" if url.startswith("postgresql:") else url
 

@@ -1,6 +1,8 @@
 -- Every statement of the PostgreSQL store. Batches are arrays. `holdfast.` stands for the schema the store was given.
 -- `column + 0` keeps the planner off a partial index that looks selective while few rows are in that state
--- (PERFORMANCE lesson 10). No clock function: :now is the server's, one for each statement (statements.py).
+-- (PERFORMANCE lesson 10); (+state) is how some indexes are spelled, for those who mean them. A comparison of rows gives
+-- an index both its bounds and leaves no estimate by which it would seem quicker to sort everything. No clock function:
+-- :now is the server's, one for each statement (statements.py).
 
 -- A name stands for the same work in every SQL store; what only this one needs is its own. A fragment is no statement: it
 -- stands, once, for what several have in common.
@@ -17,16 +19,18 @@ id::text, task, queue, payload, claims, attempts, max_attempts, -rank as priorit
 seq
 
 -- fragment: matching
--- What a filter says of a job; null leaves a condition out.
-(:states::smallint[] is null or j.state = any(:states))
+-- What a filter says of a job; null leaves a condition out. Within a case, since the planner would else take a filter for
+-- so selective that it sorts all that matches, instead of reading one page in the order asked for.
+case when (:states::smallint[] is null or j.state = any(:states))
   and (:queue::text is null or j.queue = :queue)
   and (:tasks::text[] is null or j.task = any(:tasks))
-  and (:tag::text is null or (j.tagged and exists (select from holdfast.tag t where t.tag = :tag and t.job_id = j.id)))
+  and (:tag::text is null or (j.tagged and (select true from holdfast.tag t where t.tag = :tag and t.job_id = j.id)))
   and (:reason::text is null or j.reason = :reason)
   and (:worker::text is null or j.worker = :worker)
   and (:error::text is null or position(:error in j.error) > 0)
   and (:created_after::bigint is null or j.created_at > :created_after)
   and (:created_before::bigint is null or j.created_at < :created_before)
+then true else false end
 
 -- own: insert_jobs
 -- The plain jobs of a batch.
@@ -94,7 +98,7 @@ with wanted as materialized (
             select run_at from holdfast.job where state in (1, 3) and queue = w.queue order by run_at limit 1) d
         where not :anywhere
         union all
-        (select run_at, :now as now from holdfast.job where state in (1, 3) and :anywhere order by run_at limit 1)
+        (select run_at, :now as now from holdfast.job where (+state) in (1, 3) and :anywhere order by run_at limit 1)
     ) n
 ), suspect as materialized (
     select s.ctid, w.queue
@@ -102,6 +106,7 @@ with wanted as materialized (
         select j.ctid from holdfast.job j
         where j.state = 0 and j.losses = 1 and j.queue = w.queue and not (select now from due)
           and j.rank <= coalesce((select f.rank from holdfast.job f where f.state = 0 and f.losses = 0 and f.queue = w.queue
+                                    and (f.rank, f.run_at, f.seq) > (w.rank, w.run_at, w.seq)
                                   order by f.rank, f.run_at, f.seq limit 1), j.rank)
         order by j.rank, j.run_at, j.seq limit least(w.slots, :suspects) for update skip locked) s
     limit :suspects
@@ -122,8 +127,8 @@ with wanted as materialized (
     returning -- include: claimed
 )
 select t.*, due.now, due.run_at - :now, :lease_for + :now,
-    exists (select from wanted w where exists (
-        select from holdfast.job j where j.state = 0 and j.losses > 1 and j.queue = w.queue))
+    exists (select from wanted w cross join lateral (
+        select from holdfast.job j where j.state = 0 and j.losses > 1 and j.queue = w.queue limit 1) q)
 from due left join taken t on true
 order by array_position(:queues, t.queue), t.losses = 0, t.priority desc, t.run_at, t.seq;
 
@@ -167,13 +172,14 @@ update holdfast.job set state = 0
 where id = any(array(
     select d.id from unnest(:queues::text[]) w (queue) cross join lateral (
         select id from holdfast.job where state in (1, 3) and queue = w.queue and run_at <= :now
-        order by run_at limit :limit for update skip locked) d))
+        order by run_at limit :limit for update skip locked) d
+    limit :limit))
 returning queue, rank, run_at;
 
 -- name: promote_anywhere
 update holdfast.job set state = 0
 where id = any(array(
-    select id from holdfast.job where state in (1, 3) and run_at <= :now
+    select id from holdfast.job where (+state) in (1, 3) and run_at <= :now
     order by run_at limit :limit for update skip locked))
 returning queue, rank, run_at;
 
@@ -261,8 +267,9 @@ order by j.lease_until limit :limit;
 
 -- name: prune_jobs
 select id::text, keyed from holdfast.job
-where state >= 5 and state = :state and ended_at <= :now - :span::bigint
-order by ended_at limit :limit for update skip locked;
+where state >= 5 and (state, ended_at) >= (:state::smallint, 0::bigint)
+  and (state, ended_at) <= (:state::smallint, :now - :span::bigint)
+order by state, ended_at limit :limit for update skip locked;
 
 -- name: delete_jobs
 with gone as (
@@ -279,17 +286,22 @@ delete from holdfast.key where job_id = any(:ids::uuid[]) and (:whatever or coal
 
 -- name: outlived_keys
 -- Their lifetime is over and their job's row is not: from now on they die with it, and no sweep meets them again.
+with over as materialized (
+    select key, job_id from holdfast.key
+    where keep_until <= :now order by keep_until limit :limit for update skip locked
+)
 update holdfast.key set keep_until = null
 where key = any(array(
-    select k.key from holdfast.key k
-    where k.keep_until <= :now
-      and exists (select from holdfast.job j where j.id = k.job_id) limit :limit for update skip locked));
+    select key from over where (select j.id from holdfast.job j where j.id = over.job_id) is not null));
 
 -- name: prune_keys
+-- Of those whose lifetime was over first; the ones with a job are outlived_keys by now.
+with over as materialized (
+    select key, job_id from holdfast.key
+    where keep_until <= :now order by keep_until limit :limit for update skip locked
+)
 delete from holdfast.key where key = any(array(
-    select k.key from holdfast.key k
-    where k.keep_until <= :now
-      and not exists (select from holdfast.job j where j.id = k.job_id) limit :limit for update skip locked));
+    select key from over where (select j.id from holdfast.job j where j.id = over.job_id) is null));
 
 -- name: prune_workers
 delete from holdfast.worker where alive_until <= :now - :span::bigint;
@@ -354,8 +366,9 @@ order by j.id desc limit :limit;
 -- The same for one of the states dead and cancelled, through their own index: they are few among millions.
 select -- include: shown
 from holdfast.job j
-where j.state > 5 and j.state = :state and j.id < :before and -- include: matching
-order by j.id desc limit :limit;
+where (+j.state) > 5 and (j.state, j.id) < (:state::smallint, :before::uuid)
+  and (j.state, j.id) >= (:state::smallint, '00000000-0000-0000-0000-000000000000'::uuid) and -- include: matching
+order by j.state desc, j.id desc limit :limit;
 
 -- name: count
 select count(*) from holdfast.job j

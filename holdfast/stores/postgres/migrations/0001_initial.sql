@@ -33,9 +33,9 @@ create index job_ready on holdfast.job (queue, rank, run_at, seq) where state = 
 create index job_suspect on holdfast.job (queue, rank, run_at, seq) where state = 0 and losses = 1;
 create index job_quarantined on holdfast.job (queue, rank, run_at, seq) where state = 0 and losses > 1;
 create index job_due on holdfast.job (queue, run_at) where state in (1, 3);
-create index job_due_anywhere on holdfast.job (run_at) where state in (1, 3);
+create index job_due_anywhere on holdfast.job (run_at) where (+state) in (1, 3); -- spelled apart, never to be taken for job_due
 create index job_lease on holdfast.job (lease_until) where state = 2;
-create index job_unsuccessful on holdfast.job (state, id) where state > 5; -- the dead and the cancelled
+create index job_unsuccessful on holdfast.job (state, id) where (+state) > 5; -- the dead and the cancelled; never for job_ended
 create index job_ended on holdfast.job (state, ended_at) where state >= 5;
 
 create table holdfast.tag (

@@ -1,0 +1,295 @@
+"""The hot statements stay on their indexes: with any statistics, planned with values or without, among 100,000 rows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from holdfast.clock import ManualClock
+from holdfast.stores import open_store
+from holdfast.stores.postgres.cursors import START
+from holdfast.stores.postgres.rows import EVERYTHING
+from holdfast.stores.postgres.statements import numbered
+from holdfast.stores.sql import load_statements
+from tests.support import postgres
+
+STATEMENTS = load_statements(files("holdfast.stores.postgres") / "queries.sql")
+STATISTICS = ("never analysed", "empty", "idle", "full")
+MODES = ("force_generic_plan", "force_custom_plan")
+"""Without the values, as on the engine's own connections; with them, as behind a pooler."""
+
+ROWS = 20_000
+"""Queued, scheduled, running, succeeded and dead each; a tenth of it in the other states."""
+SUSPECTS = 1_000
+BATCH = 50
+PAGES = 35 * BATCH
+"""Buffers that a statement may touch for a batch: each row with its index paths, several times over."""
+NOW = 1_000_000_000_000
+LARGE_TABLES = {"job", "key", "tag", "attempt"}
+
+FILL = """
+insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims, losses,
+                          keyed, tagged, worker, lease_until, ended_at)
+select ('00000000-0000-0000-0000-' || lpad(to_hex({block} * {rows} + n), 12, '0'))::uuid,
+       case when n % 2 = 1 then 'default' else 'queue-' || n % 10 end, 'task', '{{}}', {state}, n % 3,
+       case when {state} in (1, 3) then {now} + n - {rows} / 2 else {now} - n end, {now} - 1000000, 5, 1, {losses},
+       true, true, 'worker', case when {state} = 2 then {now} + n - {rows} / 2 end,
+       case when {state} >= 5 then {now} - n end
+from generate_series(1, {most}) n
+"""
+FILL_REST = """
+insert into {schema}.key (key, job_id, keep_until)
+select 'key of ' || id, id, case when seq % 2 = 0 then {now} + 1000000 end from {schema}.job;
+insert into {schema}.tag (tag, job_id) select 'tagged', id from {schema}.job;
+insert into {schema}.attempt (job_id, claims, attempt, ended_at, state) select id, 1, 1, {now}, 3 from {schema}.job
+"""
+
+
+class Case(NamedTuple):
+    """A statement, ``index(columns)`` for what conditions it must have on each index, and the values not in VALUES."""
+
+    name: str
+    bounds: tuple[str, ...]
+    values: Mapping[str, Any] = {}
+
+
+def ids(state: int, number: int = BATCH) -> list[str]:
+    return [f"00000000-0000-0000-0000-{state * ROWS + 7 * n:012x}" for n in range(1, number + 1)]
+
+
+QUEUES = ["default", "queue-2", "queue-4", "nobody's"]
+BY_ID = "job_pkey(id)"
+CLAIM = (
+    "job_ready(queue, rank, run_at, seq)",
+    "job_suspect(queue)",
+    "job_quarantined(queue)",
+    "tid(ctid)",
+)
+RUNNING = {"ids": ids(2), "claims": [1] * BATCH}
+ANYWHERE = {"anywhere": True, "promote": True}
+CASES = [
+    Case("claim", (*CLAIM, "job_due(queue)")),
+    Case("claim", (*CLAIM, "job_due(queue)"), {"ranks": [1] * 4, "run_ats": [NOW - 5000] * 4, "seqs": [9] * 4}),
+    Case("claim", ("job_ready(queue, rank, run_at, seq)", "job_due_anywhere()"), {"anywhere": True}),
+    Case("claim", ("job_due_anywhere()",), {"anywhere": True, "promote": True}),
+    Case("ready_queues", ("job_ready(queue)", "job_suspect(queue)", "job_quarantined(queue)")),
+    Case("claim_quarantined", ("job_quarantined(queue)", BY_ID)),
+    Case("claim_delivered", (BY_ID,), {"ids": ids(0)}),
+    Case("promote_queues", ("job_due(queue, run_at)", BY_ID)),
+    Case("promote_anywhere", ("job_due_anywhere(run_at)", BY_ID)),
+    Case("promote_delivered", (BY_ID,), {"ids": ids(1)}),
+    Case("bury", (BY_ID,)),
+    Case("insert_jobs", ()),
+    Case("insert_keyed_jobs", ()),
+    Case("key_owner", ("key_pkey(key)",)),
+    Case("settle_succeeded", (BY_ID,), RUNNING),
+    Case("settle_rest", (BY_ID,), RUNNING),
+    Case("states_of", (BY_ID,)),
+    Case("beat", (BY_ID,), RUNNING),
+    Case("expired", ("job_lease(lease_until)",)),
+    Case("prune_jobs", ("job_ended(state, ended_at)",), {"span": ROWS // 2}),
+    Case("delete_jobs", (BY_ID, "attempt_pkey(job_id)", "tag_of(job_id)"), {"ids": ids(5)}),
+    Case("delete_keys_of", ("key_of(job_id)",), {"ids": ids(5), "whatever": True}),
+    Case("prune_keys", ("key_over(keep_until)",)),
+    Case("outlived_keys", ("key_over(keep_until)",)),
+    Case("cancel_unstarted", (BY_ID,), {"ids": ids(0)}),
+    Case("cancel_running", (BY_ID,), {"ids": ids(2)}),
+    Case("replay", (BY_ID,), {"ids": ids(6)}),
+    Case("deletable", (BY_ID,), {"ids": ids(6)}),
+    Case("lock_jobs", (BY_ID,)),
+    Case("choose_again", (BY_ID,), {"ids": ids(6)}),
+    Case("get", (BY_ID, "key_of(job_id)")),
+    Case("attempts", ("attempt_pkey(job_id)",)),
+    Case("over", (BY_ID,)),
+    Case("stuck", ("job_lease(lease_until)",)),
+    Case("oldest_ready", ("job_ready(queue, rank)", "job_suspect(queue)", "job_quarantined(queue)")),
+    Case("find", ("job_pkey(id)", "key_of(job_id)")),
+    Case("find", ("job_pkey(id)",), {"before": ids(6)[0]}),
+    Case("find", ("job_pkey(id)",), {"tag": "tagged"}),
+    Case("choose", (), {"states": [0, 1]}),
+    Case("find_ended", ("job_unsuccessful(state, id)", "key_of(job_id)")),
+]
+
+COLUMNS = {
+    "ids": [f"00000000-0000-0000-0001-{n:012x}" for n in range(BATCH)],
+    "queues": ["default"] * BATCH,
+    "tasks": ["task"] * BATCH,
+    "payloads": ["{}"] * BATCH,
+    "ranks": [0] * BATCH,
+    **dict.fromkeys(("run_ats", "delays", "max_attempts", "options", "tags", "keep_for"), [None] * BATCH),
+    "keys": [f"key {n}" for n in range(BATCH)],
+}
+VALUES: dict[str, Any] = {
+    **EVERYTHING,
+    "now": NOW,
+    "ids": ids(2),
+    "id": ids(2)[0],
+    "queues": QUEUES,
+    "slots": [BATCH] * len(QUEUES),
+    "ranks": [START.rank] * len(QUEUES),
+    "run_ats": [START.run_at] * len(QUEUES),
+    "seqs": [START.seq] * len(QUEUES),
+    "anywhere": False,
+    "promote": False,
+    "suspects": 10,
+    "limit": BATCH,
+    "worker": "worker",
+    "lease_for": 30_000_000,
+    "queue": None,
+    "excluded": [],
+    "most": 1,
+    "key": "key of nothing",
+    "error": None,
+    "results": [None] * BATCH,
+    "states": [3] * BATCH,
+    **dict.fromkeys(("reasons", "errors", "tracebacks", "delays"), [None] * BATCH),
+    "refunds": [False] * BATCH,
+    "expireds": [False] * BATCH,
+    "state": 5,
+    "span": 0,
+    "whatever": False,
+    "force": False,
+    "payload": None,
+    "unasked": True,
+    "before": "ffffffff-ffff-ffff-ffff-ffffffffffff",
+    **dict.fromkeys(("running", "succeeded", "failed", "concurrency", "pid"), 1),
+    "host": "here",
+}
+"""What the statements are given, unless their case says otherwise."""
+OWN = {
+    "insert_jobs": COLUMNS,
+    "insert_keyed_jobs": COLUMNS,
+    "beat": {"queues": "default"},
+    "oldest_ready": {"queue": "default"},
+    "find": {"states": None},
+    "choose_again": {"states": [6]},
+    "find_ended": {"states": [6], "state": 6},
+}
+
+
+def fill(connection: psycopg.Connection[Any], schema: str, *states: int) -> None:
+    for state in states:
+        most = ROWS if state in (0, 1, 2, 5, 6) else ROWS // 10
+        words = {"schema": schema, "rows": ROWS, "now": NOW, "state": state, "block": state, "most": most, "losses": 0}
+        connection.execute(FILL.format(**words).encode())
+        if state == 0:
+            for losses in (1, 2):
+                again = {"block": 7 + losses, "most": SUSPECTS, "losses": losses}
+                connection.execute(FILL.format(**words | again).encode())
+
+
+def make(connection: psycopg.Connection[Any], schema: str, statistics: str) -> None:
+    """A full store in which the tables were last analysed as ``statistics`` says."""
+    analyse = f"analyze {', '.join(f'{schema}.{table}' for table in sorted(LARGE_TABLES))}".encode()
+    for table in LARGE_TABLES:
+        connection.execute(f"alter table {schema}.{table} set (autovacuum_enabled = off)".encode())
+    if statistics == "empty":
+        connection.execute(analyse)
+    fill(connection, schema, 5, 6, 7)
+    if statistics == "idle":
+        connection.execute(analyse)
+    fill(connection, schema, 0, 1, 2, 3, 4)
+    connection.execute(FILL_REST.format(schema=schema, now=NOW).encode())
+    if statistics == "full":
+        connection.execute(analyse)
+
+
+class Plans:
+    """Schemas by their statistics, made when they are first asked for."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._schemas: dict[str, str] = {}
+        self._server = postgres.shared()
+
+    def connect(self, statistics: str) -> tuple[str, psycopg.Connection[Any]]:
+        connection = self._stack.enter_context(psycopg.connect(self._server.url(), autocommit=True))
+        if statistics not in self._schemas:
+            schema = self._schemas[statistics] = self._stack.enter_context(self._server.fresh_schema())
+            store = open_store(self._server.url(schema=schema), now=ManualClock())
+            asyncio.run(store.open())
+            make(connection, schema, statistics)
+        return self._schemas[statistics], connection
+
+
+@pytest.fixture(scope="module")
+def plans() -> Iterator[Plans]:
+    with ExitStack() as stack:
+        yield Plans(stack)
+
+
+class Explained:
+    """The plan of one execution, with what it met on its way."""
+
+    def __init__(self, connection: psycopg.Connection[Any], schema: str, case: Case) -> None:
+        query = numbered({case.name: STATEMENTS[case.name]}, schema)[case.name]
+        values = {**VALUES, **OWN.get(case.name, {}), **case.values}
+        connection.execute("begin")
+        connection.execute("set local jit = off")
+        connection.execute(f"prepare tried as {query.sql}".encode())
+        arguments = sql.SQL(", ").join(sql.Literal(literal(values[name])) for name in query.names)
+        run = sql.SQL("execute tried({})" if query.names else "execute tried").format(arguments)
+        options = sql.SQL("explain (analyze, buffers, format json) ")
+        (document,) = connection.execute(options + run).fetchone() or ()
+        connection.execute("rollback")
+        connection.execute("deallocate tried")
+        self.nodes = list(flattened(document[0]["Plan"]))
+        self.pages = document[0]["Plan"]["Shared Hit Blocks"] + document[0]["Plan"]["Shared Read Blocks"]
+
+    def faults(self, bounds: tuple[str, ...]) -> list[str]:
+        found = [f"no condition {bound}" for bound in bounds if not any(holds(node, bound) for node in self.nodes)]
+        for node in self.nodes:
+            loops = node["Actual Loops"]
+            kind = f"{node['Node Type']} {node.get('Index Name', node.get('Relation Name', ''))}"
+            if node["Node Type"] == "Seq Scan" and node["Relation Name"] in LARGE_TABLES:
+                found.append(kind)
+            removed = sum(node[key] for key in node if key.startswith("Rows Removed by")) * loops
+            if removed > BATCH:
+                found.append(f"{kind} removed {removed} rows: {node}")
+            if node.get("Relation Name") in LARGE_TABLES and node["Actual Rows"] * loops > 4 * BATCH:
+                found.append(f"{kind} met {node['Actual Rows'] * loops} rows")
+        return found + [f"{self.pages} pages"] * (self.pages > PAGES)
+
+
+def literal(value: Any) -> str | None:
+    """As the text of a parameter of any type."""
+    if isinstance(value, list):
+        return "{" + ",".join("null" if each is None else f'"{each}"' for each in value) + "}"
+    return None if value is None else str(value)
+
+
+def flattened(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", []):
+        yield from flattened(child)
+
+
+def holds(node: dict[str, Any], bound: str) -> bool:
+    """Whether this is a scan of the index ``bound`` names, with a condition on each of its columns."""
+    index, _, columns = bound.removesuffix(")").partition("(")
+    if index == "tid":
+        return "ctid" in node.get("TID Cond", "")
+    condition = node.get("Index Cond", "")
+    wanted = [column for column in columns.split(", ") if column]
+    return node.get("Index Name") == index and all(re.search(rf"\b{column}\b", condition) for column in wanted)
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_hot_statement_does_what_its_batch_needs_and_no_more(plans: Plans, statistics: str, mode: str) -> None:
+    schema, connection = plans.connect(statistics)
+    connection.execute(f"set plan_cache_mode = {mode}".encode())
+    faults = {}
+    for number, case in enumerate(CASES):
+        found = Explained(connection, schema, case).faults(case.bounds)
+        if found:
+            faults[f"{number} {case.name}"] = found
+    assert faults == {}

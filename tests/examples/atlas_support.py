@@ -220,3 +220,8 @@ class Instance:
         """Wait until every one of them has succeeded."""
         ended = "select count(*) from jobs where job_id = any(%s::uuid[]) and status = 'SUCCEEDED'"
         until(lambda: self.atlas.value(ended, list(job_ids)) == len(job_ids), f"the end of {len(job_ids)} jobs")
+
+    def starts(self) -> list[str]:
+        """The jobs whose handlers it began to run, in their order."""
+        events = (json.loads(line) for line in self.log().splitlines() if line.startswith("{"))
+        return [event["job_id"] for event in events if event["event"] == "handler_start"]

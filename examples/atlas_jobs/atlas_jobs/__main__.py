@@ -7,30 +7,36 @@ import os
 import signal
 import sys
 
-from atlas_jobs.app import app
 from atlas_jobs.server import serving
-from holdfast import HoldfastError
+from holdfast import Holdfast, HoldfastError
 from holdfast.observe.logs import configure_logs
 from holdfast.worker import run_worker
 
 
 def main() -> int:
     """Run until SIGTERM or SIGINT; the exit code. ATLAS_SCHEDULING_ENABLED=false leaves the jobs to other instances."""
-    finish_logs = configure_logs(app.settings, app.events)
     try:
-        if os.environ.get("ATLAS_SCHEDULING_ENABLED", "").strip().lower() in ("false", "0", "no", "off"):
-            asyncio.run(_only_answer())
-            return 0
-        app.lifespan(serving)
-        return run_worker(app, app.settings)
+        from atlas_jobs.app import app  # here, so that a wrong setting is told without a traceback
+
+        finish_logs = configure_logs(app.settings, app.events)
+        try:
+            return _run(app)
+        finally:
+            finish_logs()
     except HoldfastError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    finally:
-        finish_logs()
 
 
-async def _only_answer() -> None:
+def _run(app: Holdfast) -> int:
+    if os.environ.get("ATLAS_SCHEDULING_ENABLED", "").strip().lower() in ("false", "0", "no", "off"):
+        asyncio.run(_only_answer(app))
+        return 0
+    app.lifespan(serving)
+    return run_worker(app, app.settings)
+
+
+async def _only_answer(app: Holdfast) -> None:
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)

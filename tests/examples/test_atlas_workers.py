@@ -1,0 +1,258 @@
+"""Atlas Jobs at work: real instances, failing jobs, kills. Tests are named by the rows they prove."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast import JobState
+from tests.examples.atlas_support import ROOT, Atlas, Instance, until
+from tests.support.postgres import Postgres
+
+pytestmark = pytest.mark.timeout(150)
+
+FOR_EVER = "demo.sleep", '{"seconds": 600}'
+
+
+@pytest.fixture
+def atlas(postgres: Postgres, tmp_path: Path) -> Atlas:
+    return Atlas(postgres, tmp_path)
+
+
+# ── one job's life ────────────────────────────────────────────────────────────────────────────────────────────────
+def _agreed(atlas: Atlas, instance: Instance, job_id: str) -> dict[str, Any]:
+    """The job as row and as answer: the same, unless it moved between the two looks."""
+    while True:
+        before, said, after = atlas.row(job_id), instance.job(job_id), atlas.row(job_id)
+        if before == after:
+            assert said == before
+            return said
+
+
+def test_j11_j21_j29_j42_j43_j45_j50_j51_a_slow_job_is_the_same_in_table_and_answer(atlas: Atlas) -> None:
+    with atlas.one(ATLAS_SCHEDULING_ENABLED="false") as api:
+        job_id = api.submit("demo.sleep", '{"seconds": 2}')
+        seen = [_agreed(atlas, api, job_id)]
+        with atlas.running("worker-1"):
+            api.when(job_id, "RUNNING")
+            seen.append(_agreed(atlas, api, job_id))
+            api.when(job_id, "SUCCEEDED")
+            seen.append(_agreed(atlas, api, job_id))
+            paid, failed = api.submit("payment.charge", '{"amount": 5}'), api.submit("file.process", '{"path": "/"}')
+            api.when(paid, "SUCCEEDED")
+            assert "Is a directory" in api.when(failed, "QUEUED", 1)["last_error"]
+        assert [each["status"] for each in seen] == ["QUEUED", "RUNNING", "SUCCEEDED"]
+        assert [each["worker_id"] for each in seen] == [None, "worker-1", "worker-1"]
+        assert [each["attempt_count"] for each in seen] == [0, 0, 0]
+        assert all(later["updated_at"] > earlier["updated_at"] for earlier, later in pairwise(seen))
+        assert {each["job_type"] for each in seen} == {"demo.sleep"}
+        assert atlas.value("select result::json ->> 'charge' from holdfast.job where id = %s", paid) == paid
+
+
+def _waits(atlas: Atlas, instance: Instance, job_id: str, failures: int) -> float:
+    """The seconds that a job which has failed so often is made to wait."""
+    job = instance.when(job_id, "QUEUED", failures)
+    assert job["attempt_count"] == failures
+    assert job["last_error"] == "no: not today"
+    assert job["worker_id"] == "worker-8080"
+    wait: timedelta = job["next_run_at"] - job["updated_at"]
+    return wait.total_seconds()
+
+
+def test_j9_j22_j23_j29_j30_j31_j32_j45_j48_j49_j62_j63_a_failing_job_waits_twice_and_is_dead(atlas: Atlas) -> None:
+    """After each attempt the instance is kept busy by another job, so that none is missed."""
+    app = atlas.application()
+    with atlas.one() as instance:
+        job_id = instance.submit("demo.fail", '{"message": "no: not today"}')
+        busy = instance.submit(*FOR_EVER)
+        for failures, (least, most) in enumerate([(3.5, 5.0), (10.5, 15.0)], 1):
+            assert least <= _waits(atlas, instance, job_id, failures) <= most
+            atlas.due(job_id)
+            then = instance.submit(*FOR_EVER)
+            app.sync.cancel(busy)
+            busy = then
+        dead = instance.when(job_id, "DEAD_LETTERED")
+        assert (dead["attempt_count"], dead["max_attempts"], dead["last_error"]) == (3, 3, "no: not today")
+        history = [(each.attempt, each.state) for each in app.sync.attempts(job_id)]
+        assert history == [(1, JobState.FAILED), (2, JobState.FAILED), (3, JobState.DEAD)]
+        instance.when(busy, "RUNNING")
+        assert instance.job(job_id)["status"] == "DEAD_LETTERED"
+    app.sync.close()
+
+
+RUNNING_LAST = "select 1 from jobs where status = 'RUNNING' and job_type = 'demo.sleep'"
+FAILED_ONCE = "select count(*) from jobs where status = 'QUEUED' and attempt_count = 1"
+WAITS = "select extract(epoch from next_run_at - updated_at)::float from jobs where attempt_count = 1"
+
+
+def test_j8_j32_j33_jobs_that_fail_together_come_back_spread_out(atlas: Atlas) -> None:
+    app = atlas.application()
+    failing = [app.draft("demo.fail", {"payload": '{"message": "no"}'}) for _ in range(120)]
+    app.sync.enqueue_many([*failing, app.draft(FOR_EVER[0], {"payload": FOR_EVER[1]})])
+    app.sync.close()
+    with atlas.one():
+        until(lambda: atlas.sql(RUNNING_LAST) and atlas.value(FAILED_ONCE) == 120, "120 failures")
+        seconds = [wait for (wait,) in atlas.sql(WAITS)]
+    assert len(seconds) == 120
+    assert 3.5 <= min(seconds) <= max(seconds) <= 5.0
+    assert max(seconds) - min(seconds) >= 1.2
+
+
+# ── claiming ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_j7_j24_jobs_start_in_their_order_and_a_locked_one_is_passed_over(atlas: Atlas) -> None:
+    with atlas.one(ATLAS_SCHEDULING_ENABLED="false") as api:
+        job_ids = [api.submit() for _ in range(12)]
+        with psycopg.connect(atlas.url) as holder:
+            holder.execute("select from holdfast.job where id = %s for update", [job_ids[0]])
+            with atlas.running("worker-1") as (worker,):
+                api.all_ended(job_ids[1:])
+                assert api.job(job_ids[0])["status"] == "QUEUED"
+                holder.rollback()
+                api.all_ended(job_ids)
+                assert worker.starts() == [*job_ids[1:], job_ids[0]]
+
+
+def test_j25_a_job_never_starts_before_its_time(atlas: Atlas) -> None:
+    app = atlas.application()
+    with atlas.one() as instance:
+        delays = [0.3, 0.7, 1.1, 1.5, 1.9, 2.0, 3600]
+        handles = [app.sync.enqueue("demo.sleep", {"payload": '{"seconds": 0}'}, delay=delay) for delay in delays]
+        retried = instance.submit("demo.fail", '{"message": "no", "times": 1}')
+        instance.all_ended([*(handle.id for handle in handles[:-1]), retried])
+        assert instance.job(handles[-1].id)["status"] == "QUEUED"
+        assert handles[-1].id not in instance.starts()
+        assert atlas.sql("select id from holdfast.job where started_at < run_at") == []
+    app.sync.close()
+
+
+def test_j26_two_processes_never_claim_the_same_job(atlas: Atlas) -> None:
+    rounds, jobs = 100, 20
+    app = atlas.application()
+    app.sync.migrate()
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.examples.atlas_racer", atlas.url, name],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "two")
+    ]
+    won: Counter[str] = Counter()
+    with racers[0] as first, racers[1] as second:
+        assert [_heard(racer) for racer in (first, second)] == [["ready"]] * 2
+        for round_ in range(rounds):
+            drafts = [app.draft("demo.sleep", {"payload": "{}"}) for _ in range(jobs)]
+            submitted = [handle.id for handle in app.sync.enqueue_many(drafts)]
+            for racer in (first, second) if round_ % 2 else (second, first):
+                assert racer.stdin is not None
+                racer.stdin.write("go\n")
+                racer.stdin.flush()
+            claimed = {name: _heard(racer) for name, racer in zip(("one", "two"), (first, second), strict=True)}
+            assert Counter(chain.from_iterable(claimed.values())) == dict.fromkeys(submitted, 1), f"round {round_}"
+            won.update({name: len(ids) for name, ids in claimed.items()})
+    assert min(won["one"], won["two"]) > 0, "it was no race"
+    app.sync.close()
+
+
+def _heard(racer: subprocess.Popen[str]) -> list[str]:
+    assert racer.stdout is not None
+    return racer.stdout.readline().split()
+
+
+# ── a fleet ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_j6_j64_j80_two_instances_share_twenty_jobs(atlas: Atlas) -> None:
+    with atlas.running("worker-8080", "worker-8081") as instances:
+        job_ids = instances[0].submit_many(20, "demo.sleep", '{"seconds": 0.1}')
+        instances[1].all_ended(job_ids)
+        _check_each_once(atlas, instances, job_ids)
+        by_worker = instances[0].get("/metrics").document["byWorker"]
+        assert by_worker.keys() == {"worker-8080", "worker-8081"}
+
+
+def test_j6_j16_j19_four_instances_share_the_work_and_are_four_times_as_fast(atlas: Atlas) -> None:
+    app = atlas.application()
+    with atlas.running("a", "b", "c", "d") as instances:
+
+        def are_fair() -> bool:
+            """A machine that is busy with other tests gets another chance; no job may run twice in any."""
+            job_ids = _submitted(app, 200, 0.02)
+            instances[0].all_ended(job_ids)
+            _check_each_once(atlas, instances, job_ids)
+            shares = [len(set(each.starts()).intersection(job_ids)) for each in instances]
+            return min(shares) >= 30
+
+        def are_quick() -> bool:
+            """40 jobs of half a second: one instance would need the sum of what they took."""
+            job_ids = _submitted(app, 40, 0.5)
+            instances[0].all_ended(job_ids)
+            ((one_by_one, together),) = atlas.sql(SPANS, job_ids)
+            return bool(one_by_one >= 3.2 * together)
+
+        until(are_fair, "a fair share for everybody")
+        until(are_quick, "four instances to be 3.2 times as fast as one")
+    app.sync.close()
+
+
+SPANS = """select sum(ended_at - started_at), max(ended_at) - min(started_at) from holdfast.job
+    where id = any(%s::uuid[])"""
+
+
+def _submitted(app: Any, count: int, seconds: float) -> list[str]:
+    drafts = [app.draft("demo.sleep", {"payload": f'{{"seconds": {seconds}}}'}) for _ in range(count)]
+    return [handle.id for handle in app.sync.enqueue_many(drafts)]
+
+
+def _check_each_once(atlas: Atlas, instances: Sequence[Instance], job_ids: Sequence[str]) -> None:
+    """No handler began twice, and the rows say who ran them."""
+
+    def started() -> Counter[str]:
+        return Counter(job_id for each in instances for job_id in each.starts() if job_id in wanted)
+
+    wanted = set(job_ids)
+    until(lambda: len(started()) == len(wanted), "the log lines of all starts")
+    assert started() == dict.fromkeys(job_ids, 1)
+    workers = dict(atlas.sql("select job_id::text, worker_id from jobs"))
+    for each in instances:
+        assert {workers[job_id] for job_id in each.starts() if job_id in wanted} <= {each.worker_id}
+
+
+# ── kills ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _stored(atlas: Atlas) -> dict[str, dict[str, Any]]:
+    return {job_id: atlas.row(job_id) for (job_id,) in atlas.sql("select job_id::text from jobs")}
+
+
+def test_j28_everything_is_killed_and_goes_on_as_stored(tmp_path: Path) -> None:
+    with Postgres() as server:
+        atlas = Atlas(server, tmp_path)
+        with atlas.one(HOLDFAST_LEASE="3s", HOLDFAST_SWEEP="200ms", HOLDFAST_RETRY="1h") as instance:
+            done, retried = instance.submit(), instance.submit("demo.fail", '{"message": "no", "times": 1}')
+            instance.all_ended([done])
+            instance.when(retried, "QUEUED", 1)
+            interrupted = instance.submit("demo.sleep", '{"seconds": 1}', max_attempts=5)
+            waiting = [instance.submit(key=f"key-{number}") for number in range(5)]
+            instance.when(interrupted, "RUNNING")
+            instance.kill()
+            before = _stored(atlas)
+            server.kill()
+            server.start()
+            assert _stored(atlas) == before
+            instance.start()
+            instance.ready()
+            instance.all_ended([interrupted, *waiting])
+            lost = before[interrupted]["status"] == "RUNNING"
+            assert instance.job(interrupted)["attempt_count"] == lost
+            assert atlas.row(done) == before[done]
+            assert instance.post(key="key-3").document["job_id"] == waiting[3]
+            atlas.due(retried)
+            instance.all_ended([retried])

@@ -186,6 +186,15 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
     run_at_us: int | None = None
 
 
+class Completion(StrEnum):
+    """What became of a job that its handler ended in a transaction of its own."""
+
+    KEPT = "kept"  # committed: the job has succeeded
+    UNDONE = "undone"  # rolled back, or never sent: the job runs on under its lease
+    OPEN = "open"  # the transaction has not ended yet
+    LOST = "lost"  # the lease is not ours any more
+
+
 class Claim(msgspec.Struct, frozen=True):
     """What one claim brought."""
 

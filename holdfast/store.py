@@ -20,9 +20,9 @@ Stores raise the errors of ``holdfast.errors`` and nothing of their drivers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from holdfast.job import (
     Attempt,
     Beat,
     Claim,
+    Completion,
     Finding,
     Job,
     JobFilter,
@@ -175,21 +176,39 @@ class Store(Protocol):
 
 
 class Statement(msgspec.Struct, frozen=True):
-    """One statement with its parameters, for the caller's own connection."""
+    """One statement for the caller's own connection. Each ``?`` in it stands for the next parameter; on SQLite also
+    ``?1``, as its own driver has it."""
 
     sql: str
-    parameters: Sequence[object]
+    parameters: Sequence[object] = ()
 
 
-class Submission(msgspec.Struct, frozen=True):
-    """A submission as data: run each statement in order, fetch all its rows, hand them all to ``answer``."""
+Rows: TypeAlias = Sequence[Sequence[Any]]
 
-    statements: list[Statement]
-    answer: Callable[[Sequence[Sequence[Sequence[object]]]], list[Submitted]]
+Dialogue: TypeAlias = Generator[Statement, Rows, T]
+"""What to say on the caller's own connection: each statement it yields is to be answered with all its rows, and in the
+end it returns the answer. It does no I/O, so any driver and any thread can hold it."""
 
 
 class TransactionalStore(Store, Protocol):
-    """A store whose jobs can be submitted inside a transaction the caller holds."""
+    """A store in which jobs can be submitted, and ended, inside a transaction the caller holds.
 
-    def submission(self, jobs: Sequence[NewJob]) -> Submission:
-        """What to run. Nothing exists until the caller commits; rolled back means it never did."""
+    A dialogue neither begins nor ends a transaction. What it wrote exists once the caller commits; rolled back, it
+    never was. Wake-ups come with the commit.
+    """
+
+    dialect: str
+    """What its database speaks: ``sqlite`` or ``postgresql``."""
+
+    async def recognition(self) -> Dialogue[None]:
+        """Find out whether a connection is one to this very store; Invalid, saying to what else, if it is not."""
+
+    def submission(self, jobs: Sequence[NewJob]) -> Dialogue[list[Submitted]]:
+        """``submit``, but for the commit."""
+
+    def completion(self, lease: Lease, result: str | None) -> Dialogue[Settled]:
+        """End a running job as ``succeeded`` under its lease. From then on, until the caller's transaction ends, nobody
+        else can take or settle the job. Not accepted: nothing was changed."""
+
+    async def completed(self, lease: Lease) -> Completion:
+        """What became of a ``completion`` once its caller had it in hand. Waits for nobody's transaction."""

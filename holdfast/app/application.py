@@ -33,8 +33,9 @@ from holdfast.job import (
     parse_id,
 )
 from holdfast.lifecycle import check_replay
+from holdfast.portal import drive, running_loop
 from holdfast.store import Selection, Store
-from holdfast.stores import open_store, submit_within
+from holdfast.stores import Within, open_store
 from holdfast.task import Registry, Task, decode_payload, encode_payload
 from holdfast.values import check_name, check_task_name, nearest, parse_count
 
@@ -76,6 +77,8 @@ class Holdfast(Register):
         self._making = threading.Lock()
         self._users = 0
         self._submitter = Submitter(self.opened, lambda: self.settings, self.events)
+        self.within = Within(self.opened, self._reached)
+        """What is done inside transactions that others hold."""
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Holdfast:
@@ -103,14 +106,21 @@ class Holdfast(Register):
         """The same methods for blocking callers: ``app.sync.get(id)``."""
         return Blocking(self, self)
 
-    def block(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run one of this application's coroutines for a blocking caller."""
+    def block(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T:
+        """Run one of this application's coroutines for a blocking caller; ``here``: in this very thread, to which the
+        caller's connection belongs."""
+        if here:
+            return drive(call)
         try:
             store = self._unopened()
         except BaseException:
             call.close()
             raise
         return store.blocking(call)
+
+    async def _reached(self, call: Coroutine[Any, Any, T]) -> T:
+        """A call of the store's: awaited, or run as the store says where there is no event loop."""
+        return await call if running_loop() is not None else self.block(call)
 
     def new_store(self) -> Store:
         """Another, unopened, store on the same jobs: for a thread that needs its own connection."""
@@ -197,9 +207,9 @@ class Holdfast(Register):
         return JobHandle(self, answer.job_id, created=answer.created)
 
     async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
-        answers = await submit_within(await self.opened(), connection, jobs)
+        answers = await self.within.submit(connection, jobs)
         # No observer is told: whether these jobs exist is decided by a commit or rollback that we never hear of.
-        await self._submitter.check_keys(jobs, answers)
+        await self._reached(self._submitter.check_keys(jobs, answers))
         return answers
 
     @awaited

@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Blocker(Protocol):
     """What can run a coroutine to its end for a blocking caller."""
 
-    def block(self, call: Coroutine[Any, Any, T]) -> T: ...
+    def block(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T: ...
 
 
 def awaited(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -56,7 +56,8 @@ class Blocking:
         @functools.wraps(inner)
         def blocking(*args: Any, **kwargs: Any) -> Any:
             forbid_running_loop(f"await {name}(…) itself instead of .sync.{name}(…)")
-            return self._blocker.block(inner(self._thing, *args, **kwargs))
+            here = kwargs.get("connection") is not None
+            return self._blocker.block(inner(self._thing, *args, **kwargs), here=here)
 
         return blocking
 

@@ -138,6 +138,11 @@ class Prepared(Generic[P, R]):
         return await self._app.submit(self.job(*args, **kwargs), connection=self._connection)
 
     @property
+    def is_within(self) -> bool:
+        """Whether its jobs are submitted inside a transaction of the caller's."""
+        return self._connection is not None
+
+    @property
     def sync(self) -> Sync[P, R]:
         """For blocking callers."""
         return Sync(self._app, self)
@@ -155,7 +160,7 @@ class Sync(Generic[P, R]):
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit a job with these arguments, blocking until it is stored."""
         forbid_running_loop("await task.enqueue(…) itself instead of task.sync.enqueue(…)")
-        return self._app.block(self._prepared.submit(*args, **kwargs))
+        return self._app.block(self._prepared.submit(*args, **kwargs), here=self._prepared.is_within)
 
 
 def with_defaults(draft: Draft, task: Task[..., Any]) -> Draft:

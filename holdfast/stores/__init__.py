@@ -9,9 +9,9 @@ from urllib.parse import unquote, urlsplit
 from holdfast.errors import ConfigError
 from holdfast.store import Store
 from holdfast.stores.sqlite.store import SQLiteStore
-from holdfast.stores.within import submit_within
+from holdfast.stores.within import Within
 
-__all__ = ["missing_file", "open_store", "submit_within"]
+__all__ = ["Within", "missing_file", "open_store"]
 
 
 def open_store(url: str, *, now: Callable[[], int] | None = None) -> Store:

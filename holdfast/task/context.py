@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import Conflict, HoldfastError
 from holdfast.job import Job
+from holdfast.portal import drive, forbid_running_loop
+
+
+class Completer(Protocol):
+    """Who can end a job inside the transaction of its handler."""
+
+    async def complete(self, context: Context, connection: Any, result: Any) -> None: ...
 
 
 class Context:
     """The running job. A handler whose first parameter is annotated ``Context`` gets it; ``current_job()`` too."""
 
-    __slots__ = ("job", "cancelled")
+    __slots__ = ("job", "cancelled", "completing", "_completer")
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, completer: Completer | None = None) -> None:
         self.job = job
+        self._completer = completer
+        self.completing = False
+        """True once ``complete`` was called: then only the store knows whether the job has ended."""
         self.cancelled = False
         """True once the job is asked to stop. A handler in a thread looks here; a coroutine is cancelled anyway."""
 
@@ -51,9 +61,46 @@ class Context:
     def tags(self) -> tuple[str, ...]:
         return self.job.carried.tags
 
+    async def complete(self, connection: Any, result: Any = None) -> Any:
+        """End the job as succeeded, with this result, inside the transaction of ``connection``: both are committed, or
+        neither is. Returns the result; what the handler returns after the commit is not looked at.
+
+        LeaseLost: the job is not this attempt's any more; let the error roll your transaction back. Rolled back, the
+        attempt has failed.
+        """
+        if self._completer is None:
+            raise HoldfastError(
+                "context.complete(): this code runs in a process of its own, without a store; "
+                'let the task run with executor="async" or "thread"'
+            )
+        self.completing = True  # first: whoever stops the handler sees it, or is seen here
+        if self.cancelled:
+            raise Conflict(f"job {self.id} was asked to stop, and cannot be completed any more; roll back")
+        await self._completer.complete(self, connection, result)
+        return result
+
+    @property
+    def sync(self) -> SyncContext:
+        """For handlers in threads: ``context.sync.complete(connection, result)``."""
+        return SyncContext(self)
+
     def cancel(self) -> None:
         """Called by the worker: ask the handler to stop."""
         self.cancelled = True
+
+
+class SyncContext:
+    """The blocking face of a context."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def complete(self, connection: Any, result: Any = None) -> Any:
+        """``Context.complete``, in this thread, to which the connection belongs."""
+        forbid_running_loop("await context.complete(…) itself instead of context.sync.complete(…)")
+        return drive(self._context.complete(connection, result))
 
 
 CURRENT: ContextVar[Context] = ContextVar("holdfast_current_job")

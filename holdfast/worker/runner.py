@@ -20,11 +20,12 @@ from holdfast.executors.coroutine import drive
 from holdfast.executors.outcome import describe, outcome_of, payload_refused, succeeded
 from holdfast.executors.policy import COMMAND
 from holdfast.faults import point
-from holdfast.job import Job, Reason
-from holdfast.lifecycle import Cancelled, Failed, Outcome, Released
+from holdfast.job import Completion, Job, Reason
+from holdfast.lifecycle import Cancelled, Failed, Outcome, Released, Succeeded
 from holdfast.task import CURRENT, Context, Task
 from holdfast.values import nearest
 from holdfast.worker.calls import Calls, Ran, returned
+from holdfast.worker.completing import UNDONE, Completing
 from holdfast.worker.shift import Run, Shift, Why
 
 _SPARE = 100  # deadlines of ended runs that may be kept
@@ -38,8 +39,10 @@ class Runner:
     def __init__(self, shift: Shift, calls: Calls) -> None:
         self._shift = shift
         self._calls = calls
+        self._completing = Completing(shift)
         self._registry = shift.app.registry
         self._runners: set[asyncio.Task[None]] = set()
+        self._doubts: set[asyncio.Task[None]] = set()
         self._closing = False
         self._deadlines: list[tuple[float, int, Run]] = []
         self._order = itertools.count()
@@ -69,7 +72,7 @@ class Runner:
     async def close(self) -> int:
         """End every runner; how many do not end: their handlers swallow every cancellation."""
         self._closing = True
-        runners = list(self._runners)
+        runners = [*self._runners, *self._doubts]
         for runner in runners:
             runner.cancel()
         if not runners:
@@ -108,6 +111,9 @@ class Runner:
         if run not in self._shift.running:
             return
         self._shift.running.discard(run)
+        if run.completing:
+            self._shift.left(run)  # whoever finds its lease expired will know whether it has ended
+            return
         stopped = isinstance(error, asyncio.CancelledError)
         self._shift.settle(run, Released() if stopped else Failed(error=describe(error), reason=Reason.CRASHED))
 
@@ -115,7 +121,7 @@ class Runner:
         shift, job = self._shift, run.job
         monotonic = shift.clock.monotonic
         run.runner = runner
-        run.context = Context(job)
+        run.context = Context(job, self._completing)
         run.started = monotonic()
         if shift.is_stale(run, run.started):
             shift.forget(run)
@@ -131,14 +137,38 @@ class Runner:
             if run.why is None:  # not the job is being stopped, but this runner
                 raise
         point("handler.after")
-        shift.running.discard(run)
         run.seconds = monotonic() - run.started
+        if run.completing and not await self._is_left(run):
+            return
+        shift.running.discard(run)
         if run.why is not None:
             outcome = self._after_interruption(run, outcome)
+        elif run.completing and type(outcome) is Succeeded:
+            outcome = Failed(error=UNDONE)
         if outcome is None:
             shift.forget(run)
         else:
             shift.settle(run, outcome)
+
+    async def _is_left(self, run: Run) -> bool:
+        """Whether there is still something to settle after a handler that completed its job itself."""
+        fate = None
+        while fate is None:
+            try:
+                fate = await self._completing.fate(run)
+            except asyncio.CancelledError:
+                if run.why is None:  # not the job is being stopped, but this runner
+                    raise
+                while run.runner is not None and run.runner.cancelling():
+                    run.runner.uncancel()
+        if fate is Completion.UNDONE:
+            return True
+        self._shift.running.discard(run)
+        if fate is Completion.KEPT:
+            self._shift.completed(run)
+        else:
+            self._shift.left(run)
+        return False
 
     def _after_interruption(self, run: Run, outcome: Outcome | None) -> Outcome | None:
         """What an interrupted execution comes to. None: nothing to settle, the lease is somebody else's."""
@@ -154,6 +184,16 @@ class Runner:
                 return outcome or Cancelled()
             case _:
                 return outcome or Released()
+
+    def doubt(self, run: Run) -> None:
+        """Its lease was not renewed: because the job has ended with its handler's own transaction, or is about to?"""
+        asking = asyncio.create_task(self._doubt(run), name="holdfast-doubt")
+        self._doubts.add(asking)
+        asking.add_done_callback(self._doubts.discard)
+
+    async def _doubt(self, run: Run) -> None:
+        if await self._completing.is_lost(run):
+            run.interrupt(Why.LOST)
 
     # ── one execution ─────────────────────────────────────────────────────────────────────────────────────────
     async def _execute(self, run: Run, context: Context) -> Outcome:

@@ -83,17 +83,11 @@ class Settler:
             if answer.accepted and answer.state is JobState.SUCCEEDED:
                 shift.succeeded += 1
                 if tell_success:
-                    self._tell_success(run)
+                    shift.tell_success(run)
             else:
                 self._tell_rest(run, answer)
         if not held:
             shift.low.set()  # a draining or an emptying fetcher waits for this
-
-    def _tell_success(self, run: Run) -> None:
-        job = run.job
-        self._shift.emit(
-            JobSucceeded(job_id=job.id, job_type=job.task, attempt=job.attempts, seconds=round(run.seconds, 6))
-        )
 
     def _tell_rest(self, run: Run, answer: Settled) -> None:
         shift, job, settlement = self._shift, run.job, run.settlement

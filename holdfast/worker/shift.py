@@ -16,7 +16,7 @@ from holdfast.app import Holdfast
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.errors import Invalid
-from holdfast.events import Event, Events, RetryUnreadable
+from holdfast.events import Event, Events, JobSucceeded, LeaseLost, RetryUnreadable
 from holdfast.job import Job, Lease, Settlement
 from holdfast.lifecycle import Failed, Outcome, decide
 from holdfast.retry import Retry
@@ -57,6 +57,11 @@ class Run:
         self.why: Why | None = None
         self.deadline: float | None = None
         self.seconds = 0.0
+
+    @property
+    def completing(self) -> bool:
+        """Whether its handler may have ended the job itself."""
+        return self.context is not None and self.context.completing
 
     def interrupt(self, why: Why) -> None:
         """Stop the handler. The first reason stays: it decides what becomes of the job."""
@@ -147,6 +152,24 @@ class Shift:
         self.low.set()
         if not self.busy:
             self.full.set()
+
+    def completed(self, run: Run) -> None:
+        """Its handler's own transaction has ended the job."""
+        self.forget(run)
+        self.finished += 1
+        self.succeeded += 1
+        if self.events.listens(JobSucceeded):
+            self.tell_success(run)
+
+    def tell_success(self, run: Run) -> None:
+        """Tell observers that the job has succeeded."""
+        job, seconds = run.job, round(run.seconds, 6)
+        self.emit(JobSucceeded(job_id=job.id, job_type=job.task, attempt=job.attempts, seconds=seconds))
+
+    def left(self, run: Run) -> None:
+        """The job is not ours any more, though we worked on it: tell observers, and let go of it."""
+        self.emit(LeaseLost(job_id=run.job.id, job_type=run.job.task, worker_id=self.worker_id))
+        self.forget(run)
 
     def backoff(self, job: Job) -> Retry:
         """The retry policy of a job: its own, its task's, or the settings'."""

@@ -68,6 +68,10 @@ class Worker:
             self.fetcher.drain()
 
     def _interrupt(self, lease: Lease, why: Why) -> None:
+        run = self.shift.held.get(lease)
+        if why is Why.LOST and run is not None and run.completing:
+            self.runner.doubt(run)
+            return
         unstarted = self.shift.interrupt(lease, why)
         if unstarted is None:
             return
@@ -159,7 +163,10 @@ class Worker:
         await shift.clock.bounded(self._quiet(), _AFTER_GRACE)
         for run in list(shift.running):  # it swallows its cancellation: it ends with this process
             shift.running.discard(run)
-            shift.settle(run, Released())
+            if run.completing:
+                shift.left(run)
+            else:
+                shift.settle(run, Released())
 
     async def _quiet(self) -> None:
         while self.shift.busy:

@@ -27,13 +27,15 @@ def connection(tmp_path: Path, store: Store) -> Iterator[sqlite3.Connection]:
 
 
 def submit(connection: sqlite3.Connection, store: Store, jobs: Sequence[NewJob]) -> list[Submitted]:
-    """Run a submission as ``app.py`` or a caller's own code does."""
-    submission = cast(TransactionalStore, store).submission(jobs)
-    rows = [
-        connection.execute(statement.sql, statement.parameters).fetchall()  # type: ignore[arg-type]  # the driver's own types
-        for statement in submission.statements
-    ]
-    return submission.answer(rows)
+    """Hold a submission's dialogue as a caller's own code may."""
+    dialogue = cast(TransactionalStore, store).submission(jobs)
+    try:
+        statement = next(dialogue)
+        while True:
+            statement = dialogue.send(connection.execute(statement.sql, tuple(statement.parameters)).fetchall())
+    except StopIteration as stop:
+        answers: list[Submitted] = stop.value
+        return answers
 
 
 async def test_a_committed_submission_exists(store: Store, connection: sqlite3.Connection) -> None:

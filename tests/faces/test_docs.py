@@ -14,6 +14,7 @@ import holdfast
 from holdfast import Context, Holdfast, JobHandle
 from tests.support import settings_page
 from tests.support.pages import ROOT, Block, Reader, blocks
+from tests.support.postgres import shared
 
 DOCS = ROOT / "docs"
 MADE = {"cli.md", "settings.md"}  # from the commands and from the table of settings
@@ -38,9 +39,13 @@ def test_every_block_of_a_page_runs(path: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
         monkeypatch.delenv(name)
+    page = path.read_text(encoding="utf-8")
+    if "DATABASE_URL" in page:
+        server = shared()
+        monkeypatch.setenv("DATABASE_URL", server.url(server.create_database()))
     reader = Reader(tmp_path, f"page_{path.stem.replace('-', '_')}")
     try:
-        for block in blocks(path.read_text(encoding="utf-8")):
+        for block in blocks(page):
             reader.run(block)
     finally:
         reader.close()
@@ -137,8 +142,8 @@ def test_every_public_method_is_in_the_reference(kind: type) -> None:
     assert [name for name in methods if not re.search(rf"`{name}\(", _reference())] == []
 
 
-_ENGINE = {"cancel"}
-"""What the worker alone calls on a context."""
+_ENGINE = {"cancel", "completing"}
+"""What the worker alone uses of a context."""
 
 
 @pytest.mark.parametrize(("page", "begin"), [("python-api.md", "`Context`: "), ("tasks.md", "It has `id`")])

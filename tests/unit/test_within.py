@@ -124,7 +124,7 @@ def test_another_database_is_refused(app: Holdfast, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("thing", ["connection", 7, object()], ids=["text", "number", "object"])
 def test_what_is_no_connection_is_refused(app: Holdfast, thing: object) -> None:
-    with pytest.raises(Invalid, match=r"sqlite3\.Connection"):
+    with pytest.raises(Invalid, match="give a connection of sqlite3"):
         app.sync.enqueue("work", connection=thing)
     assert app.sync.count() == 0
 

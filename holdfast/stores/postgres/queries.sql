@@ -32,6 +32,23 @@ case when (:states::smallint[] is null or j.state = any(:states))
   and (:created_before::bigint is null or j.created_at < :created_before)
 then true else false end
 
+-- own: enlist
+select job_id, created from holdfast.enlist(?) order by turn;
+
+-- own: find_identity
+-- Whether there is a queue of ours in this database that this role may use. No error on any server.
+select current_database(), current_user, c.oid is not null, coalesce(
+    has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select')
+        and has_table_privilege(j.oid, 'insert') and has_table_privilege(j.oid, 'update'), false)
+from (select btrim('holdfast.', '".') as name) s
+left join pg_catalog.pg_namespace n on n.nspname = s.name
+left join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = 'identity'
+left join pg_catalog.pg_class j on j.relnamespace = n.oid and j.relname = 'job';
+
+-- own: identity
+select i.id::text, d.datname, d.oid::text
+from holdfast.identity i cross join pg_catalog.pg_database d where d.datname = current_database();
+
 -- own: insert_jobs
 -- The plain jobs of a batch.
 insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options)
@@ -52,14 +69,14 @@ from (select :now as now offset 0) n
 cross join lateral (
     select * from unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[],
         :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :keys::text[],
-        :keep_for::bigint[]) with ordinality
-        as d (id, queue, task, payload, rank, run_at, delay, max_attempts, options, key, keep_for, turn)
+        :keep_for::bigint[], :tags::json[]) with ordinality
+        as d (id, queue, task, payload, rank, run_at, delay, max_attempts, options, key, keep_for, tags, turn)
     order by key collate "C" nulls first, turn
 ) d
 cross join lateral holdfast.add_job(
     d.id, d.queue, d.task, d.payload, d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now,
     d.max_attempts, d.key, n.now + d.keep_for, d.options,
-    case when d.options -> 'tags' is not null then array(select json_array_elements_text(d.options -> 'tags')) end) a;
+    case when d.tags is not null then array(select json_array_elements_text(d.tags)) end) a;
 
 -- name: key_owner
 select job_id::text from holdfast.key where key = :key;
@@ -199,6 +216,13 @@ from unnest(:ids::uuid[], :claims::bigint[], :results::text[]) as d (id, claims,
 where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
 returning j.id::text;
 
+-- own: complete
+select accepted, state from holdfast.complete(?);
+
+-- name: completed
+-- No row: it is gone, or its handler's transaction holds it.
+select state, claims from holdfast.job where id = :id for no key update skip locked;
+
 -- own: settle_rest
 -- What is no ending (state < 5) becomes one when a cancellation was asked for: only this write can see the flag.
 with settled as (
@@ -261,9 +285,10 @@ left join holdfast.job j on j.id = d.id and j.claims = d.claims and j.state + 0 
 delete from holdfast.worker where id = :worker;
 
 -- name: expired
+-- A row that somebody holds is left alone: its own handler is about to end the job.
 select -- include: shown
 from holdfast.job j where j.state = 2 and j.lease_until <= :now
-order by j.lease_until limit :limit;
+order by j.lease_until limit :limit for no key update skip locked;
 
 -- name: prune_jobs
 select id::text, keyed from holdfast.job
@@ -386,35 +411,44 @@ select queue, state, count(*) from holdfast.job group by queue, state;
 -- The first of each priority in use, found by skipping from one to the next: two seeks each, however many jobs there are.
 with recursive
     ready (rank) as (
-        select min(rank) from holdfast.job where state = 0 and losses = 0 and queue = :queue
+        (select rank from holdfast.job where state = 0 and losses = 0 and queue = :queue
+         order by rank, run_at, seq limit 1)
         union all
-        select (select min(j.rank) from holdfast.job j
-                where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank > ready.rank)
+        select (select j.rank from holdfast.job j
+                where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank > ready.rank
+                order by j.rank, j.run_at, j.seq limit 1)
         from ready where ready.rank is not null),
     suspect (rank) as (
-        select min(rank) from holdfast.job where state = 0 and losses = 1 and queue = :queue
+        (select rank from holdfast.job where state = 0 and losses = 1 and queue = :queue
+         order by rank, run_at, seq limit 1)
         union all
-        select (select min(j.rank) from holdfast.job j
-                where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank > suspect.rank)
+        select (select j.rank from holdfast.job j
+                where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank > suspect.rank
+                order by j.rank, j.run_at, j.seq limit 1)
         from suspect where suspect.rank is not null),
     quarantined (rank) as (
-        select min(rank) from holdfast.job where state = 0 and losses > 1 and queue = :queue
+        (select rank from holdfast.job where state = 0 and losses > 1 and queue = :queue
+         order by rank, run_at, seq limit 1)
         union all
-        select (select min(j.rank) from holdfast.job j
-                where j.state = 0 and j.losses > 1 and j.queue = :queue and j.rank > quarantined.rank)
+        select (select j.rank from holdfast.job j
+                where j.state = 0 and j.losses > 1 and j.queue = :queue and j.rank > quarantined.rank
+                order by j.rank, j.run_at, j.seq limit 1)
         from quarantined where quarantined.rank is not null)
 select min(found.run_at) - :now
 from (
-    select (select min(j.run_at) from holdfast.job j
-            where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank = ready.rank) as run_at
+    select (select j.run_at from holdfast.job j
+            where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank = ready.rank
+            order by j.rank, j.run_at, j.seq limit 1) as run_at
     from ready
     union all
-    select (select min(j.run_at) from holdfast.job j
-            where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank = suspect.rank) as run_at
+    select (select j.run_at from holdfast.job j
+            where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank = suspect.rank
+            order by j.rank, j.run_at, j.seq limit 1) as run_at
     from suspect
     union all
-    select (select min(j.run_at) from holdfast.job j
-            where j.state = 0 and j.losses > 1 and j.queue = :queue and j.rank = quarantined.rank) as run_at
+    select (select j.run_at from holdfast.job j
+            where j.state = 0 and j.losses > 1 and j.queue = :queue and j.rank = quarantined.rank
+            order by j.rank, j.run_at, j.seq limit 1) as run_at
     from quarantined
 ) found;
 

@@ -110,13 +110,23 @@ def job_columns(jobs: Sequence[NewJob]) -> dict[str, list[Any]]:
         "run_ats": [job.run_at_us for job in jobs],
         "delays": [span_us(job.delay) for job in jobs],
         "max_attempts": [job.max_attempts for job in jobs],
-        "options": [None if job.options is None else _encode(job.options).decode() for job in jobs],
+        "options": [None if job.options is None else encode_options(job.options) for job in jobs],
     }
 
 
+def encode_options(options: Options) -> str:
+    """Options as they are stored."""
+    return _encode(options).decode()
+
+
 def key_columns(jobs: Sequence[NewJob]) -> dict[str, list[Any]]:
-    """What batches with keys have beside the columns of their jobs."""
-    return {"keys": [text_or_none(job.key) for job in jobs], "keep_for": [span_us(job.key_for) for job in jobs]}
+    """What batches with keys have beside the columns of their jobs. The tags stand beside the options once more, for
+    PostgreSQL finds nothing in JSON that holds a NUL anywhere."""
+    return {
+        "keys": [text_or_none(job.key) for job in jobs],
+        "keep_for": [span_us(job.key_for) for job in jobs],
+        "tags": [_encode(job.options.tags).decode() if job.options and job.options.tags else None for job in jobs],
+    }
 
 
 def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:

@@ -15,6 +15,7 @@ from holdfast.job import (
     Attempt,
     Beat,
     Claim,
+    Completion,
     Finding,
     Job,
     JobFilter,
@@ -33,8 +34,8 @@ from holdfast.job import (
 )
 from holdfast.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
 from holdfast.portal import Portal
-from holdfast.store import Selection
-from holdfast.stores.postgres import care
+from holdfast.store import Dialogue, Selection
+from holdfast.stores.postgres import care, within
 from holdfast.stores.postgres.hot import Hot, Wish
 from holdfast.stores.postgres.links import Address, Links, parse_url
 from holdfast.stores.postgres.news import News
@@ -49,6 +50,8 @@ T = TypeVar("T")
 class PostgresStore:
     """A store in one schema. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one."""
 
+    dialect = "postgresql"
+
     def __init__(self, url: str, *, now: Callable[[], int] | None = None) -> None:
         self.address = parse_url(url)
         self.url = self.address.shown
@@ -58,6 +61,7 @@ class PostgresStore:
         self._migrations = load_migrations(here / "migrations")
         self._opened: dict[asyncio.AbstractEventLoop, _Opened] = {}
         self._migrated: list[str] = []  # what opening applied, for who asks
+        self._identity: within.Identity | None = None
         self._portal: Portal | None = None
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -145,6 +149,21 @@ class PostgresStore:
         opened = self._open
         awaited = [topic.removeprefix("job:") for topic in topics if topic.startswith("job:")]
         await opened.news.wait(topics, timeout, lambda: opened.read.over(awaited))
+
+    # ── inside the caller's transaction ───────────────────────────────────────────────────────────────────────
+    async def recognition(self) -> Dialogue[None]:
+        if self._identity is None:
+            self._identity = await within.identity(self._open.links, self._sql)
+        return within.recognition(self._sql, self._identity, self.url)
+
+    def submission(self, jobs: Sequence[NewJob]) -> Dialogue[list[Submitted]]:
+        return within.submission(self._sql, jobs, None if self._now is None else self._now())
+
+    def completion(self, lease: Lease, result: str | None) -> Dialogue[Settled]:
+        return within.completion(self._sql, lease, result, None if self._now is None else self._now())
+
+    async def completed(self, lease: Lease) -> Completion:
+        return await within.completed(self._open.links, self._sql, lease)
 
     # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
     async def promote(self, *, limit: int) -> int:

@@ -6,7 +6,7 @@ import sqlite3
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,7 +25,7 @@ from holdfast.job import (
     Settlement,
     Submitted,
 )
-from holdfast.store import EVERY_QUEUE, Statement, Submission
+from holdfast.store import EVERY_QUEUE, Dialogue, Statement
 from holdfast.stores.sqlite.rows import (
     CODES,
     INLINE_PAYLOAD,
@@ -40,6 +40,8 @@ from holdfast.stores.sqlite.rows import (
     span_us,
 )
 from holdfast.stores.sqlite.writer import Transaction
+
+T = TypeVar("T")
 
 PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
@@ -73,8 +75,7 @@ class Hot:
         elif not any(job.key for job in jobs) and self._insert_all(transaction, jobs):
             answers = [Submitted(job.id, True) for job in jobs]
         else:
-            submission = self.submission(jobs, transaction.now_us)
-            answers = submission.answer([_rows(transaction.connection, each) for each in submission.statements])
+            answers = _held(transaction.connection, self.submission(jobs, transaction.now_us))
         for job, answer in zip(jobs, answers, strict=True):
             if answer.created:
                 transaction.tell(f"queue:{job.queue}")
@@ -109,37 +110,29 @@ class Hot:
         ]
         return [(name, rows) for name, rows in (("insert_payload", large), ("insert_tag", tags)) if rows]
 
-    def submission(self, jobs: Sequence[NewJob], now_us: int) -> Submission:
+    def submission(self, jobs: Sequence[NewJob], now_us: int) -> Dialogue[list[Submitted]]:
         """The same job by job, as statements anyone's connection can run."""
-        statements: list[Statement] = []
-        read_at: list[tuple[int, int | None]] = []  # where each job's insert and its key's owner are answered
+        answers = []
         for job in jobs:
-            row = job_row(job, now_us)
-            owner = None
-            if job.key is None:
-                insert = Statement(self._sql["insert_single_job"], row)
-            else:
-                keep_until = None if job.key_for is None else now_us + span_us(job.key_for)
-                statements.append(Statement(self._sql["take_key"], (job.key, job.id, keep_until, now_us)))
-                insert = Statement(self._sql["insert_keyed_job"], (*row, job.key))
-                owner = len(statements) + 1
-            inserted = len(statements)
-            statements.append(insert)
-            if job.key is not None:
-                statements.append(Statement(self._sql["key_owner"], (job.key,)))
-            for name, rows in self._extras([job]):
-                statements.extend(Statement(self._sql[name], each) for each in rows)
-            if job.key is not None:
-                statements.append(Statement(self._sql["mark_keyed"], (job.id, job.key)))
-            read_at.append((inserted, owner))
+            answer = yield from self._submit_one(job, now_us)
+            answers.append(answer)
+        return answers
 
-        def answer(rows: Sequence[Sequence[Sequence[object]]]) -> list[Submitted]:
-            return [
-                Submitted(job.id if owner is None else str(rows[owner][0][0]), bool(rows[inserted]))
-                for job, (inserted, owner) in zip(jobs, read_at, strict=True)
-            ]
-
-        return Submission(statements, answer)
+    def _submit_one(self, job: NewJob, now_us: int) -> Dialogue[Submitted]:
+        row, owner = job_row(job, now_us), job.id
+        if job.key is None:
+            inserted = yield Statement(self._sql["insert_single_job"], row)
+        else:
+            keep_until = None if job.key_for is None else now_us + span_us(job.key_for)
+            yield Statement(self._sql["take_key"], (job.key, job.id, keep_until, now_us))
+            inserted = yield Statement(self._sql["insert_keyed_job"], (*row, job.key))
+            ((owner,),) = yield Statement(self._sql["key_owner"], (job.key,))
+        for name, rows in self._extras([job]):
+            for each in rows:
+                yield Statement(self._sql[name], each)
+        if job.key is not None:
+            yield Statement(self._sql["mark_keyed"], (job.id, job.key))
+        return Submitted(owner, bool(inserted))
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
     def look(self, reader: sqlite3.Connection, wish: Wish, now_us: int) -> Claim | None:
@@ -385,5 +378,12 @@ def _one(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, obje
     return connection.execute(sql, parameters).fetchone()[0]
 
 
-def _rows(connection: sqlite3.Connection, statement: Statement) -> list[Sequence[object]]:
-    return connection.execute(statement.sql, statement.parameters).fetchall()
+def _held(connection: sqlite3.Connection, dialogue: Dialogue[T]) -> T:
+    """Hold a dialogue on a connection of ours."""
+    try:
+        statement = next(dialogue)
+        while True:
+            statement = dialogue.send(connection.execute(statement.sql, statement.parameters).fetchall())
+    except StopIteration as stop:
+        answer: T = stop.value
+        return answer

@@ -174,6 +174,16 @@ update holdfast_job
 set state = 6, reason = 'payload', error = :error, ended_at = :now, lease_until = null
 where seq = :seq;
 
+-- own: complete
+-- The same as settle_succeeded for one job, on the connection of its handler.
+update holdfast_job
+set state = 5, ended_at = ?4, result = ?3, lease_until = null, losses = 0, cancelling = 0, reason = null, error = null
+where id = ?1 and +claims = ?2 and +state = 2 and +lease_until > ?4
+returning id;
+
+-- name: completed
+select state, claims from holdfast_job where id = ?;
+
 -- name: settle_succeeded
 update holdfast_job
 set state = 5, ended_at = :now, result = d.value ->> 2, lease_until = null, losses = 0, cancelling = 0,

@@ -19,6 +19,7 @@ from holdfast.job import (
     Attempt,
     Beat,
     Claim,
+    Completion,
     Finding,
     Job,
     JobFilter,
@@ -37,9 +38,9 @@ from holdfast.job import (
 )
 from holdfast.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
 from holdfast.portal import drive, running_loop
-from holdfast.store import Selection, Submission
+from holdfast.store import Dialogue, Selection
 from holdfast.stores.sql import load_migrations, load_statements
-from holdfast.stores.sqlite import care
+from holdfast.stores.sqlite import care, within
 from holdfast.stores.sqlite.connection import check_owner, check_place, connect, create_private, translated
 from holdfast.stores.sqlite.hot import Hot, Wish
 from holdfast.stores.sqlite.operate import Chosen, Operate, named
@@ -54,6 +55,8 @@ _FORKED = "this store was opened before fork(); make another one in the child pr
 
 class SQLiteStore:
     """A store in one file. ``now`` (microseconds since 1970) replaces the host's clock; only tests give one."""
+
+    dialect = "sqlite"
 
     def __init__(self, path: str, *, now: Callable[[], int] | None = None) -> None:
         self.path = os.path.realpath(path)  # links resolved: all of us lock the same files
@@ -177,8 +180,18 @@ class SQLiteStore:
         else:
             await opened.wakes.wait(topics, timeout, settled)
 
-    def submission(self, jobs: Sequence[NewJob]) -> Submission:
+    # ── inside the caller's transaction ───────────────────────────────────────────────────────────────────────
+    async def recognition(self) -> Dialogue[None]:
+        return within.recognition(self.path)
+
+    def submission(self, jobs: Sequence[NewJob]) -> Dialogue[list[Submitted]]:
         return self._hot.submission(jobs, self._now())
+
+    def completion(self, lease: Lease, result: str | None) -> Dialogue[Settled]:
+        return within.completion(self._sql, lease, result, self._now())
+
+    async def completed(self, lease: Lease) -> Completion:
+        return await self._open.writer.call(lambda transaction: within.completed(transaction, self._sql, lease))
 
     # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
     async def promote(self, *, limit: int) -> int:

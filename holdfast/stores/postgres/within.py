@@ -1,0 +1,109 @@
+"""What is said on a caller's own connection: whether it is ours, a submission, that a job has succeeded.
+
+Each is one call of a function of the schema, with one text: every driver and every session can send that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.errors import Invalid
+from holdfast.job import Completion, JobState, Lease, NewJob, Settled, Submitted
+from holdfast.store import Dialogue, Statement
+from holdfast.stores.postgres.links import Links
+from holdfast.stores.postgres.rows import STATES, encode_options, is_id, span_us, text_or_none, to_text
+from holdfast.stores.postgres.statements import Query
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Identity(NamedTuple):
+    """What tells one database from every other, copies included."""
+
+    mark: str
+    database: str
+    number: str
+
+
+async def identity(links: Links, statements: Mapping[str, Query]) -> Identity:
+    """The identity of the store's own database."""
+    (row,) = await links.fetch(statements["identity"])
+    return Identity(*row)
+
+
+def recognition(statements: Mapping[str, Query], ours: Identity, place: str) -> Dialogue[None]:
+    """Whether the connection is open on the database at ``place``, and its role may use the queue there."""
+    ((database, role, found, allowed),) = yield Statement(statements["find_identity"].sql)
+    if not found or database != ours.database:
+        raise _another(database, place)
+    if not allowed:
+        raise Invalid(
+            "connection",
+            f"role {role}",
+            "grant it usage on the schema of this application's jobs, and select, insert and update on its tables",
+            "may not submit",
+        )
+    ((*theirs,),) = yield Statement(statements["identity"].sql)
+    if tuple(theirs) != ours:
+        raise _another(database, place)
+
+
+def _another(database: str, place: str) -> Invalid:
+    return Invalid("connection", database, f"it is open on another database; this application's jobs are in {place}")
+
+
+def submission(
+    statements: Mapping[str, Query], jobs: Sequence[NewJob], now_us: int | None
+) -> Dialogue[list[Submitted]]:
+    """Store the jobs."""
+    if not jobs:
+        return []
+    batch = _encode({"at": now_us, "jobs": [_row(job) for job in jobs]}).decode()
+    rows = yield Statement(statements["enlist"].sql, (batch,))
+    return [Submitted(job_id, created) for job_id, created in rows]
+
+
+def _row(job: NewJob) -> dict[str, Any]:
+    options = job.options
+    return {
+        "id": job.id,
+        "queue": job.queue,
+        "task": job.task,
+        "payload": to_text(job.payload),
+        "rank": -job.priority,
+        "run_at": job.run_at_us,
+        "delay": span_us(job.delay),
+        "max_attempts": job.max_attempts,
+        "key": text_or_none(job.key),
+        "keep_for": span_us(job.key_for),
+        "options": None if options is None else encode_options(options),
+        "tags": None if options is None or not options.tags else options.tags,
+    }
+
+
+def completion(
+    statements: Mapping[str, Query], lease: Lease, result: str | None, now_us: int | None
+) -> Dialogue[Settled]:
+    """End the job as succeeded, under its lease."""
+    done = {"at": now_us, "id": lease.job_id, "claims": lease.claims, "result": text_or_none(result)}
+    ((accepted, state),) = yield Statement(statements["complete"].sql, (_encode(done).decode(),))
+    return Settled(lease.job_id, lease.claims, accepted, None if state is None else STATES[state])
+
+
+async def completed(links: Links, statements: Mapping[str, Query], lease: Lease) -> Completion:
+    """What became of it."""
+    if not is_id(lease.job_id):
+        return Completion.LOST
+    rows = await links.fetch(statements["completed"], id=lease.job_id)
+    if not rows and await links.fetch(statements["states_of"], ids=[lease.job_id]):
+        return Completion.OPEN
+    for state, claims in rows:
+        if claims == lease.claims and STATES[state] in _FATES:
+            return _FATES[STATES[state]]
+    return Completion.LOST
+
+
+_FATES = {JobState.SUCCEEDED: Completion.KEPT, JobState.RUNNING: Completion.UNDONE}

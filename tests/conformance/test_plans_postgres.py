@@ -1,10 +1,10 @@
-"""The hot statements stay on their indexes: with any statistics, planned with values or without, among 100,000 rows."""
+"""The hot statements stay on their indexes: with any statistics, planned with values or without, among 50,000 rows."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -19,18 +19,20 @@ from holdfast.stores.postgres.cursors import START
 from holdfast.stores.postgres.rows import EVERYTHING
 from holdfast.stores.postgres.statements import numbered
 from holdfast.stores.sql import load_statements
+from tests.conformance.support import ending, new_job, put, take
 from tests.support import postgres
+from tests.support.servers import until
 
 STATEMENTS = load_statements(files("holdfast.stores.postgres") / "queries.sql")
 STATISTICS = ("never analysed", "empty", "idle", "full")
 MODES = ("force_generic_plan", "force_custom_plan")
 """Without the values, as on the engine's own connections; with them, as behind a pooler."""
 
-ROWS = 20_000
+ROWS = 10_000
 """Queued, scheduled, running, succeeded and dead each; a tenth of it in the other states."""
 SUSPECTS = 1_000
 BATCH = 50
-PAGES = 35 * BATCH
+PAGES = 30 * BATCH
 """Buffers that a statement may touch for a batch: each row with its index paths, several times over."""
 NOW = 1_000_000_000_000
 LARGE_TABLES = {"job", "key", "tag", "attempt"}
@@ -41,7 +43,7 @@ insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created
 select ('00000000-0000-0000-0000-' || lpad(to_hex({block} * {rows} + n), 12, '0'))::uuid,
        case when n % 2 = 1 then 'default' else 'queue-' || n % 10 end, 'task', '{{}}', {state}, n % 3,
        case when {state} in (1, 3) then {now} + n - {rows} / 2 else {now} - n end, {now} - 1000000, 5, 1, {losses},
-       true, true, 'worker', case when {state} = 2 then {now} + n - {rows} / 2 end,
+       true, true, 'worker', case when {state} = 2 then {now} + n - 40 end,
        case when {state} >= 5 then {now} - n end
 from generate_series(1, {most}) n
 """
@@ -88,6 +90,7 @@ CASES = [
     Case("promote_delivered", (BY_ID,), {"ids": ids(1)}),
     Case("bury", (BY_ID,)),
     Case("insert_jobs", ()),
+    Case("insert_alike_jobs", ()),
     Case("insert_keyed_jobs", ()),
     Case("key_owner", ("key_pkey(key)",)),
     Case("settle_succeeded", (BY_ID,), RUNNING),
@@ -166,6 +169,16 @@ VALUES: dict[str, Any] = {
 """What the statements are given, unless their case says otherwise."""
 OWN = {
     "insert_jobs": COLUMNS,
+    "insert_alike_jobs": COLUMNS
+    | {
+        "queue": "default",
+        "task": "task",
+        "rank": 0,
+        "run_at": None,
+        "delay": None,
+        "max_attempts": 5,
+        "options": None,
+    },
     "insert_keyed_jobs": COLUMNS,
     "beat": {"queues": "default"},
     "oldest_ready": {"queue": "default"},
@@ -202,22 +215,27 @@ def make(connection: psycopg.Connection[Any], schema: str, statistics: str) -> N
         connection.execute(analyse)
 
 
+async def migrated(url: str) -> None:
+    store = open_store(url, now=ManualClock())
+    await store.open()
+    await store.close()
+
+
 class Plans:
-    """Schemas by their statistics, made when they are first asked for."""
+    """Schemas by their server and their statistics, made when they are first asked for."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
-        self._schemas: dict[str, str] = {}
-        self._server = postgres.shared()
+        self._schemas: dict[tuple[int, str], str] = {}
 
-    def connect(self, statistics: str) -> tuple[str, psycopg.Connection[Any]]:
-        connection = self._stack.enter_context(psycopg.connect(self._server.url(), autocommit=True))
-        if statistics not in self._schemas:
-            schema = self._schemas[statistics] = self._stack.enter_context(self._server.fresh_schema())
-            store = open_store(self._server.url(schema=schema), now=ManualClock())
-            asyncio.run(store.open())
+    def connect(self, major: int, statistics: str) -> tuple[str, psycopg.Connection[Any]]:
+        server = postgres.shared(major)
+        connection = self._stack.enter_context(psycopg.connect(server.url(), autocommit=True))
+        if (major, statistics) not in self._schemas:
+            schema = self._schemas[major, statistics] = self._stack.enter_context(server.fresh_schema())
+            asyncio.run(migrated(server.url(schema=schema)))
             make(connection, schema, statistics)
-        return self._schemas[statistics], connection
+        return self._schemas[major, statistics], connection
 
 
 @pytest.fixture(scope="module")
@@ -284,8 +302,11 @@ def holds(node: dict[str, Any], bound: str) -> bool:
 
 @pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("mode", MODES)
-def test_every_hot_statement_does_what_its_batch_needs_and_no_more(plans: Plans, statistics: str, mode: str) -> None:
-    schema, connection = plans.connect(statistics)
+@pytest.mark.parametrize("major", [postgres.MAIN, postgres.FLOOR])
+def test_every_hot_statement_does_what_its_batch_needs_and_no_more(
+    plans: Plans, major: int, statistics: str, mode: str
+) -> None:
+    schema, connection = plans.connect(major, statistics)
     connection.execute(f"set plan_cache_mode = {mode}".encode())
     faults = {}
     for number, case in enumerate(CASES):
@@ -293,3 +314,57 @@ def test_every_hot_statement_does_what_its_batch_needs_and_no_more(plans: Plans,
         if found:
             faults[f"{number} {case.name}"] = found
     assert faults == {}
+
+
+def test_a_page_costs_the_same_however_deep(plans: Plans) -> None:
+    schema, connection = plans.connect(postgres.MAIN, "full")
+    connection.execute("set plan_cache_mode = force_generic_plan")
+    depths = [VALUES["before"], *(ids(state, ROWS // 20)[-1] for state in (6, 5, 2, 1, 0))]
+    pages = [Explained(connection, schema, Case("find", (), {"before": before})).pages for before in depths]
+    assert max(pages) < 1.5 * min(pages)
+
+
+# ── what a plain job writes ───────────────────────────────────────────────────────────────────────────────────────
+def index_entries(connection: psycopg.Connection[Any], schema: str) -> int:
+    """How many entries the rows of the job table have in its indexes: one wherever an index is for such a row."""
+    predicates = connection.execute(
+        "select coalesce(pg_get_expr(indpred, indrelid), 'true') from pg_index where indrelid = %s::regclass",
+        [f"{schema}.job"],
+    ).fetchall()
+    counts = [f"(select count(*) from {schema}.job where {each})" for (each,) in predicates]  # noqa: S608 - our own
+    (total,) = connection.execute(f"select {' + '.join(counts)}".encode()).fetchone() or ()
+    return int(total)
+
+
+def writes(connection: psycopg.Connection[Any], schema: str) -> dict[str, tuple[int, int, int]]:
+    """Rows inserted, updated and deleted, by table; tables without writes are left out."""
+    rows = connection.execute(
+        "select relname, n_tup_ins, n_tup_upd, n_tup_del from pg_stat_user_tables where schemaname = %s", [schema]
+    )
+    return {name: counts for name, *numbers in rows if any(counts := tuple(numbers))}
+
+
+def test_a_plain_job_writes_one_row_three_times_and_nothing_else() -> None:
+    """Each write with two index entries: its id, and the one question that can be asked of such a row."""
+    server = postgres.shared()
+    with server.fresh_schema() as schema, psycopg.connect(server.url(), autocommit=True) as connection:
+        entries = asyncio.run(live(server.url(schema=schema), lambda: index_entries(connection, schema)))
+        expected = {"job": (BATCH, 2 * BATCH, 0), "identity": (1, 0, 0), "migration": (1, 0, 0)}
+        # Its connections report what they did as they end.
+        until(lambda: writes(connection, schema) == expected, f"{expected}")
+    assert entries == [2 * BATCH] * 3
+
+
+async def live(url: str, count: Callable[[], int]) -> list[int]:
+    """Submit, claim and settle a batch of plain jobs; what ``count`` says after each of the three."""
+    store = open_store(url)
+    await store.open()
+    await put(store, *[new_job() for _ in range(BATCH)])
+    counts = [count()]
+    jobs = await take(store, BATCH)
+    counts.append(count())
+    answers = await store.settle([ending(job) for job in jobs])
+    counts.append(count())
+    await store.close()
+    assert [answer.accepted for answer in answers] == [True] * BATCH
+    return counts

@@ -49,6 +49,16 @@ left join pg_catalog.pg_class j on j.relnamespace = n.oid and j.relname = 'job';
 select i.id::text, d.datname, d.oid::text
 from holdfast.identity i cross join pg_catalog.pg_database d where d.datname = current_database();
 
+-- own: insert_alike_jobs
+-- Plain jobs that differ in their payloads alone: each array costs as much as the row it goes to.
+insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options)
+select d.id, :queue, :task, d.payload, case when n.run_at <= n.now then 0 else 1 end, :rank, greatest(n.now, n.run_at),
+    n.now, :max_attempts, :options
+from (select c.now, coalesce(:run_at, c.now + :delay, c.now) as run_at from (select :now as now offset 0) c offset 0) n
+cross join unnest(:ids::uuid[], :payloads::text[]) as d (id, payload)
+on conflict (id) do nothing
+returning id::text;
+
 -- own: insert_jobs
 -- The plain jobs of a batch.
 insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options)
@@ -268,14 +278,13 @@ with signed as (
         alive_until = excluded.alive_until
     returning ordered
 ), held as materialized (
-    select j.id, j.claims from holdfast.job j
-    where j.id = any(:ids::uuid[]) and j.state + 0 = 2 and j.lease_until + 0 > :now
-    order by j.id for update skip locked
+    select j.id
+    from unnest(:ids::uuid[], :claims::bigint[]) as d (id, claims) join holdfast.job j on j.id = d.id
+    where j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
+    order by j.id for update of j skip locked
 ), extended as (
     update holdfast.job j set lease_until = :lease_for + :now
-    from unnest(:ids::uuid[], :claims::bigint[]) as d (id, claims)
-    where j.id = d.id and j.claims = d.claims and j.id = any(array(select id from held))
-      and j.state + 0 = 2 and j.lease_until + 0 > :now)
+    where j.id = any(array(select id from held)) and j.state + 0 = 2)
 select signed.ordered, d.turn, j.id is not null, j.cancelling
 from signed
 left join unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, turn) on true

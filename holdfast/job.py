@@ -341,9 +341,13 @@ class _IdMint:
             fresh = time.time_ns() // 1_000_000 << 12
             self._last = last = fresh if fresh > self._last else self._last + 1
             tail = self._random.getrandbits(62)
-        number = (last >> 12) << 80 | 7 << 76 | (last & 0xFFF) << 64 | 1 << 63 | tail
-        text = f"{number:032x}"
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+        return "%08x-%04x-7%03x-%04x-%012x" % (  # noqa: UP031 - half the time of an f-string
+            last >> 28,
+            last >> 12 & 0xFFFF,
+            last & 0xFFF,
+            0x8000 | tail >> 48,
+            tail & 0xFFFFFFFFFFFF,
+        )
 
 
 new_id = _IdMint()

@@ -31,6 +31,8 @@ from holdfast.stores.postgres.links import Links, Rows
 from holdfast.stores.postgres.news import News
 from holdfast.stores.postgres.rows import (
     STATES,
+    alike_columns,
+    are_alike,
     claimed_job,
     job_columns,
     key_columns,
@@ -105,15 +107,17 @@ class Hot:
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Insert the batch in one statement."""
         doubts: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
-        plain = not any(job.key is not None or (job.options is not None and job.options.tags) for job in jobs)
-        columns = job_columns(jobs)
-        if plain:
-            rows = await self._links.fetch(self._sql["insert_jobs"], doubt=lambda: doubts.append(True), **columns)
-            answers = _created(jobs, rows)
+        if any(job.key is not None or (job.options is not None and job.options.tags) for job in jobs):
+            name, columns = "insert_keyed_jobs", job_columns(jobs) | key_columns(jobs)
+        elif are_alike(jobs):
+            name, columns = "insert_alike_jobs", alike_columns(jobs)
         else:
-            columns |= key_columns(jobs)
-            rows = await self._links.fetch(self._sql["insert_keyed_jobs"], doubt=lambda: doubts.append(True), **columns)
+            name, columns = "insert_jobs", job_columns(jobs)
+        rows = await self._links.fetch(self._sql[name], doubt=lambda: doubts.append(True), **columns)
+        if name == "insert_keyed_jobs":
             answers = [Submitted(job_id, created) for _, job_id, created in sorted(rows, key=lambda row: row[0])]
+        else:
+            answers = _created(jobs, rows)
         if doubts:
             answers = [
                 Submitted(answer.job_id, answer.created or answer.job_id == job.id)

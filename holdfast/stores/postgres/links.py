@@ -11,8 +11,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
@@ -121,14 +120,13 @@ class Links:
         except ValueError as error:
             raise ConfigError(f"url: {error}") from error
 
-    @asynccontextmanager
-    async def _link(self) -> AsyncIterator[Connection]:
-        """A connection for one call. After any failure but a refusal by the server it is thrown away."""
+    async def _with_link(self, once: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run ``once`` on a connection. After any failure but a refusal by the server it is thrown away."""
         async with self._room:
             link = await self._taken()
             self._busy.add(link)
             try:
-                yield link
+                result = await once(link)
             except BaseException as error:
                 if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _AWAY):
                     self._give_back(link)
@@ -137,10 +135,10 @@ class Links:
                 if isinstance(error, _AWAY):
                     self._drop_idle()
                 raise
-            else:
-                self._give_back(link)
             finally:
                 self._busy.discard(link)
+            self._give_back(link)
+            return result
 
     async def _taken(self) -> Connection:
         if self._closed:
@@ -219,8 +217,7 @@ class Links:
         conflicts = 0
         while True:
             try:
-                async with self._link() as link:
-                    return await once(link)
+                return await self._with_link(once)
             except _CONFLICT as error:
                 conflicts += 1
                 if conflicts >= _CONFLICTS:

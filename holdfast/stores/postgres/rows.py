@@ -99,6 +99,37 @@ def shown_attempt(row: Sequence[Any]) -> Attempt:
     return Attempt(claims, attempt, worker, started_at, ended_at, STATES[state], reason, _back(error), _back(traceback))
 
 
+def are_alike(jobs: Sequence[NewJob]) -> bool:
+    """Whether these jobs differ in their ids and payloads alone."""
+    first = jobs[0]
+    return all(
+        job.queue == first.queue
+        and job.task == first.task
+        and job.priority == first.priority
+        and job.delay == first.delay
+        and job.run_at_us == first.run_at_us
+        and job.max_attempts == first.max_attempts
+        and job.options == first.options
+        for job in jobs
+    )
+
+
+def alike_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
+    """Alike jobs as the parameters of ``insert_alike_jobs``."""
+    first = jobs[0]
+    return {
+        "ids": [job.id for job in jobs],
+        "payloads": [to_text(job.payload) for job in jobs],
+        "queue": first.queue,
+        "task": first.task,
+        "rank": -first.priority,
+        "run_at": first.run_at_us,
+        "delay": span_us(first.delay),
+        "max_attempts": first.max_attempts,
+        "options": None if first.options is None else encode_options(first.options),
+    }
+
+
 def job_columns(jobs: Sequence[NewJob]) -> dict[str, list[Any]]:
     """A batch as the parameters of the insert statements."""
     return {

@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +27,7 @@ EXAMPLE = ROOT / "examples" / "atlas_jobs"
 DUE = """update holdfast.job set run_at = (extract(epoch from now()) * 1000000)::bigint
     where id = any(%s::uuid[]) and state = 3"""
 HURRIED = {"HOLDFAST_POLL": "200ms", "HOLDFAST_GRACE": "0s"}
-PATIENCE = 45.0
+PATIENCE = 90.0
 """Seconds to wait for what is a matter of moments on an idle machine."""
 
 
@@ -52,6 +54,38 @@ class Said(NamedTuple):
     status: int
     document: Any
     seconds: float
+
+
+class Held(BaseHTTPRequestHandler):
+    """Somebody else's service, which answers when it is allowed to."""
+
+    def do_GET(self) -> None:
+        """Wait; then 200. Whoever asked may be dead by then."""
+        allowed: threading.Event = vars(self.server)["allowed"]
+        allowed.wait(PATIENCE)
+        with suppress(OSError):
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    def log_message(self, format: str, *values: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def held() -> Iterator[tuple[str, threading.Event]]:
+    """The payload of an ``api.call`` that lasts until the event is set."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Held)
+    vars(server)["allowed"] = allowed = threading.Event()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield json.dumps({"url": f"http://127.0.0.1:{server.server_port}"}), allowed
+    finally:
+        allowed.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class Atlas:

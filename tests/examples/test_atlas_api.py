@@ -14,10 +14,10 @@ from uuid import UUID
 import psutil
 import pytest
 
-from tests.examples.atlas_support import Atlas, Instance, until
+from tests.examples.atlas_support import PATIENCE, Atlas, Instance, until
 from tests.support.postgres import Postgres
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 ONLY_API = {"ATLAS_SCHEDULING_ENABLED": "false"}
 
@@ -190,7 +190,7 @@ def test_j12_j13_j68_j69_j70_j71_j72_j73_j74_j75_all_counts_are_those_of_the_tab
     _mixture(atlas)
     with atlas.one(**ONLY_API) as api:
         by_worker = _by_worker(atlas)
-        assert {"one", "unassigned"} <= by_worker.keys() <= {"one", "two", "unassigned"}
+        assert {"unassigned"} < by_worker.keys() <= {"one", "two", "unassigned"}
         assert sum(map(sum, (counts.values() for counts in by_worker.values()))) == 15
         _check_counts(atlas, api, by_worker)
         _check_recent(atlas, api, by_worker)
@@ -255,7 +255,7 @@ def test_j65_j77_j78_j79_one_command_answers_on_its_port_and_runs_jobs_under_its
 
 def _refused(atlas: Atlas, why: str, **variables: str) -> None:
     with Instance(atlas, "third", **variables) as third:
-        assert third.process.wait(45) == 78
+        assert third.process.wait(PATIENCE) == 78
         assert why in third.log()
         assert "Traceback" not in third.log()
 
@@ -268,7 +268,7 @@ def test_j60_a_setting_leaves_the_jobs_alone(atlas: Atlas, api: Instance) -> Non
     assert api.job(job_id)["status"] == "QUEUED"
     assert "worker_started" not in api.log()
     api.process.send_signal(signal.SIGTERM)
-    assert api.process.wait(45) == 0
+    assert api.process.wait(PATIENCE) == 0
 
 
 def test_j76_connections_are_pooled(atlas: Atlas) -> None:

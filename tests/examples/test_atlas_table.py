@@ -18,7 +18,7 @@ from tests.examples.atlas_support import EXAMPLE, ROOT, Atlas, until
 from tests.support.postgres import Postgres
 from tests.support.servers import base
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
@@ -149,7 +149,8 @@ def _expected(row: dict[str, Any], version: int) -> dict[str, Any]:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_j44_j53_j54_j55_j56_a_table_of_the_original_is_taken_over(atlas: Atlas, version: int) -> None:
     rows = _left_behind(atlas, version)
-    with atlas.running("one", "two", ATLAS_SCHEDULING_ENABLED="false") as (api, _):
+    starters = ["one", "two"] if version == max(VERSIONS) else ["one"]
+    with atlas.running(*starters, ATLAS_SCHEDULING_ENABLED="false") as (api, *_):
         for name, row in rows.items():
             assert api.job(row["job_id"]) == _expected(row, version), name
         assert api.post(key="order-1").document["job_id"] == rows["fresh"]["job_id"]

@@ -217,24 +217,22 @@ class Holdfast(Register):
         self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch: int = 1000, connection: Any = None
     ) -> list[JobHandle[Any]]:
         """Submit many drafted jobs (``task.job(…)``, ``app.draft(…)``), one transaction per batch."""
-        return [handle async for handles in self._streamed(jobs, batch, connection) for handle in handles]
+        size = _batch_size(batch)
+        if connection is None:
+            answers = await self._submitter.submit_many(jobs, size)
+        else:
+            answers = []
+            async for each in batches(jobs, size):
+                answers += await self._submitted_within(connection, each)
+        return [JobHandle(self, answer.job_id, created=answer.created) for answer in answers]
 
-    def enqueue_stream(
+    async def enqueue_stream(
         self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch: int = 1000
     ) -> AsyncIterator[list[JobHandle[Any]]]:
-        """The same for a stream too long to hold: yields the handles of each batch once it is stored."""
-        return self._streamed(jobs, batch, None)
-
-    async def _streamed(
-        self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int, connection: Any
-    ) -> AsyncIterator[list[JobHandle[Any]]]:
-        if not 1 <= size <= 10_000:
-            raise Invalid("batch", size, "give between 1 and 10,000 jobs a transaction")
-        async for each in batches(jobs, size):
-            if connection is None:
-                answers = await self._submitter.submit_all(each)
-            else:
-                answers = await self._submitted_within(connection, each)
+        """The same for a stream too long to hold: yields the handles of each batch once it is stored, and draws no job
+        of the next before."""
+        async for each in batches(jobs, _batch_size(batch)):
+            answers = await self._submitter.submit_all(each)
             yield [JobHandle(self, answer.job_id, created=answer.created) for answer in answers]
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -396,3 +394,9 @@ def _refused_state(operated: Operated) -> JobState:
     if state is None:
         raise NotFound(f"there is no job {job_id}")
     return state
+
+
+def _batch_size(size: int) -> int:
+    if not 1 <= size <= 10_000:
+        raise Invalid("batch", size, "give between 1 and 10,000 jobs a transaction")
+    return size

@@ -126,6 +126,24 @@ class Submitter:
         await self.announce(jobs, answers)
         return answers
 
+    async def submit_many(self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> list[Submitted]:
+        """Store batch after batch; while one is on its way to the store, the next is made."""
+        answers: list[Submitted] = []
+        under_way: asyncio.Task[list[Submitted]] | None = None
+        try:
+            async for batch in batches(jobs, size):
+                if running_loop() is None:
+                    answers += await self.submit_all(batch)
+                    continue
+                if under_way is not None:
+                    answers += await under_way
+                under_way = asyncio.create_task(self.submit_all(batch))
+                await asyncio.sleep(0)  # it leaves before the next one is made
+        finally:
+            if under_way is not None:
+                answers += await under_way
+        return answers
+
     async def _send(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         store = await self._store()
         point("submit.before")
@@ -135,16 +153,19 @@ class Submitter:
 
     async def announce(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
         """Tell observers, as far as the keys stand for what was submitted."""
+        await self.check_keys(jobs, answers)
+        if not self._events.listens(JobCreated) and not self._events.listens(JobDuplicate):
+            return
         for job, answer in zip(jobs, answers, strict=True):
-            await self.check_keys([job], [answer])
             kind = JobCreated if answer.created else JobDuplicate
-            if self._events.listens(kind):
-                self._events.emit(kind(job_id=answer.job_id, job_type=job.task, queue=job.queue))
+            self._events.emit(kind(job_id=answer.job_id, job_type=job.task, queue=job.queue))
 
     async def check_keys(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
         """With strict idempotency, refuse a key that stands for something else."""
+        if not self._settings().strict_idempotency:
+            return
         for job, answer in zip(jobs, answers, strict=True):
-            if not answer.created and job.key is not None and self._settings().strict_idempotency:
+            if not answer.created and job.key is not None:
                 await self._check_same(job, answer.job_id)
 
     async def _check_same(self, job: NewJob, first_id: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.config import Settings
-from holdfast.errors import Conflict, HoldfastError, Invalid, as_timedelta
+from holdfast.errors import Conflict, HoldfastError, Invalid, Unavailable, as_timedelta
 from holdfast.events import Events, JobCreated, JobDuplicate
 from holdfast.faults import point
 from holdfast.job import Job, NewJob, Options, Submitted, microseconds, new_id, parse_id
@@ -216,8 +216,10 @@ class _Group:
         try:
             answers = await self._send([job for job, _ in batch])
         except HoldfastError as error:
-            if len(batch) == 1:
-                _fail(batch[0][1], error)
+            # A store that is away is nobody's guilt, and one by one they would all wait for it, each after the other.
+            if len(batch) == 1 or isinstance(error, Unavailable):
+                for _, answer in batch:
+                    _fail(answer, error)
                 return
             for each in batch:  # so that only the guilty caller errs
                 await self._send_batch([each])

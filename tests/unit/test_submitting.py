@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from holdfast import Holdfast, JobState
-from holdfast.errors import Conflict, Invalid, TooLarge
-from holdfast.job import NewJob
+from holdfast.app.submitter import Submitter
+from holdfast.errors import Conflict, Invalid, TooLarge, Unavailable
+from holdfast.job import NewJob, new_id
+from holdfast.store import Store
 from holdfast.worker import Worker
 
 
@@ -74,6 +76,26 @@ def test_a_conflict_in_a_group_is_the_guilty_callers_alone(strict: Holdfast) -> 
 
 
 # ── limits ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_submitters_of_a_group_hear_together_that_the_store_is_away(app: Holdfast) -> None:
+    """One by one, each would wait as long as a store waits for its server, after all those before it."""
+    tries: list[None] = []
+
+    async def away() -> Store:
+        tries.append(None)
+        await asyncio.sleep(0)
+        raise Unavailable("the server does not answer")
+
+    async def submit_all() -> list[object]:
+        submitter = Submitter(away, lambda: app.settings, app.events)
+        jobs = [NewJob(id=new_id(), task="work", payload="{}") for _ in range(20)]
+        return await asyncio.gather(*[submitter.submit(job) for job in jobs], return_exceptions=True)
+
+    answers = asyncio.run(submit_all())
+
+    assert [type(answer) for answer in answers] == [Unavailable] * 20
+    assert len(tries) == 2
+
+
 def test_a_submission_asks_for_no_more_attempts_than_the_limit(tmp_path: Path) -> None:
     app = application(tmp_path, max_attempts_limit=7)
     for asked in (8, 0, -1, True, "7"):

@@ -1,0 +1,202 @@
+"""Claim cursors on a real server: nothing in front of them is left behind, and dead index entries are walked over once.
+
+The bound itself is held by tests/unit/test_claim_cursors.py, in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast.job import Job, JobState, NewJob, Reason
+from holdfast.store import Store
+from holdfast.stores import open_store
+from tests.conformance.support import ending, new_job, put, running, settle, take
+from tests.support import postgres
+from tests.support.servers import until
+
+BATCH = 200
+"""A claim large enough for a cursor."""
+PATIENCE = 30.0
+"""Seconds until a job counts as left behind. The bound is 2 s, but a loaded machine may be slow to claim at all."""
+PINNED = 50_000
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    with postgres.shared().fresh_schema() as schema:
+        yield schema
+
+
+@contextmanager
+def session(schema: str, **options: Any) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(postgres.shared().url(), options=f"-c search_path={schema}", **options) as connection:
+        yield connection
+
+
+async def opened(schema: str) -> Store:
+    """A store object as another process would have it, on the server's clock."""
+    store = open_store(postgres.shared().url(schema=schema))
+    await store.open()
+    return store
+
+
+async def submit_many(store: Store, number: int, **fields: Any) -> list[str]:
+    jobs: list[NewJob] = [new_job(**fields) for _ in range(number)]
+    return [job_id for first in range(0, number, 5000) for job_id in await put(store, *jobs[first : first + 5000])]
+
+
+class Fleet:
+    """Three workers that claim without a pause from a backlog that never ends; they listen to nothing."""
+
+    def __init__(self, schema: str, stores: list[Store], producer: Store) -> None:
+        self._schema = schema
+        self._stores = stores
+        self._producer = producer
+        self.claimed: set[str] = set()
+        self.twice: list[str] = []
+
+    async def work(self, name: str, store: Store) -> None:
+        while True:
+            jobs = await take(store, BATCH, worker=name)
+            ids = [job.id for job in jobs]
+            self.twice += self.claimed.intersection(ids)
+            self.claimed.update(ids)
+            await store.settle([ending(job) for job in jobs])
+            await submit_many(self._producer, len(jobs))
+
+    async def found(self, job_ids: list[str]) -> None:
+        """Wait until these have been claimed too, all of them ready by now."""
+        await self._until(lambda: self.claimed.issuperset(job_ids))
+
+    async def __aenter__(self) -> Fleet:
+        await submit_many(self._producer, 20 * BATCH)
+        self._tasks = [asyncio.create_task(self.work(f"w{n}", store)) for n, store in enumerate(self._stores)]
+        await asyncio.sleep(0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        results = await asyncio.gather(*self._tasks, return_exceptions=True)
+        for store in (*self._stores, self._producer):
+            await store.close()
+        assert [each for each in results if not isinstance(each, asyncio.CancelledError)] == []
+        assert self.twice == []
+
+    async def moved_on(self) -> None:
+        """Wait until every worker has claimed a few times more."""
+        goal = len(self.claimed) + 5 * len(self._stores) * BATCH
+        await self._until(lambda: len(self.claimed) >= goal)
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        give_up = time.monotonic() + PATIENCE
+        while not reached():
+            assert time.monotonic() < give_up, "left behind"
+            await asyncio.sleep(0.01)
+
+
+async def test_nothing_in_front_of_the_cursors_is_left_behind(schema: str) -> None:
+    producer, operator = await opened(schema), await opened(schema)
+    held: list[Job] = [await running(operator, priority=3) for _ in range(3)]
+    async with Fleet(schema, [await opened(schema) for _ in range(3)], producer) as fleet:
+        with session(schema) as late, session(schema) as direct:
+            ((tardy,),) = late.execute("select id::text from submit(%s)", ['[{"task": "work"}]'])
+            await fleet.moved_on()
+
+            urgent = await put(operator, new_job(priority=9), new_job(priority=1))
+            await fleet.found(urgent)
+
+            late.commit()
+            await fleet.found([tardy])
+
+            replayed, retried, given_back = held
+            await settle(operator, replayed, JobState.DEAD, reason=Reason.ERROR, error="boom")
+            await operator.replay([replayed.id])
+            await settle(
+                operator, retried, JobState.FAILED, reason=Reason.ERROR, error="boom", delay=timedelta(seconds=0.1)
+            )
+            await settle(operator, given_back, JobState.QUEUED, refund=True)
+            await fleet.found([job.id for job in held])
+
+            (smuggled,) = await put(operator, new_job(delay=timedelta(hours=1)))
+            direct.execute("update job set state = 0, run_at = 0 where id = %s", [smuggled])
+            direct.commit()
+            await fleet.found([smuggled])
+
+
+async def test_a_job_whose_row_was_locked_is_found_when_it_is_not_any_more(schema: str) -> None:
+    producer = await opened(schema)
+    (locked,) = await put(producer, new_job(priority=9))
+    with session(schema) as holder:
+        holder.execute("select from job where id = %s for update", [locked])
+        async with Fleet(schema, [await opened(schema) for _ in range(3)], producer) as fleet:
+            await fleet.moved_on()
+            assert locked not in fleet.claimed
+
+            holder.rollback()
+            await fleet.found([locked])
+
+
+async def test_two_large_queues_are_served_from_their_cursors(schema: str) -> None:
+    """One claim fills itself from the first queue; the place in the other must not be forgotten over it."""
+    store = await opened(schema)
+    await submit_many(store, 40 * BATCH, queue="a")
+    await submit_many(store, 40 * BATCH, queue="b")
+    with pinned(schema):
+        number = 0
+        while jobs := await take(store, BATCH, {"a": BATCH, "b": BATCH}):
+            number += len(jobs)
+    await store.close()
+    assert number == 80 * BATCH
+    assert entries_read(schema, number) < 2 * half_of_all_from_the_start(40 * BATCH, BATCH)
+
+
+async def test_a_pinned_snapshot_makes_a_drain_no_slower(schema: str) -> None:
+    """Without cursors each claim walks over every job that was taken before: 2.5 million entries for 50,000 jobs."""
+    store = await opened(schema)
+    ids = await submit_many(store, PINNED)
+    seen: list[str] = []
+    with pinned(schema):
+        while jobs := await take(store, 500):
+            seen += [job.id for job in jobs]
+            answers = await store.settle([ending(job) for job in jobs])
+            assert all(answer.accepted for answer in answers)
+    await store.close()
+    assert sorted(seen) == sorted(ids)
+    assert entries_read(schema, 2 * PINNED) < half_of_all_from_the_start(PINNED, 500)
+
+
+@contextmanager
+def pinned(schema: str) -> Iterator[None]:
+    """Another session's snapshot that keeps every dead row."""
+    with session(schema) as connection:
+        connection.execute("set transaction isolation level repeatable read")
+        connection.execute("select count(*) from job")
+        yield
+
+
+def half_of_all_from_the_start(jobs: int, batch: int) -> int:
+    """Half of the index entries that claims would read who always begin at the start."""
+    return jobs * (jobs // batch) // 4
+
+
+def entries_read(schema: str, writes: int) -> int:
+    """Entries of the ready index that were read, once the connections that wrote have ended and said so."""
+    with session(schema, autocommit=True) as connection:
+
+        def written() -> bool:
+            query = "select n_tup_upd from pg_stat_user_tables where schemaname = %s and relname = 'job'"
+            return connection.execute(query, [schema]).fetchone() == (writes,)
+
+        until(written, "the server's statistics")
+        query = "select idx_tup_read from pg_stat_user_indexes where schemaname = %s and indexrelname = 'job_ready'"
+        (read,) = connection.execute(query, [schema]).fetchone() or ()
+    return int(read)

@@ -354,7 +354,7 @@ declare
     known jsonb := '{"base": 31536000, "factor": 1000, "cap": 31536000, "offset": 100}';
     part record;
 begin
-    if json_typeof(given) = 'array' then
+    if json_typeof(given) = 'array' and json_array_length(given) > 0 then
         policy := json_build_object('delays', given, 'jitter', 'none');
     elsif json_typeof(given) <> 'object' then
         perform holdfast.refuse(turn, 'retry', given::text, remedy);
@@ -366,7 +366,7 @@ begin
             case when json_typeof(policy -> 'delays') = 'array' then policy -> 'delays' else '[]' end) d
     loop
         if not coalesce(case
-            when part.key = 'delays' then part.kind = 'array' and json_array_length(part.value) between 1 and 100
+            when part.key = 'delays' then part.kind = 'array' and json_array_length(part.value) <= 100
             when part.key = 'delay' then part.kind = 'number' and length(part.said) < 20 and part.said::numeric between 0 and 31536000
             when part.key = 'jitter' then part.said ~ '^(none|full|add:[0-9.]{1,12}|scale:[0-9.]{1,12}:[0-9.]{1,12})$'
             when part.key = 'cap' and part.kind = 'null' then true

@@ -36,6 +36,7 @@ from holdfast.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
 from holdfast.portal import Portal
 from holdfast.store import Dialogue, Selection
 from holdfast.stores.postgres import care, within
+from holdfast.stores.postgres.doctor import examine
 from holdfast.stores.postgres.hot import Hot, Wish
 from holdfast.stores.postgres.links import Address, Links, parse_url
 from holdfast.stores.postgres.news import News
@@ -231,7 +232,7 @@ class PostgresStore:
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
-        return await care.examine(self._open.links, self._sql)
+        return await examine(self._open.links, self._sql)
 
     async def backup(self, path: str) -> None:
         schema = self.address.schema

@@ -52,6 +52,8 @@ class Facts:
     frozen: Sequence[Frozen] = ()
     unstarted: Counter[str] = field(default_factory=Counter)
     """How often each job was claimed but not started when its process was killed."""
+    replayed: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """When an operator had been told that a job was replayed, by job: each time its count of attempts began again."""
 
 
 Check = Callable[[Facts], Iterable[str]]
@@ -76,8 +78,11 @@ def counts_sum(facts: Facts) -> Iterable[str]:
 
 
 def finished_once(facts: Facts) -> Iterable[str]:
-    """At most one success of a job is accepted."""
-    yield from (f"{job} finished {count} times" for job, count in Counter(facts.accepted).items() if count > 1)
+    """At most one success of a job is accepted, and one more after each replay."""
+    for job, count in Counter(facts.accepted).items():
+        replays = len(facts.replayed.get(job, ()))
+        if count > 1 + replays:
+            yield f"{job} finished {count} times and was replayed {replays} times"
 
 
 def no_late_write(facts: Facts) -> Iterable[str]:
@@ -102,10 +107,11 @@ def fenced(facts: Facts) -> Iterable[str]:
 
 
 def attempts_counted(facts: Facts) -> Iterable[str]:
-    """Attempts never fall short of the executions that count (those not given back by a release)."""
+    """Attempts never fall short of the executions that count (those not given back by a release) since a replay."""
     runs = by_job(facts.runs)
     for row in facts.rows.values():
-        counting = [run for run in runs.get(row.id, ()) if not run.cancelled]
+        since = max(facts.replayed.get(row.id, ()), default=0.0)
+        counting = [run for run in runs.get(row.id, ()) if not run.cancelled and run.started > since]
         if row.attempts < len(counting):
             yield f"{row.id} has {row.attempts} attempts and was executed {len(counting)} times"
 

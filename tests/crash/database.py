@@ -22,6 +22,7 @@ PATIENCE = 60
 class Note(NamedTuple):
     """What a submitter of the crash tests put into a job."""
 
+    job: str
     by: str
     index: int
     keyed: bool
@@ -47,7 +48,12 @@ class Database(ABC):
         found = self.all("select id, state, claims, attempts, reason, result from holdfast_job")
         return {
             str(job): Row(
-                str(job), STATES[state], claims, attempts, reason, None if result is None else json.loads(result)
+                str(job),
+                STATES[state],
+                claims,
+                attempts,
+                reason,
+                None if result is None else json.loads(result)["claims"],
             )
             for job, state, claims, attempts, reason, result in found
         }
@@ -63,8 +69,11 @@ class Database(ABC):
 
     def notes(self) -> list[Note]:
         """What submitters submitted."""
-        found = [(json.loads(payload), keyed) for payload, keyed in self.all("select payload, keyed from holdfast_job")]
-        return [Note(payload["by"], payload["index"], bool(keyed)) for payload, keyed in found]
+        found = [
+            (str(job), json.loads(payload), bool(keyed))
+            for job, payload, keyed in self.all("select id, payload, keyed from holdfast_job")
+        ]
+        return [Note(job, payload["by"], payload["index"], keyed) for job, payload, keyed in found]
 
     def keys(self) -> dict[str, str]:
         """The job that each key stands for."""

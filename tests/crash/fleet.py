@@ -24,7 +24,15 @@ from tests.support.stores import Home
 ROOT = Path(__file__).parents[2]
 MARK = "CRASH_TEST"
 START_SECONDS = 20.0
-SETTINGS = {"lease": "2s", "beat": "600ms", "sweep": "500ms", "poll": "1s", "grace": "5s", "concurrency": "5"}
+SETTINGS = {
+    "lease": "2s",
+    "beat": "600ms",
+    "sweep": "500ms",
+    "poll": "1s",
+    "grace": "5s",
+    "concurrency": "5",
+    "log_level": "warning",
+}
 LEASE, SWEEP = 2.0, 0.5 * 1.2  # seconds; sweeps are jittered by a fifth
 WORKER = "tests.crash.programs.worker"
 
@@ -140,6 +148,11 @@ class Fleet:
         """Living workers that have begun to work."""
         ready = {line["pid"] for line in self.lines("ready")}
         return [process for process in self.living() if process.pid in ready]
+
+    def await_working(self) -> list[subprocess.Popen[bytes]]:
+        """``working``, once there is one: what takes a dead one's place may need a while to start."""
+        until(lambda: bool(self.working()), START_SECONDS, "a worker to work")
+        return self.working()
 
     def await_end(self, process: subprocess.Popen[bytes], seconds: float, what: str) -> float:
         """Wait until this process has ended; how long that took."""

@@ -41,3 +41,12 @@ def judged(fleet: Fleet, known: Facts, report: Report, *more: Check) -> Report:
     if report.complaints:
         report.figures["stderr"] = fleet.errors()[-2000:]
     return report
+
+
+def kept(report: Report) -> bool:
+    """True: every promise was kept. Else an AssertionError with all that is known."""
+    if report.complaints:
+        raise AssertionError(
+            "\n".join([*report.complaints, *(f"{name}: {each}" for name, each in report.figures.items())])
+        )
+    return True

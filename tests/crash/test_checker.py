@@ -40,12 +40,14 @@ def test_a_sound_history_has_no_complaints() -> None:
         (checker.counts_sum, replace(SOUND, acknowledged=["a", "a"])),
         (checker.counts_sum, replace(SOUND, acknowledged=[])),
         (checker.finished_once, replace(SOUND, accepted=["a", "a"])),
+        (checker.finished_once, replace(SOUND, accepted=["a", "a", "a"], replayed={"a": [11.5]})),
         (checker.no_late_write, replace(SOUND, rows=row(finished_by=1))),
         (checker.no_late_write, replace(SOUND, runs=[FIRST, replace(SECOND, ended=None)])),
         (checker.no_late_write, replace(SOUND, runs=[FIRST, replace(SECOND, cancelled=True)])),
         (checker.fenced, replace(SOUND, runs=[FIRST, SECOND, replace(SECOND, pid=300, started=14.0)])),
         (checker.fenced, replace(SOUND, rows=row(claims=1, finished_by=1))),
         (checker.attempts_counted, replace(SOUND, rows=row(attempts=1))),
+        (checker.attempts_counted, replace(SOUND, rows=row(attempts=0), replayed={"a": [11.5]})),
         (checker.excess_explained, replace(SOUND, rows=row(attempts=3))),
         (checker.no_overlap, replace(SOUND, runs=[replace(FIRST, ended=12.5), SECOND])),
         (checker.no_overlap, replace(SOUND, runs=[replace(FIRST, ended=None), SECOND])),
@@ -66,6 +68,8 @@ def test_a_fault_is_found(check: Check, facts: Facts) -> None:
         ),
         (checker.excess_explained, replace(SOUND, rows=row(attempts=3), unstarted=Counter(a=1))),
         (checker.attempts_counted, replace(SOUND, rows=row(attempts=1), runs=[replace(FIRST, cancelled=True), SECOND])),
+        (checker.attempts_counted, replace(SOUND, rows=row(attempts=1), replayed={"a": [11.5]})),
+        (checker.finished_once, replace(SOUND, accepted=["a", "a"], replayed={"a": [11.5]})),
     ],
 )
 def test_what_a_fault_explains_is_no_complaint(check: Check, facts: Facts) -> None:

@@ -5,13 +5,12 @@ Every scenario judges by what handlers wrote into a file while they ran. Each te
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 
-from tests.crash.report import Report
-from tests.crash.scenarios import faults, files, freezes, handlers, kills, stops, submitters
+from tests.crash.report import kept
+from tests.crash.scenarios import crowds, faults, files, freezes, handlers, kills, stops, submitters
 from tests.support.stores import STORES, Home, stores_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
@@ -21,18 +20,6 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
 def home(request: pytest.FixtureRequest) -> Home:
     """Where the scenario's store is."""
     return STORES[request.param]
-
-
-@pytest.fixture
-def seed() -> int:
-    """For the scenario's own generator; a failure shows it."""
-    return random.randrange(1 << 32)
-
-
-def kept(report: Report) -> bool:
-    """Whether every promise was kept; if not, the complaints and the figures are the failure."""
-    assert report.complaints == [], report.figures
-    return True
 
 
 def test_killed_workers_lose_nothing(tmp_path: Path, home: Home, seed: int) -> None:
@@ -50,6 +37,17 @@ def test_a_frozen_worker_cannot_hurt_when_it_wakes(tmp_path: Path, home: Home, s
 
 def test_killed_submitters_lose_nothing_they_were_told(tmp_path: Path, home: Home, seed: int) -> None:
     assert kept(submitters.killed_submitters(tmp_path, home, kills=12, seed=seed))
+
+
+@pytest.mark.parametrize(("jobs", "seconds", "share"), [(20, 0.0, 0.0), (2000, 0.02, 0.3)])
+def test_two_workers_share_without_running_a_job_twice(
+    tmp_path: Path, home: Home, jobs: int, seconds: float, share: float
+) -> None:
+    assert kept(crowds.shared(tmp_path, home, jobs=jobs, seconds=seconds, share=share))
+
+
+def test_a_crowd_of_workers_leaves_a_clean_history(tmp_path: Path, home: Home, seed: int) -> None:
+    assert kept(crowds.crowd(tmp_path, home, kills=3, seed=seed))
 
 
 def test_a_handler_that_blocks_the_loop_keeps_its_job(tmp_path: Path, home: Home) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.crash.report import Report
-from tests.crash.scenarios import faults, files, freezes, handlers, kills, stops, submitters
+from tests.crash.scenarios import crowds, faults, files, freezes, handlers, kills, networks, servers, stops, submitters
 from tests.support.stores import OLDER, STORES, Home
 
 Scenario = Callable[[Path, Callable[[int], int], int], Report]
@@ -34,12 +34,34 @@ ON_EVERY_STORE: dict[str, OnStore] = {
     ),
     "migrations": lambda folder, home, count, seed: files.raced_migrations(folder, home, rounds=count(50), seed=seed),
     "fork": lambda folder, home, *_: files.forked(folder, home),
+    "twenty-shared": lambda folder, home, *_: crowds.shared(folder, home, jobs=20, seconds=0.0),
+    "thousands-shared": lambda folder, home, *_: crowds.shared(folder, home, jobs=2000, seconds=0.02, share=0.3),
+    "many-shared": lambda folder, home, count, _: crowds.shared(folder, home, jobs=count(50_000), seconds=0.0),
+    "crowd": lambda folder, home, count, seed: crowds.crowd(folder, home, kills=count(50), seed=seed),
 }
 ON_SQLITE: dict[str, Scenario] = {
     "backups-sqlite": lambda folder, count, seed: files.killed_backups(folder, kills=count(50), seed=seed),
     "full-log-sqlite": lambda folder, *_: files.full_disk(folder, size=300_000),
     "full-file-sqlite": lambda folder, *_: files.full_disk(folder, size=6_000_000),
     "full-disk-worker-sqlite": lambda folder, *_: files.full_disk_under_a_worker(folder),
+}
+ON_POSTGRES: dict[str, Scenario] = {
+    "server-kills-postgres": lambda folder, count, seed: servers.server_kills(
+        folder, kills=count(20), within=10.0, seed=seed
+    ),
+    "failovers-postgres": lambda folder, count, seed: servers.failovers(
+        folder, count=count(10), within=15.0, seed=seed
+    ),
+    "refused-postgres": lambda folder, count, seed: networks.refused(
+        folder, seconds=count(60), within=10.0, busy=0.05, seed=seed
+    ),
+    "silent-postgres": lambda folder, count, seed: networks.silent(
+        folder, seconds=count(30), within=10.0, busy=0.05, seed=seed
+    ),
+    "half-open-postgres": lambda folder, count, seed: networks.half_open(
+        folder, times=count(5), within=15.0, seed=seed
+    ),
+    "cuts-postgres": lambda folder, count, seed: networks.cut(folder, cuts=count(1000), seed=seed),
 }
 
 
@@ -55,5 +77,6 @@ SCENARIOS: dict[str, Scenario] = {
         for name, scenario in ON_EVERY_STORE.items()
     },
     **ON_SQLITE,
+    **ON_POSTGRES,
 }
 """By name, which ends in the store's."""

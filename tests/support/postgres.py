@@ -252,16 +252,23 @@ class Postgres:
     # ── two of them ───────────────────────────────────────────────────────────────────────────────────────────
     def standby(self) -> Postgres:
         """A second server that has every commit before it is acknowledged here. Started; the caller's to close."""
-        name = f"standby_{uuid.uuid4().hex[:12]}"
-        source = f"host=127.0.0.1 port={self.port} user={SUPERUSER} application_name={name}"
-        settings = {**self._settings, "primary_conninfo": source, "synchronous_standby_names": ""}
-        second = Postgres(self.major, authenticated=self.authenticated, settings=settings)
-        second._copy_of(source)
-        second.start()
-        self.change(synchronous_standby_names=name)
-        state = "SELECT sync_state FROM pg_stat_replication WHERE application_name = %s"
-        until(lambda: self.execute(state, name) == [("sync",)], "the standby to follow")
+        second = Postgres(self.major, authenticated=self.authenticated, settings=self._settings)
+        second.follow(self)
         return second
+
+    def follow(self, primary: Postgres) -> None:
+        """Start it on a copy of ``primary``, as the standby that has every commit before it is acknowledged there.
+
+        It must be down, and forgets all it had: that is how a primary that failed comes back."""
+        name = f"standby_{uuid.uuid4().hex[:12]}"
+        source = f"host=127.0.0.1 port={primary.port} user={SUPERUSER} application_name={name}"
+        self._settings |= {"primary_conninfo": source, "synchronous_standby_names": ""}
+        shutil.rmtree(self._data, ignore_errors=True)
+        self._copy_of(source)
+        self.start()
+        primary.change(synchronous_standby_names=name)
+        state = "SELECT sync_state FROM pg_stat_replication WHERE application_name = %s"
+        until(lambda: primary.execute(state, name) == [("sync",)], "the standby to follow")
 
     def _copy_of(self, source: str) -> None:
         options = ("--checkpoint", "fast", "--wal-method", "stream", "--no-sync")

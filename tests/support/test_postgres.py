@@ -50,8 +50,11 @@ def test_a_promoted_standby_has_every_acknowledged_row() -> None:
         first.kill()
         second.promote()
         assert second.execute("SELECT n FROM kept") == [(7,)]
-        with second.standby():
-            second.execute("INSERT INTO kept VALUES (8)")
+        first.follow(second)
+        second.execute("INSERT INTO kept VALUES (8)")
+        second.kill()
+        first.promote()
+        assert first.execute("SELECT n FROM kept ORDER BY n") == [(7,), (8,)]
 
 
 def test_settings_change_while_the_server_runs() -> None:

@@ -27,8 +27,8 @@ def note(what: str, ctx: Context, **more: Any) -> None:
 
 
 @app.task("crash.work")
-async def work(ctx: Context, seconds: float) -> int:
-    """Work that can be cancelled; the result says whose it is."""
+async def work(ctx: Context, seconds: float, by: str = "", index: int = 0) -> dict[str, int]:
+    """Work that can be cancelled; the result says whose it is. Who submitted it says so."""
     note("start", ctx)
     try:
         for _ in range(round(seconds / STEP)):
@@ -37,7 +37,7 @@ async def work(ctx: Context, seconds: float) -> int:
         note("cancelled", ctx)
         raise
     note("end", ctx)
-    return ctx.claims
+    return {"claims": ctx.claims}
 
 
 @app.task("crash.poison")
@@ -48,14 +48,14 @@ async def poison(ctx: Context) -> None:
 
 
 @app.task("crash.spin")
-async def spin(ctx: Context, seconds: float) -> int:
+async def spin(ctx: Context, seconds: float) -> dict[str, int]:
     """Blocks the event loop."""
     note("start", ctx)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         pass
     note("end", ctx)
-    return ctx.claims
+    return {"claims": ctx.claims}
 
 
 @app.task("crash.stubborn", executor="process", timeout=1.0)

@@ -15,6 +15,7 @@ from holdfast.events import (
     WorkerStarted,
     WorkerStopping,
 )
+from holdfast.observe.logs import configure_logs
 from holdfast.worker.process import run_worker
 from tests.crash.ledger import append
 from tests.crash.programs.tasks import LEDGER, app
@@ -43,4 +44,8 @@ def record(event: Event) -> None:
 
 if __name__ == "__main__":
     app.events.subscribe(record, *KINDS)
-    sys.exit(run_worker(app, app.settings))
+    finish_logs = configure_logs(app.settings, app.events)
+    try:
+        sys.exit(run_worker(app, app.settings))
+    finally:
+        finish_logs()

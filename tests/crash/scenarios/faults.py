@@ -19,7 +19,7 @@ SUBMITTING = tuple(sorted(point for point in POINTS if point.startswith("submit.
 WORKING = tuple(
     sorted(POINTS - set(SUBMITTING), key=lambda point: (point.startswith("sweep."), "after" in point, point))
 )
-"""The sweeper's last: it has something to do once others have died."""
+"""The sweeper's last: it has something to do once others have died with leases in hand."""
 AT_THE_STORE = (
     "claim.before",
     "settle.before",
@@ -44,6 +44,8 @@ def killed_at(folder: Path, home: Home, *, points: Sequence[str] = WORKING, roun
         fleet.kill(first)
         for _ in range(rounds):
             for point in points:
+                if point.startswith("sweep."):
+                    _leave_leases(fleet)
                 fault = f"{point}:kill@{rng.randint(1, MOST.get(point, 12))}"
                 process = fleet.start(WORKER, HOLDFAST_FAULTS=fault)
                 fleet.await_end(process, 20, f"{fault} to strike")
@@ -60,6 +62,14 @@ def killed_at(folder: Path, home: Home, *, points: Sequence[str] = WORKING, roun
             "unstarted at deaths": sum(known.unstarted.values()),
         }
         return judged(fleet, known, report, excess_explained)
+
+
+def _leave_leases(fleet: Fleet) -> None:
+    """See to it that a sweeper finds some: whoever died last may have settled all it had."""
+    while not fleet.database.all("select 1 from holdfast_job where state = 2 limit 1"):
+        before, process = len(fleet.runs()), fleet.start(WORKER)
+        until(lambda before=before: len(fleet.runs()) > before, 20, "more executions")
+        fleet.kill(process)
 
 
 def failed_at(folder: Path, home: Home, *, points: Sequence[str] = AT_THE_STORE, seed: int) -> Report:

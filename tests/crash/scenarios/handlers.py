@@ -50,8 +50,16 @@ def stubborn(folder: Path, home: Home, *, jobs: int = 1) -> Report:
 
 
 def _life_after_timeout(fleet: Fleet, number: int) -> float:
-    """How long the ``number``-th stubborn process and its children lived beyond their timeout, in seconds."""
-    until(lambda: len(fleet.lines("start")) > number, 30, "the stubborn job to start", pause=0.01)
+    """How long the ``number``-th stubborn process and its children lived beyond their timeout, in seconds.
+
+    0 if there is none: on a busy machine a process may reach its timeout before it could write anything down."""
+
+    def started() -> bool:
+        return len(fleet.lines("start")) > number
+
+    until(lambda: started() or fleet.database.unended() == 0, 60, "the stubborn job to start or to end")
+    if not started():
+        return 0.0
     line = fleet.lines("start")[number]
     family = [line["pid"], *line["children"]]
     until(lambda: not any(map(_alive, family)), 20, "the stubborn family to die", pause=0.01)

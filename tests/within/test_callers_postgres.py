@@ -13,6 +13,7 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
+from django.db import ConnectionHandler, connections, transaction
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -180,3 +181,24 @@ def test_two_transactions_that_want_one_key_make_one_job(place: Place) -> None:
                 assert (later.result(40) == earlier) is commits
                 two.rollback()
     assert place.jobs() == 1
+
+
+def test_django_on_a_file_too(place: Place, tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+    app.sync.count()
+    django_connection(place.url)
+    file = {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{tmp_path}/jobs.db"}
+    connections.settings["file"] = ConnectionHandler({"default": file}).settings["default"]
+    try:
+        with pytest.raises(Conflict, match="atomic"):
+            app.sync.enqueue("work", connection=connections["file"])
+        with transaction.atomic(using="file"):
+            app.sync.enqueue("work", connection=connections["file"], key="kept")
+        with contextlib.suppress(Undone), transaction.atomic(using="file"):
+            app.sync.enqueue("work", connection=connections["file"])
+            raise Undone
+    finally:
+        connections["file"].close()
+        del connections["file"], connections.settings["file"]
+    assert [job.key for job in app.sync.find().jobs] == ["kept"]
+    app.sync.close()

@@ -72,6 +72,11 @@ class Store(Protocol):
     async def migrate(self) -> list[str]:
         """Bring the schema up to date; the names of the migrations that were applied, by opening the store too."""
 
+    def migration_sql(self, span: str) -> str:
+        """The migrations after FROM up to TO (``FROM..TO``, from 0) as SQL, for a migration tool of one's own.
+
+        With what they are noted in. Opens nothing; Invalid for what names no migrations."""
+
     def blocking(self, call: Coroutine[Any, Any, T]) -> T:
         """Run one of this store's calls for a caller without an event loop, as fast as this store can."""
 

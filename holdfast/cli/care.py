@@ -38,17 +38,32 @@ def backup(session: Session, *, file: str) -> None:
         click.echo(safe(f"{file}: {size} bytes"))
 
 
-@command("migrate", examples=["holdfast migrate"])
+@command("migrate", examples=["holdfast migrate", "holdfast migrate --sql 0..1 > migrations/queue.sql"])
+@click.option("--sql", metavar="FROM..TO", help="Print the SQL from one schema number to another; change nothing.")
 @click.pass_obj
-def migrate(session: Session) -> None:
-    """Bring the store's schema up to date. Any other command does so too when it opens an older store."""
+def migrate(session: Session, *, sql: str | None) -> None:
+    """Bring the store's schema up to date. Any other command does so too when it opens an older store.
+
+    Who has a migration tool of their own lets it run what --sql prints, in one transaction; 0 is a store not there yet.
+    """
     with session.jobs(creating=True) as app:
+        if sql is not None:
+            print_sql(session, app.new_store().migration_sql(sql))
+            return
         applied = app.sync.migrate()
         url = store_of(app)
     if session.json:
         print_json({"url": url, "applied": applied})
     else:
         click.echo(safe(f"{url}: {', '.join(applied) or 'the schema is up to date'}"))
+
+
+def print_sql(session: Session, text: str) -> None:
+    """The statements as they are, or as one JSON string."""
+    if session.json:
+        print_json({"sql": text})
+    else:
+        click.echo(text, nl=False)
 
 
 @command("doctor", examples=["holdfast doctor", "holdfast doctor --json"])

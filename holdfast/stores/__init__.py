@@ -19,7 +19,7 @@ def open_store(url: str, *, now: Callable[[], int] | None = None) -> Store:
 
     ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` name a file, ``postgresql://user@host/db`` a database.
     """
-    scheme = urlsplit(url).scheme
+    scheme = _scheme(url)
     if scheme == "sqlite":
         return SQLiteStore(_sqlite_path(url), now=now)
     if scheme in ("postgresql", "postgres"):
@@ -38,12 +38,17 @@ def _postgres(url: str, now: Callable[[], int] | None) -> Store:
 
 def missing_file(url: str) -> str | None:
     """The file that opening ``url`` would create; None where it is there, or where no file would be created."""
-    if urlsplit(url).scheme != "sqlite":
+    if _scheme(url) != "sqlite":
         return None
     path = os.path.realpath(_sqlite_path(url))
     # Not the methods of Path: they raise where this user may not look. What hinders opening is for the store to say.
     is_missing = os.path.isdir(os.path.dirname(path)) and not os.path.lexists(path)  # noqa: PTH112, PTH120
     return path if is_missing else None
+
+
+def _scheme(url: str) -> str:
+    scheme, colon, _ = url.partition(":")
+    return scheme.lower() if colon else ""
 
 
 def _sqlite_path(url: str) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
+
+from holdfast.errors import Invalid
 
 _PART = re.compile(r"^-- (name|own|fragment): (\w+)$", re.MULTILINE)
 _INCLUDE = re.compile(r"-- include: (\w+)$", re.MULTILINE)
 _NUMBERED = re.compile(r"^(\d{4})_\w+\.sql$")
+_SPAN = re.compile(r"(\d{1,4})\.\.(\d{1,4})")
 
 
 class Migration(NamedTuple):
@@ -56,6 +60,22 @@ def load_migrations(directory: Traversable) -> list[Migration]:
             name = entry.name.removesuffix(".sql")
             found.append(Migration(int(numbered[1]), name, entry.read_text(encoding="utf-8")))
     return sorted(found)
+
+
+def chosen_migrations(migrations: Sequence[Migration], span: str) -> list[Migration]:
+    """Those behind FROM up to TO, given as ``FROM..TO``; Invalid where that names none or one that is not known."""
+    newest = migrations[-1].number
+    found = _SPAN.fullmatch(span)
+    begin, end = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not begin < end <= newest:
+        remedy = f"give FROM..TO with 0 <= FROM < TO <= {newest}: the newest migration this Holdfast knows"
+        raise Invalid("sql", span, f"{remedy}; 0..{newest} is all of them")
+    return [each for each in migrations if begin < each.number <= end]
+
+
+def noted_script(migration: Migration, note: str) -> str:
+    """A migration and the statement that writes it down, as text for people and their tools."""
+    return f"{migration.script.rstrip()}\n\n{note}\n"
 
 
 def split_script(script: str) -> list[str]:

@@ -10,14 +10,23 @@ import asyncpg
 from holdfast.errors import ConfigError, StoreMismatch
 from holdfast.stores.postgres.links import Connection, Links
 from holdfast.stores.postgres.statements import in_schema
-from holdfast.stores.sql import Migration
+from holdfast.stores.sql import Migration, noted_script
 
 OLDEST = 14
 """The first major version of PostgreSQL that is supported."""
 
 _APPLIED = "select number, expand from holdfast.migration order by number"
-_TABLE = """create table if not exists holdfast.migration
+_TABLE = """create table holdfast.migration
     (number integer primary key, name text not null, expand boolean not null)"""
+
+
+_TAKEN = (
+    asyncpg.DuplicateTableError,
+    asyncpg.DuplicateFunctionError,
+    asyncpg.DuplicateObjectError,
+    asyncpg.UndefinedColumnError,
+)
+_PATIENCE = 3600.0  # seconds for one migration
 
 
 async def migrate(links: Links, migrations: Sequence[Migration]) -> list[str]:
@@ -25,35 +34,55 @@ async def migrate(links: Links, migrations: Sequence[Migration]) -> list[str]:
     schema = links.address.schema
 
     async def once(link: Connection) -> list[str]:
-        await _check_server(link)
-        if await _is_current(link, schema, migrations):
-            return []
-        async with link.transaction():
-            await link.execute("select pg_advisory_xact_lock($1, $2)", 0x486F6C64, zlib.crc32(schema.encode()) >> 1)
-            if not await link.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):
-                await link.execute(f'create schema "{schema}"')
-            await link.execute(in_schema(_TABLE, schema))
-            known = {number for number, _ in await link.fetch(in_schema(_APPLIED, schema))}
-            missing = [each for each in migrations if each.number not in known]
-            for each in missing:
-                await link.execute(script(each, schema))
-            return [each.name for each in missing]
+        _check_server(link)
+        try:
+            if await _is_current(link, schema, migrations):
+                return []
+            async with link.transaction():
+                return await _apply(link, schema, migrations)
+        except _TAKEN as error:
+            raise StoreMismatch(
+                f"the schema {schema!r} holds something of another program ({error}); give another one: ?schema=NAME"
+            ) from error
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise ConfigError(
+                f"this role may not use or migrate the schema {schema!r} ({error}); grant it the use of schema and "
+                "tables, or let their owner run `holdfast migrate`, or what `holdfast migrate --sql` prints"
+            ) from error
 
-    try:
-        return await links.call(once)
-    except asyncpg.DuplicateTableError as error:
-        raise StoreMismatch(
-            f"the schema {schema!r} holds tables of another program ({error}); give another one: ?schema=NAME"
-        ) from error
+    return await links.call(once)
+
+
+async def _apply(link: Connection, schema: str, migrations: Sequence[Migration]) -> list[str]:
+    """In a transaction: what is missing, once nobody else is at it."""
+    await link.execute("select pg_advisory_xact_lock($1, $2)", 0x486F6C64, zlib.crc32(schema.encode()) >> 1)
+    if not await link.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):
+        await link.execute(f'create schema "{schema}"')
+    if not await link.fetchval("select to_regclass($1) is not null", in_schema("holdfast.migration", schema)):
+        await link.execute(in_schema(_TABLE, schema))
+    known = {number for number, _ in await link.fetch(in_schema(_APPLIED, schema))}
+    missing = [each for each in migrations if each.number not in known]
+    await link.execute("set local statement_timeout = 0")  # a new index of a large table takes its time
+    for each in missing:
+        await link.execute(script(each, schema), timeout=_PATIENCE)
+    return [each.name for each in missing]
 
 
 def script(migration: Migration, schema: str) -> str:
     """A migration as the statements that apply it and write that down."""
     note = (
         f"insert into holdfast.migration (number, name, expand) "  # noqa: S608 - our own file's name
-        f"values ({migration.number}, '{migration.name}', {'true' if migration.expands else 'false'});\n"
+        f"values ({migration.number}, '{migration.name}', {'true' if migration.expands else 'false'});"
     )
-    return in_schema(migration.script.rstrip() + "\n" + note, schema)
+    return in_schema(noted_script(migration, note), schema)
+
+
+def printed(migrations: Sequence[Migration], schema: str) -> str:
+    """These migrations for a tool of the user's own; from the first one on with the schema and what it is noted in."""
+    scripts = [script(each, schema) for each in migrations]
+    if migrations[0].number == 1:
+        scripts.insert(0, in_schema(f'create schema if not exists "{schema}";\n\n{_TABLE};\n', schema))
+    return "\n".join(["-- For one transaction, as the role that Holdfast connects as.\n", *scripts])
 
 
 async def _is_current(link: Connection, schema: str, migrations: Sequence[Migration]) -> bool:
@@ -72,10 +101,10 @@ async def _is_current(link: Connection, schema: str, migrations: Sequence[Migrat
     return all(each.number in applied for each in migrations)
 
 
-async def _check_server(link: Connection) -> None:
+def _check_server(link: Connection) -> None:
     version = link.get_server_version()
     if version.major < OLDEST:
         raise ConfigError(f"PostgreSQL {version.major} is too old; Holdfast needs {OLDEST} or newer")
-    encoding = await link.fetchval("show server_encoding")
+    encoding = link.get_settings().server_encoding
     if encoding != "UTF8":
         raise ConfigError(f"the database is encoded in {encoding}; create one with: createdb --encoding=UTF8 …")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
@@ -29,6 +30,7 @@ PATIENCE = 2.0  # seconds a call waits for a server that is away
 DEADLINE = 10.0  # seconds a statement may take
 _CONNECT = 3.0  # seconds until a host that does not answer is given up
 _BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
 _CONFLICTS = 8  # times a deadlock or serialization failure is tried again
 
 _AWAY = (
@@ -66,7 +68,7 @@ class Address(NamedTuple):
 
 def parse_url(url: str) -> Address:
     """``postgresql://user@host:port,host:port/database?schema=holdfast&pooled=1``; other parameters are libpq's."""
-    parts = urlsplit(url)
+    parts = _split(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     schema = options.pop("schema", "holdfast")
     if not schema.isascii() or not schema.replace("_", "a").isalnum() or schema[0].isdigit() or len(schema) > 48:
@@ -74,19 +76,40 @@ def parse_url(url: str) -> Address:
     pooled = options.pop("pooled", "0")
     if pooled not in ("0", "1"):
         raise ConfigError(f"url: pooled={pooled!r} is not valid; give 1 behind a pooler in transaction mode, else 0")
-    if "\0" in unquote(url):
-        raise ConfigError("url: it holds a NUL character; write it without")
     said = {"schema": schema} if schema != "holdfast" else {}
     said |= {"pooled": "1"} if pooled == "1" else {}
-    if options.get("password"):
+    if any("password" in name for name in options):
         raise ConfigError(
             "url: give the password before the host (user:password@host) or as PGPASSWORD, not as a parameter"
         )
-    dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(options), ""))
+    dsn = _joined(parts.netloc, parts.path, options)
     user, at, hosts = parts.netloc.rpartition("@")
     name = quote(unquote(user.partition(":")[0]), safe="") + at
-    shown = urlunsplit(("postgresql", name + hosts, parts.path, urlencode(options | said), ""))
+    shown = _joined(name + hosts, parts.path, options | said)
     return Address(dsn, schema, pooled == "1", shown)
+
+
+def _joined(place: str, path: str, options: Mapping[str, str]) -> str:
+    return f"postgresql://{place}{path}{'?' if options else ''}{urlencode(options)}"
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of a URL that can only be read in one way. The messages do not show it: parts of a password that was
+    not percent-encoded may stand anywhere."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = None
+    if "\0" in unquote(url):
+        raise ConfigError("url: it holds a NUL character; write it without")
+    hosts = "" if parts is None else parts.netloc.rpartition("@")[2]
+    behind = "" if parts is None else parts.path + parts.query
+    if parts is None or parts.fragment or "@" in behind or not all(map(_HOST.fullmatch, hosts.split(","))):
+        raise ConfigError(
+            "url: it cannot be read as postgresql://user:password@host:port/database; percent-encode : / ? # @ in user "
+            "and password (as %3A %2F %3F %23 %40)"
+        )
+    return parts
 
 
 class Links:

@@ -43,7 +43,7 @@ from holdfast.stores.postgres.news import News
 from holdfast.stores.postgres.operate import Chosen, Operate, named
 from holdfast.stores.postgres.read import Read
 from holdfast.stores.postgres.statements import Query, numbered
-from holdfast.stores.sql import load_migrations, load_statements
+from holdfast.stores.sql import chosen_migrations, load_migrations, load_statements
 
 T = TypeVar("T")
 
@@ -99,6 +99,9 @@ class PostgresStore:
     async def migrate(self) -> list[str]:
         applied, self._migrated = self._migrated, []
         return applied + await care.migrate(self._open.links, self._migrations)
+
+    def migration_sql(self, span: str) -> str:
+        return care.printed(chosen_migrations(self._migrations, span), self.address.schema)
 
     def blocking(self, call: Coroutine[Any, Any, T]) -> T:
         with self._lock:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast.errors import ConfigError, Invalid, StoreMismatch
 from holdfast.job import Finding
-from holdfast.stores.sql import Migration, split_script
+from holdfast.stores.sql import Migration, noted_script, split_script
 from holdfast.stores.sqlite.connection import (
     APPLICATION_ID,
     SOUND_CHECKPOINT,
@@ -22,6 +22,7 @@ from holdfast.stores.sqlite.connection import (
 
 _WAL_WARNING = 256 << 20  # bytes
 _STUCK_AFTER_US = 60_000_000
+_TABLE = "create table if not exists holdfast_migration (number integer primary key, name text not null) strict"
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], path: str) -> list[str]:
@@ -29,9 +30,7 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], pat
     (tables,) = connection.execute("select count(*) from sqlite_master").fetchone()
     if tables == 0:
         connection.execute(f"pragma application_id={APPLICATION_ID}")
-    connection.execute(
-        "create table if not exists holdfast_migration (number integer primary key, name text not null) strict"
-    )
+    connection.execute(_TABLE)
     (applied,) = connection.execute("select coalesce(max(number), 0) from holdfast_migration").fetchone()
     newest = migrations[-1].number
     if applied > newest:
@@ -46,6 +45,17 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], pat
         for statement in split_script(migration.script):
             connection.execute(statement)
     return [migration.name for migration in missing]
+
+
+def printed(migrations: Sequence[Migration]) -> str:
+    """These migrations for a tool of the user's own; from the first one on with the table they are noted in."""
+    scripts = []
+    for each in migrations:
+        note = f"insert into holdfast_migration (number, name) values ({each.number}, '{each.name}');"  # noqa: S608 - ours
+        scripts.append(noted_script(each, note))
+    if migrations[0].number == 1:
+        scripts.insert(0, f"{_TABLE};\n")
+    return "\n".join(["-- For one transaction.\n", *scripts])
 
 
 def is_current(reader: sqlite3.Connection, migrations: Sequence[Migration]) -> bool:

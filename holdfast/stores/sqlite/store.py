@@ -39,7 +39,7 @@ from holdfast.job import (
 from holdfast.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
 from holdfast.portal import drive, running_loop
 from holdfast.store import Dialogue, Selection
-from holdfast.stores.sql import load_migrations, load_statements
+from holdfast.stores.sql import chosen_migrations, load_migrations, load_statements
 from holdfast.stores.sqlite import care, within
 from holdfast.stores.sqlite.connection import check_owner, check_place, connect, create_private, translated
 from holdfast.stores.sqlite.hot import Hot, Wish
@@ -106,6 +106,9 @@ class SQLiteStore:
         opened = self._open
         applied, opened.migrated = opened.migrated, []
         return applied + await opened.writer.call(self._migrating)
+
+    def migration_sql(self, span: str) -> str:
+        return care.printed(chosen_migrations(self._migrations, span))
 
     def blocking(self, call: Coroutine[Any, Any, T]) -> T:
         return drive(call)

@@ -1,0 +1,250 @@
+"""Opening a PostgreSQL store: migrations that race, by hand, of the next version; and what cannot be opened."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
+from holdfast.store import Store
+from holdfast.stores import open_store
+from tests.conformance.support import put, take_ids
+from tests.support import postgres
+from tests.support.postgres import PASSWORD, USER, Postgres, installed
+
+SOMETHING_ELSE = "create schema {0}; create table {0}.{1} (n int); grant all on schema {0} to " + USER
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    with postgres.shared().fresh_schema() as schema:
+        yield schema
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Postgres]:
+    """A server that asks for passwords."""
+    with Postgres(durable=False, authenticated=True) as server:
+        yield server
+
+
+def url(schema: str, **parameters: object) -> str:
+    return postgres.shared().url(schema=schema, **parameters)
+
+
+async def opened(url: str) -> Store:
+    store = open_store(url)
+    await store.open()
+    return store
+
+
+async def works(url: str) -> bool:
+    """Whether a store opens there without migrating, and takes a job."""
+    store = await opened(url)
+    try:
+        assert await store.migrate() == []
+        return await put(store) == await take_ids(store)
+    finally:
+        await store.close()
+
+
+async def refused(url: str, kind: type[HoldfastError]) -> str:
+    """The line that says why there is no store behind this URL; never with the password."""
+    with pytest.raises(kind) as caught:
+        await (await opened(url)).close()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert PASSWORD not in message
+    return message
+
+
+# ── migrations ────────────────────────────────────────────────────────────────────────────────────────────────────
+async def test_ten_starters_migrate_once(schema: str) -> None:
+    stores = [open_store(url(schema)) for _ in range(10)]
+    await asyncio.gather(*[store.open() for store in stores])
+    applied = [name for store in stores for name in await store.migrate()]
+    for store in stores:
+        await store.close()
+    assert applied == ["0001_initial"]
+
+
+@pytest.mark.parametrize("tool", ["psql", "psycopg"])
+async def test_what_migrate_prints_makes_the_store(schema: str, tool: str) -> None:
+    text = open_store(url(schema)).migration_sql("0..1")
+    if tool == "psql":
+        words = ["--no-psqlrc", "--quiet", "--single-transaction", "--set=ON_ERROR_STOP=1", "--dbname"]
+        program = installed(postgres.MAIN) / "bin" / "psql"
+        subprocess.run([program, *words, postgres.shared().url()], input=text, text=True, check=True, timeout=60)
+    else:
+        with psycopg.connect(postgres.shared().url()) as connection:
+            connection.execute(text.encode())
+    assert await works(url(schema))
+
+
+@pytest.mark.parametrize("span", ["", "1", "0..", "..1", "1..1", "1..0", "0..2", "0..99999", "-1..1", "0...1", "a..b"])
+def test_a_span_that_names_no_migrations_is_refused(schema: str, span: str) -> None:
+    with pytest.raises(Invalid, match=r"give FROM\.\.TO with 0 <= FROM < TO <= 1"):
+        open_store(url(schema)).migration_sql(span)
+
+
+async def test_the_version_before_works_with_a_schema_that_only_grew(schema: str) -> None:
+    await (await opened(url(schema))).close()
+    postgres.shared().execute(f"alter table {schema}.job add column colour text")
+    postgres.shared().execute(f"insert into {schema}.migration values (2, '0002_colour', true)")  # noqa: S608 - our own
+    assert await works(url(schema))
+
+
+async def test_a_schema_that_was_contracted_since_is_refused(schema: str) -> None:
+    await (await opened(url(schema))).close()
+    rows = "(2, '0002_colour', true), (3, '0003_no_rank', false)"
+    postgres.shared().execute(f"insert into {schema}.migration values {rows}")  # noqa: S608 - our own
+    message = await refused(url(schema), StoreMismatch)
+    assert f"{schema!r} is at 3, this Holdfast knows 1; upgrade Holdfast" in message
+
+
+@pytest.mark.parametrize("table", ["job", "migration"])
+async def test_the_schema_of_another_program_is_refused_and_not_touched(schema: str, table: str) -> None:
+    postgres.shared().execute(SOMETHING_ELSE.format(schema, table))
+    postgres.shared().execute(f"alter table {schema}.{table} owner to {USER}")
+    assert "?schema=NAME" in await refused(url(schema), StoreMismatch)
+    query = "select tablename from pg_tables where schemaname = %s"
+    assert postgres.shared().execute(query, schema) == [(table,)]
+
+
+# ── roles ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.fixture
+def limited(schema: str) -> Iterator[str]:
+    """The name of a role that may create nothing."""
+    name = f"r{schema}"
+    server = postgres.shared()
+    server.execute(f"create role {name} login")
+    yield name
+    server.execute(f"drop owned by {name}")
+    server.execute(f"drop role {name}")
+
+
+async def test_a_role_that_may_not_create_the_schema_is_told_who_can(schema: str, limited: str) -> None:
+    message = await refused(postgres.shared().url(user=limited, schema=schema), ConfigError)
+    assert "permission denied" in message
+    assert "holdfast migrate --sql" in message
+
+
+async def test_a_role_without_rights_on_the_schema_is_told_so(schema: str, limited: str) -> None:
+    await (await opened(url(schema))).close()
+    message = await refused(postgres.shared().url(user=limited, schema=schema), ConfigError)
+    assert "permission denied for schema" in message
+
+
+async def test_a_role_that_may_only_use_the_tables_is_enough(schema: str, limited: str) -> None:
+    await (await opened(url(schema))).close()
+    for grant in (
+        f"grant usage on schema {schema} to {limited}",
+        f"grant select, insert, update, delete on all tables in schema {schema} to {limited}",
+    ):
+        postgres.shared().execute(grant, user=USER)
+    assert await works(postgres.shared().url(user=limited, schema=schema))
+
+
+# ── servers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+async def test_a_wrong_password(strict: Postgres) -> None:
+    wrong = strict.url().replace(":hunter2", ":wrong-secret")
+    message = await refused(wrong, ConfigError)
+    assert "password authentication failed" in message
+    assert "wrong-secret" not in message
+
+
+async def test_the_right_password(strict: Postgres) -> None:
+    store = await opened(strict.url())
+    assert "hunter2" not in store.url
+    await store.close()
+
+
+async def test_a_missing_database(strict: Postgres) -> None:
+    assert 'database "nothing" does not exist' in await refused(strict.url("nothing"), ConfigError)
+
+
+async def test_a_database_in_another_encoding() -> None:
+    server = postgres.shared()
+    name = f"latin_{id(server)}"
+    server.execute(f"create database {name} template template0 encoding 'LATIN1' locale 'C' owner {USER}")
+    try:
+        message = await refused(server.url(name), ConfigError)
+    finally:
+        server.execute(f"drop database {name} with (force)")
+    assert "LATIN1" in message
+    assert "createdb --encoding=UTF8" in message
+
+
+async def test_a_server_that_is_not_there() -> None:
+    server = Postgres()
+    message = await refused(server.url(), Unavailable)
+    server.close()
+    assert f"127.0.0.1:{server.port} cannot be reached" in message
+
+
+@pytest.mark.parametrize("migrated", [True, False])
+async def test_a_server_that_takes_no_writes(strict: Postgres, migrated: bool) -> None:
+    with strict.fresh_schema() as schema:
+        if migrated:
+            await (await opened(strict.url(schema=schema))).close()
+        strict.change(default_transaction_read_only="on")
+        try:
+            message = await refused_at_work(strict.url(schema=schema))
+        finally:
+            strict.change(default_transaction_read_only="off")
+    assert "read-only" in message
+
+
+async def refused_at_work(url: str) -> str:
+    store = open_store(url)
+
+    async def work() -> None:
+        await store.open()
+        await put(store)
+
+    try:
+        with pytest.raises(Unavailable) as caught:
+            await work()
+    finally:
+        await store.close()
+    return str(caught.value)
+
+
+# ── URLs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://app:hunter#2@host/db",
+        "postgresql://app:hun/ter2@host/db",
+        "postgresql://app:12/ter2@host/db",
+        "postgresql://app:hunter?2@host/db",
+        "postgresql://app:[hunter2@host/db",
+        "postgresql://app:hunter2@host:port/db",
+        "postgresql://app@host/db?password=hunter2",
+        "postgresql://app@host/db?sslpassword=hunter2",
+        "postgresql://app:hunter2@host/db?schema=a-b",
+        "postgresql://app:hunter2@host/db?pooled=maybe",
+        "postgresql://app:hunter2@host/db%00",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_without_being_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^url: ") as caught:
+        open_store(url)
+    assert not re.search(r"hun|ter2|\b12\b", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://app:hunter2@one:5432,two:5433/db?schema=q", "postgresql://app@one:5432,two:5433/db?schema=q"),
+        ("postgres://app:a%40b@[::1]:5432/db?pooled=1", "postgresql://app@[::1]:5432/db?pooled=1"),
+        ("postgresql:///db?host=%2Frun%2Fpg", "postgresql:///db?host=%2Frun%2Fpg"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert open_store(url).url == shown

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast import Holdfast
 from tests.support.postgres import Postgres
-from tests.within.kinds import AWAITED, INSERT, KINDS, run
+from tests.within.kinds import AWAITED, INSERT, KINDS, django_connection, run
 
 
 class Undone(Exception):
@@ -25,6 +25,7 @@ class Place:
         self.insert = INSERT.replace("SCHEMA", self.schema)
         self.app = Holdfast(url)
         self.app.sync.count()
+        django_connection(url)  # set up once, before threads do it at once
         server.execute(f"create table {self.table} (n integer)", database="app", user="app")
 
     def close(self) -> None:

@@ -200,6 +200,23 @@ async def test_a_server_that_takes_no_writes(strict: Postgres, migrated: bool) -
     assert "read-only" in message
 
 
+async def test_a_pooler_that_the_url_does_not_name() -> None:
+    """PgBouncer refuses what a direct connection is opened with."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)  # a request for TLS
+        writer.write(b"N")
+        await reader.readexactly(int.from_bytes(await reader.readexactly(4)) - 4)
+        fields = b"SFATAL\0C08P01\0Munsupported startup parameter: plan_cache_mode\0\0"
+        writer.write(b"E" + (len(fields) + 4).to_bytes(4) + fields)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        message = await refused(f"postgresql://app@127.0.0.1:{port}/app", ConfigError)
+    assert "add ?pooled=1 to the URL" in message
+
+
 async def refused_at_work(url: str) -> str:
     store = open_store(url)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,7 @@ _job_id = attrgetter("job_id")
 PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
 _QUEUES_MOST = 32  # queues that one statement looks into
+_TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim looks again for what others promote
 _REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed
 _SHOWN = 13  # columns of a claimed job, its place in the order included
 
@@ -158,10 +160,16 @@ class Hot:
             batch = queues[first : first + _QUEUES_MOST]
             if claiming.full or (not batch and claiming.looked):
                 return
-            if await self._claim_batch(claiming, batch):
-                claiming.promoted += await self._promote(claiming)
-                claiming.promote, claiming.due_in = False, None
-                await self._claim_batch(claiming, batch)
+            tries = 0
+            while await self._claim_batch(claiming, batch):
+                promoted = await self._promote(claiming)
+                claiming.promoted += promoted
+                claiming.due_in = None
+                tries += 1
+                if promoted or tries == _TRIES:
+                    claiming.promote = False
+                else:  # somebody else is making them ready; taken in between, later jobs would go before them
+                    await asyncio.sleep(_MOMENT)
 
     async def _claim_batch(self, claiming: _Claiming, queues: list[str]) -> bool:
         """One statement; whether it held back because something is due."""

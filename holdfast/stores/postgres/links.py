@@ -64,6 +64,8 @@ class Address(NamedTuple):
     """Behind a pooler in transaction mode: no prepared statements, no LISTEN; workers poll."""
     shown: str
     """The URL without its password."""
+    libpq: str
+    """The same for PostgreSQL's own programs, which do not know our parameters."""
 
 
 def parse_url(url: str) -> Address:
@@ -86,7 +88,7 @@ def parse_url(url: str) -> Address:
     user, at, hosts = parts.netloc.rpartition("@")
     name = quote(unquote(user.partition(":")[0]), safe="") + at
     shown = _joined(name + hosts, parts.path, options | said)
-    return Address(dsn, schema, pooled == "1", shown)
+    return Address(dsn, schema, pooled == "1", shown, _joined(name + hosts, parts.path, options))
 
 
 def _joined(place: str, path: str, options: Mapping[str, str]) -> str:
@@ -140,6 +142,10 @@ class Links:
             )
         except asyncpg.TargetServerAttributeNotMatched as error:
             raise ConnectionError("no host of the URL takes writes") from error
+        except asyncpg.ProtocolViolationError as error:
+            if "startup parameter" not in str(error):
+                raise
+            raise ConfigError(f"url: a pooler is in between ({_line(error)}); add ?pooled=1 to the URL") from error
         except ValueError as error:
             raise ConfigError(f"url: {error}") from error
 

@@ -241,7 +241,7 @@ class PostgresStore:
         schema = self.address.schema
         raise ConfigError(
             f"PostgreSQL is backed up by its own tools; for the queue alone: pg_dump --format=custom --schema={schema} "
-            f"--file={path} {self.url}"
+            f"--file={path} '{self.address.libpq}'"
         )
 
     async def now_us(self) -> int:

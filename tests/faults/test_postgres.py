@@ -275,6 +275,24 @@ async def test_a_beat_does_not_wait_for_a_handler_that_holds_its_job(postgres: P
             await link.close()
 
 
+async def test_a_job_that_somebody_else_is_making_ready_is_waited_for(postgres: Postgres, postgres_url: str) -> None:
+    async with opened(postgres_url) as store:
+        (due,) = await put(store, new_job(delay=timedelta(milliseconds=1)))
+        await asyncio.sleep(0.01)
+        (later,) = await put(store)
+        schema = postgres_url.rpartition("schema=")[2]
+        link = await asyncpg.connect(postgres.url())
+        try:
+            async with link.transaction():
+                await link.execute(f"update {schema}.job set state = 0 where id = $1", due)
+                claiming = asyncio.create_task(take(store, 1))
+                await asyncio.sleep(0.002)
+            assert [job.id for job in await claiming] == [due]
+            assert [job.id for job in await take(store, 1)] == [later]
+        finally:
+            await link.close()
+
+
 async def test_a_password_is_never_shown(postgres_url: str) -> None:
     for url in (
         "postgresql://app:hunter2secret@127.0.0.1:1/app",

@@ -18,6 +18,7 @@ import pytest
 from holdfast.job import Job, JobState, NewJob, Reason
 from holdfast.store import Store
 from holdfast.stores import open_store
+from holdfast.stores.postgres import cursors
 from tests.conformance.support import ending, new_job, put, running, settle, take
 from tests.support import postgres
 from tests.support.servers import until
@@ -145,6 +146,14 @@ async def test_a_job_whose_row_was_locked_is_found_when_it_is_not_any_more(schem
             await fleet.found([locked])
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks from the start a minute apart, so that what is counted does not depend on how quick this machine is."""
+    monkeypatch.setattr(cursors, "INTERVAL", 60.0)
+    monkeypatch.setattr(cursors, "LONGEST", 60.0)
+
+
+@pytest.mark.usefixtures("unhurried")
 async def test_two_large_queues_are_served_from_their_cursors(schema: str) -> None:
     """One claim fills itself from the first queue; the place in the other must not be forgotten over it."""
     store = await opened(schema)
@@ -156,11 +165,13 @@ async def test_two_large_queues_are_served_from_their_cursors(schema: str) -> No
             number += len(jobs)
     await store.close()
     assert number == 80 * BATCH
-    assert entries_read(schema, number) < 2 * half_of_all_from_the_start(40 * BATCH, BATCH)
+    assert entries_read(schema, number) <= 3 * number
 
 
-async def test_a_pinned_snapshot_makes_a_drain_no_slower(schema: str) -> None:
-    """Without cursors each claim walks over every job that was taken before: 2.5 million entries for 50,000 jobs."""
+@pytest.mark.usefixtures("unhurried")
+async def test_a_pinned_snapshot_makes_claims_no_dearer(schema: str) -> None:
+    """Without cursors each claim walks over every job that was taken before: 2.5 million entries for 50,000 jobs. With
+    them over each job once, and once more in the end, to be sure that there is nothing left."""
     store = await opened(schema)
     ids = await submit_many(store, PINNED)
     seen: list[str] = []
@@ -171,7 +182,7 @@ async def test_a_pinned_snapshot_makes_a_drain_no_slower(schema: str) -> None:
             assert all(answer.accepted for answer in answers)
     await store.close()
     assert sorted(seen) == sorted(ids)
-    assert entries_read(schema, 2 * PINNED) < half_of_all_from_the_start(PINNED, 500)
+    assert entries_read(schema, 2 * PINNED) <= 3 * PINNED
 
 
 @contextmanager
@@ -181,11 +192,6 @@ def pinned(schema: str) -> Iterator[None]:
         connection.execute("set transaction isolation level repeatable read")
         connection.execute("select count(*) from job")
         yield
-
-
-def half_of_all_from_the_start(jobs: int, batch: int) -> int:
-    """Half of the index entries that claims would read who always begin at the start."""
-    return jobs * (jobs // batch) // 4
 
 
 def entries_read(schema: str, writes: int) -> int:

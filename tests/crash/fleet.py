@@ -149,9 +149,10 @@ class Fleet:
         ready = {line["pid"] for line in self.lines("ready")}
         return [process for process in self.living() if process.pid in ready]
 
-    def await_working(self) -> list[subprocess.Popen[bytes]]:
-        """``working``, once there is one: what takes a dead one's place may need a while to start."""
-        until(lambda: bool(self.working()), START_SECONDS, "a worker to work")
+    def await_working(self, count: int) -> list[subprocess.Popen[bytes]]:
+        """``working``, once there are so many: on a busy machine what takes a dead one's place is slow to start, and
+        where all are killed as soon as they have, nobody can keep a promise."""
+        until(lambda: len(self.working()) >= count, count * START_SECONDS, f"{count} workers to work")
         return self.working()
 
     def await_end(self, process: subprocess.Popen[bytes], seconds: float, what: str) -> float:

@@ -61,7 +61,7 @@ def crowd(folder: Path, home: Home, *, kills: int, seed: int) -> Report:
         with _Operator(fleet, rng, submitted) as operator:
             for _ in range(kills):
                 operator.interfere(BETWEEN)
-                fleet.kill(rng.choice(fleet.await_working()))
+                fleet.kill(rng.choice(fleet.await_working(CROWD // 2)))
                 _another(fleet, rng)
             for process in submitters:
                 process.send_signal(signal.SIGTERM)

@@ -27,7 +27,7 @@ def random_kills(folder: Path, home: Home, *, jobs: int, kills: int, seed: int) 
         fleet.start_workers(WORKERS)
         for _ in range(kills):
             time.sleep(BETWEEN * rng.uniform(0.5, 1.5))
-            fleet.kill(rng.choice(fleet.await_working()))
+            fleet.kill(rng.choice(fleet.await_working(WORKERS - 1)))
             fleet.keep_up(WORKERS)
         await_quiet(fleet, 60 + jobs * seconds / SLOTS)
         _recovery(fleet, report)

@@ -116,7 +116,8 @@ def _named_paths() -> list[str]:
 
 
 def test_every_path_the_architecture_names_exists() -> None:
-    places = (ROOT, ROOT / "holdfast", ROOT / "holdfast/stores/sqlite", ROOT / "holdfast/worker")
+    rooms = ("stores/sqlite", "stores/postgres", "worker")
+    places = (ROOT, ROOT / "holdfast", *[ROOT / "holdfast" / room for room in rooms])
     assert [name for name in _named_paths() if not any((place / name).exists() for place in places)] == []
 
 

@@ -280,11 +280,11 @@ async def test_a_job_that_somebody_else_is_making_ready_is_waited_for(postgres: 
         (due,) = await put(store, new_job(delay=timedelta(milliseconds=1)))
         await asyncio.sleep(0.01)
         (later,) = await put(store)
-        schema = postgres_url.rpartition("schema=")[2]
         link = await asyncpg.connect(postgres.url())
         try:
+            await link.execute(f"set search_path = {postgres_url.rpartition('schema=')[2]}")
             async with link.transaction():
-                await link.execute(f"update {schema}.job set state = 0 where id = $1", due)
+                await link.execute("update job set state = 0 where id = $1", due)
                 claiming = asyncio.create_task(take(store, 1))
                 await asyncio.sleep(0.002)
             assert [job.id for job in await claiming] == [due]

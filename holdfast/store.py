@@ -66,6 +66,10 @@ class Store(Protocol):
     async def open(self) -> None:
         """Connect and check: ours, the right schema (migrating an old or empty one), safe to use. Idempotent."""
 
+    async def absent(self) -> str | None:
+        """Where nobody has opened this store yet, what is not there, in words; None where it stands. Needs no opening,
+        and makes nothing."""
+
     async def close(self) -> None:
         """Finish what is under way and let go. Idempotent."""
 

@@ -93,7 +93,7 @@ def _findings(session: Session) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("application", "error", str(error).split("\n", 1)[0], "mend the application's module")
         app = Holdfast(settings=settings)
-    absent = missing_database(app.settings)
+    absent = missing_database(app)
     if absent is not None:
         yield Finding("database", "error", *absent)
         return

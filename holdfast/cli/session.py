@@ -11,7 +11,6 @@ import click
 from holdfast import Holdfast, Settings
 from holdfast.config import SETTINGS
 from holdfast.errors import ConfigError, NotFound
-from holdfast.stores import missing_file
 from holdfast.values import mask_url
 
 
@@ -84,10 +83,10 @@ class Session:
 def opened(app: Holdfast, *, creating: bool = False) -> Iterator[Holdfast]:
     """The application, closed at the end."""
     app.new_store()  # a URL that names no store is refused here, before any call on it is made
-    absent = None if creating else missing_database(app.settings)
-    if absent is not None:
-        raise NotFound("; ".join(absent))
     try:
+        absent = None if creating else missing_database(app)
+        if absent is not None:
+            raise NotFound("; ".join(absent))
         yield app
     finally:
         app.sync.close()
@@ -98,16 +97,16 @@ def store_of(app: Holdfast) -> str:
     return mask_url(app.new_store().url)
 
 
-def missing_database(settings: Settings) -> tuple[str, str] | None:
-    """What to say, and what to advise, where the database is not there; None where it is."""
-    path = missing_file(settings.url)
-    if path is None:
+def missing_database(app: Holdfast) -> tuple[str, str] | None:
+    """What to say, and what to advise, where the application's jobs have no place yet; None where they have."""
+    absent = app.block(app.new_store().absent())
+    if absent is None:
         return None
     remedy = (
-        "the first job or worker makes it (`holdfast enqueue`, `holdfast worker start`); if it should be there, "
-        "change to its directory or correct the url"
+        "`holdfast migrate` makes it, as do the first job and the first worker (`holdfast enqueue`, "
+        "`holdfast worker start`); if it should be there, correct the url or the directory you are in"
     )
-    return f"there is no database at {path} yet (url from {settings.source('url')})", remedy
+    return f"{absent} (url from {app.settings.source('url')})", remedy
 
 
 def _said_in_code(settings: Settings) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
@@ -11,7 +10,7 @@ from holdfast.store import Store
 from holdfast.stores.sqlite.store import SQLiteStore
 from holdfast.stores.within import Within
 
-__all__ = ["Within", "missing_file", "open_store"]
+__all__ = ["Within", "open_store"]
 
 
 def open_store(url: str, *, now: Callable[[], int] | None = None) -> Store:
@@ -34,16 +33,6 @@ def _postgres(url: str, now: Callable[[], int] | None) -> Store:
     except ModuleNotFoundError as error:
         raise ConfigError(f"url: PostgreSQL needs {error.name}; pip install 'holdfast[postgres]'") from error
     return PostgresStore(url, now=now)
-
-
-def missing_file(url: str) -> str | None:
-    """The file that opening ``url`` would create; None where it is there, or where no file would be created."""
-    if _scheme(url) != "sqlite":
-        return None
-    path = os.path.realpath(_sqlite_path(url))
-    # Not the methods of Path: they raise where this user may not look. What hinders opening is for the store to say.
-    is_missing = os.path.isdir(os.path.dirname(path)) and not os.path.lexists(path)  # noqa: PTH112, PTH120
-    return path if is_missing else None
 
 
 def _scheme(url: str) -> str:

@@ -156,3 +156,14 @@ def test_an_url_that_names_no_store_is_refused(url: str) -> None:
         open_store(url)
 
     assert str(caught.value)
+
+
+async def test_a_store_is_absent_until_it_was_opened_and_asking_makes_nothing(opener: Opener) -> None:
+    asking = opener.unopened()
+    first = await asking.absent()
+    assert first is not None
+    assert first.endswith(" yet")
+    assert await asking.absent() == first
+
+    await opener()
+    assert await asking.absent() is None

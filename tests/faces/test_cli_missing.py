@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,32 @@ def test_a_link_that_leads_nowhere_counts_as_missing_and_a_dead_end_is_told_as_s
     Path("holdfast.db").symlink_to(cli.folder / "elsewhere.db")
     assert f"no database at {cli.folder}/elsewhere.db" in cli.fail("status", code=1)
     assert "does not exist or is closed" in cli.fail("status", "--url", "sqlite:////nowhere/at/all.db", code=78)
+
+
+@pytest.mark.parametrize("words", LOOKING, ids=" ".join)
+def test_looking_into_a_database_of_something_else_changes_nothing_in_it(words: list[str], cli: Cli) -> None:
+    with closing(sqlite3.connect("holdfast.db")) as connection:
+        connection.execute("create table customer (name text)")
+    before = Path("holdfast.db").read_bytes()
+    said = cli.fail(*words, code=1)
+    assert said.startswith(
+        f"holdfast: the database at {cli.folder}/holdfast.db has no tables of Holdfast yet (url from "
+    )
+    assert "`holdfast migrate` makes it" in said
+    assert [(each.name, each.read_bytes()) for each in cli.folder.iterdir()] == [("holdfast.db", before)]
+    cli.run("migrate")
+    assert cli.run("status")
+
+
+def test_looking_into_an_empty_file_leaves_it_empty(cli: Cli) -> None:
+    Path("holdfast.db").touch()
+    assert "has no tables of Holdfast yet" in cli.fail("status", code=1)
+    assert cli.json("doctor", code=1)["findings"][-1]["name"] == "database"
+    assert Path("holdfast.db").read_bytes() == b""
+
+
+def test_looking_at_a_file_that_says_whose_it_is_names_no_remedy_that_would_fail(cli: Cli) -> None:
+    with closing(sqlite3.connect("holdfast.db")) as connection:
+        connection.execute("pragma application_id=7")
+        connection.execute("create table customer (name text)")
+    assert "belongs to another program" in cli.fail("status", code=78)

@@ -104,3 +104,14 @@ def test_migrate_says_what_it_applied_to_a_schema(cli: Cli) -> None:
         url = postgres.shared().url(schema=schema)
         assert json.loads(cli.run("migrate", "--json", "--url", url))["applied"] == ["0001_initial"]
         assert "the schema is up to date" in cli.run("migrate", "--url", url)
+
+
+def test_looking_into_a_database_without_our_tables_makes_none(cli: Cli) -> None:
+    with postgres.shared().fresh_schema() as schema:
+        url = postgres.shared().url(schema=schema)
+        for words in (["status"], ["list"], ["queue", "list"], ["dlq", "purge", "--all"]):
+            said = cli.fail(*words, "--url", url, code=1)
+            assert f"has no tables of Holdfast in its schema {schema!r} yet (url from argument)" in said
+            assert PASSWORD not in said
+        assert cli.json("migrate", "--url", url)["applied"] == ["0001_initial"]
+        assert cli.run("status", "--url", url)

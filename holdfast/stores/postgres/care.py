@@ -16,6 +16,8 @@ OLDEST = 14
 """The first major version of PostgreSQL that is supported."""
 
 _APPLIED = "select number, expand from holdfast.migration order by number"
+_STANDS = """select from pg_class join pg_namespace on pg_namespace.oid = relnamespace
+    where nspname = $1 and relname = 'migration'"""
 _TABLE = """create table holdfast.migration
     (number integer primary key, name text not null, expand boolean not null)"""
 
@@ -51,6 +53,16 @@ async def migrate(links: Links, migrations: Sequence[Migration]) -> list[str]:
             ) from error
 
     return await links.call(once)
+
+
+async def absent(links: Links) -> str | None:
+    """What is not there, where opening would make a store; None where there is one."""
+    schema = links.address.schema
+    # From the catalogue, which every role may read: whether this one may use the schema is for opening to say.
+    rows = await links.call(lambda link: link.fetch(_STANDS, schema))
+    return (
+        None if rows else f"the database {links.address.shown} has no tables of Holdfast in its schema {schema!r} yet"
+    )
 
 
 async def _apply(link: Connection, schema: str, migrations: Sequence[Migration]) -> list[str]:

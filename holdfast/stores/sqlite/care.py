@@ -14,6 +14,7 @@ from holdfast.stores.sql import Migration, noted_script, split_script
 from holdfast.stores.sqlite.connection import (
     APPLICATION_ID,
     SOUND_CHECKPOINT,
+    check_place,
     connect,
     create_private,
     file_system,
@@ -65,6 +66,20 @@ def is_current(reader: sqlite3.Connection, migrations: Sequence[Migration]) -> b
     except sqlite3.OperationalError:  # no such table: a file without our schema
         return False
     return bool(applied == migrations[-1].number)
+
+
+def absent(path: str) -> str | None:
+    """What is not there, where opening ``path`` would make a store; None where there is one, or a foreign file."""
+    # Not the methods of Path: they raise where this user may not look. What hinders opening is for opening to say.
+    if os.path.isdir(os.path.dirname(path)) and not os.path.lexists(path):  # noqa: PTH112, PTH120
+        return f"there is no database at {path} yet"
+    check_place(path)
+    with translated(path), closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True)) as reader:
+        (application,) = reader.execute("pragma application_id").fetchone()
+        tables = reader.execute("select count(*) from sqlite_master where name = 'holdfast_migration'").fetchone()[0]
+    if tables or application not in (0, APPLICATION_ID):
+        return None
+    return f"the database at {path} has no tables of Holdfast yet"
 
 
 def copy(path: str, target: str) -> None:

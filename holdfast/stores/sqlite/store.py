@@ -93,6 +93,9 @@ class SQLiteStore:
                 raise
         return opened
 
+    async def absent(self) -> str | None:
+        return care.absent(self.path)
+
     def _migrating(self, transaction: Transaction) -> list[str]:
         return care.migrate(transaction.connection, self._migrations, self.path)
 

@@ -10,9 +10,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from holdfast.app import BoundTask, Holdfast
-from holdfast.errors import as_timedelta
+from holdfast.errors import HoldfastError, as_timedelta
 from holdfast.job import Job, JobFilter, JobState
 from holdfast.task import encode_payload
+from holdfast.testing.places import is_lent
 
 _NEAR = timedelta(seconds=1)  # what a delay may differ by: a test computes its instants a little earlier
 _SHOWN = 10
@@ -33,8 +34,14 @@ def enqueued(
     """The jobs that were enqueued and match, oldest first, whatever has become of them.
 
     args: some of the arguments, with nested objects compared the same way. delay: seconds or timedelta from its
-    creation; run_at: an instant; both to the second. Works in async tests too, without await.
+    creation; run_at: an instant; both to the second. Works in async tests too, without await. HoldfastError where the
+    application is not under test: its jobs are real.
     """
+    if not is_lent(app):
+        raise HoldfastError(
+            "this application is not under test: its jobs are real; wrap the test in testing.manual(app), "
+            "testing.inline(app) or a testing.Harness(app)"
+        )
     wanted = None if args is None else json.loads(encode_payload(args))
     name = task.name if isinstance(task, BoundTask) else task
     span = None if delay is None else as_timedelta(delay)

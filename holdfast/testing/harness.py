@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime, timedelta
 from typing import Any
 
 from holdfast.app import Holdfast
 from holdfast.clock import ManualClock
-from holdfast.errors import as_timedelta
+from holdfast.errors import HoldfastError, as_timedelta
 from holdfast.job import JobFilter, JobState, instant
 from holdfast.store import Store
 from holdfast.stores import open_store
@@ -108,6 +108,7 @@ class Harness:
         self._patience = patience
         self._settings = settings
         self._lent = ExitStack()
+        self._entered = False
         self._hands: list[Hand] = []
         self._given_up: set[Run] = set()
 
@@ -116,12 +117,20 @@ class Harness:
         others = {"clock": self.clock, "now": self.clock, "new_store": self._new_store}
         self._lent.enter_context(lent(self.app, self._settings, **others))
         await self.app.opened()
+        self._entered = True
         return self
 
     def _new_store(self) -> Store:
-        return watched(open_store(self.app.settings.url, now=self.clock), self._activity, Gate())
+        return watched(open_store(self.app.settings.url, now=self.clock), self._activity, Gate(), self._hope)
+
+    def _hope(self) -> float | None:
+        """How many real seconds the test may wait for a job: none to speak of, unless a worker is at it."""
+        if self._activity.movers or self._busy() or any(hand.starting for hand in self._hands):
+            return None
+        return self._patience if self._hands else _LOOK
 
     async def __aexit__(self, *failure: object) -> None:
+        self._entered = False
         try:
             for hand in self._hands:
                 hand.thaw()
@@ -152,7 +161,11 @@ class Harness:
 
         NotIdle after ``limit`` of manual time, and where only handlers are left that wait for something else.
         """
-        deadline = self.clock.monotonic() + as_timedelta(limit, "limit").total_seconds()
+        with self._moving():
+            await self._run_until_idle(as_timedelta(limit, "limit"))
+
+    async def _run_until_idle(self, limit: timedelta) -> None:
+        deadline = self.clock.monotonic() + limit.total_seconds()
         hopeless_at = math.inf
         self._have_a_worker()
         while True:
@@ -161,7 +174,7 @@ class Harness:
             if pause is None:
                 return
             if self.clock.monotonic() + pause > deadline:
-                raise NotIdle(f"not idle after {as_timedelta(limit, 'limit')}: {await self._left()}")
+                raise NotIdle(f"not idle after {limit}: {await self._left()}")
             if not self._is_stuck():
                 hopeless_at = math.inf
             elif hopeless_at == math.inf:  # unless it hears of a cancellation
@@ -172,7 +185,11 @@ class Harness:
 
     async def advance(self, span: float | timedelta) -> None:
         """Move time by ``span`` (seconds or a timedelta); what falls due in between runs at its own instant."""
-        target = self.clock() + round(as_timedelta(span, "span").total_seconds() * 1e6)
+        with self._moving():
+            await self._advance(as_timedelta(span, "span"))
+
+    async def _advance(self, span: timedelta) -> None:
+        target = self.clock() + round(span.total_seconds() * 1e6)
         settings = self.app.settings
         heard_at = self.clock.monotonic() + (settings.beat + settings.poll).total_seconds()
         self._have_a_worker()
@@ -258,10 +275,17 @@ class Harness:
         if settings:
             app = copy.copy(app)
             vars(app).update(settings=app.settings.but(**settings))
-        hand = Hand(app, self._activity, drain=drain)
-        self._hands.append(hand)
-        await self._still()
+        with self._moving():
+            hand = Hand(app, self._activity, drain=drain)
+            self._hands.append(hand)
+            await self._still()
         return hand
+
+    def _moving(self) -> AbstractContextManager[None]:
+        """While this lasts the test is at the clock; HoldfastError outside the harness's own ``async with``."""
+        if not self._entered:
+            raise HoldfastError("the harness is not open; enter it first: async with testing.Harness(app) as harness")
+        return self._activity.moving()
 
     @property
     def workers(self) -> list[Worker]:

@@ -12,6 +12,13 @@ from holdfast.app import Holdfast
 from holdfast.app.submitter import Submitter
 from holdfast.portal import drive
 
+_MARK = "_is_lent"
+
+
+def is_lent(app: Holdfast) -> bool:
+    """Whether the application is under test: on a store of its own."""
+    return _MARK in vars(app)
+
 
 @contextmanager
 def lent(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> Iterator[None]:
@@ -23,7 +30,7 @@ def lent(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> Iterator[N
     with tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder:
         settings = app.settings.but(**{"url": f"sqlite:///{Path(folder) / 'jobs.db'}", **changed})
         submitter = Submitter(app.opened, lambda: settings, app.events)
-        vars(app).update({"settings": settings, "_store": None, "_submitter": submitter, **others})
+        vars(app).update({"settings": settings, "_store": None, "_submitter": submitter, _MARK: True, **others})
         try:
             yield
         finally:

@@ -12,12 +12,16 @@ import functools
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
-from holdfast.errors import Unavailable
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.store import Store
 from holdfast.stores.sqlite.store import SQLiteStore
+
+Patience = Callable[[], float | None]
+"""The real seconds for which a wait may have hope now; None: as long as it likes, since somebody moves time."""
 
 _TURNS = 40  # of an event loop: more than the longest way from a wake-up to the next wait
 _NEWS: Mapping[str, frozenset[str]] = {
@@ -43,6 +47,8 @@ class Activity:
         self._none_left = asyncio.Event()
         self._under_way = 0
         self.news = News()
+        self.movers = 0
+        """How many are moving time, or starting workers."""
         self.count = 0
         """Grows with each store call, at its begin and at its end."""
 
@@ -65,6 +71,15 @@ class Activity:
             self._loops.add(asyncio.get_running_loop())
         except RuntimeError:
             return
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """While this lasts, somebody moves time."""
+        self.movers += 1
+        try:
+            yield
+        finally:
+            self.movers -= 1
 
     async def rest(self) -> None:
         """Return once no store call is under way and no loop has anything to do."""
@@ -167,8 +182,9 @@ class News:
 class WatchedStore:
     """A store whose calls are counted and can be held up."""
 
-    def __init__(self, store: Store, activity: Activity, gate: Gate) -> None:
+    def __init__(self, store: Store, activity: Activity, gate: Gate, patience: Patience | None) -> None:
         self._store = store
+        self._patience = patience
         self._activity = activity
         self._gate = gate
         self._heard: dict[frozenset[str], int] = {}
@@ -176,6 +192,8 @@ class WatchedStore:
 
     def __getattr__(self, name: str) -> Any:
         member = getattr(self._store, name)
+        if name == "wait" and self._patience is not None:
+            return self._wait_in_test
         if name == "wait" and not isinstance(self._store, SQLiteStore):
             return self._wait
         if name == "wait" or not inspect.iscoroutinefunction(member):
@@ -195,6 +213,26 @@ class WatchedStore:
         finally:
             self._activity.ended()
 
+    async def _wait_in_test(self, topics: Sequence[str], *, timeout: float) -> None:
+        """For the test itself, which may be the one who should move time instead: HoldfastError tells it so."""
+        wait = self._store.wait if isinstance(self._store, SQLiteStore) else self._wait
+        patience = self._hope()
+        if patience is None:
+            await wait(topics, timeout=timeout)
+            return
+        loop, count = asyncio.get_running_loop(), self._activity.count
+        give_up = loop.time() + patience
+        await wait(topics, timeout=patience)
+        await self._activity.rest()
+        if self._hope() is not None and self._activity.count == count and loop.time() >= give_up:
+            raise HoldfastError(
+                "time stands still in a harness, so nothing ends this wait: await harness.run_until_idle() or "
+                "harness.advance(...) first"
+            )
+
+    def _hope(self) -> float | None:
+        return None if self._patience is None else self._patience()
+
     async def _wait(self, topics: Sequence[str], *, timeout: float) -> None:
         """Until there is news of the store's own or of another store of this harness. It may be of other topics."""
         kinds = frozenset(topic.partition(":")[0] for topic in topics)
@@ -211,6 +249,6 @@ class WatchedStore:
             own.cancel()
 
 
-def watched(store: Store, activity: Activity, gate: Gate) -> Store:
-    """``store``, counted and behind a gate."""
-    return cast(Store, WatchedStore(store, activity, gate))
+def watched(store: Store, activity: Activity, gate: Gate, patience: Patience | None = None) -> Store:
+    """``store``, counted and behind a gate; with ``patience`` it is the test's own, which never waits in vain."""
+    return cast(Store, WatchedStore(store, activity, gate, patience))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Dead, Holdfast, JobFailed, Retry, Snooze, testing
+from holdfast import Dead, Holdfast, HoldfastError, JobFailed, ResultTimeout, Retry, Snooze, testing
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 
@@ -177,6 +177,53 @@ def test_failures_show_what_was_enqueued(app: Holdfast) -> None:
             testing.refute_enqueued(app, task="add")
     assert "expected a job with task='send', args={'a': 1}, found 0." in str(missing.value)
     assert "add {\"a\":1} queue=default key='k' delay=0:01:00 (scheduled)" in str(missing.value)
+
+
+def test_waiting_for_a_result_while_time_stands_still_is_told_what_to_do(app: Holdfast) -> None:
+    async def run() -> None:
+        async with testing.Harness(app, patience=0.1) as harness:
+            job = await app.enqueue("fail", {"how": "value"})
+            for timeout in (0.01, 1, None):
+                with pytest.raises(HoldfastError, match=r"await harness\.run_until_idle\(\)"):
+                    await job.result(timeout=timeout)
+            await harness.advance(1)  # it has failed once, and nobody will try again before time moves
+            with pytest.raises(HoldfastError, match="time stands still"):
+                await job.result(timeout=3600)
+            with pytest.raises(ResultTimeout):
+                await asyncio.gather(job.result(timeout=30), harness.advance(40))
+
+    asyncio.run(run())
+
+
+def test_a_result_that_needs_no_time_can_be_waited_for(app: Holdfast) -> None:
+    async def run() -> None:
+        async with testing.Harness(app, patience=20) as harness:
+            await harness.start()
+            quick = await app.enqueue("add", {"a": 1})
+            assert await quick.result(timeout=5) == 2
+            late = await app.enqueue("add", {"a": 2}, delay=60)
+            results = await asyncio.gather(late.result(timeout=90), harness.run_until_idle())
+            assert results[0] == 3
+
+    asyncio.run(run())
+
+
+def test_a_harness_that_was_not_entered_says_so(app: Holdfast) -> None:
+    harness = testing.Harness(app)
+
+    async def run() -> None:
+        for call in (harness.run_until_idle(), harness.advance(1), harness.start()):
+            with pytest.raises(HoldfastError, match="enter it first: async with"):
+                await call
+
+    asyncio.run(run())
+
+
+def test_outside_a_test_mode_the_real_store_is_not_even_made(app: Holdfast, tmp_path: Path) -> None:
+    for ask in (testing.enqueued, testing.assert_enqueued, testing.refute_enqueued):
+        with pytest.raises(HoldfastError, match=r"testing\.manual\(app\)"):
+            ask(app)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_examples_of_the_guide(tmp_path: Path) -> None:

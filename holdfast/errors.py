@@ -39,8 +39,8 @@ def as_timedelta(delay: float | timedelta, field: str = "delay") -> timedelta:
     limit = timedelta(days=175 * 366)
     try:
         span = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise Invalid(field, delay, "give seconds as a number, or a timedelta") from error
+    except (TypeError, ValueError, OverflowError):
+        raise Invalid(field, delay, "give seconds as a number, or a timedelta") from None
     if isinstance(delay, bool) or not timedelta(0) <= span <= limit:
         raise Invalid(field, delay, "give between 0 seconds and 175 years")
     return span

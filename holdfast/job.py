@@ -18,6 +18,9 @@ from typing import Any
 
 import msgspec
 
+from holdfast.errors import Invalid
+from holdfast.values import nearest
+
 MICROSECOND = timedelta(microseconds=1)
 
 
@@ -34,6 +37,7 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
+_STATES = tuple(JobState)
 TERMINAL = frozenset({JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED})
 
 
@@ -287,6 +291,15 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None  # a piece of the error text
     created_after: datetime | None = None  # aware; the instant itself is left out
     created_before: datetime | None = None
+
+    def __post_init__(self) -> None:
+        listed: tuple[tuple[str, object], ...] = (("states", self.states), ("tasks", self.tasks))
+        for field, texts in listed:
+            if isinstance(texts, str):
+                raise Invalid(field, texts, f"give a tuple: {field}=({texts!r},)")
+        for state in self.states:
+            if state not in _STATES:
+                raise Invalid("states", state, f"name any of {', '.join(_STATES)}{nearest(str(state), _STATES)}")
 
 
 class Page(msgspec.Struct, frozen=True):

@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import Invalid, as_timedelta
-from holdfast.values import nearest, parse_count, parse_duration
+from holdfast.errors import Invalid
+from holdfast.values import check_span, nearest, parse_count, parse_duration
 
 CEILING = timedelta(days=365)
 """No policy waits longer, whatever its formula says: ``now + delay`` stays an instant every store can keep."""
@@ -41,8 +41,9 @@ _FORMS = 'a preset, "exponential:base=5,factor=2,cap=3600,jitter=full", "fixed:1
 class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A retry policy. ``Retry()`` is the default: 5 s doubling up to an hour, with full jitter.
 
-    Times are seconds. ``cap`` None: only the ceiling of 365 days. Where ``delays`` are given, they stand instead of
-    the formula. Usually made by ``exponential``, ``fixed``, ``listed``, ``immediate``, ``preset`` or ``parse``.
+    Times are seconds; ``exponential``, ``fixed`` and ``listed`` take timedeltas and text like ``5m`` too. ``cap`` None:
+    only the ceiling of 365 days. Where ``delays`` are given, they stand instead of the formula. Usually made by
+    ``exponential``, ``fixed``, ``listed``, ``immediate``, ``preset`` or ``parse``.
     """
 
     base: float = 5.0
@@ -65,9 +66,9 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @classmethod
     def exponential(
         cls,
-        base: float | timedelta = 5,
+        base: float | timedelta | str = 5,
         factor: float = 2,
-        cap: float | timedelta | None = 3600,
+        cap: float | timedelta | str | None = 3600,
         *,
         offset: int = -1,
         jitter: str = "full",
@@ -82,12 +83,12 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     @classmethod
-    def fixed(cls, delay: float | timedelta, *, jitter: str = "none") -> Retry:
+    def fixed(cls, delay: float | timedelta | str, *, jitter: str = "none") -> Retry:
         """Always the same delay."""
         return cls.listed([delay], jitter=jitter)
 
     @classmethod
-    def listed(cls, delays: Iterable[float | timedelta], *, jitter: str = "none") -> Retry:
+    def listed(cls, delays: Iterable[float | timedelta | str], *, jitter: str = "none") -> Retry:
         """One delay after another; the last repeats."""
         seconds = tuple(_seconds("retry.delays", delay) for delay in delays)
         if not seconds:
@@ -252,13 +253,14 @@ def _parse_number(field: str, text: str, least: float, most: float) -> float:
 def _parse_seconds(field: str, text: str) -> float:
     """A number in any spelling ``__str__`` may choose (``1e-06``), or a span such as ``5m``."""
     try:
-        return _number(field, float(text), 0, _CEILING)
+        number = float(text)
     except ValueError:
-        return parse_duration(text, field).total_seconds()
+        number = None
+    return parse_duration(text, field).total_seconds() if number is None else _number(field, number, 0, _CEILING)
 
 
-def _seconds(field: str, delay: float | timedelta) -> float:
-    return as_timedelta(delay, field).total_seconds()
+def _seconds(field: str, delay: float | timedelta | str) -> float:
+    return check_span(delay, field).total_seconds()
 
 
 def _plain(number: float) -> str:

@@ -88,7 +88,7 @@ def check_tag(text: object, field: str = "tag") -> str:
 def check_tags(tags: Iterable[object], field: str = "tags") -> tuple[str, ...]:
     """A job's tags, each kept once, in their order."""
     if isinstance(tags, str | bytes):
-        raise Invalid(field, tags, "give a list of tags")
+        raise Invalid(field, tags, f"give a list of tags: [{tags!r}]")
     kept = tuple(dict.fromkeys(check_tag(tag, field) for tag in tags))
     if len(kept) > TAGS_LIMIT:
         raise Invalid(field, f"{len(kept)} tags", f"give at most {TAGS_LIMIT}")
@@ -116,9 +116,9 @@ def check_priority(value: object, field: str = "priority") -> int:
     return parse_count(value, field, least=-100, most=100, text=False)
 
 
-def check_timeout(value: float | timedelta, field: str = "timeout") -> timedelta:
-    """How long one attempt may take: seconds or a timedelta, more than nothing and at most 30 days."""
-    span = as_timedelta(value, field)
+def check_timeout(value: object, field: str = "timeout") -> timedelta:
+    """How long one attempt may take: a span as ``check_span`` takes it, above nothing and at most 30 days."""
+    span = check_span(value, field)
     if not timedelta(0) < span <= TIMEOUT_LIMIT:
         raise Invalid(field, value, "give more than 0 seconds and at most 30 days; leave it out for no timeout")
     return span
@@ -174,6 +174,14 @@ def parse_duration(value: object, field: str = "duration") -> timedelta:
     if isinstance(value, timedelta | int | float) and not isinstance(value, bool):
         return as_timedelta(value, field)
     raise Invalid(field, value, 'write a number of seconds, or a span such as "30s", "5m", "2h" or "7d"')
+
+
+def check_span(value: object, field: str) -> timedelta:
+    """A span as code says it: seconds as a number, a timedelta, or text with its unit. Bare ``"5"`` is refused: it is a
+    number that somebody forgot to convert."""
+    if isinstance(value, str) and not value.strip()[-1:].isalpha():
+        raise Invalid(field, value, 'give seconds as a number, a timedelta, or text with a unit such as "5m"')
+    return parse_duration(value, field)
 
 
 def format_duration(span: timedelta) -> str:

@@ -16,6 +16,7 @@ from holdfast.job import NewJob, new_id
 from holdfast.portal import forbid_running_loop
 from holdfast.retry import Retry
 from holdfast.task import Task
+from holdfast.values import check_tags
 
 if TYPE_CHECKING:
     from holdfast.app.application import Holdfast
@@ -52,12 +53,12 @@ class BoundTask(Task[P, R], Generic[P, R]):
         *,
         queue: str | None = None,
         priority: int | None = None,
-        delay: float | timedelta | None = None,
+        delay: float | timedelta | str | None = None,
         run_at: datetime | str | None = None,
         key: str | None = None,
-        key_for: float | timedelta | None = None,
+        key_for: float | timedelta | str | None = None,
         max_attempts: int | UnsetType | None = UNSET,
-        timeout: float | timedelta | None = None,
+        timeout: float | timedelta | str | None = None,
         retry: Retry | str | None = None,
         tags: tuple[str, ...] | list[str] = (),
         metadata: dict[str, object] | None = None,
@@ -67,7 +68,8 @@ class BoundTask(Task[P, R], Generic[P, R]):
         """Say more about the jobs to be enqueued through the answer; None leaves a value to task and settings;
         max_attempts=None is no limit.
 
-        delay, key_for, timeout: seconds or timedelta. run_at: an aware datetime, or RFC 3339 text with offset.
+        delay, key_for, timeout: seconds, a timedelta, or text like "5m".
+        run_at: an aware datetime, or RFC 3339 text with offset.
         key: an idempotency key: at most one job is created for it; key_for: it lives at least that long.
         connection: submit inside the transaction of this connection of yours, to the same database.
         """
@@ -82,7 +84,7 @@ class BoundTask(Task[P, R], Generic[P, R]):
             max_attempts=max_attempts,
             timeout=timeout,
             retry=retry,
-            tags=tuple(tags),
+            tags=check_tags(tags) if tags else (),
             metadata=metadata,
         )
         return Prepared(self._app, self, draft, connection)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.config import Settings
-from holdfast.errors import Conflict, HoldfastError, Invalid, Unavailable, as_timedelta
+from holdfast.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.events import Events, JobCreated, JobDuplicate
 from holdfast.faults import point
 from holdfast.job import Job, NewJob, Options, Submitted, microseconds, new_id, parse_id
@@ -27,6 +27,7 @@ from holdfast.values import (
     check_metadata,
     check_name,
     check_priority,
+    check_span,
     check_tags,
     check_task_name,
     check_timeout,
@@ -43,15 +44,19 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str | None = None
     queue: str | None = None
     priority: int | None = None
-    delay: float | timedelta | None = None
+    delay: float | timedelta | str | None = None
     run_at: datetime | str | None = None
     key: str | None = None
-    key_for: float | timedelta | None = None
+    key_for: float | timedelta | str | None = None
     max_attempts: int | str | UnsetType | None = UNSET
-    timeout: float | timedelta | None = None
+    timeout: float | timedelta | str | None = None
     retry: Retry | str | None = None
     tags: Sequence[str] = ()
     metadata: dict[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tags, str):  # a sequence of letters, to whatever adds the task's own
+            check_tags(self.tags)
 
 
 def draft_job(task: str, payload: str, draft: Draft, settings: Settings) -> NewJob:
@@ -70,11 +75,11 @@ def draft_job(task: str, payload: str, draft: Draft, settings: Settings) -> NewJ
         payload=payload,
         queue="default" if draft.queue is None else check_name("queue", draft.queue),
         priority=0 if draft.priority is None else check_priority(draft.priority),
-        delay=None if draft.delay is None else as_timedelta(draft.delay),
+        delay=None if draft.delay is None else check_span(draft.delay, "delay"),
         run_at_us=None if draft.run_at is None else microseconds(parse_instant(draft.run_at)),
         max_attempts=_checked_attempts(draft.max_attempts, settings),
         key=None if draft.key is None else check_key(draft.key, limit=settings.key_limit),
-        key_for=None if draft.key_for is None else as_timedelta(draft.key_for, "key_for"),
+        key_for=None if draft.key_for is None else check_span(draft.key_for, "key_for"),
         options=options if options != Options() else None,
     )
 

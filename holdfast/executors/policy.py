@@ -158,7 +158,7 @@ def _decoded(payload: str | Mapping[str, object]) -> Command:
         return msgspec.convert(payload, Command)
     except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
         remedy = f'{error}; give {{"argv": ["program", …]}} or {{"shell": "text"}}'
-        raise Invalid("payload", payload, remedy) from error
+        raise Invalid("payload", payload, remedy) from None
 
 
 def _check_texts(field: str, texts: Iterable[str]) -> None:
@@ -167,5 +167,5 @@ def _check_texts(field: str, texts: Iterable[str]) -> None:
             raise Invalid(field, text, "no program takes the character NUL in an argument")
         try:
             text.encode()
-        except UnicodeEncodeError as error:
-            raise Invalid(field, text, "it contains half of a character (a lone surrogate)") from error
+        except UnicodeEncodeError:
+            raise Invalid(field, text, "it contains half of a character (a lone surrogate)") from None

@@ -31,7 +31,7 @@ def _postgres(url: str, now: Callable[[], int] | None) -> Store:
     try:
         from holdfast.stores.postgres.store import PostgresStore
     except ModuleNotFoundError as error:
-        raise ConfigError(f"url: PostgreSQL needs {error.name}; pip install 'holdfast[postgres]'") from error
+        raise ConfigError(f"url: PostgreSQL needs {error.name}; pip install 'holdfast[postgres]'") from None
     return PostgresStore(url, now=now)
 
 

@@ -144,7 +144,7 @@ class Signature:
         try:
             return _asdict(self._decode(payload))
         except Exception as error:  # msgspec's, or whatever a model's own validators raise
-            raise self._misfit(payload, error) from error
+            raise self._misfit(payload, error) from _foreign_cause(error)
 
     def _bind_open(self, payload: str | bytes) -> dict[str, Any]:
         name = ""
@@ -154,7 +154,7 @@ class Signature:
                 if name not in arguments:
                     arguments[name] = self._decode_rest(raw)
         except Exception as error:
-            raise self._misfit(payload, error, name) from error
+            raise self._misfit(payload, error, name) from _foreign_cause(error)
         if taken := self._reserved & arguments.keys():
             raise self._provided_given(min(taken))
         return arguments
@@ -213,7 +213,7 @@ class Signature:
             received = self.bind(text)
         except Invalid as error:
             if fault := self._fault(given, error):
-                raise fault from error
+                raise fault from None
             raise
         if self._open:
             check_keys(text, f"payload of task '{self.task}'")
@@ -290,7 +290,12 @@ def _resolve(task: str, function: Callable[..., Any], parameter: inspect.Paramet
         raise ConfigError(
             f"task {task!r}: the annotation {parameter.annotation!r} of parameter {parameter.name!r} of "
             f"{place(function)} cannot be resolved ({error}); import the name at the top of its module"
-        ) from error
+        ) from None
+
+
+def _foreign_cause(error: Exception) -> Exception | None:
+    """What is worth a traceback beside our message: an error of the user's own code, not one of our decoder."""
+    return None if isinstance(error, msgspec.MsgspecError) else error
 
 
 def _is_context(hint: Any) -> bool:
@@ -314,7 +319,7 @@ def _check_annotation(task: str, parameter: inspect.Parameter, hint: Any) -> Non
         decoder(hint)
         foreign = next(_foreign(msgspec.inspect.type_info(hint), set()), None)
     except Exception as error:  # msgspec says what it cannot do in several types of its own
-        raise ConfigError(f"{where}: a payload cannot carry {_name(hint)}: {error}") from error
+        raise ConfigError(f"{where}: a payload cannot carry {_name(hint)}: {error}") from None
     if foreign is not None:
         raise ConfigError(
             f"{where}: a payload cannot carry {_name(foreign)}; use plain data (dataclass, TypedDict, pydantic model, "

@@ -9,13 +9,27 @@ import time
 import uuid
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.job import PLAIN, Job, JobState, Lease, Options, as_ulid, instant, microseconds, new_id, parse_id
+from holdfast.errors import Invalid
+from holdfast.job import (
+    PLAIN,
+    Job,
+    JobFilter,
+    JobState,
+    Lease,
+    Options,
+    as_ulid,
+    instant,
+    microseconds,
+    new_id,
+    parse_id,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -137,3 +151,22 @@ def test_a_job_reads_its_instants_its_lease_and_its_options() -> None:
     assert (ended.started_at, ended.ended_at, ended.lease_until) == (instant(1), instant(2), instant(3))
     assert JOB.lease == Lease("id", 3)
     assert (JOB.carried, ended.carried) == (PLAIN, Options(timeout=4))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"states": "dead"}, "states: 'dead' is not valid; give a tuple: states=\\('dead',\\)"),
+        ({"states": ("ded",)}, "states: 'ded' .* did you mean dead\\?"),
+        ({"states": (None,)}, "states: None .* name any of scheduled, "),
+        ({"tasks": "mail.send"}, "tasks: 'mail.send' is not valid; give a tuple"),
+    ],
+    ids=str,
+)
+def test_a_filter_that_could_match_nothing_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(Invalid, match=said):
+        JobFilter(**fields)
+
+
+def test_a_filter_takes_states_as_words_too() -> None:
+    assert JobFilter(states=("dead",)) == JobFilter(states=(JobState.DEAD,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +233,49 @@ def test_one_job_the_store_refuses_takes_its_whole_batch_with_it(app: Holdfast) 
 def test_a_batch_has_bounds(app: Holdfast, size: int) -> None:
     with pytest.raises(Invalid, match="batch"):
         app.sync.enqueue_many([], batch=size)
+
+
+# ── what is said about a job ──────────────────────────────────────────────────────────────────────────────────────
+def test_a_text_is_not_taken_for_a_list_of_tags(app: Holdfast) -> None:
+    @app.task("work", tags=["season"])
+    def work() -> None: ...
+
+    for submit in (
+        lambda: work.options(tags="spring").job(),  # type: ignore[arg-type]  # the mistake that is meant
+        lambda: app.sync.enqueue("work", tags="spring"),
+        lambda: app.task("other", tags="spring"),
+    ):
+        with pytest.raises(Invalid, match=r"tags: 'spring' is not valid; give a list of tags: \['spring'\]"):
+            submit()
+    assert app.sync.count() == 0
+
+
+def test_spans_may_be_said_as_the_settings_say_them(app: Holdfast) -> None:
+    @app.task("work", timeout="5m")
+    def work() -> None: ...
+
+    job = work.options(delay="90s", key="k", key_for="2h", timeout="500ms").job()
+    assert (job.delay, job.key_for) == (timedelta(seconds=90), timedelta(hours=2))
+    assert job.options is not None
+    assert (work.timeout, job.options.timeout) == (300, 0.5)
+    with pytest.raises(Invalid, match="delay: '5' is not valid; give seconds as a number"):
+        work.options(delay="5").job()
+    with pytest.raises(Invalid, match=r'delay: .* write a number of seconds, or a span such as "30s"'):
+        work.options(delay="5x").job()
+
+
+def test_a_message_that_says_it_all_comes_without_the_errors_behind_it(app: Holdfast) -> None:
+    @app.task("work")
+    def work(n: int) -> None: ...
+
+    for mistake in (
+        lambda: work.job("1"),  # type: ignore[arg-type]  # the mistake that is meant
+        lambda: app.draft("work", {"n": "1"}),
+        lambda: work.options(delay="5x").job(1),
+        lambda: work.options(delay=1e300).job(1),
+        lambda: work.options(retry="fixed:5x").job(1),
+    ):
+        with pytest.raises(Invalid) as caught:
+            mistake()
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__ or caught.value.__context__ is None

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.clock import ManualClock
+from holdfast.job import JobFilter, JobState
 from holdfast.store import EVERY_QUEUE, Store
-from tests.conformance.support import claim, failing, lose, lose_all, new_job, put, running, settle, take, take_ids
+from tests.conformance.support import (
+    Opener,
+    claim,
+    failing,
+    lose,
+    lose_all,
+    new_job,
+    put,
+    running,
+    settle,
+    take,
+    take_ids,
+)
 
 
 async def test_a_suspect_is_delivered_only_where_suspects_are_welcome(store: Store, clock: ManualClock) -> None:
@@ -36,6 +51,23 @@ async def test_suspects_count_towards_limit_and_wants(store: Store, clock: Manua
 
     assert len(await take(store, 3, {"default": 9}, suspects=2)) == 3
     assert len(await take(store, 9, {"default": 2}, suspects=2)) == 2
+
+
+@pytest.mark.parametrize("star", [False, True])
+async def test_no_more_suspects_than_the_limit_leaves(
+    store: Store, opener: Opener, clock: ManualClock, star: bool
+) -> None:
+    await put(store, *[new_job(queue="q39") for _ in range(3)])
+    await take(store, wants={"q39": 3})
+    await lose_all(store, clock)
+    other = await opener()
+    await other.submit([new_job(queue="q00")])  # the queue it knows of, and looks into first
+
+    wants = {EVERY_QUEUE: 2} if star else {f"q{number:02}": 2 for number in range(40)}
+    jobs = await take(other, 2, wants, suspects=2)
+
+    assert len(jobs) == 2
+    assert await other.count(JobFilter(states=(JobState.RUNNING,))) == 2
 
 
 async def test_the_star_treats_suspects_alike(store: Store, clock: ManualClock) -> None:

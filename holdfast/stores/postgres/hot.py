@@ -11,6 +11,7 @@ from operator import attrgetter
 
 import msgspec
 
+from holdfast.errors import HoldfastError
 from holdfast.job import (
     TERMINAL,
     Beat,
@@ -32,6 +33,7 @@ from holdfast.stores.postgres.links import Links, Rows
 from holdfast.stores.postgres.news import News
 from holdfast.stores.postgres.rows import (
     STATES,
+    UNREADABLE,
     alike_columns,
     are_alike,
     claimed_job,
@@ -137,13 +139,21 @@ class Hot:
         if wish.alone:
             return await self._claim_quarantined(wish, wants)
         claiming = _Claiming(wish, wants)
+        try:
+            await self._claim_wanted(claiming)
+        except HoldfastError:
+            if not claiming.jobs:  # else nobody would know of their leases; the next claim meets the error
+                raise
+        return claiming.claim()
+
+    async def _claim_wanted(self, claiming: _Claiming) -> None:
         await self._claim_from(claiming, self._turn(claiming))
-        if EVERY_QUEUE in wants and (not claiming.jobs or self._stale):  # empty-handed it answers only when it is sure
+        every = EVERY_QUEUE in claiming.wants
+        if every and (not claiming.jobs or self._stale):  # empty-handed it answers only when it is sure
             tried = set(claiming.tried)
             await self._refresh()
             if not claiming.full:
                 await self._claim_from(claiming, [queue for queue in self._turn(claiming) if queue not in tried])
-        return claiming.claim()
 
     def _turn(self, claiming: _Claiming) -> list[str]:
         """The queues to try in the order of their turn: those named, and after them all others for the star."""
@@ -187,7 +197,7 @@ class Hot:
             seqs=[place.seq for place in places],
             anywhere=EVERY_QUEUE in claiming.wants,
             promote=claiming.promote,
-            suspects=max(0, claiming.suspects),
+            suspects=max(0, min(room, claiming.suspects)),
             limit=room,
             worker=wish.worker,
             lease_for=span_us(wish.lease_for),
@@ -266,12 +276,12 @@ class Hot:
         """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
         try:
             return [claimed_job(row) for row in rows]
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             jobs = []
             for row in rows:
                 try:
                     jobs.append(claimed_job(row))
-                except msgspec.MsgspecError as error:
+                except UNREADABLE as error:
                     text = to_text(f"the stored job cannot be read: {error}")
                     await self._links.fetch(self._sql["bury"], id=row[0], error=text)
             return jobs

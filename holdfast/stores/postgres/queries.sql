@@ -2,7 +2,8 @@
 -- `column + 0` keeps the planner off a partial index that looks selective while few rows are in that state
 -- (PERFORMANCE lesson 10); (+state) is how some indexes are spelled, for those who mean them. A comparison of rows gives
 -- an index both its bounds and leaves no estimate by which it would seem quicker to sort everything. No clock function:
--- :now is the server's, one for each statement (statements.py).
+-- :now is the server's, one for each statement (statements.py). Rows that are to be changed are locked `for no key update`:
+-- who holds a key share, as the caller's transaction with a foreign key to a job does, is not in the way of its lease.
 
 -- A name stands for the same work in every SQL store; what only this one needs is its own. A fragment is no statement: it
 -- stands, once, for what several have in common.
@@ -135,7 +136,7 @@ with wanted as materialized (
           and j.rank <= coalesce((select f.rank from holdfast.job f where f.state = 0 and f.losses = 0 and f.queue = w.queue
                                     and (f.rank, f.run_at, f.seq) > (w.rank, w.run_at, w.seq)
                                   order by f.rank, f.run_at, f.seq limit 1), j.rank)
-        order by j.rank, j.run_at, j.seq limit least(w.slots, :suspects) for update skip locked) s
+        order by j.rank, j.run_at, j.seq limit least(w.slots, :suspects) for no key update skip locked) s
     limit :suspects
 ), ready as materialized (
     select r.ctid
@@ -144,7 +145,7 @@ with wanted as materialized (
         where j.state = 0 and j.losses = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
           and not (select now from due)
         order by j.rank, j.run_at, j.seq limit w.slots - (select count(*) from suspect s where s.queue = w.queue)
-        for update skip locked) r
+        for no key update skip locked) r
     limit :limit - (select count(*) from suspect)
 ), taken as (
     update holdfast.job
@@ -170,7 +171,7 @@ with wanted as materialized (
     where id = any(array(
         select s.id from wanted w cross join lateral (
             select id from holdfast.job where state = 0 and losses > 1 and queue = w.queue
-            order by rank, run_at, seq limit 1 for update skip locked) s
+            order by rank, run_at, seq limit 1 for no key update skip locked) s
         limit 1))
     returning -- include: claimed
 )
@@ -183,7 +184,7 @@ with chosen as materialized (
     where id = any(:ids::uuid[]) and state + 0 = 0 and losses + 0 <= :most
       and (:queue::text is null or queue = :queue) and not queue = any(:excluded::text[])
       and not exists (select from holdfast.queue p where p.name = queue and p.paused)
-    order by rank, run_at, seq limit :limit for update skip locked
+    order by rank, run_at, seq limit :limit for no key update skip locked
 ), taken as (
     update holdfast.job
     set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
@@ -199,7 +200,7 @@ update holdfast.job set state = 0
 where id = any(array(
     select d.id from unnest(:queues::text[]) w (queue) cross join lateral (
         select id from holdfast.job where state in (1, 3) and queue = w.queue and run_at <= :now
-        order by run_at limit :limit for update skip locked) d
+        order by run_at limit :limit for no key update skip locked) d
     limit :limit))
 returning queue, rank, run_at;
 
@@ -207,7 +208,7 @@ returning queue, rank, run_at;
 update holdfast.job set state = 0
 where id = any(array(
     select id from holdfast.job where (+state) in (1, 3) and run_at <= :now
-    order by run_at limit :limit for update skip locked))
+    order by run_at limit :limit for no key update skip locked))
 returning queue, rank, run_at;
 
 -- own: promote_delivered
@@ -242,7 +243,7 @@ with settled as (
         error = case when d.state = 5 then null else coalesce(d.error, j.error) end,
         result = d.result,
         run_at = case when d.delay is null then j.run_at else d.delay + :now end,
-        attempts = j.attempts - case when d.refund then 1 else 0 end,
+        attempts = greatest(0, j.attempts - case when d.refund then 1 else 0 end), -- another program may have set it to 0
         losses = case when d.expired then j.losses + 1 when d.refund then j.losses else 0 end,
         ended_at = case when d.state >= 5 or j.cancelling then :now end,
         cancelling = false,
@@ -281,7 +282,7 @@ with signed as (
     select j.id
     from unnest(:ids::uuid[], :claims::bigint[]) as d (id, claims) join holdfast.job j on j.id = d.id
     where j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
-    order by j.id for update of j skip locked
+    order by j.id for no key update of j skip locked
 ), extended as (
     update holdfast.job j set lease_until = :lease_for + :now
     where j.id = any(array(select id from held)) and j.state + 0 = 2)

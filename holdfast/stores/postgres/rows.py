@@ -29,6 +29,9 @@ _NUL = "␀"
 """PostgreSQL's text holds every character but NUL, which stands there as ␀0; and ␀ itself as ␀␀."""
 _ESCAPED = re.compile(f"{_NUL}([0{_NUL}])")
 
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What reading options that another program spoiled may raise: they are no JSON of ours, or nested too deep."""
+
 _encode = msgspec.json.Encoder().encode
 _options = msgspec.json.Decoder(Options).decode
 
@@ -71,7 +74,7 @@ def span_us(span: timedelta | None) -> int | None:
 
 
 def claimed_job(row: Sequence[Any]) -> Job:
-    """A job as a claim delivers it. MsgspecError for options another program spoiled."""
+    """A job as a claim delivers it. UNREADABLE for options another program spoiled."""
     options = None if row[11] is None else _options(row[11])
     job = Job(*row[:11], options)  # type: ignore[call-arg]  # the slice has the first eleven fields
     if _NUL in job.payload:
@@ -84,7 +87,7 @@ def shown_job(row: Sequence[Any]) -> Job:
     fields = list(row)
     try:
         fields[11] = None if row[11] is None else _options(row[11])
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         fields[11] = None
     fields[3] = from_text(row[3])
     fields[12] = STATES[row[12]]

@@ -140,8 +140,8 @@ def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) ->
     for queue in queues:
         waiting = sum(queue.states.get(state, 0) for state in ("queued", "scheduled", "failed"))
         if waiting and queue.paused:
-            text = f"queue {queue.name} is paused and holds {waiting} jobs"
+            text = f"queue {queue.name} is paused and holds {many(waiting, 'job')}"
             yield Finding("queues", "warning", text, f"holdfast queue resume {queue.name}")
         elif waiting and not any(serves(worker, queue.name) for worker in alive):
-            text = f"no worker serves queue {queue.name}, which holds {waiting} jobs"
+            text = f"no worker serves queue {queue.name}, which holds {many(waiting, 'job')}"
             yield Finding("queues", "warning", text, f"holdfast worker start --queues {queue.name}")

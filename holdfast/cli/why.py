@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,7 +18,7 @@ from holdfast.cli.session import Session
 from holdfast.cli.show import clip, many, moment, print_json, safe, span
 from holdfast.errors import Invalid
 from holdfast.executors.policy import COMMAND
-from holdfast.job import Job, Order, QueueInfo, Reason, WorkerInfo
+from holdfast.job import Job, Order, Pulse, QueueInfo, Reason, WorkerInfo
 from holdfast.values import nearest, parse_queues
 
 _ELSEWHERE = (
@@ -25,6 +27,7 @@ _ELSEWHERE = (
 )
 _COUNTED = 2000  # jobs of a queue that are looked at one by one for an exact place in the line
 _PAGE = 500
+_LATE = timedelta(seconds=3)  # a beat may be late by
 
 
 class Because(msgspec.Struct, frozen=True):
@@ -42,6 +45,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
     workers: tuple[WorkerInfo, ...] = ()
     tasks: frozenset[str] | None = None
+    gone: frozenset[str] = frozenset()  # workers of this host whose process is not there any more
+    silence: timedelta = timedelta(days=1)  # how long a worker that lives may say nothing
     ahead: int = 0  # ready jobs of its queue that go first
     exact: bool = True  # or at most that many
 
@@ -73,15 +78,31 @@ def why(session: Session, *, job_id: str) -> None:
 
 def _known(app: Holdfast, job: Job) -> Known:
     queues: list[QueueInfo] = app.sync.queues()
+    workers: list[WorkerInfo] = app.sync.workers()
     ahead, exact = _ahead(app, job) if job.state is JobState.QUEUED else (0, True)
     return Known(
         now_us=now_us(app),
         paused=any(queue.paused for queue in queues if queue.name == job.queue),
-        workers=tuple(app.sync.workers()),
+        workers=tuple(workers),
+        gone=frozenset(each.pulse.worker for each in workers if _is_gone(each.pulse)),
+        silence=app.settings.beat + _LATE,
         tasks=frozenset(app.registry.names()) if app.settings.app is not None else None,
         ahead=ahead,
         exact=exact,
     )
+
+
+def _is_gone(pulse: Pulse) -> bool:
+    """Whether this very host has no such process. Of other hosts nothing is known."""
+    if pulse.host != socket.gethostname():
+        return False
+    try:
+        os.kill(pulse.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # somebody else's
+        return False
+    return False
 
 
 def _ahead(app: Holdfast, job: Job) -> tuple[int, bool]:
@@ -142,7 +163,20 @@ def _running(job: Job, known: Known) -> Because:
     if job.cancelling:
         text = f"{where}, and was asked to stop"
         return Because("cancelling", text, "a handler in a thread stops when it looks; one in a process is killed")
+    doubts = [doubt for each in known.alive if each.pulse.worker == job.worker and (doubt := _doubt(each, known))]
+    if doubts and job.lease_until_us is not None:
+        text = f"{where}; but {doubts[0]}: if that worker died, the job runs again after {moment(job.lease_until_us)}"
+        return Because("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
     return Because("running", where, f"to stop it: holdfast cancel {job.id}")
+
+
+def _doubt(worker: WorkerInfo, known: Known) -> str:
+    """Words for why a worker that counts as alive may not be; empty where nothing speaks against it."""
+    silent = timedelta(microseconds=known.now_us - worker.seen_at_us)
+    heard = f"worker {worker.pulse.worker} was last heard from {span(silent)} ago"
+    if worker.pulse.worker in known.gone:
+        return f"{heard}, and this host has no process {worker.pulse.pid}"
+    return heard if silent > known.silence else ""
 
 
 def _dead(job: Job) -> Because:
@@ -177,8 +211,9 @@ def _not_due(job: Job, known: Known) -> Iterator[Because]:
     if job.state is JobState.QUEUED or wait <= timedelta(0):
         return
     if job.state is JobState.FAILED:
-        text = f"attempt {job.attempts} failed ({clip(job.error or 'no error text')}); the next is in {span(wait)}"
-        yield Because("retry_later", f"{text}, at {moment(job.run_at_us)}", f"to run it now: holdfast replay {job.id}")
+        text = f"attempt {job.attempts} failed: {clip(job.error or 'no error text')}"
+        following = f"the next is in {span(wait)}, at {moment(job.run_at_us)}"
+        yield Because("retry_later", f"{text}; {following}", f"to run it now: holdfast replay {job.id}")
     else:
         yield Because("scheduled", f"it is scheduled for {moment(job.run_at_us)}, in {span(wait)}")
 
@@ -188,7 +223,10 @@ def _obstacles(job: Job, known: Known) -> Iterator[Because]:
         yield Because("paused", f"queue {job.queue} is paused", f"holdfast queue resume {job.queue}")
     yield from _unknown_task(job, known)
     if not any(serves(worker, job.queue) for worker in known.alive):
-        others = f" ({len(known.alive)} serve others, or are stopping)" if known.alive else ""
+        others = ""
+        if known.alive:
+            does = "serves other queues or is" if len(known.alive) == 1 else "serve other queues or are"
+            others = f"; {many(len(known.alive), 'living worker')} {does} stopping"
         text = f"no living worker serves queue {job.queue}{others}"
         yield Because("no_worker", text, f"holdfast worker start --queues {job.queue}")
 
@@ -226,7 +264,12 @@ def _in_line(job: Job, known: Known) -> Iterator[Because]:
         yield Because(
             "behind", text, "start more workers, or give urgent jobs a higher priority or a queue of their own"
         )
-    elif not job.losses:
+    doubts = [_doubt(worker, known) for worker in serving]
+    if serving and all(doubts):
+        others = f" (and {many(len(serving) - 1, 'other')} as silent)" if len(serving) > 1 else ""
+        text = f"{doubts[0]}{others}: if it died, nobody takes the job"
+        yield Because("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
+    elif not known.ahead and not job.losses:
         yield Because("next", "nothing holds it back: a worker takes it any moment")
 
 

@@ -137,8 +137,8 @@ def test_doctor_names_what_is_odd_with_a_remedy(cli: Cli, monkeypatch: pytest.Mo
     cli.run("queue", "pause", "mail")
     warnings = {each["text"]: each["remedy"] for each in cli.json("doctor")["findings"] if each["level"] == "warning"}
     assert any("HOLDFAST_LEESE" in text for text in warnings)
-    assert warnings["queue mail is paused and holds 1 jobs"] == "holdfast queue resume mail"
-    assert "holdfast worker start" in warnings["no worker serves queue default, which holds 1 jobs"]
+    assert warnings["queue mail is paused and holds 1 job"] == "holdfast queue resume mail"
+    assert "holdfast worker start" in warnings["no worker serves queue default, which holds 1 job"]
 
 
 def test_doctor_exits_1_where_something_is_an_error(cli: Cli) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -41,6 +45,8 @@ def _worker(queues: str = "mail:2", *, alive: bool = True, order: Order = Order.
 
 
 SERVED = Known(now_us=NOW, workers=(_worker(),))
+GONE = Known(now_us=NOW, workers=(_worker(),), gone=frozenset({"w-1"}))
+SILENT = Known(now_us=NOW + 20_000_000, workers=(_worker(),), silence=timedelta(seconds=13))
 DEAD = {"ended_at_us": NOW, "error": "it broke"}
 
 CASES: list[tuple[Job, Known, dict[str, str]]] = [
@@ -76,6 +82,9 @@ CASES: list[tuple[Job, Known, dict[str, str]]] = [
         Known(now_us=NOW, workers=(_worker(running=2),), ahead=1),
         {"busy": "--concurrency", "behind": "more workers"},
     ),
+    (_job(JobState.QUEUED), GONE, {"worker_silent": "holdfast worker start --queues mail"}),
+    (_job(JobState.QUEUED), SILENT, {"worker_silent": "holdfast worker start"}),
+    (_job(JobState.RUNNING, lease_until_us=NOW + MINUTE), GONE, {"worker_silent": "holdfast worker start"}),
     (_job(JobState.QUEUED, losses=1), SERVED, {"suspect": "logs"}),
     (_job(JobState.QUEUED, losses=2), SERVED, {"quarantined": "logs"}),
     (_job(JobState.SCHEDULED, run_at_us=NOW + MINUTE), SERVED, {"scheduled": ""}),
@@ -117,6 +126,32 @@ def test_a_task_whose_name_is_nearly_that_of_another_is_told_with_it() -> None:
     assert "holdfast cancel 0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77" in reason.remedy
 
 
+def test_a_worker_that_may_have_died_is_told_with_what_speaks_for_it() -> None:
+    (reason,) = explain(_job(JobState.QUEUED), SILENT)
+    assert reason.text == "worker w-1 was last heard from 20s ago: if it died, nobody takes the job"
+    (reason,) = explain(_job(JobState.RUNNING, lease_until_us=NOW + MINUTE), GONE)
+    assert (
+        "was last heard from 0s ago, and this host has no process 1: if that worker died, the job runs" in reason.text
+    )
+
+
+def test_workers_of_other_queues_are_counted_in_words() -> None:
+    (reason,) = explain(_job(JobState.QUEUED), Known(now_us=NOW, workers=(_worker("other"),)))
+    assert reason.text == "no living worker serves queue mail; 1 living worker serves other queues or is stopping"
+
+
+def test_a_worker_that_was_killed_is_missed_at_once(cli: Cli) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    job_id = cli.run("enqueue", "work").strip()
+    _register_worker(host=socket.gethostname(), pid=ended.pid)
+    (reason,) = cli.json("why", job_id)["reasons"]
+    assert reason["code"] == "worker_silent"
+    assert f"this host has no process {ended.pid}" in reason["text"]
+    _register_worker("w-2", host=socket.gethostname(), pid=os.getpid())
+    assert [each["code"] for each in cli.json("why", job_id)["reasons"]] == ["next"]
+
+
 def test_a_worker_whose_queues_cannot_be_read_serves_none() -> None:
     assert not serves(_worker("???"), "mail")
 
@@ -143,13 +178,13 @@ def test_the_place_in_line_counts_what_goes_first(cli: Cli) -> None:
     assert "remedy: start more workers" in cli.run("why", "key:k")
 
 
-def _register_worker() -> None:
+def _register_worker(name: str = "w-1", *, host: str = "here", pid: int = 1) -> None:
     from holdfast import Holdfast
 
     app = Holdfast()
 
     async def beat() -> None:
-        pulse = Pulse(worker="w-1", host="here", pid=1, queues="*", concurrency=2)
+        pulse = Pulse(worker=name, host=host, pid=pid, queues="*", concurrency=2)
         await (await app.opened()).beat(pulse, [], lease_for=timedelta(minutes=1))
 
     app.block(beat())

@@ -215,6 +215,10 @@ class WorkerStopping(Event, frozen=True, kw_only=True, gc=False):
     name: ClassVar[str] = "worker_stopping"
     worker_id: str
     reason: str
+    running: int = 0
+    """Jobs it lets finish,"""
+    grace: float = 0.0
+    """for at most so many seconds; a second signal gives them back at once."""
 
 
 class WorkerStopped(Event, frozen=True, kw_only=True, gc=False):

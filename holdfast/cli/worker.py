@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Collection
 from typing import Any
@@ -14,8 +15,9 @@ from holdfast.cli.choosing import now_us
 from holdfast.cli.documents import worker_document
 from holdfast.cli.look import WORKER_COLUMNS, worker_rows
 from holdfast.cli.session import Session
-from holdfast.cli.show import many, note, print_json, print_table
+from holdfast.cli.show import many, note, print_json, print_table, span
 from holdfast.errors import NotFound, Unavailable
+from holdfast.events import Event, WorkerStopping
 from holdfast.values import parse_duration
 
 _LOOK = 0.2  # seconds between looks while waiting for workers to end
@@ -57,6 +59,8 @@ def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int
         note(f"warning: {warning}")
     recycled = settings.recycle_jobs is not None or settings.recycle_memory is not None
     finish_logs = configure_logs(settings, app.events)
+    if sys.stderr.isatty():
+        app.events.subscribe(_tell_waiting, WorkerStopping)
     try:
         # A child of the supervisor is told `--processes 1`: it must not become a supervisor itself.
         if settings.processes > 1 or (recycled and said["processes"] is None):
@@ -65,6 +69,15 @@ def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int
             return run_worker(app, settings, drain=drain)
     finally:
         finish_logs()
+
+
+def _tell_waiting(event: Event) -> None:
+    """To whoever pressed Ctrl-C and sees nothing end."""
+    if isinstance(event, WorkerStopping) and event.running and event.grace:
+        note(
+            f"waiting up to {span(event.grace)} for {many(event.running, 'running job')}; "
+            "Ctrl-C again gives them back to the queue"
+        )
 
 
 def child_arguments(session: Session, said: dict[str, str | None], *, drain: bool) -> list[str]:

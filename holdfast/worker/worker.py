@@ -138,7 +138,8 @@ class Worker:
         calls: Calls,
     ) -> None:
         shift = self.shift
-        shift.emit(WorkerStopping(worker_id=self.id, reason=self._reason))
+        grace = shift.settings.grace.total_seconds()
+        shift.emit(WorkerStopping(worker_id=self.id, reason=self._reason, running=len(shift.running), grace=grace))
         fetching.cancel()
         self.fetcher.release_buffered()
         await self._finish_running()

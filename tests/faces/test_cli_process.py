@@ -63,6 +63,37 @@ def test_a_worker_ends_well_on_sigterm(cli: Cli) -> None:
         assert process.wait(20) == 0
 
 
+SLOW = """
+import asyncio, pathlib
+from holdfast import Holdfast
+
+app = Holdfast()
+
+@app.task("slow")
+async def slow() -> None:
+    pathlib.Path("begun").touch()
+    await asyncio.sleep(600)
+"""
+
+
+def test_ctrl_c_on_a_terminal_says_what_is_waited_for_and_twice_waits_no_longer(cli: Cli) -> None:
+    target = cli.write_jobs(SLOW)
+    job_id = cli.run("enqueue", "slow", "--app", target).strip()
+    controller, terminal = pty.openpty()
+    with _started(cli, "worker", "start", "--app", target, stderr=terminal) as process:
+        os.close(terminal)
+        _until(lambda: Path("begun").exists())
+        process.send_signal(signal.SIGINT)
+        said = b""
+        while b"gives them back" not in said:
+            said += os.read(controller, 1000)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    os.close(controller)
+    assert b"waiting up to 30s for 1 running job; Ctrl-C again gives them back to the queue" in said
+    assert cli.state(job_id) == "queued"
+
+
 STUCK = """
 import asyncio, pathlib, time
 from holdfast import Holdfast

@@ -58,6 +58,8 @@ async def test_after_the_grace_what_runs_is_cancelled_and_given_back(app: Holdfa
         hand = await harnessed.start()
         hand.worker.stop()
         await harnessed.advance(29)
+        (stopping,) = events.of(WorkerStopping)
+        assert (stopping.running, stopping.grace) == (1, 30)
         assert not ended
         await harnessed.advance(2)
         assert hand.running.done()

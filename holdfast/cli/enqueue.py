@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -83,7 +85,8 @@ def _enqueue_one(
         raise click.UsageError("give a payload or --arg, not both")
     with session.application(creating=True) as app:
         values = parse_arguments(arguments) if arguments else read_payload(payload, app.settings.payload_limit)
-        job = app.draft(task, values, **parse_options(options))
+        with _typed(arguments):
+            job = app.draft(task, values, **parse_options(options))
         handle = submit_one(app, job)
         if not waiting:
             print_submitted(session, app, job, handle)
@@ -95,6 +98,28 @@ def _enqueue_one(
         elif code == 0:
             click.echo(safe(ended.result or "null"))
         return code
+
+
+@contextmanager
+def _typed(given: tuple[str, ...]) -> Iterator[None]:
+    """Inside, a task that wants no text is answered with how to give it something else."""
+    try:
+        yield
+    except Invalid as error:
+        for each in given:
+            name, _, text = each.partition("=")
+            if error.value == text and f"'{name}'" in error.field and _is_json(text):
+                remedy = f"{error.remedy}; {name}=... gives text, write --arg {name}:={text}"
+                raise Invalid(error.field, error.value, remedy) from None
+        raise
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def parse_arguments(given: tuple[str, ...]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from holdfast import Holdfast, Settings
+from holdfast.cli.show import note
 from holdfast.config import SETTINGS
 from holdfast.errors import ConfigError, NotFound
 from holdfast.values import mask_url
@@ -95,6 +96,15 @@ def opened(app: Holdfast, *, creating: bool = False) -> Iterator[Holdfast]:
 def store_of(app: Holdfast) -> str:
     """Where the application's jobs are kept, without a password."""
     return mask_url(app.new_store().url)
+
+
+@contextmanager
+def told_if_made(app: Holdfast) -> Iterator[None]:
+    """Around what stores the first job: whoever is in the wrong directory learns that its database is a new one."""
+    is_new = app.block(app.new_store().absent()) is not None
+    yield
+    if is_new:
+        note(f"made a new database: {store_of(app)} (url from {app.settings.source('url')})")
 
 
 def missing_database(app: Holdfast) -> tuple[str, str] | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import click
 
 from holdfast import Holdfast
-from holdfast.cli.session import Session
+from holdfast.cli.session import Session, told_if_made
 from holdfast.cli.show import console, many, print_json_line
 from holdfast.cli.submitting import Interrupted, parse_options, standard_input
 from holdfast.errors import HoldfastError, Invalid, TooLarge
@@ -80,7 +80,8 @@ def enqueue_stream(session: Session, source: str, *, task: str | None, said: Map
 
 
 def _store(session: Session, app: Holdfast, lines: list[Line], tally: Tally) -> None:
-    handles = app.sync.enqueue_many([line.job for line in lines], batch=len(lines))
+    with nullcontext() if tally.last_line else told_if_made(app):
+        handles = app.sync.enqueue_many([line.job for line in lines], batch=len(lines))
     tally.created += sum(handle.created for handle in handles)
     tally.duplicates += sum(not handle.created for handle in handles)
     tally.last_line = lines[-1].number

@@ -12,7 +12,7 @@ import click
 
 from holdfast import Holdfast, JobHandle, Retry
 from holdfast.cli.documents import job_document
-from holdfast.cli.session import Session
+from holdfast.cli.session import Session, told_if_made
 from holdfast.cli.show import note, print_json
 from holdfast.cli.waiting import await_result
 from holdfast.errors import Invalid, JobCancelled, JobFailed
@@ -144,7 +144,8 @@ def standard_input() -> BinaryIO:
 def submit_one(app: Holdfast, job: NewJob) -> JobHandle[Any]:
     """Store one job. Ctrl-C meanwhile ends in a message that says whether it is stored."""
     try:
-        return app.block(app.submit(job))
+        with told_if_made(app):
+            return app.block(app.submit(job))
     except KeyboardInterrupt:
         raise Interrupted(_standing(app, job)) from None
 

@@ -181,6 +181,7 @@ BAD_LINES = [
 
 @pytest.mark.parametrize(("line", "told"), BAD_LINES, ids=lambda value: value[:30])
 def test_a_bad_line_is_named_and_nothing_of_its_batch_is_stored(line: str, told: str, cli: Cli) -> None:
+    cli.run("migrate")
     stream = _lines({"task": "a"}, {"task": "a"}, {"task": "a"}) + line + "\n" + _lines({"task": "a"})
     said = cli.fail("enqueue", "--stream", "-", "--batch", "2", code=2, stdin=stream)
     assert said.startswith("holdfast: line 4: ")
@@ -259,3 +260,21 @@ def test_waiting_for_a_command_exits_as_it_did(
 def test_only_a_job_that_succeeded_counts_as_success() -> None:
     fields: dict[str, Any] = dict.fromkeys(Job.__struct_fields__)
     assert run_module.exit_code(Job(**{**fields, "state": JobState.CANCELLED, "error": "cancelled"})) == 1
+
+
+def test_text_for_an_argument_that_is_none_is_answered_with_the_other_spelling(cli: Cli) -> None:
+    target = cli.write_jobs()
+    said = cli.fail("enqueue", "mail.send", "--arg", "to=ann", "--arg", "copies=3", "--app", target, code=2)
+    assert "argument 'copies'" in said
+    assert "write --arg copies:=3" in said
+    said = cli.fail("enqueue", "mail.send", "--arg", "to=ann", "--arg", "copies=three", "--app", target, code=2)
+    assert ":=" not in said
+    assert ":=" not in cli.fail("enqueue", "mail.send", '{"to": "ann", "copies": "3"}', "--app", target, code=2)
+
+
+@pytest.mark.parametrize("words", [["enqueue", "work"], ["enqueue", "--stream", "-"]], ids=" ".join)
+def test_who_makes_a_database_is_told_so_once(words: list[str], cli: Cli) -> None:
+    stdin = '{"task": "work"}\n'
+    first, second = (cli.invoke(*words, stdin=stdin) for _ in range(2))
+    assert f"made a new database: sqlite:///{cli.folder}/holdfast.db (url from default)\n" == first.stderr
+    assert (first.exit_code, second.exit_code, second.stderr) == (0, 0, "")

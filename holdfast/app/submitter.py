@@ -109,18 +109,21 @@ class Submitter:
         self._store = store
         self._settings = settings
         self._events = events
-        self._groups: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Group] = weakref.WeakKeyDictionary()
+        self._groups: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[_Group, _Group]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     async def submit(self, job: NewJob) -> Submitted:
-        """Store one job, together with others that are being submitted right now."""
+        """Store one job, together with others that are being submitted right now. Jobs with a key go apart: somebody's
+        open transaction may hold theirs, and jobs without one have no reason to wait for it."""
         loop = running_loop()
         if loop is None:
             (answer,) = await self._send([job])
         else:
-            group = self._groups.get(loop)
-            if group is None:
-                group = self._groups[loop] = _Group(self._send)
-            answer = await group.submit(job)
+            groups = self._groups.get(loop)
+            if groups is None:
+                groups = self._groups[loop] = _Group(self._send), _Group(self._send)
+            answer = await groups[job.key is not None].submit(job)
         if not answer.created or self._events.listens(JobCreated):
             await self.announce([job], [answer])
         return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.errors import HoldfastError, Invalid
+from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.events import JobCancelled, JobDead, JobFailed, JobReleased, JobSucceeded, JobUnstartable, LeaseLost
 from holdfast.faults import point
 from holdfast.job import JobState, Reason, Settled, instant
@@ -57,7 +57,9 @@ class Settler:
                 point("settle.before")
                 answers = await self._store.settle([run.settlement for run in batch])
                 point("settle.after")
-            except Invalid as error:
+            except (Unavailable, ConfigError) as error:
+                await self._patience.after(error)
+            except HoldfastError as error:
                 if len(batch) == 1:
                     # The store cannot take this one: renewed no more, its lease will end and the sweeper settle it.
                     self._shift.held.pop(batch[0].lease, None)
@@ -66,8 +68,6 @@ class Settler:
                 for run in batch:  # one that cannot be stored must not take its neighbours along
                     await self._write([run])
                 return
-            except HoldfastError as error:
-                await self._patience.after(error)
             else:
                 self._patience.reset()
                 self._answered(batch, answers)

@@ -165,6 +165,21 @@ async def test_a_failure_that_was_written_and_never_answered_counts_once(proxy: 
         assert (await stored(store, job.id)).attempts == 1
 
 
+async def test_a_claim_that_was_written_and_never_answered_costs_no_attempt(
+    proxy: FaultProxy, proxied_url: str
+) -> None:
+    async with opened(proxied_url) as store:
+        first, second, third = await put(store, new_job(), new_job(), new_job())
+        assert [job.id for job in await take(store, 1, worker="unlucky")] == [first]
+        proxy.cut_after(b"unlucky", answer=b"SELECT 1")
+
+        assert [job.id for job in await take(store, 1, worker="unlucky")] == [third]
+
+        assert proxy.cuts == 1
+        assert [(await stored(store, job_id)).attempts for job_id in (first, second, third)] == [1, 0, 1]
+        assert [(job.id, job.attempts) for job in await take(store, 1, worker="unlucky")] == [(second, 1)]
+
+
 async def test_an_operation_cut_at_its_commit_is_never_reported_as_absent(proxy: FaultProxy, proxied_url: str) -> None:
     async with opened(proxied_url) as store:
         (job_id,) = await put(store)

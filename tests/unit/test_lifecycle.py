@@ -181,7 +181,7 @@ def _moves(store: str) -> Iterator[tuple[str, set[JobState], JobState]]:
     for name, statement in _statements(store).items():
         goal = re.search(r"\bset state = (\d)", statement)
         if goal is not None:
-            pieces = statement.split("for update skip locked")[:-1]
+            pieces = re.split(r"for (?:no key )?update(?: of \w+)? skip locked", statement)[:-1]
             locked = [re.split(r"from holdfast\.job(?: j)?\s", piece)[-1] for piece in pieces]
             chosen = [re.findall(rf"{_STATE} (?:= |in )[(\d, )]+", piece) for piece in locked]
             before = {state for found in chosen for each in found for state in _guards(f"where {each}")}

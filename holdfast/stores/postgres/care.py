@@ -67,6 +67,7 @@ async def absent(links: Links) -> str | None:
 
 async def _apply(link: Connection, schema: str, migrations: Sequence[Migration]) -> list[str]:
     """In a transaction: what is missing, once nobody else is at it."""
+    await link.execute("set local lock_timeout = 0")
     await link.execute("select pg_advisory_xact_lock($1, $2)", 0x486F6C64, zlib.crc32(schema.encode()) >> 1)
     if not await link.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):
         await link.execute(f'create schema "{schema}"')

@@ -23,6 +23,7 @@ from holdfast.job import (
     NewJob,
     Order,
     Pulse,
+    Reason,
     Settled,
     Settlement,
     Submitted,
@@ -80,6 +81,8 @@ class Hot:
         self._known: list[str] = []  # queues that may have ready jobs, in their order
         self._known_at = -_REFRESH
         self._served = ""  # the queue a claim of every queue served last
+        self._answered_at: dict[str, int] = {}  # by worker: the server's instant of its latest claim that was answered
+        self._unanswered: set[str] = set()  # workers whose claim was sent and never answered
         self._doubtful: set[tuple[str, int]] = set()  # leases whose settlement was sent and never answered
         news.on_queue = self._heard
 
@@ -190,6 +193,7 @@ class Hot:
         at = time.monotonic()
         rows = await self._links.fetch(
             self._sql["claim"],
+            doubt=lambda: self._unanswered.add(wish.worker),
             queues=queues,
             slots=slots,
             ranks=[place.rank for place in places],
@@ -212,6 +216,7 @@ class Hot:
         taken = [] if rows[0][0] is None else rows
         jobs = await self._readable(taken)
         claiming.take(jobs)
+        await self._give_back_unanswered(wish.worker, until - (span_us(wish.lease_for) or 0))
         if due:
             return True
         for queue, look in looks(queues, slots, places, taken, room, at, seconds):
@@ -221,6 +226,23 @@ class Hot:
         elif any(place != START for place in places):
             return await self._claim_batch(claiming, queues)  # behind the cursors there is nothing: from the start
         return False
+
+    async def _give_back_unanswered(self, worker: str, claimed_at: int) -> None:
+        """A claim that was cut off may have taken jobs nobody here knows: what this worker took between the last claim
+        that was answered and this one was never started."""
+        since, self._answered_at[worker] = self._answered_at.get(worker), claimed_at
+        if worker not in self._unanswered:
+            return
+        self._unanswered.discard(worker)
+        if since is None:
+            return  # an earlier process may have had its name: those leases end by themselves
+        rows = await self._links.fetch(self._sql["taken_between"], worker=worker, since=since, before=claimed_at)
+        released = [
+            Settlement(job_id=job_id, claims=claims, state=JobState.QUEUED, reason=Reason.RELEASED, refund=True)
+            for job_id, claims in rows
+        ]
+        if released:
+            await self.settle(released)
 
     async def _promote(self, claiming: _Claiming) -> int:
         if EVERY_QUEUE in claiming.wants:
@@ -246,8 +268,14 @@ class Hot:
             await self._refresh()
             queues += [queue for queue in self._known if queue not in wish.wants]
         rows = await self._links.fetch(
-            self._sql["claim_quarantined"], queues=queues, worker=wish.worker, lease_for=span_us(wish.lease_for)
+            self._sql["claim_quarantined"],
+            doubt=lambda: self._unanswered.add(wish.worker),
+            queues=queues,
+            worker=wish.worker,
+            lease_for=span_us(wish.lease_for),
         )
+        if rows:
+            self._answered_at[wish.worker] = rows[0][_SHOWN] - (span_us(wish.lease_for) or 0)
         return Claim(jobs=await self._readable(rows), lease_until_us=rows[0][_SHOWN] if rows else None)
 
     async def _claim_delivered(self, wish: Wish, wants: Mapping[str, int]) -> Claim:
@@ -268,7 +296,9 @@ class Hot:
                 worker=wish.worker,
                 lease_for=span_us(wish.lease_for),
             )
-            until = rows[0][_SHOWN] if rows else until
+            if rows:
+                until = rows[0][_SHOWN]
+                self._answered_at[wish.worker] = until - (span_us(wish.lease_for) or 0)
             jobs += await self._readable(rows)
         return Claim(jobs=jobs, refused=len(wish.only or ()) - len(jobs), lease_until_us=until)
 

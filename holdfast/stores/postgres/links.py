@@ -146,6 +146,8 @@ class Links:
             if "startup parameter" not in str(error):
                 raise
             raise ConfigError(f"url: a pooler is in between ({_line(error)}); add ?pooled=1 to the URL") from error
+        except (asyncpg.UndefinedObjectError, asyncpg.InvalidParameterValueError) as error:
+            raise ConfigError(f"url: the server refuses a parameter of it: {_line(error)}") from None
         except ValueError as error:
             raise ConfigError(f"url: {error}") from error
 
@@ -282,6 +284,7 @@ _SESSION = {
     "plan_cache_mode": "force_generic_plan",
     "jit": "off",
     "statement_timeout": "30s",
+    "lock_timeout": "8s",  # sooner than DEADLINE: then the connection can go on, and the error says what was waited for
     "idle_in_transaction_session_timeout": "30s",
 }
 

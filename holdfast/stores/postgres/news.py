@@ -126,7 +126,14 @@ class News:
                     await self._prove(link)
                 finally:
                     link.terminate()
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, HoldfastError):
+            except (
+                OSError,
+                TimeoutError,
+                asyncpg.PostgresError,
+                asyncpg.InterfaceError,
+                asyncpg.InternalClientError,
+                HoldfastError,
+            ):
                 # Not told: the polls go on, and the store's own calls say what is wrong with the server.
                 self._hearing[kind].clear()
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))

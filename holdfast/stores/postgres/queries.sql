@@ -160,6 +160,10 @@ select t.*, due.now, due.run_at - :now, :lease_for + :now,
 from due left join taken t on true
 order by array_position(:queues, t.queue), t.losses = 0, t.priority desc, t.run_at, t.seq;
 
+-- own: taken_between
+select id::text, claims from holdfast.job
+where state = 2 and worker = :worker and started_at > :since and started_at < :before;
+
 -- own: claim_quarantined
 with wanted as materialized (
     select queue from unnest(:queues::text[]) w (queue)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from holdfast.errors import HoldfastError
 from holdfast.events import JobCancelled, JobDead, JobFailed, SweepComplete
 from holdfast.faults import point
-from holdfast.job import Job, JobState, Settled, instant
+from holdfast.job import Job, JobState, Settled
 from holdfast.lifecycle import Lost, decide
 from holdfast.store import Store
 from holdfast.worker.patience import Patience
@@ -93,7 +93,6 @@ class Sweeper:
                     )
                 )
             elif answer.state is JobState.QUEUED:
-                retry_at = None if answer.run_at_us is None else instant(answer.run_at_us)
                 shift.emit(
                     JobFailed(
                         job_id=job.id,
@@ -101,7 +100,7 @@ class Sweeper:
                         attempt=job.attempts,
                         reason="crashed",
                         error=error,
-                        retry_at=retry_at,
+                        retry_at=None,  # it is ready now
                         seconds=0.0,
                     )
                 )

@@ -84,7 +84,11 @@ def doctor(session: Session) -> int:
 
 
 def _findings(session: Session) -> Iterator[Finding]:
-    settings = session.settings()
+    try:
+        settings = session.settings()
+    except ConfigError as error:
+        yield Finding("settings", "error", str(error), "mend it there; nothing else can be looked at before")
+        return
     yield from _about_settings(settings)
     try:
         app = session.load()

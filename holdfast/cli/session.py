@@ -29,10 +29,10 @@ class Session:
         try:
             return Settings.load(path=self.config, url=self.url, app=self.app, **arguments)
         except ConfigError as error:
-            for name, value in arguments.items():
-                said = f"argument: {name}: "
-                if value is not None and str(error).startswith(said):
-                    raise click.UsageError(f"--{name}: {str(error).removeprefix(said)}") from None
+            for name, value in {"url": self.url, "app": self.app, **arguments}.items():
+                start, said, wrong = str(error).partition(f"argument: {name}")
+                if value is not None and said and not start and wrong[0] in ":.":  # a part of it: queues.mail
+                    raise click.UsageError(f"--{name}: {wrong[1:].strip()}") from None
             raise
 
     @contextmanager

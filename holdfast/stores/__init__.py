@@ -9,8 +9,12 @@ from holdfast.errors import ConfigError
 from holdfast.store import Store
 from holdfast.stores.sqlite.store import SQLiteStore
 from holdfast.stores.within import Within
+from holdfast.values import nearest
 
 __all__ = ["Within", "open_store"]
+
+
+_SCHEMES = ("sqlite", "postgresql", "postgres")
 
 
 def open_store(url: str, *, now: Callable[[], int] | None = None) -> Store:
@@ -23,8 +27,11 @@ def open_store(url: str, *, now: Callable[[], int] | None = None) -> Store:
         return SQLiteStore(_sqlite_path(url), now=now)
     if scheme in ("postgresql", "postgres"):
         return _postgres(url, now)
+    plain, plus, driver = scheme.partition("+")
+    if plus and plain in _SCHEMES:
+        raise ConfigError(f"url: Holdfast brings its own driver; leave out +{driver}: {plain}://…")
     known = "sqlite:///file.db or postgresql://user@host/database"
-    raise ConfigError(f"url: the scheme {scheme!r} is not known; give {known}")
+    raise ConfigError(f"url: the scheme {scheme!r} is not known; give {known}{nearest(scheme, _SCHEMES)}")
 
 
 def _postgres(url: str, now: Callable[[], int] | None) -> Store:
@@ -45,7 +52,8 @@ def _sqlite_path(url: str) -> str:
     path = unquote(parts.path)
     if parts.netloc:
         raise ConfigError(
-            f"url: sqlite://{parts.netloc}… has a host; a file takes three slashes: sqlite:///{parts.netloc}{path}"
+            f"url: {parts.netloc} stands where others name a host; a file takes three slashes: "
+            f"sqlite:///{parts.netloc}{path}"
         )
     if parts.query or parts.fragment:
         raise ConfigError("url: a sqlite URL takes no parameters; percent-encode ? and # in the file's name")

@@ -99,3 +99,10 @@ def test_looking_at_a_file_that_says_whose_it_is_names_no_remedy_that_would_fail
         connection.execute("pragma application_id=7")
         connection.execute("create table customer (name text)")
     assert "belongs to another program" in cli.fail("status", code=78)
+
+
+def test_doctor_reports_settings_that_cannot_be_read(cli: Cli) -> None:
+    Path("holdfast.toml").write_text("lease = = 3\n", encoding="utf-8")
+    (finding,) = cli.json("doctor", code=1)["findings"]
+    assert (finding["name"], finding["level"]) == ("settings", "error")
+    assert finding["text"].startswith("holdfast.toml")

@@ -115,3 +115,10 @@ def test_looking_into_a_database_without_our_tables_makes_none(cli: Cli) -> None
             assert PASSWORD not in said
         assert cli.json("migrate", "--url", url)["applied"] == ["0001_initial"]
         assert cli.run("status", "--url", url)
+
+
+def test_a_parameter_that_the_server_does_not_know_is_a_matter_of_configuration(cli: Cli) -> None:
+    with postgres.shared().fresh_schema() as schema:
+        for wrong in ({"foo": 1}, {"work_mem": "some"}):
+            url = postgres.shared().url(schema=schema, **wrong)
+            assert "url: the server refuses a parameter of it: " in cli.fail("status", "--url", url, code=78)

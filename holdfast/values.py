@@ -7,14 +7,19 @@ raise Invalid, which names the field, the value and the remedy. ``field`` is wha
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from holdfast.errors import Invalid, TooLarge, as_timedelta
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 KEY_LIMIT = 512
 """Characters of an idempotency key."""
@@ -294,6 +299,21 @@ def nearest(word: str, words: Iterable[str]) -> str:
     """``; did you mean …?`` where one of ``words`` is close to ``word``; else nothing. To append to a remedy."""
     close = difflib.get_close_matches(word.lower(), words, n=1)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def advised(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that answers a misspelt keyword with the one that may have been meant."""
+    known = frozenset(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not known.issuperset(kwargs):
+            wrong = min(set(kwargs) - known)
+            name = function.__name__
+            raise TypeError(f"{name}() got an unexpected keyword argument {wrong!r}{nearest(wrong, known)}")
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def is_plain(text: str) -> bool:

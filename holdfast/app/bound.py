@@ -16,13 +16,16 @@ from holdfast.job import NewJob, new_id
 from holdfast.portal import forbid_running_loop
 from holdfast.retry import Retry
 from holdfast.task import Task
-from holdfast.values import check_tags
+from holdfast.values import advised, check_tags
 
 if TYPE_CHECKING:
     from holdfast.app.application import Holdfast
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+_ELSEWHERE = frozenset({"apply_async", "defer", "delay", "defer_async", "enqueue_async", "kiq", "schedule", "send"})
 
 
 class BoundTask(Task[P, R], Generic[P, R]):
@@ -34,6 +37,15 @@ class BoundTask(Task[P, R], Generic[P, R]):
         super().__init__(name, function, **options)
         self._app = app
         self._plain: Prepared[P, R] = Prepared(app, self, Draft(), None)
+
+    if not TYPE_CHECKING:  # to a type checker, other attributes are errors as ever
+
+        def __getattr__(self, name: str) -> Any:
+            """What other queues call submitting is answered with what it is called here."""
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _ELSEWHERE:
+                text += "; to submit a job: await task.enqueue(…), or task.sync.enqueue(…) where there is no event loop"
+            raise AttributeError(text, name=name, obj=self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Just call the function: with its context, if it takes one, and without any queue."""
@@ -48,6 +60,7 @@ class BoundTask(Task[P, R], Generic[P, R]):
         """Submit a job with these arguments. When this returns, it is stored."""
         return await self._plain.submit(*args, **kwargs)
 
+    @advised
     def options(
         self,
         *,

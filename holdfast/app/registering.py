@@ -14,7 +14,7 @@ from holdfast.app.bound import BoundTask
 from holdfast.errors import ConfigError
 from holdfast.retry import Retry, as_retry
 from holdfast.task import Context, ErrorMatch, Execution, Registry
-from holdfast.values import check_name, check_tags, check_task_name, check_timeout
+from holdfast.values import advised, check_name, check_tags, check_task_name, check_timeout
 
 if TYPE_CHECKING:
     from holdfast.app.application import Holdfast, Middleware
@@ -60,6 +60,7 @@ class Register:
     lifespans: list[Callable[[Holdfast], AbstractAsyncContextManager[Any]]]
     providers: dict[type, Callable[[], Any]]
 
+    @advised
     def task(
         self,
         name: str | None = None,

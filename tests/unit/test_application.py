@@ -11,8 +11,9 @@ import pytest
 
 from holdfast import Holdfast, JobFilter, ResultTimeout, Settings
 from holdfast.clock import ManualClock
-from holdfast.errors import Conflict, Invalid
+from holdfast.errors import ConfigError, Conflict, Invalid
 from holdfast.events import Event, JobCreated, JobDuplicate
+from holdfast.stores import open_store
 from holdfast.worker import Worker
 
 
@@ -126,3 +127,45 @@ def test_a_result_that_a_living_worker_may_still_bring_goes_on(tmp_path: Path) -
     first = wait.sync.enqueue()
     later = app.sync.enqueue("wait", queue="elsewhere")
     assert asyncio.run(run()) == "seen"
+
+
+def test_a_misspelt_keyword_is_answered_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task("work")
+    def work() -> None: ...
+
+    with pytest.raises(
+        TypeError, match=r"options\(\) got an unexpected keyword argument 'dealy'; did you mean delay\?"
+    ):
+        work.options(dealy=3)  # type: ignore[call-arg]  # the mistake that is meant
+    with pytest.raises(TypeError, match=r"did you mean max_attempts\?"):
+        app.task("other", max_attempt=3)  # type: ignore[call-arg]  # the mistake that is meant
+
+
+def test_what_other_queues_call_submitting_is_answered_with_our_word(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task("work")
+    def work() -> None: ...
+
+    with pytest.raises(AttributeError, match=r"no attribute 'delay'; to submit a job: await task\.enqueue"):
+        work.delay()  # type: ignore[attr-defined]  # the mistake that is meant
+    with pytest.raises(AttributeError) as plain:
+        work.nonsense  # type: ignore[attr-defined]  # noqa: B018 - the mistake that is meant
+    assert str(plain.value) == "'BoundTask' object has no attribute 'nonsense'"
+    assert not hasattr(work, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql+asyncpg://a@b/c", r"leave out \+asyncpg: postgresql://"),
+        ("sqlite+aiosqlite:///a.db", r"leave out \+aiosqlite: sqlite://"),
+        ("postgre://a@b/c", r"the scheme 'postgre' is not known; .* did you mean postgres\?"),
+        ("sqlite://own.db", r"url: own\.db stands where others name a host; .* sqlite:///own\.db"),
+    ],
+)
+def test_a_url_that_is_nearly_one_is_answered_with_the_right_one(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        open_store(url)

@@ -397,7 +397,7 @@ def _test_case(name: str, home: Home) -> type:
     machine = type(f"{name}_machine", (StoreMachine,), {"home": staticmethod(home)})
     case: type = machine.TestCase  # type: ignore[attr-defined]  # Hypothesis makes it
     case.settings = settings(  # type: ignore[attr-defined]  # Hypothesis reads it
-        max_examples=EXAMPLES,
+        max_examples=EXAMPLES if name == "sqlite" else EXAMPLES // 3,  # a server's schema for each costs more
         stateful_step_count=STEPS,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -324,3 +324,20 @@ async def test_a_batch_of_several_hundred_is_one_claim(store: Store) -> None:
     ids = await put(store, *[new_job() for _ in range(700)])
 
     assert await take_ids(store, 500) == ids[:500]
+
+
+async def test_a_batch_with_keys_keeps_its_order(store: Store) -> None:
+    ids = await put(store, new_job(key="b"), new_job(), new_job(key="a"), new_job())
+
+    assert await take_ids(store) == ids
+
+
+async def test_the_star_takes_at_once_what_it_has_made_ready_elsewhere(store: Store, clock: ManualClock) -> None:
+    await put(store, new_job(queue="a"))
+    assert len(await take(store, wants={EVERY_QUEUE: 5})) == 1
+    await put(store, new_job(queue="b", delay=timedelta(seconds=1)))
+    assert await take(store, wants={EVERY_QUEUE: 5}) == []
+    await put(store, *[new_job(queue="a") for _ in range(2)])
+    clock.advance(2)
+
+    assert sorted(job.queue for job in await take(store, 9, {EVERY_QUEUE: 5})) == ["a", "a", "b"]

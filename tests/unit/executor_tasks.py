@@ -81,7 +81,7 @@ def end_the_process(how: str) -> None:
         case "segfault":
             ctypes.string_at(0)
         case "close":
-            os.closerange(3, 256)
+            os.closerange(3, 1 << 20)  # wherever this process got its channel
 
 
 @process_task

@@ -151,12 +151,17 @@ class Hot:
 
     async def _claim_wanted(self, claiming: _Claiming) -> None:
         await self._claim_from(claiming, self._turn(claiming))
-        every = EVERY_QUEUE in claiming.wants
-        if every and (not claiming.jobs or self._stale):  # empty-handed it answers only when it is sure
-            tried = set(claiming.tried)
+        if EVERY_QUEUE not in claiming.wants:
+            return
+        await self._claim_untried(claiming)  # of what it has just made ready itself
+        if not claiming.jobs or self._stale:  # empty-handed it answers only when it is sure
             await self._refresh()
-            if not claiming.full:
-                await self._claim_from(claiming, [queue for queue in self._turn(claiming) if queue not in tried])
+            await self._claim_untried(claiming)
+
+    async def _claim_untried(self, claiming: _Claiming) -> None:
+        untried = [queue for queue in self._turn(claiming) if queue not in claiming.tried]
+        if untried:
+            await self._claim_from(claiming, untried)
 
     def _turn(self, claiming: _Claiming) -> list[str]:
         """The queues to try in the order of their turn: those named, and after them all others for the star."""
@@ -233,10 +238,11 @@ class Hot:
         since, self._answered_at[worker] = self._answered_at.get(worker), claimed_at
         if worker not in self._unanswered:
             return
-        self._unanswered.discard(worker)
-        if since is None:
-            return  # an earlier process may have had its name: those leases end by themselves
+        if since is None:  # an earlier process may have had its name: those leases end by themselves
+            self._unanswered.discard(worker)
+            return
         rows = await self._links.fetch(self._sql["taken_between"], worker=worker, since=since, before=claimed_at)
+        self._unanswered.discard(worker)
         released = [
             Settlement(job_id=job_id, claims=claims, state=JobState.QUEUED, reason=Reason.RELEASED, refund=True)
             for job_id, claims in rows

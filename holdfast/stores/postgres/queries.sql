@@ -74,18 +74,22 @@ on conflict (id) do nothing
 returning id::text;
 
 -- own: insert_keyed_jobs
--- Any batch, job by job and in the order of their keys, so that two batches never wait for each other.
+-- Any batch, job by job and in the order of their keys, so that two batches never wait for each other; their place among
+-- equals (seq) is that of their submission.
 select d.turn, a.job_id::text, a.created
 from (select :now as now offset 0) n
 cross join lateral (
-    select * from unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[],
-        :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :keys::text[],
-        :keep_for::bigint[], :tags::json[]) with ordinality
-        as d (id, queue, task, payload, rank, run_at, delay, max_attempts, options, key, keep_for, tags, turn)
+    select * from (
+        select u.*, nextval('holdfast.job_seq_seq') as seq
+        from unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[],
+            :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :keys::text[],
+            :keep_for::bigint[], :tags::json[]) with ordinality
+            as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, key, keep_for, tags, turn)
+        offset 0) d
     order by key collate "C" nulls first, turn
 ) d
 cross join lateral holdfast.add_job(
-    d.id, d.queue, d.task, d.payload, d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now,
+    d.id, d.seq, d.queue, d.task, d.payload, d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now,
     d.max_attempts, d.key, n.now + d.keep_for, d.options,
     case when d.tags is not null then array(select json_array_elements_text(d.tags)) end) a;
 

@@ -14,23 +14,27 @@ from holdfast.values import nearest
 __all__ = ["Within", "open_store"]
 
 
-_SCHEMES = ("sqlite", "postgresql", "postgres")
+_REDIS = ("redis", "rediss", "valkey", "valkeys", "unix")
+_SCHEMES = ("sqlite", "postgresql", "postgres", *_REDIS)
 
 
 def open_store(url: str, *, now: Callable[[], int] | None = None) -> Store:
     """The store behind ``url``, not yet opened. ``now`` replaces the store's clock; only tests give one.
 
-    ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` name a file, ``postgresql://user@host/db`` a database.
+    ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` name a file, ``postgresql://user@host/db`` a database,
+    ``redis://host:6379/0`` a Redis or Valkey.
     """
     scheme = _scheme(url)
     if scheme == "sqlite":
         return SQLiteStore(_sqlite_path(url), now=now)
     if scheme in ("postgresql", "postgres"):
         return _postgres(url, now)
+    if scheme.partition("+")[0] in _REDIS and scheme.partition("+")[2] in ("", "sentinel", "cluster"):
+        return _redis(url, now)
     plain, plus, driver = scheme.partition("+")
     if plus and plain in _SCHEMES:
         raise ConfigError(f"url: Holdfast brings its own driver; leave out +{driver}: {plain}://…")
-    known = "sqlite:///file.db or postgresql://user@host/database"
+    known = "sqlite:///file.db, postgresql://user@host/database or redis://host:6379/0"
     raise ConfigError(f"url: the scheme {scheme!r} is not known; give {known}{nearest(scheme, _SCHEMES)}")
 
 
@@ -40,6 +44,14 @@ def _postgres(url: str, now: Callable[[], int] | None) -> Store:
     except ModuleNotFoundError as error:
         raise ConfigError(f"url: PostgreSQL needs {error.name}; pip install 'holdfast[postgres]'") from None
     return PostgresStore(url, now=now)
+
+
+def _redis(url: str, now: Callable[[], int] | None) -> Store:
+    try:
+        from holdfast.stores.redis.store import RedisStore
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"url: Redis needs {error.name}; pip install 'holdfast[redis]'") from None
+    return RedisStore(url, now=now)
 
 
 def _scheme(url: str) -> str:

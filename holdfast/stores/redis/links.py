@@ -40,11 +40,23 @@ _BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
 _SYNCED = 5000  # milliseconds WAITAOF waits for the disk
 
 _AWAY = (OSError, TimeoutError, driver.ConnectionError, driver.TimeoutError, driver.InvalidResponse, EOFError)
-# What a server answers that cannot serve us now; inside a script its code stands in the middle of the text.
-_ELSEWHERE = re.compile(r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK|BUSY|UNBLOCKED)\b")
-_FULL = re.compile(r"\b(OOM|MISCONF|NOREPLICAS)\b")
+# What a server answers that cannot serve us now. The driver takes the code off the errors it knows; of those a script
+# met the code stands in the middle of the text.
+_ELSEWHERE = (
+    driver.ReadOnlyError,
+    driver.MasterDownError,
+    driver.ClusterDownError,
+    driver.ClusterError,
+    driver.TryAgainError,
+    driver.AskError,
+)
+_ELSEWHERE_TEXT = re.compile(
+    r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK|BUSY|UNBLOCKED)\b|read.only replica"
+)
+_FULL_TEXT = "when used memory > 'maxmemory'"
+_UNWRITABLE = re.compile(r"\b(MISCONF|NOREPLICAS)\b")
 _FORBIDDEN = re.compile(
-    r"\b(NOPERM|NOAUTH|WRONGPASS|DENIED|ACL)\b|invalid (username|password)|non local key", re.IGNORECASE
+    r"\b(NOPERM|NOAUTH|WRONGPASS|DENIED|ACL)\b|permission|non local key|invalid username", re.IGNORECASE
 )
 
 
@@ -111,11 +123,14 @@ class Links:
         options = {name: value for name, value in self.address.options.items() if name not in ("host", "port", "db")}
         secure = bool(options.pop("connection_class", None))
         nodes = [ClusterNode(host, port) for host, port in self.address.hosts]
-        async with RedisCluster(startup_nodes=nodes, ssl=secure, **options) as cluster:
-            node = cluster.get_node_from_key(self.address.prefix)
-            if node is None:
-                raise driver.ConnectionError("no node of the cluster serves the slot of our keys")
-            return str(node.host), int(node.port)
+        try:
+            async with RedisCluster(startup_nodes=nodes, ssl=secure, **options) as cluster:
+                node = cluster.get_node_from_key(self.address.prefix)
+        except driver.RedisClusterException as error:
+            raise driver.ConnectionError(str(error)) from error
+        if node is None:
+            raise driver.ConnectionError("no node of the cluster serves the slot of our keys")
+        return str(node.host), int(node.port)
 
     @asynccontextmanager
     async def _link(self) -> AsyncIterator[Connection]:
@@ -224,7 +239,7 @@ class Links:
                 if max(time.monotonic(), self._connect_at) > give_up or isinstance(error, TimeoutError):
                     raise Unavailable(f"{self.place} cannot be reached: {_line(error)}") from error
                 await asyncio.sleep(_BACKOFF * random.uniform(0.5, 1.5))
-            except driver.ResponseError as error:
+            except (driver.ResponseError, driver.ClusterError) as error:
                 if not _is_elsewhere(error):
                     raise self._translated(error) from error
                 if time.monotonic() > give_up:
@@ -237,11 +252,11 @@ class Links:
 
     def _translated(self, error: Exception) -> HoldfastError:
         text = _line(error)
-        if "OOM" in text:
+        if _FULL_TEXT in text:
             return Unavailable(f"{self.place} is full (maxmemory): nothing was stored; make room, or raise maxmemory")
-        if _FULL.search(text):
+        if _UNWRITABLE.search(text):
             return Unavailable(f"{self.place} takes no writes: {text}")
-        if _FORBIDDEN.search(text):
+        if isinstance(error, driver.NoPermissionError) or _FORBIDDEN.search(text):
             return ConfigError(f"{self.place} refuses us: {text}; check the URL and its rights")
         if "unknown command" in text.lower():
             return ConfigError(f"{self.place}: {text}; Holdfast needs Redis 6.2 or newer, or Valkey")
@@ -275,7 +290,9 @@ def _is_answer(error: BaseException) -> bool:
 
 
 def _is_elsewhere(error: BaseException) -> bool:
-    return isinstance(error, driver.ResponseError) and _ELSEWHERE.search(str(error)) is not None
+    if isinstance(error, _ELSEWHERE):
+        return True
+    return isinstance(error, driver.ResponseError) and _ELSEWHERE_TEXT.search(str(error)) is not None
 
 
 def in_pieces(items: Sequence[T], most: int) -> Iterable[Sequence[T]]:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from holdfast.errors import ConfigError, ForkedConnection, HoldfastError
+from holdfast.errors import ConfigError, ForkedConnection, HoldfastError, Invalid
 from holdfast.job import (
     Attempt,
     Beat,
@@ -93,6 +93,9 @@ class RedisStore:
     async def migrate(self) -> list[str]:
         applied, self._migrated = self._migrated, []
         return applied + await care.migrate(self._open.links, self._scripts)
+
+    def migration_sql(self, span: str) -> str:
+        raise Invalid("migrations", span, "leave it out: Redis has no tables, opening the store is all there is to do")
 
     def blocking(self, call: Coroutine[Any, Any, T]) -> T:
         with self._lock:

@@ -2,138 +2,143 @@
 -- a success under a live lease; else state, reason, delay, flags ("r" refund, "e" expired), result, error, traceback, with
 -- "=" before an error or traceback that is there. Answers 1 (accepted as asked), or {accepted, state, run_at}.
 even_if_full()
-local answers, ended, jobs = {}, {}, {}
+local answers, ended, settled = {}, {}, {}
+local succeeded = {} -- how many, by kind
 local ENDED = { succeeded = true, dead = true, cancelled = true }
 local ENDS_CANCELLED = { failed = true, queued = true, scheduled = true, waiting = true }
-ensure(LEASES, 'zset')
 
-local at = 3
+-- Where each settlement begins, and when the lease of its job ends.
+local starts, ids, at = {}, {}, 3
 while at <= #ARGV do
-    local job = { id = ARGV[at], claims = ARGV[at + 1], state = ARGV[at + 2] }
-    if job.state == 's' then
-        job.simple, job.state, job.result = true, 'succeeded', ARGV[at + 3]
-        job.reason, job.delay, job.flags, job.error, job.traceback = '', '', '', '', ''
-        at = at + 4
+    starts[#starts + 1] = at
+    ids[#ids + 1] = ARGV[at]
+    at = at + (ARGV[at + 2] == 's' and 4 or 9)
+end
+local leases = call('ZMSCORE', ensure(LEASES, 'zset'), unpack(ids))
+
+local function succeed(id, claims, result, lease)
+    local key = JOB .. id
+    local v = redis.pcall('HMGET', key, 'state', 'claims', 'kind', 'cancel')
+    if v.err or not v[1] then
+        return { 0 }
+    elseif v[1] ~= 'running' or v[2] ~= claims or not lease or tonumber(lease) <= now then
+        return { 0, v[1] }
+    end
+    if claims ~= '1' or v[4] then -- only then it can have been in trouble
+        call('HDEL', key, 'losses', 'cancel', 'reason')
+        drop(id, 'error')
+    end
+    if result == '' then
+        call('HSET', key, 'state', 'succeeded', 'endTime', NOW)
+    elseif #result <= CHUNK then
+        call('HSET', key, 'state', 'succeeded', 'endTime', NOW, 'result', result)
     else
-        job.reason, job.delay, job.flags, job.result = ARGV[at + 3], ARGV[at + 4], ARGV[at + 5], ARGV[at + 6]
-        job.error, job.traceback = ARGV[at + 7], ARGV[at + 8]
-        at = at + 9
+        local fields = { 'state', 'succeeded', 'endTime', NOW }
+        pieces(fields, 'result', result)
+        call('HSET', key, unpack(fields))
     end
-    jobs[#jobs + 1] = job
+    settled[#settled + 1] = id
+    endings[#endings + 1] = id
+    ended[#ended + 1] = NOW .. ':' .. id
+    succeeded[v[3]] = (succeeded[v[3]] or 0) + 1
+    return 1
 end
 
-local function end_job(job)
-    if job.state == 'succeeded' then
-        ended[#ended + 1] = NOW .. ':' .. job.id
-    else
-        call('ZADD', ensure(P .. 'ended:' .. job.state, 'zset'), NOW, job.id)
-    end
-    endings[#endings + 1] = job.id
+local function record(id, v, claims, state, reason, error, traceback)
+    call('RPUSH', ensure(P .. 'attempts:' .. id, 'list'), cmsgpack.pack({
+        claims, v[5] or '0', v[6] or false, v[7] or false, NOW, state, reason ~= '' and reason,
+        error ~= '' and string.sub(error, 2), traceback ~= '' and string.sub(traceback, 2),
+    }))
 end
 
-local function succeed(job, v)
-    if v[4] or v[5] or v[6] or v[7] then
-        call('HDEL', JOB .. job.id, 'losses', 'cancel', 'reason')
-        drop(job.id, 'error')
+local function let_go(n, lease)
+    local id, claims, state, reason, delay = ARGV[n], ARGV[n + 1], ARGV[n + 2], ARGV[n + 3], ARGV[n + 4]
+    local flags, result, error, traceback = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8]
+    local refund, expired = string.find(flags, 'r', 1, true), string.find(flags, 'e', 1, true) ~= nil
+    local v = read(id, 'state', 'claims', 'kind', 'cancel', 'attempts', 'worker', 'pickupTime', 'losses', 'dueTime', 'created', 'seq')
+    local known = v and v[3] and kind_of(v[3])
+    if not known then
+        return { 0 }
+    elseif v[1] ~= 'running' or v[2] ~= claims or not lease or (tonumber(lease) <= now) ~= expired then
+        return { 0, v[1] }
     end
-    local fields = { 'state', 'succeeded', 'endTime', NOW }
-    if job.result ~= '' then
-        pieces(fields, 'result', job.result)
+    local asked = reason
+    if v[4] and ENDS_CANCELLED[state] then
+        state, reason = 'cancelled', 'cancelled'
     end
-    call('HSET', JOB .. job.id, unpack(fields))
-    end_job(job)
-end
-
-local function record(job, v)
-    local entry = { v[2], v[8] or '0', v[9] or false, v[10] or false, NOW, job.state, job.asked,
-        job.error ~= '' and string.sub(job.error, 2), job.traceback ~= '' and string.sub(job.traceback, 2) }
-    call('RPUSH', ensure(P .. 'attempts:' .. job.id, 'list'), cmsgpack.pack(entry))
-end
-
-local function let_go(job, v, known)
-    local refund, expired = string.find(job.flags, 'r', 1, true), string.find(job.flags, 'e', 1, true)
-    job.asked = job.reason ~= '' and job.reason
-    if v[5] and ENDS_CANCELLED[job.state] then
-        job.state, job.reason = 'cancelled', 'cancelled'
+    if not refund and state ~= 'succeeded' then
+        record(id, v, claims, state, asked, error, traceback)
     end
-    if not refund and job.state ~= 'succeeded' then
-        record(job, v)
-    end
-    local losses = number(v[4])
-    losses = expired and losses + 1 or refund and losses or 0
-    local fields = { 'state', job.state, 'attempts', int(number(v[8]) - (refund and 1 or 0)) }
-    local run_at = job.delay ~= '' and now + tonumber(job.delay) or number(v[11])
+    local losses = expired and number(v[8]) + 1 or refund and number(v[8]) or 0
+    local run_at = delay ~= '' and now + tonumber(delay) or number(v[9])
+    local fields = { 'state', state, 'attempts', int(number(v[5]) - (refund and 1 or 0)) }
     local function set(field, value)
         fields[#fields + 1] = field
         fields[#fields + 1] = value
     end
-    if job.delay ~= '' then
-        set('dueTime', int(run_at))
-        if not v[12] then
-            set('created', v[11]) -- until now the same as its due time
-        end
+    call('HDEL', JOB .. id, 'losses', 'cancel', 'reason')
+    if state == 'succeeded' or error ~= '' then
+        drop(id, 'error')
     end
-    call('HDEL', JOB .. job.id, 'losses', 'cancel', 'reason')
+    if state ~= 'succeeded' and error ~= '' then
+        pieces(fields, 'error', string.sub(error, 2))
+    end
+    if delay ~= '' then
+        set('dueTime', int(run_at))
+        set('created', v[10] or v[9]) -- until now the same as its due time
+    end
     if losses > 0 then
         set('losses', int(losses))
     end
-    if job.reason ~= '' then
-        set('reason', job.reason)
+    if reason ~= '' then
+        set('reason', reason)
     end
-    if job.state == 'succeeded' or job.error ~= '' then
-        drop(job.id, 'error')
+    if result ~= '' then
+        pieces(fields, 'result', result)
     end
-    if job.state ~= 'succeeded' and job.error ~= '' then
-        pieces(fields, 'error', string.sub(job.error, 2))
-    end
-    if job.result ~= '' then
-        pieces(fields, 'result', job.result)
-    end
-    if ENDED[job.state] then
+    if ENDED[state] then
         set('endTime', NOW)
-        end_job(job)
-    elseif job.state == 'queued' then
-        ready(known, run_at, number(v[13]), job.id, losses)
-    elseif job.state ~= 'waiting' then
-        schedule(known.queue, run_at, job.id)
     end
-    call('HSET', JOB .. job.id, unpack(fields))
-    if not ENDED[job.state] then
+    call('HSET', JOB .. id, unpack(fields))
+    settled[#settled + 1] = id
+    count(known.queue, 'running', -1)
+    count(known.queue, state, 1)
+    if state == 'succeeded' then
+        ended[#ended + 1] = NOW .. ':' .. id
+    elseif ENDED[state] then
+        call('ZADD', ensure(P .. 'ended:' .. state, 'zset'), NOW, id)
+    elseif state == 'queued' then
+        ready(known, run_at, number(v[11]), id, losses)
+    elseif state ~= 'waiting' then
+        schedule(known.queue, run_at, id)
+    end
+    if ENDED[state] then
+        endings[#endings + 1] = id
+    else
         tell('queue:' .. known.queue)
     end
-    return { 1, job.state, int(run_at) }
+    return { 1, state, int(run_at) }
 end
 
-local function apply(job)
-    local v = job.simple and read(job.id, 'state', 'claims', 'kind', 'losses', 'cancel', 'reason', 'error')
-        or read(job.id, 'state', 'claims', 'kind', 'losses', 'cancel', 'reason', 'error', 'attempts', 'worker', 'pickupTime',
-            'dueTime', 'created', 'seq')
-    local known = v and kind_of(v[3] or '')
-    if not known then
-        return { 0 }
-    end
-    local lease = v[1] == 'running' and v[2] == job.claims and call('ZSCORE', LEASES, job.id)
-    local expired = string.find(job.flags, 'e', 1, true) ~= nil
-    if not lease or (tonumber(lease) <= now) ~= expired then
-        return { 0, v[1] or false }
-    end
-    call('ZREM', LEASES, job.id)
-    count(known.queue, 'running', -1)
-    local answer = 1
-    if job.simple then
-        succeed(job, v)
+for n, start in ipairs(starts) do
+    if ARGV[start + 2] == 's' then
+        answers[n] = succeed(ARGV[start], ARGV[start + 1], ARGV[start + 3], leases[n])
     else
-        answer = let_go(job, v, known)
+        answers[n] = let_go(start, leases[n])
     end
-    count(known.queue, job.state, 1)
-    return answer
 end
-
-for n, job in ipairs(jobs) do
-    answers[n] = apply(job)
+if #settled > 0 then
+    call('ZREM', LEASES, unpack(settled))
 end
 if #ended > 0 then
     call('RPUSH', ensure(P .. 'ended:succeeded', 'list'), unpack(ended))
+end
+for kind, number_of in pairs(succeeded) do
+    local known = kind_of(kind)
+    if known then
+        count(known.queue, 'running', -number_of)
+        count(known.queue, 'succeeded', number_of)
+    end
 end
 place_ready()
 finish()

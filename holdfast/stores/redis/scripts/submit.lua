@@ -10,7 +10,10 @@ local made, owners, answers = {}, {}, {}
 local lists, indexes, delayed = {}, {}, {}
 
 local function exists(id)
-    return made[id] or call('TYPE', ensure(JOB .. id, 'hash')).ok == 'hash'
+    if made[id] then
+        return true
+    end
+    return call('EXISTS', JOB .. id) == 1 and call('TYPE', ensure(JOB .. id, 'hash')).ok == 'hash'
 end
 
 local function owner_of(key)
@@ -36,20 +39,25 @@ local function append(groups, queue, level, id)
     ids[#ids + 1] = id
 end
 
+local created = {} -- how many, by state and kind
+
 local function create(id, kind, when, payload, key, options)
-    local known = kind_of(kind)
-    local sign, span = string.sub(when, 1, 1), number(string.sub(when, 2))
-    local run_at = math.max(now, sign == '+' and now + span or sign == '=' and span or now)
-    local state = run_at > now and 'scheduled' or 'queued'
+    local run_at, state = now, 'queued'
+    if when ~= '' then
+        local span = number(string.sub(when, 2))
+        run_at = math.max(now, string.sub(when, 1, 1) == '+' and now + span or span)
+        state = run_at > now and 'scheduled' or 'queued'
+    end
     seq = seq + 1
     made[id] = true
-    local text = int(seq)
-    local fields = { 'state', state, 'kind', kind, 'dueTime', int(run_at), 'seq', text }
+    local known, text = kind_of(kind), int(seq)
+    local due = run_at == now and NOW or int(run_at)
+    local fields = { 'state', state, 'kind', kind, 'dueTime', due, 'seq', text }
     if state == 'scheduled' then
         fields[9], fields[10] = 'created', NOW
         delayed[known.queue] = delayed[known.queue] or {}
         local entries = delayed[known.queue]
-        entries[#entries + 1] = int(run_at)
+        entries[#entries + 1] = due
         entries[#entries + 1] = id
     else
         append(lists, known.queue, known.level, id)
@@ -68,8 +76,8 @@ local function create(id, kind, when, payload, key, options)
     indexes[chunk] = entries
     entries[#entries + 1] = text
     entries[#entries + 1] = id
-    count(known.queue, state, 1)
-    tell('queue:' .. known.queue)
+    created[state] = created[state] or {}
+    created[state][kind] = (created[state][kind] or 0) + 1
 end
 
 while at <= #ARGV do
@@ -115,6 +123,12 @@ end
 for chunk, entries in pairs(indexes) do
     call('HSET', ensure(P .. 'index:' .. int(chunk), 'hash'), unpack(entries))
     call('ZADD', ensure(P .. 'chunks', 'zset'), int(chunk), int(chunk))
+end
+for state, number_of in pairs(created) do
+    for kind, by in pairs(number_of) do
+        count(kind_of(kind).queue, state, by)
+        tell('queue:' .. kind_of(kind).queue)
+    end
 end
 if next(made) then
     call('SET', P .. 'seq', int(seq))

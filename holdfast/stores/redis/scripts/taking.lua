@@ -1,6 +1,6 @@
 -- What the two scripts that claim have in common. ARGV: 3 worker, 4 lease in microseconds, 5 what by-hand jobs run.
 local worker, until_ = ARGV[3], int(now + tonumber(ARGV[4]))
-local taken, leases = {}, {}
+local taken, leases, started = {}, {}, {}
 
 local FIELDS = { 'state', 'kind', 'claims', 'attempts', 'losses', 'dueTime', 'created', 'payload', 'options', 'seq' }
 
@@ -22,16 +22,27 @@ local function adopt(id, queue)
 end
 
 local function take(id, v)
-    local claims, attempts = int(number(v[3]) + 1), int(number(v[4]) + 1)
+    local claims = v[3] and int(number(v[3]) + 1) or '1'
+    local attempts = v[4] and int(number(v[4]) + 1) or '1'
     call('HSET', JOB .. id, 'state', 'running', 'claims', claims, 'attempts', attempts, 'worker', worker, 'pickupTime', NOW)
-    leases[#leases + 1] = until_
-    leases[#leases + 1] = id
-    taken[#taken + 1] = {
-        id, v[2], joined(id, 'payload', v[8]), claims, attempts, v[5], v[6], v[7], joined(id, 'options', v[9]),
-    }
-    local known = kind_of(v[2])
-    count(known.queue, v[1], -1)
-    count(known.queue, 'running', 1)
+    local payload, options = v[8], v[9]
+    if payload and #payload == CHUNK then
+        payload = joined(id, 'payload', payload)
+    end
+    if options and #options == CHUNK then
+        options = joined(id, 'options', options)
+    end
+    local number_of = #leases
+    leases[number_of + 1] = until_
+    leases[number_of + 2] = id
+    taken[#taken + 1] = { id, v[2], payload, claims, attempts, v[5], v[6], v[7], options }
+    if v[1] == 'queued' then
+        started[v[2]] = (started[v[2]] or 0) + 1
+    else
+        local known = kind_of(v[2])
+        count(known.queue, v[1], -1)
+        count(known.queue, 'running', 1)
+    end
 end
 
 local function paused_queues()
@@ -45,5 +56,10 @@ end
 local function lease_taken()
     if #leases > 0 then
         call('ZADD', ensure(LEASES, 'zset'), unpack(leases))
+    end
+    for kind, number_of in pairs(started) do
+        local known = kind_of(kind)
+        count(known.queue, 'queued', -number_of)
+        count(known.queue, 'running', number_of)
     end
 end

@@ -44,6 +44,14 @@ async def migrate(links: Links, scripts: Mapping[str, Script]) -> list[str]:
     return [] if schema else [_INITIAL]
 
 
+async def absent(links: Links) -> str | None:
+    """What is not there, where opening would make a store; None where there is one."""
+    prefix = links.address.prefix
+    if await links.command("EXISTS", f"{prefix}meta"):
+        return None
+    return f"{links.address.shown} has no keys of Holdfast under {prefix!r} yet"
+
+
 def _check(facts: Facts, links: Links) -> None:
     if facts.version < _OLDEST:
         raise ConfigError(f"{facts.name} is too old; Holdfast needs Redis 6.2 or newer, or Valkey")

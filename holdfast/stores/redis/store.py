@@ -81,6 +81,13 @@ class RedisStore:
             del self._opened[ended]
         self._opened[loop] = opened
 
+    async def absent(self) -> str | None:
+        links = Links(self.address, now=None)
+        try:
+            return await care.absent(links)
+        finally:
+            await links.close()
+
     async def close(self) -> None:
         opened = self._opened.pop(asyncio.get_running_loop(), None)
         if opened is not None and self._process == os.getpid():

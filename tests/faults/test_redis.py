@@ -140,6 +140,18 @@ async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(url: str) -> N
             await asyncio.gather(asked, return_exceptions=True)
 
 
+async def test_a_store_closes_whatever_its_listeners_are_just_doing(url: str) -> None:
+    for steps in range(0, 120, 3):
+        store = open_store(url)
+        await store.open()
+        waiting = asyncio.create_task(store.wait(["queue:default", "job:x"], timeout=50))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(store.close(), timeout=20)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
 async def test_a_half_open_connection_is_noticed_by_every_verb(
     proxy: FaultProxy, proxied_url: str, hurried: None, direction: str

@@ -49,10 +49,11 @@ class News:
 
     async def close(self) -> None:
         """Hear no more."""
-        tasks = [*self._ears.values(), *(watch.task for watch in self._watches.values())]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        left = {*self._ears.values(), *(watch.task for watch in self._watches.values())}
+        while left:  # the driver may lose a cancellation that comes together with an answer
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=_RETRY)
         self._ears.clear()
         self._watches.clear()
 
@@ -113,7 +114,7 @@ class News:
                 link = await self._links.connect(protocol=2)
                 try:
                     await _send(link, "SUBSCRIBE", self._links.address.prefix + kind)
-                    await asyncio.wait_for(link.read_response(), _PROVEN_IN)
+                    await _next(link, _PROVEN_IN)
                     self._hearing[kind].set()
                     self._waiters.tell(("queue:*", "worker:*", "job:*"))  # whatever came while nobody listened
                     pause = _RETRY
@@ -210,7 +211,7 @@ async def _send(link: Connection, *words: str | float) -> None:
 
 async def _next(link: Connection, seconds: float) -> Any:
     """The next message; TimeoutError where none comes in time, and the connection is as good as before."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(seconds):  # wait_for() of Python 3.11 can lose a cancellation
         return await link.read_response(timeout=math.inf, disconnect_on_error=False)
 
 

@@ -9,7 +9,8 @@ Every store keeps these promises:
 5. An idempotency key creates at most one job while it lives; every caller gets that job, losers of a race too.
 6. Within a queue: higher priority first, then earlier eligible time, then submission order.
 7. ``claim`` never delivers a job before its ``run_at``.
-8. A batch is one transaction: all of it or nothing. Answers come in the order of the questions.
+8. A batch is one transaction: all of it or nothing. Answers come in the order of the questions. (Redis: each 200 of a
+   batch, in order; where a later piece fails the call raises, and repeating it is harmless.)
 9. A store decides nothing. It applies transitions if their guard holds. One rule is its own, because only it can
    see the flag in the same write: a settlement that is no ending (to failed, queued, scheduled, waiting) ends a job
    whose cancellation was asked for as ``cancelled``.

@@ -13,14 +13,15 @@ from holdfast.values import nearest
 
 __all__ = ["Within", "open_store"]
 
-
+_REDIS = ("redis", "rediss", "valkey", "valkeys", "unix")
 _SCHEMES = ("sqlite", "postgresql", "postgres")
 
 
 def open_store(url: str, *, now: Callable[[], int] | None = None) -> Store:
     """The store behind ``url``, not yet opened. ``now`` replaces the store's clock; only tests give one.
 
-    ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` name a file, ``postgresql://user@host/db`` a database.
+    ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` name a file, ``postgresql://user@host/db`` a database,
+    ``redis://host:6379/0`` a Redis or Valkey.
     """
     scheme = _scheme(url)
     if scheme == "sqlite":
@@ -28,10 +29,12 @@ def open_store(url: str, *, now: Callable[[], int] | None = None) -> Store:
     if scheme in ("postgresql", "postgres"):
         return _postgres(url, now)
     plain, plus, driver = scheme.partition("+")
+    if plain in _REDIS:
+        return _redis(url, now)
     if plus and plain in _SCHEMES:
         raise ConfigError(f"url: Holdfast brings its own driver; leave out +{driver}: {plain}://…")
-    known = "sqlite:///file.db or postgresql://user@host/database"
-    raise ConfigError(f"url: the scheme {scheme!r} is not known; give {known}{nearest(scheme, _SCHEMES)}")
+    known = "sqlite:///file.db, postgresql://user@host/database or redis://host:6379/0"
+    raise ConfigError(f"url: the scheme {scheme!r} is not known; give {known}{nearest(scheme, (*_SCHEMES, *_REDIS))}")
 
 
 def _postgres(url: str, now: Callable[[], int] | None) -> Store:
@@ -40,6 +43,14 @@ def _postgres(url: str, now: Callable[[], int] | None) -> Store:
     except ModuleNotFoundError as error:
         raise ConfigError(f"url: PostgreSQL needs {error.name}; pip install 'holdfast[postgres]'") from None
     return PostgresStore(url, now=now)
+
+
+def _redis(url: str, now: Callable[[], int] | None) -> Store:
+    try:
+        from holdfast.stores.redis.store import RedisStore
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"url: Redis needs {error.name}; pip install 'holdfast[redis]'") from None
+    return RedisStore(url, now=now)
 
 
 def _scheme(url: str) -> str:

@@ -1,4 +1,4 @@
-"""The store as an outsider sees it: plain SQL over a connection of its own, none of the product's code."""
+"""The store as an outsider sees it: its tables or keys over a connection of its own, none of the product's code."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import psycopg
 
 from tests.crash.checker import Row
+from tests.support.keys import Keys
 
 STATES = ("queued", "scheduled", "running", "failed", "waiting", "succeeded", "dead", "cancelled")
 PATIENCE = 60
@@ -29,11 +30,31 @@ class Note(NamedTuple):
 
 
 class Database(ABC):
-    """The tables of one store. Statements are written with SQLite's names and placeholders."""
+    """What one store holds."""
 
     @abstractmethod
-    def all(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """Every row of a query."""
+    def rows(self) -> dict[str, Row]:
+        """Every job."""
+
+    @abstractmethod
+    def held_by(self, pid: int) -> list[tuple[str, int]]:
+        """The leases of one process."""
+
+    @abstractmethod
+    def unended(self) -> int:
+        """Jobs that have not reached their end."""
+
+    @abstractmethod
+    def notes(self) -> list[Note]:
+        """What submitters submitted."""
+
+    @abstractmethod
+    def keys(self) -> dict[str, str]:
+        """The job that each key stands for."""
+
+    @abstractmethod
+    def migrations(self) -> int:
+        """How many steps its schema has taken."""
 
     @abstractmethod
     def recovered(self) -> dict[tuple[str, int], float]:
@@ -43,8 +64,19 @@ class Database(ABC):
     def integrity(self) -> str:
         """What a check of the whole says: ``ok``."""
 
+    def any_running(self) -> bool:
+        """Whether some job is being run."""
+        return any(row.state == "running" for row in self.rows().values())
+
+
+class Tables(Database):
+    """The tables of one store. Statements are written with SQLite's names and placeholders."""
+
+    @abstractmethod
+    def all(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Every row of a query."""
+
     def rows(self) -> dict[str, Row]:
-        """Every job."""
         found = self.all("select id, state, claims, attempts, reason, result from holdfast_job")
         return {
             str(job): Row(
@@ -59,16 +91,13 @@ class Database(ABC):
         }
 
     def held_by(self, pid: int) -> list[tuple[str, int]]:
-        """The leases of one process."""
         sql = "select id, claims from holdfast_job where state = 2 and worker like ?"
         return [(str(job), claims) for job, claims in self.all(sql, f"%-{pid}-%")]
 
     def unended(self) -> int:
-        """Jobs that have not reached their end."""
         return int(self.all("select count(*) from holdfast_job where state < 5")[0][0])
 
     def notes(self) -> list[Note]:
-        """What submitters submitted."""
         found = [
             (str(job), json.loads(payload), bool(keyed))
             for job, payload, keyed in self.all("select id, payload, keyed from holdfast_job")
@@ -76,15 +105,13 @@ class Database(ABC):
         return [Note(job, payload["by"], payload["index"], keyed) for job, payload, keyed in found]
 
     def keys(self) -> dict[str, str]:
-        """The job that each key stands for."""
         return {key: str(job) for key, job in self.all("select key, job_id from holdfast_key")}
 
     def migrations(self) -> int:
-        """How many steps its schema has taken."""
         return int(self.all("select count(*) from holdfast_migration")[0][0])
 
 
-class File(Database):
+class File(Tables):
     """An SQLite file, read only."""
 
     def __init__(self, url: str) -> None:
@@ -103,7 +130,7 @@ class File(Database):
         return str(self.all("pragma integrity_check")[0][0])
 
 
-class Schema(Database):
+class Schema(Tables):
     """A schema of a PostgreSQL database, on whichever server of the URL takes writes."""
 
     def __init__(self, url: str) -> None:
@@ -136,6 +163,55 @@ class Schema(Database):
         return ", ".join(f"{what} of {job}" for what, job in self.all(strays)) or "ok"
 
 
+class Namespace(Database):
+    """The keys of a namespace in Redis."""
+
+    def __init__(self, url: str) -> None:
+        self._keys = Keys(url)
+
+    def rows(self) -> dict[str, Row]:
+        rows = {}
+        for job, fields in self._keys.jobs().items():
+            result = fields.get("result")
+            claims, attempts = int(fields.get("claims", 0)), int(fields.get("attempts", 0))
+            value = None if result is None else json.loads(result)["claims"]
+            rows[job] = Row(job, fields["state"], claims, attempts, fields.get("reason"), value)
+        return rows
+
+    def held_by(self, pid: int) -> list[tuple[str, int]]:
+        return [
+            (job, int(fields["claims"]))
+            for job, fields in self._keys.jobs().items()
+            if fields["state"] == "running" and f"-{pid}-" in fields["worker"]
+        ]
+
+    def unended(self) -> int:
+        return sum(fields["state"] in STATES[:5] for fields in self._keys.jobs().values())
+
+    def notes(self) -> list[Note]:
+        found = [(job, json.loads(fields["payload"]), "key" in fields) for job, fields in self._keys.jobs().items()]
+        return [Note(job, payload["by"], payload["index"], keyed) for job, payload, keyed in found]
+
+    def keys(self) -> dict[str, str]:
+        return {key: held.partition(" ")[2] for key, held in self._keys.hash("keys").items()}
+
+    def migrations(self) -> int:
+        return int(self._keys.hash("meta").get("schema", 0))
+
+    def recovered(self) -> dict[tuple[str, int], float]:
+        return {
+            (job, int(record[0])): int(record[4]) / 1e6
+            for job in self._keys.jobs()
+            for record in self._keys.attempts(job)
+            if record[6] == "crashed"
+        }
+
+    def integrity(self) -> str:
+        return ", ".join(sorted(set(self._keys.strays()))) or "ok"
+
+
 def database_of(url: str) -> Database:
     """The database behind the URL of a store."""
+    if url.startswith("redis:"):
+        return Namespace(url)
     return File(url) if url.startswith("sqlite:") else Schema(url)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from tests.support import postgres
+from tests.support import postgres, redis
 
 Home = Callable[[Path], AbstractContextManager[str]]
 """From a folder of the test's own to the URL of an empty store that is the test's own too, and goes with it."""
@@ -30,13 +30,27 @@ def postgres_schema(major: int) -> Home:
     return home
 
 
+def redis_namespace(kind: str) -> Home:
+    """A namespace, empty, on the server that the tests of this process share."""
+
+    @contextmanager
+    def home(folder: Path) -> Iterator[str]:
+        server = redis.shared(kind)
+        with server.fresh_namespace() as namespace:
+            yield server.url(namespace=namespace)
+
+    return home
+
+
 STORES: dict[str, Home] = {
     "sqlite": sqlite_file,
     "postgres": postgres_schema(postgres.MAIN),
     "postgres16": postgres_schema(postgres.FLOOR),
+    "redis": redis_namespace(redis.MAIN),
+    **{f"redis{number}": redis_namespace(kind) for number, kind in zip((6,), redis.FLOORS, strict=False)},
 }
 """Every store there is, by the name that tests of it alone have in the names of their files."""
-OLDER = frozenset({"postgres16"})
+OLDER = frozenset({"postgres16", "redis6"})
 """Of them, the older versions: conformance alone is tested on each of these."""
 
 

@@ -66,7 +66,7 @@ def killed_at(folder: Path, home: Home, *, points: Sequence[str] = WORKING, roun
 
 def _leave_leases(fleet: Fleet) -> None:
     """See to it that a sweeper finds some: whoever died last may have settled all it had."""
-    while not fleet.database.all("select 1 from holdfast_job where state = 2 limit 1"):
+    while not fleet.database.any_running():
         before, process = len(fleet.runs()), fleet.start(WORKER)
         until(lambda before=before: len(fleet.runs()) > before, 20, "more executions")
         fleet.kill(process)

@@ -1,0 +1,285 @@
+"""The hot path: submit, claim, settle, beat. Each is one script for up to ``PIECE`` jobs; more take several."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.job import (
+    TERMINAL,
+    Beat,
+    Claim,
+    Held,
+    Job,
+    JobState,
+    Lease,
+    NewJob,
+    Order,
+    Pulse,
+    Settled,
+    Settlement,
+    Submitted,
+)
+from holdfast.store import EVERY_QUEUE
+from holdfast.stores.redis.links import Argument, Links, in_pieces
+from holdfast.stores.redis.news import News
+from holdfast.stores.redis.rows import Kinds, claimed_job, settlements, span_us, submission
+from holdfast.stores.redis.scripts import Script
+
+PIECE = 200
+"""Jobs one script handles: about 2 ms, for which everybody else waits."""
+_PROMOTE_ROUNDS = 5  # scripts a claim spends on what is due before it takes regardless
+_LOOKS_MOST = 100  # scripts a claim spends on ids that nobody can claim any more
+_HELD = (Held.LOST, Held.HELD, Held.CANCEL)
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a claim asks for."""
+
+    worker: str
+    wants: Mapping[str, int]
+    limit: int
+    lease_for: timedelta
+    suspects: int
+    alone: bool
+    only: Sequence[str] | None
+    promote: bool
+
+
+class Hot:
+    """The verbs, over the store's scripts."""
+
+    def __init__(self, links: Links, news: News, scripts: Mapping[str, Script], kinds: Kinds) -> None:
+        self._links = links
+        self._news = news
+        self._scripts = scripts
+        self._kinds = kinds
+        self._served = ""  # the queue a claim served last
+        self._doubtful: set[tuple[str, int]] = set()  # leases whose settlement was sent and never answered
+
+    # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store the batch, each piece of it whole; nothing of it where one job cannot be stored at all."""
+        whole = self._links.address.whole
+        pieces = [(piece, _encoded(submission(piece, whole=whole))) for piece in in_pieces(jobs, PIECE)]
+        answers: list[Submitted] = []
+        for piece, arguments in pieces:
+            answers += await self._submit_piece(piece, arguments)
+        return answers
+
+    async def _submit_piece(self, jobs: Sequence[NewJob], arguments: Sequence[Argument]) -> list[Submitted]:
+        doubts: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
+        reply = await self._links.run(
+            self._scripts["submit"], *arguments, doubt=lambda: doubts.append(True), synced=True
+        )
+        answers = [
+            Submitted(job.id, bool(each) or bool(doubts)) if isinstance(each, int) else Submitted(each.decode(), False)
+            for job, each in zip(jobs, reply, strict=True)
+        ]
+        self._news.tell({f"queue:{job.queue}" for job in jobs})
+        return answers
+
+    # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
+    async def claim(self, wish: Wish) -> Claim:
+        """Make due jobs ready, take what is wanted, say when the next falls due."""
+        if wish.only is not None:
+            return await self._claim_delivered(wish, wish.only)
+        claiming = _Claiming(wish)
+        while not claiming.over:
+            try:
+                reply = await self._links.run(
+                    self._scripts["claim"],
+                    wish.worker,
+                    span_us(wish.lease_for),
+                    self._links.address.task,
+                    *claiming.arguments(self._served),
+                )
+            except HoldfastError:
+                if claiming.jobs:  # these are ours already
+                    break
+                raise
+            self._served = reply[5].decode()
+            claiming.take(await self._readable(reply[0]), reply)
+        return claiming.claim()
+
+    async def _claim_delivered(self, wish: Wish, only: Sequence[str]) -> Claim:
+        jobs: list[Job] = []
+        until = None
+        slots = dict(wish.wants)
+        star = slots.pop(EVERY_QUEUE, None)
+        most = 1 << 30 if wish.alone else min(1, wish.suspects)
+        for ids in in_pieces(list(dict.fromkeys(only)), PIECE):
+            named = [argument for pair in slots.items() for argument in pair]
+            taken, until = await self._links.run(
+                self._scripts["deliver"],
+                wish.worker,
+                span_us(wish.lease_for),
+                self._links.address.task,
+                (1 if wish.alone else wish.limit) - len(jobs),
+                most,
+                int(wish.promote),
+                "" if star is None else star,
+                len(slots),
+                *named,
+                *ids,
+            )
+            for job in await self._readable(taken):
+                jobs.append(job)
+                if job.queue in slots:
+                    slots[job.queue] -= 1
+                elif star is not None:
+                    star -= 1
+        return Claim(jobs=jobs, refused=len(only) - len(jobs), lease_until_us=None if until is None else int(until))
+
+    async def _readable(self, rows: Sequence[Any]) -> list[Job]:
+        """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
+        jobs = []
+        for row in rows:
+            try:
+                jobs.append(claimed_job(row, self._kinds))
+            except (ValueError, AttributeError) as error:
+                text = f"the stored job cannot be read: {error}"
+                await self._links.run(self._scripts["bury"], row[0], text)
+        return jobs
+
+    # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
+    async def settle(self, batch: Sequence[Settlement]) -> list[Settled]:
+        """Apply what is still guarded, in order; what was refused is told where it stands."""
+        answers: list[Settled] = []
+        for piece in in_pieces(batch, PIECE):
+            answers += await self._settle_piece(piece)
+        return answers
+
+    async def _settle_piece(self, piece: Sequence[Settlement]) -> list[Settled]:
+        reply = await self._links.run(
+            self._scripts["settle"], *settlements(piece), doubt=lambda: self._doubt(piece), synced=True
+        )
+        answers, ended, others = [], [], False
+        for each, answer in zip(piece, reply, strict=True):
+            if answer == 1:
+                answers.append(Settled(each.job_id, each.claims, True, JobState.SUCCEEDED))
+                ended.append(each.job_id)
+            elif answer[0]:
+                state = JobState(answer[1].decode())
+                answers.append(Settled(each.job_id, each.claims, True, state, int(answer[2])))
+                if state in TERMINAL:
+                    ended.append(each.job_id)
+                else:
+                    others = True
+            else:
+                state_now = JobState(answer[1].decode()) if len(answer) > 1 and answer[1] else None
+                answers.append(await self._refused(each, state_now))
+        # Which queues something became ready in the script knows; whoever waits here for any of them looks.
+        self._news.tell({"queue:*"} if others else (), ended)
+        return answers
+
+    def _doubt(self, batch: Sequence[Settlement]) -> None:
+        self._doubtful.update((each.job_id, each.claims) for each in batch)
+
+    async def _refused(self, each: Settlement, state: JobState | None) -> Settled:
+        """A settlement that was sent before, unanswered, and stands as it asked for was accepted then."""
+        lease = (each.job_id, each.claims)
+        accepted = False
+        if lease in self._doubtful and state is each.state:
+            self._doubtful.discard(lease)
+            (standing,) = await self._links.run(self._scripts["states"], each.job_id)
+            accepted = standing is not None and int(standing[1]) == each.claims
+        return Settled(each.job_id, each.claims, accepted, state)
+
+    # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:
+        """Extend what is still held; what each lease has become."""
+        said = msgspec.structs.asdict(pulse)
+        fields = [argument for pair in said.items() for argument in pair]
+        held: list[Held] = []
+        ordered = "none"
+        pieces = list(in_pieces(leases, PIECE)) or [[]]
+        for number, piece in enumerate(pieces):
+            reply = await self._links.run(
+                self._scripts["beat"],
+                pulse.worker,
+                span_us(lease_for),
+                int(number == 0),
+                len(said),
+                *fields,
+                *(argument for lease in piece for argument in (lease.job_id, lease.claims)),
+            )
+            ordered = reply[0].decode()
+            held += [_HELD[each] for each in reply[1:]]
+        return Beat(held=held, order=Order(ordered))
+
+
+class _Claiming:
+    """One claim's progress through its scripts."""
+
+    def __init__(self, wish: Wish) -> None:
+        self._wish = wish
+        self._slots = {queue: max(0, slots) for queue, slots in wish.wants.items()}
+        self._star = self._slots.pop(EVERY_QUEUE, 0)
+        self._suspects = wish.suspects
+        self._asked = 0
+        self._rounds = 0
+        self._looks = 0
+        self.jobs: list[Job] = []
+        self.over = not any(self._slots.values()) and not self._star
+        self._promoted = 0
+        self._quarantined = False
+        self._due_in = -1
+        self._until_us: int | None = None
+
+    def arguments(self, served: str) -> list[Argument]:
+        """What the next script is asked."""
+        wish = self._wish
+        self._asked = 1 if wish.alone else min(PIECE, wish.limit - len(self.jobs))
+        named = sorted(self._slots)
+        turn = bisect_right(named, served)
+        pairs = [argument for queue in named[turn:] + named[:turn] for argument in (queue, self._slots[queue])]
+        return [
+            self._asked,
+            max(0, self._suspects),
+            int(wish.alone),
+            int(wish.promote),
+            int(self._rounds + 1 >= _PROMOTE_ROUNDS),
+            self._star or "",
+            served,
+            *pairs,
+        ]
+
+    def take(self, jobs: list[Job], reply: Sequence[Any]) -> None:
+        """Note what a script has answered."""
+        rows, promoted, due_in, quarantined, until, _, more = reply
+        self._promoted += promoted
+        self._due_in = int(due_in)
+        self._quarantined = self._quarantined or bool(quarantined)
+        self._until_us = int(until)
+        self.jobs += jobs
+        for job in jobs:
+            self._suspects -= job.losses > 0
+            self._slots[job.queue] = self._slots.get(job.queue, self._star) - 1
+        self._rounds += more == 2
+        self._looks += more == 1
+        full = len(self.jobs) >= (1 if self._wish.alone else self._wish.limit)
+        again = more == 2 or (more == 1 and self._looks < _LOOKS_MOST) or len(rows) >= self._asked
+        self.over = full or not again
+
+    def claim(self) -> Claim:
+        return Claim(
+            jobs=self.jobs,
+            promoted=self._promoted,
+            next_due=None if self._due_in < 0 else timedelta(microseconds=self._due_in),
+            quarantined=self._quarantined,
+            lease_until_us=self._until_us,
+        )
+
+
+def _encoded(arguments: Sequence[Argument]) -> list[Argument]:
+    """The arguments as bytes: a text that is none fails here, before any piece of its batch is stored."""
+    try:
+        return [argument.encode() if isinstance(argument, str) else argument for argument in arguments]
+    except UnicodeEncodeError as error:
+        raise Invalid("job", error.object, "write it as UTF-8, without lone surrogates") from error

@@ -1,0 +1,142 @@
+"""Operating on jobs, queues and workers, bounded; and the upkeep anyone may do at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+from holdfast.job import Job, JobFilter, JobState, Operated, Order
+from holdfast.stores.redis.hot import PIECE
+from holdfast.stores.redis.links import Links, in_pieces
+from holdfast.stores.redis.news import News
+from holdfast.stores.redis.read import Read
+from holdfast.stores.redis.rows import Kinds, shown_job, span_us
+from holdfast.stores.redis.scripts import Script
+
+_FORGOTTEN_AFTER = timedelta(days=1)
+"""How long a worker that fell silent is still listed."""
+
+
+class Chosen(NamedTuple):
+    """Jobs an operation is to try."""
+
+    ids: list[str]
+    more: bool  # whether more would match
+    standing: Mapping[str, str]  # the state and claims in which a filter chose them; empty: they were named
+
+
+def named(ids: Sequence[str], limit: int) -> Chosen:
+    """Jobs chosen by id."""
+    once = list(dict.fromkeys(ids))
+    return Chosen(once[:limit], len(once) > limit, {})
+
+
+class Operate:
+    """The verbs, over the store's scripts."""
+
+    def __init__(self, links: Links, news: News, scripts: Mapping[str, Script], read: Read, kinds: Kinds) -> None:
+        self._links = links
+        self._news = news
+        self._scripts = scripts
+        self._read = read
+        self._kinds = kinds
+
+    # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
+    async def cancel(self, chosen: Chosen) -> Operated:
+        """End what waits; flag what runs and tell its worker."""
+        operated = await self._each("cancel", chosen)
+        ended = [job_id for job_id, state in operated.changed if state is JobState.CANCELLED]
+        # Whose worker runs the others the script knows; those here look.
+        self._news.tell({"worker:*"} if len(ended) < len(operated.changed) else (), ended)
+        return operated
+
+    async def replay(self, chosen: Chosen, *, force: bool, payload: str | None) -> Operated:
+        """Back to queued with a new budget."""
+        operated = await self._each("replay", chosen, force=force, payload=payload)
+        self._news.tell({"queue:*"} if operated.changed else ())
+        return operated
+
+    async def delete(self, chosen: Chosen) -> Operated:
+        """Remove jobs with their keys and history."""
+        return await self._each("delete", chosen)
+
+    async def _each(self, verb: str, chosen: Chosen, *, force: bool = False, payload: str | None = None) -> Operated:
+        """The answer, in the order of the question. What a filter chose and matches no more is nobody's business."""
+        flags = ("f" if force else "") + ("w" if self._links.address.whole else "")
+        changed: list[tuple[str, JobState]] = []
+        refused: list[tuple[str, JobState | None]] = []
+        for ids in in_pieces(chosen.ids, PIECE):
+            guarded = [argument for job_id in ids for argument in (job_id, chosen.standing.get(job_id, ""))]
+            said = "" if payload is None else "=" + payload
+            reply = await self._links.run(self._scripts["operate"], verb, flags, said, *guarded, synced=True)
+            for job_id, (state, done) in zip(ids, reply, strict=True):
+                if done == 1:
+                    changed.append((job_id, JobState(state.decode())))
+                elif done == 0:
+                    refused.append((job_id, None if state is None else JobState(state.decode())))
+        return Operated(changed=changed, refused=refused, more=chosen.more)
+
+    async def choose(
+        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False
+    ) -> Chosen:
+        """What a filter matches, oldest first. Only ever states the operation accepts; ``unasked`` leaves out running
+        jobs that were asked to stop already, so that a series of calls ends."""
+        jobs = await self._read.oldest(where, legal, limit + 1, unasked=unasked)
+        standing = {job.id: f"{job.state.value} {job.claims}" for job in jobs[:limit]}
+        return Chosen(list(standing), len(jobs) > limit, standing)
+
+    async def pause(self, queue: str, *, paused: bool) -> None:
+        """Close or open a queue for claims."""
+        await self._links.run(self._scripts["pause"], int(paused), queue)
+        if not paused:
+            self._news.tell({f"queue:{queue}"})
+
+    async def order(self, order: Order, workers: Sequence[str] | None) -> list[str]:
+        """Write down what living workers are to do, and wake them."""
+        names = ("all",) if workers is None else ("named", *workers)
+        told = [worker.decode() for worker in await self._links.run(self._scripts["order"], order.value, *names)]
+        self._news.tell({f"worker:{worker}" for worker in told})
+        return told
+
+    # ── upkeep ────────────────────────────────────────────────────────────────────────────────────────────────
+    async def leave(self, worker: str) -> None:
+        """Forget a worker that has stopped."""
+        await self._links.run(self._scripts["leave"], worker)
+
+    async def promote(self, *, limit: int) -> int:
+        """Make due jobs of every queue ready."""
+        promoted = 0
+        while promoted < limit:
+            piece = min(PIECE, limit - promoted)
+            number = int(await self._links.run(self._scripts["promote"], piece))
+            promoted += number
+            if number < piece:
+                break
+        self._news.tell({"queue:*"} if promoted else ())
+        return promoted
+
+    async def expired(self, *, limit: int) -> list[Job]:
+        """Running jobs whose lease ran out."""
+        found: list[Job] = []
+        while len(found) < limit:
+            piece = min(PIECE, limit - len(found))
+            jobs, looked = await self._links.run(self._scripts["expired"], len(found), piece)
+            found += [shown_job(row, self._kinds) for row in jobs]
+            if looked < piece:
+                break
+        return found
+
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        """Delete what ended long enough ago, up to ``limit`` jobs in all."""
+        pruned = 0
+        ended = {JobState.SUCCEEDED.value, JobState.DEAD.value, JobState.CANCELLED.value}
+        for state, span in ended_for.items():
+            while state in ended and pruned < limit:
+                piece = min(PIECE, limit - pruned)
+                number, looked = await self._links.run(self._scripts["prune"], state, span_us(span), piece)
+                pruned += number
+                if not looked:
+                    break
+        await self._links.run(self._scripts["prune_rest"], min(limit, PIECE), span_us(_FORGOTTEN_AFTER))
+        return pruned

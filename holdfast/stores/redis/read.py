@@ -1,0 +1,198 @@
+"""Reading: jobs, counts, queues, workers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import Invalid
+from holdfast.job import TERMINAL, Attempt, Job, JobFilter, JobState, Order, Page, Pulse, QueueInfo, WorkerInfo
+from holdfast.stores.redis.links import Links, in_pieces
+from holdfast.stores.redis.rows import Kinds, fields_of, matches, shown_attempt, shown_job
+from holdfast.stores.redis.scripts import Script
+
+_PIECE = 200
+_NEWEST = 1 << 53  # behind every submission
+_FEW = 10_000  # ended jobs that are rather sorted than looked for among all
+_UNSUCCESSFUL = (JobState.DEAD, JobState.CANCELLED)
+
+Found = tuple[int, Job]
+"""A job and its place in the order of submission."""
+
+
+class Read:
+    """The verbs, over the store's scripts."""
+
+    def __init__(self, links: Links, scripts: Mapping[str, Script], kinds: Kinds) -> None:
+        self._links = links
+        self._scripts = scripts
+        self._kinds = kinds
+        self._prefix = links.address.prefix
+
+    # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def get(self, job_id: str) -> Job | None:
+        """One job by id."""
+        found = await self._show([job_id])
+        return found[0][1] if found else None
+
+    async def by_key(self, key: str) -> Job | None:
+        """The job a key stands for."""
+        held = await self._links.command("HGET", self._prefix + "keys", key)
+        return None if held is None else await self.get(held.decode().partition(" ")[2])
+
+    async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
+        """A page of jobs, newest first; the cursor is the place of the page before's last job."""
+        before = _NEWEST if cursor is None else _place(cursor)
+        few = await self._few(where)
+        if few is not None:
+            found = [each for each in few if each[0] < before][: limit + 1]
+        else:
+            found = []
+            async for each in self._newest(where, before):
+                found.append(each)
+                if len(found) > limit:
+                    break
+        jobs = [job for _, job in found[:limit]]
+        return Page(jobs=jobs, cursor=str(found[limit - 1][0]) if len(found) > limit else None)
+
+    async def count(self, where: JobFilter) -> int:
+        """How many jobs match."""
+        if where == JobFilter(states=where.states, queue=where.queue):
+            counts, _ = await self._counted()
+            return sum(
+                number
+                for (state, queue), number in counts.items()
+                if (not where.states or state in where.states) and where.queue in (None, queue)
+            )
+        number = 0
+        async for _, jobs in self._scan("newest", _NEWEST, whole=False):
+            number += sum(matches(job, where) for _, job in jobs)
+        return number
+
+    async def oldest(self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool) -> list[Job]:
+        """The first jobs that match, in one of these states."""
+        asked = frozenset(where.states) & legal if where.states else legal
+        if not asked:
+            return []
+        where = msgspec.structs.replace(where, states=tuple(asked))
+        few = await self._few(where)
+        if few is not None:
+            return [job for _, job in reversed(few)][:limit]
+        found: list[Job] = []
+        async for _, jobs in self._scan("oldest", 0, whole=False):
+            found += [job for _, job in jobs if matches(job, where) and not (unasked and job.cancelling)]
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    async def _newest(self, where: JobFilter, before: int) -> AsyncIterator[Found]:
+        everything = where == JobFilter()
+        async for _, jobs in self._scan("newest", before, whole=everything):
+            if everything:
+                shown = jobs
+            else:
+                ids = [job.id for _, job in jobs if matches(job, where)]
+                shown = [each for each in await self._show(ids) if matches(each[1], where)]
+            for each in shown:
+                yield each
+
+    async def _scan(self, order: str, edge: int, *, whole: bool) -> AsyncIterator[tuple[int, list[Found]]]:
+        """All jobs from a place on, piece by piece."""
+        more = 1
+        while more:
+            rows, last, more = await self._links.run(self._scripts["scan"], order, edge, _PIECE, int(whole))
+            edge = int(last)
+            yield edge, self._found(rows)
+
+    async def _show(self, ids: list[str]) -> list[Found]:
+        found: list[Found] = []
+        for piece in in_pieces(ids, _PIECE):
+            found += self._found(await self._links.run(self._scripts["show"], *piece))
+        return found
+
+    def _found(self, rows: list[Any]) -> list[Found]:
+        return [(int(fields_of(row[1]).get(b"seq", b"0")), shown_job(row, self._kinds)) for row in rows]
+
+    async def _few(self, where: JobFilter) -> list[Found] | None:
+        """All that match, newest first, where only unsuccessful ones are asked for and these are few."""
+        if not where.states or not set(where.states) <= set(_UNSUCCESSFUL):
+            return None
+        ids: list[str] = []
+        for state in set(where.states):
+            members = await self._links.command("ZRANGE", f"{self._prefix}ended:{state.value}", 0, _FEW)
+            ids += [member.decode() for member in members]
+        if len(ids) > _FEW:
+            return None
+        found = [each for each in await self._show(ids) if matches(each[1], where)]
+        return sorted(found, key=lambda each: each[0], reverse=True)
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        """The attempts of a job that did not succeed."""
+        return [
+            shown_attempt(each)
+            for each in await self._links.command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1)
+        ]
+
+    async def over(self, job_ids: list[str]) -> bool:
+        """Whether one of these jobs has ended, or is gone."""
+        states = await self._links.run(self._scripts["states"], *job_ids)
+        return any(each is None or JobState(each[0].decode()) in TERMINAL for each in states)
+
+    # ── queues and workers ────────────────────────────────────────────────────────────────────────────────────
+    async def _counted(self) -> tuple[dict[tuple[JobState, str], int], set[str]]:
+        flat, paused = await self._links.run(self._scripts["queues"])
+        counts = {}
+        for field, number in fields_of(flat).items():
+            state, _, queue = field.decode().partition(":")
+            counts[JobState(state), queue] = int(number)
+        return counts, {queue.decode() for queue in paused}
+
+    async def queues(self) -> list[QueueInfo]:
+        """Every queue with its counts."""
+        counts, paused = await self._counted()
+        states: dict[str, dict[str, int]] = {queue: {} for queue in paused}
+        for (state, queue), number in counts.items():
+            states.setdefault(queue, {})[state.value] = number
+        names = sorted(states)
+        ages: list[Any] = []
+        for piece in in_pieces(names, 50):
+            ages += await self._links.run(self._scripts["queues"], *piece)
+        return [
+            QueueInfo(
+                name=name,
+                paused=name in paused,
+                states=states[name],
+                oldest_ready=None if age is None else timedelta(microseconds=int(age)),
+            )
+            for name, age in zip(names, ages, strict=True)
+        ]
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Every registered worker, the longest running first."""
+        found = []
+        for flat, alive in await self._links.run(self._scripts["workers"]):
+            said = {name.decode(): value.decode() for name, value in fields_of(flat).items()}
+            pulse = msgspec.convert({name: said[name] for name in Pulse.__struct_fields__}, Pulse, strict=False)
+            found.append(
+                WorkerInfo(
+                    pulse=pulse,
+                    started_at_us=int(said["started"]),
+                    seen_at_us=int(said["seen"]),
+                    alive=bool(alive),
+                    order=Order(said.get("ordered", "none")),
+                )
+            )
+        return sorted(found, key=lambda info: info.started_at_us)
+
+    async def now_us(self) -> int:
+        """The store's clock."""
+        return int(await self._links.run(self._scripts["now"]))
+
+
+def _place(cursor: str) -> int:
+    if not cursor.isascii() or not cursor.isdecimal() or len(cursor) > 16 or int(cursor) > _NEWEST:
+        raise Invalid("cursor", cursor, "give the cursor of an earlier page, unchanged")
+    return int(cursor)

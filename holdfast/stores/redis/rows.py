@@ -1,0 +1,234 @@
+"""Between hashes and nouns. Payloads and results are text that is never looked into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import msgspec
+
+from holdfast.errors import Invalid
+from holdfast.job import (
+    MICROSECOND,
+    Attempt,
+    Job,
+    JobFilter,
+    JobState,
+    NewJob,
+    Options,
+    Settlement,
+    microseconds,
+)
+from holdfast.stores.redis.links import Argument
+
+Fields: TypeAlias = dict[bytes, bytes]
+
+_MOST = 1 << 53  # a number Lua and a sorted set keep exactly
+_LEVELS = 1_000_000
+_encode = msgspec.json.Encoder().encode
+_options = msgspec.json.Decoder(Options).decode
+_attempt = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
+
+Kind: TypeAlias = tuple[int, int | None, str, str]
+"""What never changes of a job: priority, max_attempts, queue, task."""
+
+
+def span_us(span: timedelta) -> int:
+    """A duration in microseconds."""
+    return span // MICROSECOND
+
+
+# ── into Redis ────────────────────────────────────────────────────────────────────────────────────────────────────
+def submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
+    """A batch as arguments of ``submit``. Invalid for what Redis cannot hold exactly."""
+    kinds: dict[str, int] = {}
+    rest: list[Argument] = []
+    for job in jobs:
+        if job.run_at_us is None:
+            when = "" if job.delay is None else f"+{span_us(job.delay)}"
+        elif abs(job.run_at_us) >= _MOST:
+            raise Invalid("run_at", job.run_at_us, "give an instant within 200 years")
+        else:
+            when = f"={job.run_at_us}"
+        kind = kind_text(job)
+        rest += (job.id, kinds.setdefault(kind, len(kinds) + 1), when, job.payload)
+        if job.key is None and job.options is None:
+            rest.append("")
+            continue
+        key = "" if job.key is None else "=" + job.key
+        keep_for = "" if job.key_for is None else f"={span_us(job.key_for)}"
+        options = b"" if job.options is None else b"=" + _encode(job.options)
+        rest += ("x", key, keep_for, options)
+    return ["1" if whole else "0", len(kinds), *kinds, *rest]
+
+
+def kind_text(job: NewJob) -> str:
+    """What never changes of a job, as its hash holds it."""
+    if abs(job.priority) > _LEVELS:
+        raise Invalid("priority", job.priority, f"give from -{_LEVELS} to {_LEVELS}")
+    if "\n" in job.queue:
+        raise Invalid("queue", job.queue, "leave the line break out")
+    most = "-" if job.max_attempts is None else job.max_attempts
+    return f"{job.priority} {most} {job.queue}\n{job.task}"
+
+
+def settlements(batch: Sequence[Settlement]) -> list[Argument]:
+    """A batch as arguments of ``settle``."""
+    found: list[Argument] = []
+    for each in batch:
+        if each.state is JobState.SUCCEEDED and not each.expired and not each.refund and each.delay is None:
+            found += (each.job_id, each.claims, "s", each.result or "")
+            continue
+        found += (
+            each.job_id,
+            each.claims,
+            each.state.value,
+            each.reason.value if each.reason is not None else "",
+            "" if each.delay is None else span_us(each.delay),
+            ("r" if each.refund else "") + ("e" if each.expired else ""),
+            each.result or "",
+            "" if each.error is None else "=" + each.error,
+            "" if each.traceback is None else "=" + each.traceback,
+        )
+    return found
+
+
+# ── out of Redis ──────────────────────────────────────────────────────────────────────────────────────────────────
+class Kinds:
+    """Reads kinds; most jobs are of few."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Kind] = {}
+
+    def __call__(self, text: bytes) -> Kind:
+        """ValueError for one that another program spoiled."""
+        known = self._known.get(text)
+        if known is None:
+            head, _, task = text.decode().partition("\n")
+            priority, most, queue = head.split(" ", 2)
+            known = (int(priority), None if most == "-" else int(most), queue, task)
+            if len(self._known) >= 1000:
+                self._known.clear()
+            self._known[text] = known
+        return known
+
+
+def claimed_job(row: Sequence[Any], kinds: Kinds) -> Job:
+    """A job as a claim delivers it. ValueError or MsgspecError for what another program spoiled."""
+    job_id, kind, payload, claims, attempts, losses, due, created, options = row
+    priority, most, queue, task = kinds(kind)
+    return Job(
+        job_id.decode(),
+        task,
+        queue,
+        payload.decode(),
+        int(claims),
+        int(attempts),
+        most,
+        priority,
+        int(losses or 0),
+        int(due),
+        int(created or due),
+        None if options is None else _options(options),
+    )
+
+
+def fields_of(flat: Sequence[bytes]) -> Fields:
+    """A hash from the flat list a script answers."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def whole_text(fields: Fields, name: bytes) -> str | None:
+    """A text that may be in pieces."""
+    text = fields.get(name)
+    if text is None:
+        return None
+    if len(text) == 64:
+        for number in range(1, 8):
+            piece = fields.get(name + b"%d" % number)
+            if piece is None:
+                break
+            text += piece
+    return text.decode("utf-8", "replace")
+
+
+def shown_job(row: Sequence[Any], kinds: Kinds) -> Job:
+    """A job as a reader is shown it. What another program spoiled is left out."""
+    job_id, flat, lease = row
+    fields = fields_of(flat)
+    try:
+        priority, most, queue, task = kinds(fields.get(b"kind", b""))
+    except ValueError:
+        priority, most, queue, task = 0, None, "", ""
+    state = JobState(fields.get(b"state", b"queued").decode())
+    due = _int(fields, b"dueTime") or 0
+    return Job(
+        job_id.decode(),
+        task,
+        queue,
+        whole_text(fields, b"payload") or "null",
+        _int(fields, b"claims") or 0,
+        _int(fields, b"attempts") or 0,
+        most,
+        priority,
+        _int(fields, b"losses") or 0,
+        due,
+        _int(fields, b"created") or due,
+        _readable_options(whole_text(fields, b"options")),
+        state,
+        _text(fields, b"worker"),
+        int(float(lease)) if lease is not None and state is JobState.RUNNING else None,
+        _int(fields, b"pickupTime"),
+        _int(fields, b"endTime"),
+        _text(fields, b"reason"),
+        whole_text(fields, b"error"),
+        whole_text(fields, b"result"),
+        _text(fields, b"key"),
+        b"cancel" in fields,
+    )
+
+
+def _readable_options(text: str | None) -> Options | None:
+    try:
+        return None if text is None else _options(text)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _text(fields: Fields, name: bytes) -> str | None:
+    value = fields.get(name)
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def _int(fields: Fields, name: bytes) -> int | None:
+    value = fields.get(name)
+    try:
+        return None if value is None else int(value)
+    except ValueError:
+        return None
+
+
+def shown_attempt(entry: bytes) -> Attempt:
+    """An attempt from its record."""
+    claims, attempt, worker, started, ended, state, *texts = _attempt(entry)  # false: there is none
+    reason, error, traceback = (None if text is False else text for text in texts)
+    began = None if started is False else int(started)
+    return Attempt(
+        int(claims), int(attempt), worker or None, began, int(ended), JobState(state), reason, error, traceback
+    )
+
+
+def matches(job: Job, where: JobFilter) -> bool:
+    """Whether a filter says this of a job."""
+    return (
+        (not where.states or job.state in where.states)
+        and (where.queue is None or job.queue == where.queue)
+        and (not where.tasks or job.task in where.tasks)
+        and (where.tag is None or where.tag in job.carried.tags)
+        and (where.reason is None or job.reason == where.reason)
+        and (where.worker is None or job.worker == where.worker)
+        and (where.error is None or (job.error is not None and where.error in job.error))
+        and (where.created_after is None or job.created_at_us > microseconds(where.created_after))
+        and (where.created_before is None or job.created_at_us < microseconds(where.created_before))
+    )

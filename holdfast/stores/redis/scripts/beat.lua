@@ -1,0 +1,30 @@
+-- Registers a worker and extends its live leases. ARGV: 3 worker, 4 lease in microseconds, 5 "1" to register, 6 number of
+-- fields of the worker, the fields and their values, then id and claims of each lease. Answers the order, then 0 lost,
+-- 1 held, 2 asked to stop for each lease.
+even_if_full()
+local until_ = int(now + tonumber(ARGV[4]))
+local worker = ensure(P .. 'worker:' .. ARGV[3], 'hash')
+local at = 7 + 2 * tonumber(ARGV[6])
+if ARGV[5] == '1' then
+    call('HSET', worker, 'seen', NOW, 'until', until_, unpack(ARGV, 7, at - 1))
+    call('HSETNX', worker, 'started', NOW)
+    call('ZADD', ensure(P .. 'workers', 'zset'), until_, ARGV[3])
+end
+local answers, extended = { call('HGET', worker, 'ordered') or 'none' }, {}
+ensure(LEASES, 'zset')
+for i = at, #ARGV, 2 do
+    local v = read(ARGV[i], 'state', 'claims', 'cancel')
+    local lease = v and v[1] == 'running' and v[2] == ARGV[i + 1] and call('ZSCORE', LEASES, ARGV[i])
+    if lease and tonumber(lease) > now then
+        extended[#extended + 1] = until_
+        extended[#extended + 1] = ARGV[i]
+        answers[#answers + 1] = v[3] and 2 or 1
+    else
+        answers[#answers + 1] = 0
+    end
+end
+if #extended > 0 then
+    call('ZADD', LEASES, unpack(extended))
+end
+finish()
+return answers

@@ -1,0 +1,195 @@
+-- Claims ready jobs in their order. ARGV: 6 limit, 7 suspects, 8 "1" to take one quarantined job alone, 9 "1" to make due
+-- jobs ready first, 10 "1" to take although more are due than this made ready, 11 slots of every other queue or "",
+-- 12 the queue served last, then queue and slots of each that is named, in the order of their turn.
+-- Answers jobs, promoted, microseconds until the next falls due or -1, quarantined, lease end, served, what to do: 0
+-- that was all, 1 there was more to look through, 2 nothing was taken because more is due.
+even_if_full()
+local limit, suspects, alone = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
+local star, served = tonumber(ARGV[11]), ARGV[12]
+local named, turn, paused = {}, {}, paused_queues()
+local promoted, quarantined, more, budget, haunted = 0, 0, 0, limit + 2 * MOST, false
+for i = 13, #ARGV, 2 do
+    named[ARGV[i]] = tonumber(ARGV[i + 1])
+    turn[#turn + 1] = ARGV[i]
+end
+ensure(P .. 'due', 'zset')
+ensure(P .. 'queues', 'zset')
+
+local function make_ready()
+    local queues = turn
+    if star then
+        queues = call('ZRANGEBYSCORE', P .. 'due', '-inf', NOW, 'LIMIT', 0, MOST)
+        if call('EXISTS', ensure(SCHEDULE, 'zset')) == 1 then
+            queues[#queues + 1] = 'default' -- somebody may have put a job there by hand
+        end
+    end
+    for _, queue in ipairs(queues) do
+        if (star or named[queue] > 0) and promoted < MOST then
+            promoted = promoted + promote(queue, MOST - promoted)
+        end
+    end
+end
+
+local function next_due()
+    local first
+    if star then
+        first = call('ZRANGE', P .. 'due', 0, 0, 'WITHSCORES')[2]
+        first = first and tonumber(first)
+    else
+        for _, queue in ipairs(turn) do
+            local entry = named[queue] > 0 and call('ZRANGE', schedule_of(queue), 0, 0, 'WITHSCORES')[2]
+            if entry and (not first or tonumber(entry) < first) then
+                first = tonumber(entry)
+            end
+        end
+    end
+    return first and int(math.max(0, first - now)) or '-1'
+end
+
+local function take_quarantined(queue)
+    local best, chosen
+    for _, id in ipairs(call('ZRANGE', quarantine_of(queue), 0, MOST - 1)) do
+        local v = read(id, unpack(FIELDS))
+        local known = v and kind_of(v[2] or '')
+        if not known or v[1] ~= 'queued' then
+            call('ZREM', quarantine_of(queue), id)
+        else
+            local stands = { -number(known.level), number(v[6]), number(v[10]) }
+            if not best or stands[1] < best[1] or stands[1] == best[1] and before({ stands[2], stands[3] }, { best[2], best[3] }) then
+                best, chosen = stands, { id, v }
+            end
+        end
+    end
+    if chosen then
+        call('ZREM', quarantine_of(queue), chosen[1])
+        take(chosen[1], chosen[2])
+    end
+end
+
+-- Whether an id met in a ready list is a job to take: its fields, or "suspect" for one to leave there.
+local function claimable(id, queue)
+    if haunted and laid_to_rest(id) then
+        return nil
+    end
+    local v = read(id, unpack(FIELDS))
+    if not v or not v[2] then
+        v = adopt(id, queue)
+    end
+    local known = v and kind_of(v[2])
+    if not known then
+        return nil
+    end
+    if v[1] == 'scheduled' or v[1] == 'failed' then -- moved by hand
+        if call('ZSCORE', schedule_of(known.queue), id) then
+            return nil
+        end
+    elseif v[1] ~= 'queued' then
+        return nil
+    end
+    local losses = number(v[5])
+    if losses >= 2 then
+        call('ZADD', quarantine_of(known.queue), v[6], id)
+        return nil
+    end
+    if losses == 1 then
+        if suspects <= 0 then
+            return 'suspect'
+        end
+        suspects = suspects - 1
+    end
+    return v
+end
+
+local function take_level(queue, level, room)
+    local list, aside = ready_of(queue, level), {}
+    while room > 0 and budget > 0 do
+        local ids = call('LPOP', list, math.min(room, budget))
+        if not ids or #ids == 0 then
+            break
+        end
+        budget = budget - #ids
+        for _, id in ipairs(ids) do
+            local v = claimable(id, queue)
+            if v == 'suspect' then
+                aside[#aside + 1] = id
+            elseif v then
+                take(id, v)
+                room = room - 1
+            end
+        end
+    end
+    for n = #aside, 1, -1 do
+        call('LPUSH', list, aside[n])
+    end
+    if room > 0 and budget <= 0 and #taken == 0 and call('LLEN', list) > #aside then
+        more = 1
+    end
+    return room
+end
+
+local function take_from(queue, slots)
+    served = queue
+    if alone then
+        return take_quarantined(queue)
+    end
+    if call('EXISTS', quarantine_of(queue)) == 1 then
+        quarantined = 1
+    end
+    local levels = call('ZRANGE', levels_of(queue), 0, -1, 'WITHSCORES')
+    local room, at_zero = math.min(slots, limit - #taken), false
+    for n = 1, #levels, 2 do
+        if not at_zero and tonumber(levels[n + 1]) > 0 then
+            room, at_zero = take_level(queue, '0', room), true
+        end
+        room = take_level(queue, levels[n], room)
+        if call('EXISTS', ready_of(queue, levels[n])) == 0 then
+            call('ZREM', levels_of(queue), levels[n])
+        end
+    end
+    if not at_zero then
+        take_level(queue, '0', room)
+    end
+    if call('EXISTS', ready_of(queue, '0'), levels_of(queue), quarantine_of(queue)) == 0 then
+        call('ZREM', P .. 'queues', queue)
+    end
+end
+
+local function full()
+    return #taken >= (alone and 1 or limit) or budget <= 0
+end
+
+local function take_in_turn()
+    for _, queue in ipairs(turn) do
+        if named[queue] > 0 and not paused[queue] and not full() then
+            take_from(queue, named[queue])
+        end
+    end
+    if not star then
+        return
+    end
+    if call('EXISTS', ready_of('default', '0')) == 1 then
+        call('ZADD', P .. 'queues', 0, 'default') -- somebody may have put a job there by hand
+    end
+    local start = served
+    for _, range in ipairs({ { '(' .. start, '+' }, { '-', '[' .. start } }) do
+        for _, queue in ipairs(call('ZRANGEBYLEX', P .. 'queues', range[1], range[2], 'LIMIT', 0, 1000)) do
+            if not paused[queue] and not named[queue] and not full() then
+                take_from(queue, star)
+            end
+        end
+    end
+end
+
+if ARGV[9] == '1' then
+    make_ready()
+end
+haunted = call('EXISTS', ensure(P .. 'ghosts', 'hash')) == 1
+local due = next_due()
+if due == '0' and ARGV[9] == '1' and ARGV[10] ~= '1' then
+    more = 2
+else
+    take_in_turn()
+    lease_taken()
+end
+finish()
+return { taken, promoted, due, quarantined, until_, served, more }

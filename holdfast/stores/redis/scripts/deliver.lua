@@ -1,0 +1,61 @@
+-- Claims just the delivered ids that can be claimed. ARGV: 6 limit, 7 how many leases in a row a job may have lost,
+-- 8 "1" to make due ones ready, 9 slots of every other queue or "", 10 number of named queues, queue and slots of each,
+-- then the ids. Answers jobs and lease end.
+even_if_full()
+local limit, most, star = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9])
+local named, paused, groups, order = {}, paused_queues(), {}, {}
+local at = 11 + 2 * tonumber(ARGV[10])
+for i = 11, at - 1, 2 do
+    named[ARGV[i]] = tonumber(ARGV[i + 1])
+    order[#order + 1] = ARGV[i]
+end
+
+local function eligible(id)
+    local v = read(id, unpack(FIELDS))
+    local known = v and kind_of(v[2] or '')
+    if not known or paused[known.queue] or number(v[5]) > most then
+        return nil
+    end
+    local is_due = (v[1] == 'scheduled' or v[1] == 'failed') and ARGV[8] == '1' and number(v[6]) <= now
+    if v[1] ~= 'queued' and not is_due then
+        return nil
+    end
+    local lane = named[known.queue] and known.queue or star and ''
+    return lane, { number(v[6]), number(v[10]), id, v, known }
+end
+
+local seen = {}
+for i = at, #ARGV do
+    local lane, job = nil, nil
+    if not seen[ARGV[i]] then
+        seen[ARGV[i]] = true
+        lane, job = eligible(ARGV[i])
+    end
+    if lane then
+        groups[lane] = groups[lane] or {}
+        groups[lane][#groups[lane] + 1] = job
+    end
+end
+
+if star then
+    named[''] = star
+    order[#order + 1] = ''
+end
+for _, lane in ipairs(order) do
+    local group = groups[lane] or {}
+    table.sort(group, function(a, b)
+        local one, other = number(a[5].level), number(b[5].level)
+        if one ~= other then
+            return one > other
+        end
+        return before(a, b)
+    end)
+    for n = 1, math.min(#group, named[lane], limit - #taken) do
+        local job = group[n]
+        withdraw(job[3], job[5], job[4][1], number(job[4][5]))
+        take(job[3], job[4])
+    end
+end
+lease_taken()
+finish()
+return { taken, until_ }

@@ -1,0 +1,79 @@
+-- Cancels, replays or deletes jobs. ARGV: 3 "cancel", "replay" or "delete", 4 "f" to replay successes too, "w" where
+-- payloads stay in one piece, 5 "" or "=" and the new payload, then for each job: id, and "" or the state and claims it must
+-- still have ("state claims"; else it is passed over). Answers for each {state it has now, 1 changed | 0 refused |
+-- -1 passed over}; nil for a job that is not there.
+even_if_full()
+local what, force = ARGV[3], string.find(ARGV[4], 'f', 1, true)
+local whole = string.find(ARGV[4], 'w', 1, true)
+local answers = {}
+ensure(LEASES, 'zset')
+
+local function cancel(id, v, known)
+    if v[1] == 'running' then
+        call('HSET', JOB .. id, 'cancel', 1)
+        tell('worker:' .. (v[6] or ''))
+        return 'running'
+    end
+    if v[1] ~= 'queued' and v[1] ~= 'scheduled' and v[1] ~= 'failed' and v[1] ~= 'waiting' then
+        return nil
+    end
+    withdraw(id, known, v[1], number(v[4]))
+    call('HDEL', JOB .. id, 'losses')
+    call('HSET', JOB .. id, 'state', 'cancelled', 'reason', 'cancelled', 'endTime', NOW)
+    call('HSETNX', JOB .. id, 'error', 'cancelled')
+    call('ZADD', ensure(P .. 'ended:cancelled', 'zset'), NOW, id)
+    endings[#endings + 1] = id
+    return 'cancelled'
+end
+
+local function replay(id, v, known)
+    if v[1] ~= 'failed' and v[1] ~= 'dead' and v[1] ~= 'cancelled' and not (force and v[1] == 'succeeded') then
+        return nil
+    end
+    withdraw(id, known, v[1], 0)
+    call('HDEL', JOB .. id, 'losses', 'reason', 'endTime', 'cancel')
+    drop(id, 'error')
+    drop(id, 'result')
+    local fields = { 'state', 'queued', 'attempts', '0', 'dueTime', NOW, 'created', v[8] or v[7] }
+    if ARGV[5] ~= '' then
+        drop(id, 'payload')
+        pieces(fields, 'payload', string.sub(ARGV[5], 2), whole)
+    end
+    call('HSET', JOB .. id, unpack(fields))
+    ready(known, now, number(v[5]), id, 0)
+    tell('queue:' .. known.queue)
+    return 'queued'
+end
+
+local function delete(id, v, known)
+    if v[1] == 'running' then
+        return nil
+    end
+    withdraw(id, known, v[1], number(v[4]))
+    forget(id, number(v[5]), v[9], false)
+    return v[1]
+end
+
+local verbs = { cancel = cancel, replay = replay, delete = delete }
+for i = 6, #ARGV, 2 do
+    local id, expected = ARGV[i], ARGV[i + 1]
+    local v = read(id, 'state', 'claims', 'kind', 'losses', 'seq', 'worker', 'dueTime', 'created', 'key')
+    local known = v and kind_of(v[3] or '')
+    if not known then
+        answers[#answers + 1] = { false, expected ~= '' and -1 or 0 }
+    elseif expected ~= '' and expected ~= v[1] .. ' ' .. (v[2] or '0') then
+        answers[#answers + 1] = { v[1], -1 }
+    else
+        local state = verbs[what](id, v, known)
+        answers[#answers + 1] = { state or v[1], state and 1 or 0 }
+        if state and (what == 'delete' or state ~= v[1]) then
+            count(known.queue, v[1], -1)
+            if what ~= 'delete' then
+                count(known.queue, state, 1)
+            end
+        end
+    end
+end
+place_ready()
+finish()
+return answers

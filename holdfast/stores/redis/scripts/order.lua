@@ -1,0 +1,17 @@
+-- Writes down what living workers are to do. ARGV: 3 order, 4 "all" or "named", then workers. Answers who was told.
+even_if_full()
+local told = {}
+local workers = { unpack(ARGV, 5) }
+if ARGV[4] == 'all' then
+    workers = call('ZRANGEBYSCORE', ensure(P .. 'workers', 'zset'), '(' .. NOW, '+inf')
+end
+for _, worker in ipairs(workers) do
+    local alive = call('ZSCORE', ensure(P .. 'workers', 'zset'), worker)
+    if alive and tonumber(alive) > now then
+        call('HSET', ensure(P .. 'worker:' .. worker, 'hash'), 'ordered', ARGV[3])
+        told[#told + 1] = worker
+        tell('worker:' .. worker)
+    end
+end
+finish()
+return told

@@ -1,0 +1,145 @@
+-- Applies each settlement whose guard holds, in order. ARGV: for each: id, claims, then "s" and the result ("" for none) of
+-- a success under a live lease; else state, reason, delay, flags ("r" refund, "e" expired), result, error, traceback, with
+-- "=" before an error or traceback that is there. Answers 1 (accepted as asked), or {accepted, state, run_at}.
+even_if_full()
+local answers, ended, settled = {}, {}, {}
+local succeeded = {} -- how many, by kind
+local ENDED = { succeeded = true, dead = true, cancelled = true }
+local ENDS_CANCELLED = { failed = true, queued = true, scheduled = true, waiting = true }
+
+-- Where each settlement begins, and when the lease of its job ends.
+local starts, ids, at = {}, {}, 3
+while at <= #ARGV do
+    starts[#starts + 1] = at
+    ids[#ids + 1] = ARGV[at]
+    at = at + (ARGV[at + 2] == 's' and 4 or 9)
+end
+local leases = call('ZMSCORE', ensure(LEASES, 'zset'), unpack(ids))
+
+local function succeed(id, claims, result, lease)
+    local key = JOB .. id
+    local v = redis.pcall('HMGET', key, 'state', 'claims', 'kind', 'cancel')
+    if v.err or not v[1] then
+        return { 0 }
+    elseif v[1] ~= 'running' or v[2] ~= claims or not lease or tonumber(lease) <= now then
+        return { 0, v[1] }
+    end
+    if claims ~= '1' or v[4] then -- only then it can have been in trouble
+        call('HDEL', key, 'losses', 'cancel', 'reason')
+        drop(id, 'error')
+    end
+    if result == '' then
+        call('HSET', key, 'state', 'succeeded', 'endTime', NOW)
+    elseif #result <= CHUNK then
+        call('HSET', key, 'state', 'succeeded', 'endTime', NOW, 'result', result)
+    else
+        local fields = { 'state', 'succeeded', 'endTime', NOW }
+        pieces(fields, 'result', result)
+        call('HSET', key, unpack(fields))
+    end
+    settled[#settled + 1] = id
+    endings[#endings + 1] = id
+    ended[#ended + 1] = NOW .. ':' .. id
+    succeeded[v[3]] = (succeeded[v[3]] or 0) + 1
+    return 1
+end
+
+local function record(id, v, claims, state, reason, error, traceback)
+    call('RPUSH', ensure(P .. 'attempts:' .. id, 'list'), cmsgpack.pack({
+        claims, v[5] or '0', v[6] or false, v[7] or false, NOW, state, reason ~= '' and reason,
+        error ~= '' and string.sub(error, 2), traceback ~= '' and string.sub(traceback, 2),
+    }))
+end
+
+local function let_go(n, lease)
+    local id, claims, state, reason, delay = ARGV[n], ARGV[n + 1], ARGV[n + 2], ARGV[n + 3], ARGV[n + 4]
+    local flags, result, error, traceback = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8]
+    local refund, expired = string.find(flags, 'r', 1, true), string.find(flags, 'e', 1, true) ~= nil
+    local v = read(id, 'state', 'claims', 'kind', 'cancel', 'attempts', 'worker', 'pickupTime', 'losses', 'dueTime', 'created', 'seq')
+    local known = v and v[3] and kind_of(v[3])
+    if not known then
+        return { 0 }
+    elseif v[1] ~= 'running' or v[2] ~= claims or not lease or (tonumber(lease) <= now) ~= expired then
+        return { 0, v[1] }
+    end
+    local asked = reason
+    if v[4] and ENDS_CANCELLED[state] then
+        state, reason = 'cancelled', 'cancelled'
+    end
+    if not refund and state ~= 'succeeded' then
+        record(id, v, claims, state, asked, error, traceback)
+    end
+    local losses = expired and number(v[8]) + 1 or refund and number(v[8]) or 0
+    local run_at = delay ~= '' and now + tonumber(delay) or number(v[9])
+    local fields = { 'state', state, 'attempts', int(number(v[5]) - (refund and 1 or 0)) }
+    local function set(field, value)
+        fields[#fields + 1] = field
+        fields[#fields + 1] = value
+    end
+    call('HDEL', JOB .. id, 'losses', 'cancel', 'reason')
+    if state == 'succeeded' or error ~= '' then
+        drop(id, 'error')
+    end
+    if state ~= 'succeeded' and error ~= '' then
+        pieces(fields, 'error', string.sub(error, 2))
+    end
+    if delay ~= '' then
+        set('dueTime', int(run_at))
+        set('created', v[10] or v[9]) -- until now the same as its due time
+    end
+    if losses > 0 then
+        set('losses', int(losses))
+    end
+    if reason ~= '' then
+        set('reason', reason)
+    end
+    if result ~= '' then
+        pieces(fields, 'result', result)
+    end
+    if ENDED[state] then
+        set('endTime', NOW)
+    end
+    call('HSET', JOB .. id, unpack(fields))
+    settled[#settled + 1] = id
+    count(known.queue, 'running', -1)
+    count(known.queue, state, 1)
+    if state == 'succeeded' then
+        ended[#ended + 1] = NOW .. ':' .. id
+    elseif ENDED[state] then
+        call('ZADD', ensure(P .. 'ended:' .. state, 'zset'), NOW, id)
+    elseif state == 'queued' then
+        ready(known, run_at, number(v[11]), id, losses)
+    elseif state ~= 'waiting' then
+        schedule(known.queue, run_at, id)
+    end
+    if ENDED[state] then
+        endings[#endings + 1] = id
+    else
+        tell('queue:' .. known.queue)
+    end
+    return { 1, state, int(run_at) }
+end
+
+for n, start in ipairs(starts) do
+    if ARGV[start + 2] == 's' then
+        answers[n] = succeed(ARGV[start], ARGV[start + 1], ARGV[start + 3], leases[n])
+    else
+        answers[n] = let_go(start, leases[n])
+    end
+end
+if #settled > 0 then
+    call('ZREM', LEASES, unpack(settled))
+end
+if #ended > 0 then
+    call('RPUSH', ensure(P .. 'ended:succeeded', 'list'), unpack(ended))
+end
+for kind, number_of in pairs(succeeded) do
+    local known = kind_of(kind)
+    if known then
+        count(known.queue, 'running', -number_of)
+        count(known.queue, 'succeeded', number_of)
+    end
+end
+place_ready()
+finish()
+return answers

@@ -1,0 +1,427 @@
+"""What Redis holds, for those who look with redis-cli: seed 001's structures, other people's hands, little memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.errors import ConfigError
+from holdfast.job import JobFilter, JobState, Options, Order, new_id
+from holdfast.store import EVERY_QUEUE, Store
+from holdfast.stores import open_store
+from tests.conformance.support import (
+    LEASE,
+    Opener,
+    claim,
+    ended,
+    ending,
+    failing,
+    lose,
+    new_job,
+    put,
+    running,
+    settle,
+    state_of,
+    states_of,
+    stored,
+    take,
+    take_ids,
+)
+from tests.support.keys import Keys
+
+HOUR = timedelta(hours=1)
+LETTERS = {"prefix": "delayed-queue:", "schedule": "jobs", "ready": "dueJobs", "leases": "unackedJobs", "job": "job:"}
+"""The names of seed 001."""
+
+
+@pytest.fixture
+def keys(home: str) -> Iterator[Keys]:
+    keys = Keys(home)
+    yield keys
+    keys.client.close()
+
+
+# ── the structures ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_job_is_in_the_schedule_then_ready_then_leased_then_in_none(
+    store: Store, keys: Keys, clock: ManualClock
+) -> None:
+    (job_id,) = await put(store, new_job(delay=HOUR, payload='{"n":1}'))
+    due = clock() + 3_600_000_000
+    assert keys.zrange("schedule", 0, -1, withscores=True) == [(job_id, due)]
+    assert (keys.type("schedule"), keys.exists("ready"), keys.exists("leases")) == ("zset", 0, 0)
+    assert (keys.hget(f"job:{job_id}", "payload"), keys.hget(f"job:{job_id}", "dueTime")) == ('{"n":1}', str(due))
+
+    clock.advance(3600)
+    assert await store.promote(limit=10) == 1
+    assert (keys.exists("schedule"), keys.type("ready"), keys.lrange("ready", 0, -1)) == (0, "list", [job_id])
+
+    (job,) = await take(store)
+    assert (keys.exists("ready"), keys.zrange("leases", 0, -1)) == (0, [job_id])
+    assert keys.zscore("leases", job_id) == clock() + LEASE // timedelta(microseconds=1)
+    assert keys.hget(f"job:{job_id}", "pickupTime") == str(clock())
+
+    await settle(store, job)
+    assert keys.exists("leases") == 0
+    assert {"schedule", "ready", "leases"}.isdisjoint(keys.all())
+
+
+async def test_names_of_keys_can_be_chosen(home: str, keys: Keys, clock: ManualClock) -> None:
+    prefix = keys.prefix + LETTERS["prefix"]
+    address = (
+        home.partition("?")[0] + "?" + "&".join(f"{name}={word}" for name, word in LETTERS.items() if name != "prefix")
+    )
+    store = open_store(f"{address}&prefix={prefix.replace('{', '%7B').replace('}', '%7D')}", now=clock)
+    await store.open()
+    later, now = await put(store, new_job(delay=HOUR), new_job())
+
+    assert keys.zrange("delayed-queue:jobs", 0, -1) == [later]
+    assert keys.lrange("delayed-queue:dueJobs", 0, -1) == [now]
+    assert {name for name in keys.all() if "job:" in name} == {f"delayed-queue:job:{each}" for each in (later, now)}
+    await take(store)
+    assert keys.zrange("delayed-queue:unackedJobs", 0, -1) == [now]
+    assert all(name.startswith("delayed-queue:") for name in keys.all())
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "namespace=",
+        "namespace=a{b",
+        "prefix=",
+        "ready=schedule",
+        "ready=counts",
+        "job=a:b",
+        "job=ready",
+        "durability=much",
+        "payload=half",
+        "password=x",
+    ],
+)
+def test_names_that_would_clash_are_refused(query: str) -> None:
+    with pytest.raises(ConfigError, match="url: "):
+        open_store(f"redis://localhost/0?{query}")
+
+
+async def test_each_queue_and_priority_has_a_list_of_its_own(store: Store, keys: Keys) -> None:
+    ids = await put(store, new_job(), new_job(priority=5), new_job(queue="mail"), new_job(queue="mail", priority=-3))
+
+    lists = {name: keys.lrange(name, 0, -1) for name in keys.all() if name.startswith("ready")}
+
+    assert lists == {"ready": [ids[0]], "ready@5": [ids[1]], "ready:mail": [ids[2]], "ready@-3:mail": [ids[3]]}
+
+
+async def test_a_lost_job_is_back_in_the_ready_list_once(store: Store, keys: Keys, clock: ManualClock) -> None:
+    (job_id,) = await put(store)
+    (job,) = await take(store)
+    await put(store)
+    await lose(store, clock, job)
+
+    assert keys.lrange("ready", 0, -1)[0] == job_id
+    assert len(await take_ids(store, suspects=5)) == 2
+    assert await take_ids(store, suspects=5) == []
+
+
+async def test_everything_goes_when_all_jobs_are_deleted_or_pruned(
+    store: Store, keys: Keys, clock: ManualClock
+) -> None:
+    for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.FAILED):
+        await ended(store, state, key=f"{state}", options=Options(tags=("t",)), priority=3, queue="mail")
+    await put(store, new_job(), new_job(delay=HOUR), new_job(priority=-4))
+    await store.cancel(JobFilter(states=(JobState.FAILED,)))
+    clock.advance(1)
+    await store.prune({state.value: timedelta(0) for state in JobState}, limit=100)
+    await store.delete(JobFilter())
+    assert await take(store, wants={EVERY_QUEUE: 10}) == []
+
+    assert keys.all() == {"meta", "seq"}
+
+
+async def test_counts_and_every_structure_stay_true(store: Store, keys: Keys) -> None:
+    for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.FAILED):
+        await ended(store, state, queue="b")
+    await running(store)
+    await put(store, new_job(), new_job(delay=HOUR))
+
+    assert list(keys.strays()) == []
+    assert len(keys.hgetall("counts")) == 7
+
+
+# ── hands that are not ours ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_id_pushed_by_hand_with_its_hash_runs(home: str, keys: Keys, clock: ManualClock) -> None:
+    store = open_store(home + "&task=callback", now=clock)
+    await store.open()
+    keys.hset("job:01ARZ3NDEKTSV4RRFFQ69G5FAV", mapping={"payload": '{"n":1}', "dueTime": "1700000000000"})
+    keys.rpush("ready", "01ARZ3NDEKTSV4RRFFQ69G5FAV")
+
+    (job,) = await take(store)
+
+    assert (job.id, job.task, job.payload, job.queue) == (
+        "01ARZ3NDEKTSV4RRFFQ69G5FAV",
+        "callback",
+        '{"n":1}',
+        "default",
+    )
+    assert (await settle(store, job)).accepted
+    assert (await store.find(JobFilter())).jobs == [await stored(store, job.id)]
+    assert [info.states for info in await store.queues()] == [{"succeeded": 1}]
+    await store.close()
+
+
+async def test_a_hash_that_names_its_task_needs_no_setting(store: Store, keys: Keys) -> None:
+    keys.hset("job:by-hand", mapping={"payload": "{}", "task": "work"})
+    keys.lpush("ready", "by-hand")
+
+    assert [job.task for job in await take(store, wants={EVERY_QUEUE: 5})] == ["work"]
+
+
+async def test_a_scheduled_job_moved_to_the_ready_list_by_hand_runs(store: Store, keys: Keys) -> None:
+    (job_id,) = await put(store, new_job(delay=HOUR))
+    keys.zrem("schedule", job_id)
+    keys.rpush("ready", job_id)
+
+    assert await take_ids(store) == [job_id]
+
+
+async def test_a_scheduled_job_only_copied_to_the_ready_list_does_not_start_early(store: Store, keys: Keys) -> None:
+    (job_id,) = await put(store, new_job(delay=HOUR))
+    keys.rpush("ready", job_id)
+
+    assert await take_ids(store) == []
+    assert await state_of(store, job_id) is JobState.SCHEDULED
+
+
+async def test_a_hand_pushed_id_wakes_who_waits(store: Store, keys: Keys) -> None:
+    await store.wait(["queue:default"], timeout=0.05)
+    waiting = asyncio.create_task(store.wait(["queue:default"], timeout=50))
+    while not any(each["cmd"] == "blmove" for each in keys.client.client_list()):  # noqa: ASYNC110 - the server's
+        await asyncio.sleep(0.01)
+    keys.hset("job:by-hand", mapping={"payload": "{}", "task": "work"})
+    keys.rpush("ready", "by-hand")
+
+    await asyncio.wait_for(waiting, timeout=20)
+
+    assert keys.lrange("ready", 0, -1) == ["by-hand"]
+
+
+@pytest.mark.parametrize("place", ["ready", "schedule", "leases"])
+async def test_ids_without_a_job_are_dropped_and_reported(store: Store, keys: Keys, place: str) -> None:
+    ids = [f"nobody-{n}" for n in range(500)]
+    if place == "ready":
+        keys.lpush("ready", *ids)
+    else:
+        keys.zadd(place, dict.fromkeys(ids, 1))
+    (job_id,) = await put(store)
+
+    assert await take_ids(store, 1) == [job_id]
+    while place == "leases" and keys.exists("leases") and keys.zcard("leases") > 1:
+        assert await store.expired(limit=100) == []
+    while await take_ids(store):
+        pass
+    (finding,) = [each for each in await store.doctor() if each.name == "keys"]
+    assert (finding.level, "500 ids" in finding.text) == ("warning", True)
+
+
+async def test_a_job_whose_hash_is_gone_harms_nobody(store: Store, keys: Keys, clock: ManualClock) -> None:
+    gone, job_id = await put(store, new_job(), new_job())
+    delayed, other = await put(store, new_job(delay=HOUR), new_job(delay=HOUR))
+    lost = await running(store)
+    for each in (gone, delayed, lost.id):
+        keys.delete(f"job:{each}")
+    clock.advance(3600)
+
+    assert await store.expired(limit=10) == []
+    assert await take_ids(store) == [job_id, other]
+    assert not (await settle(store, lost)).accepted
+    assert len((await store.find(JobFilter())).jobs) == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ready", "schedule", "leases", "counts", "chunks", "queues", "due", "ghosts", "keys", "paused", "index:0"),
+        *("levels:default", "quarantine:default", "workers", "outlived", "ended:succeeded", "ended:dead", "seq"),
+    ],
+)
+async def test_a_key_of_another_type_is_moved_away_and_reported(store: Store, keys: Keys, name: str) -> None:
+    if name == "seq":
+        keys.rpush(name, "not ours")
+    else:
+        keys.set(name, "not ours")
+
+    one, other = await put(store, new_job(key="k"), new_job(priority=2))
+    later = await put(store, new_job(delay=HOUR))
+    jobs = await take(store)
+    assert [job.id for job in jobs] == [other, one]
+    await settle(store, jobs[0])
+    await settle(store, jobs[1], JobState.DEAD, error="boom", reason=None)
+    await store.cancel(later)
+    await store.expired(limit=10)
+    await store.prune({}, limit=10)
+    await store.order(Order.STOP)
+    await store.pause("other")
+
+    assert await states_of(store, [one, other, *later]) == [JobState.DEAD, JobState.SUCCEEDED, JobState.CANCELLED]
+    moved = [each for each in keys.all() if each.startswith(f"{name}:foreign:")]
+    assert len(moved) == 1
+    (finding,) = [each for each in await store.doctor() if each.name == "keys"]
+    assert "1 keys of another type" in finding.text
+
+
+async def test_a_spoiled_job_is_dead_and_does_not_hold_up_its_queue(store: Store, keys: Keys) -> None:
+    spoiled, job_id = await put(store, new_job(options=Options(timeout=1.0)), new_job())
+    keys.hset(f"job:{spoiled}", "options", "no json")
+
+    assert await take_ids(store) == [job_id]
+    kept = await stored(store, spoiled)
+    assert (kept.state, kept.reason) == (JobState.DEAD, "payload")
+
+
+# ── order, far and near ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_falls_due_late_goes_before_all_that_came_since(store: Store, clock: ManualClock) -> None:
+    ids = await put(store, *[new_job() for _ in range(30)])
+    clock.advance(1)
+    (due,) = await put(store, new_job(delay=timedelta(seconds=1)))
+    clock.advance(2)
+    since = await put(store, *[new_job() for _ in range(500)])
+
+    assert await take_ids(store, 1000) == [*ids, due, *since]
+
+
+async def test_released_jobs_go_back_where_they_were(store: Store, clock: ManualClock) -> None:
+    ids = []
+    for _ in range(60):
+        ids += await put(store, *[new_job() for _ in range(10)])
+        clock.advance(0.001)
+    jobs = await take(store, 400)
+    for first in (200, 0):  # two workers stop, the later one first
+        batch = [ending(job, JobState.QUEUED, refund=True) for job in jobs[first : first + 200][::-1]]
+        assert all(answer.accepted for answer in await store.settle(batch))
+
+    assert await take_ids(store, 1000) == ids
+
+
+async def test_ghosts_of_cancelled_jobs_let_none_pass_before_its_turn(store: Store, clock: ManualClock) -> None:
+    ids = await put(store, *[new_job() for _ in range(10)])
+    await store.cancel(ids[:5])
+    clock.advance(1)
+    (behind,) = await put(store)
+    clock.advance(1)
+    await store.replay(ids[:2])
+    await store.delete(ids[2:3])
+    await store.submit([new_job(id=ids[2])])
+
+    assert await take_ids(store) == [*ids[5:], behind, *ids[:3]]
+
+
+async def test_a_thousand_ghosts_are_passed_in_one_claim(store: Store) -> None:
+    ids = await put(store, *[new_job() for _ in range(1500)])
+    while (await store.cancel(JobFilter(), limit=1000)).more:
+        pass
+    (job_id,) = await put(store)
+
+    assert await take_ids(store, 1) == [job_id]
+    assert len(ids) == 1500
+
+
+# ── size ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 129, 511, 512, 513, 5000])
+async def test_texts_of_any_length_survive_being_taken_apart(store: Store, length: int) -> None:
+    text = '"' + "ä" * ((length - 2) // 2) + "x" * (length % 2) + '"'
+    job = await running(store, payload=text)
+    assert job.payload == text
+    await store.settle([failing(job, error=text)])
+    assert (await stored(store, job.id)).error == text
+    (job,) = await take(store)
+    await settle(store, job, result=text)
+
+    kept = await stored(store, job.id)
+
+    assert (kept.payload, kept.result, kept.error) == (text, text, None)
+
+
+async def test_a_hash_stays_small_with_a_payload_of_100_bytes(store: Store, keys: Keys) -> None:
+    job = await running(store, payload='"' + "x" * 98 + '"')
+    await settle(store, job, result='"' + "y" * 98 + '"')
+
+    assert keys.client.object("encoding", f"{keys.prefix}job:{job.id}") in ("ziplist", "listpack")
+
+
+async def test_payloads_can_be_kept_whole(home: str, keys: Keys, clock: ManualClock) -> None:
+    store = open_store(home + "&payload=whole", now=clock)
+    await store.open()
+    payload = '{"text":"' + "x" * 300 + '"}'
+    (job_id,) = await put(store, new_job(payload=payload))
+
+    assert keys.hget(f"job:{job_id}", "payload") == payload
+    assert [job.payload for job in await take(store)] == [payload]
+    await store.close()
+
+
+async def test_a_job_costs_at_most_650_bytes_and_gives_them_back(store: Store, keys: Keys, clock: ManualClock) -> None:
+    def used() -> int:
+        return sum(keys.client.memory_usage(keys.prefix + name, samples=0) or 0 for name in keys.all())
+
+    empty = used()
+    await put(store, *[new_job(payload='"' + "x" * 98 + '"') for _ in range(1000)])
+    waiting = (used() - empty) / 1000
+    for _ in range(2):
+        jobs = await take(store, 500)
+        await store.settle([ending(job, result='"ok"') for job in jobs])
+    finished = (used() - empty) / 1000
+    clock.advance(1)
+    assert [await store.prune({"succeeded": timedelta(0)}, limit=1000) for _ in range(2)] == [1000, 0]
+
+    assert waiting <= 650
+    assert finished <= 650
+    assert used() <= empty + 1000
+
+
+# ── many of them ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_batch_is_stored_in_order_in_pieces(store: Store, opener: Opener, keys: Keys) -> None:
+    batches = [[new_job() for _ in range(450)] for _ in range(3)]
+    stores = [store, await opener(), await opener()]
+
+    await asyncio.gather(*[each.submit(batch) for each, batch in zip(stores, batches, strict=True)])
+
+    ready = keys.lrange("ready", 0, -1)
+    for batch in batches:
+        ids = [job.id for job in batch]
+        assert [each for each in ready if each in set(ids)] == ids
+
+
+async def test_due_jobs_by_the_thousand_are_claimed_in_order(store: Store, clock: ManualClock) -> None:
+    ids = await put(store, *[new_job(delay=timedelta(milliseconds=n)) for n in range(1, 2001)])
+    clock.advance(60)
+
+    taken = []
+    while jobs := await take_ids(store, 500):
+        taken += jobs
+
+    assert taken == ids
+
+
+async def test_claims_do_not_slow_down_with_queues_nobody_fills(store: Store, keys: Keys) -> None:
+    await put(store, *[new_job(queue=f"q{n}") for n in range(300)])
+    taken = []
+    while jobs := await take(store, 200, {EVERY_QUEUE: 5}):
+        taken += jobs
+
+    assert len(taken) == 300
+    assert "queues" not in keys.all()
+    assert (await claim(store, wants={EVERY_QUEUE: 5})).next_due is None
+    assert await state_of(store, new_id()) is None

@@ -16,7 +16,8 @@ from tests.support.stores import STORES, Home, stores_of
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
 
 
-@pytest.fixture(params=stores_of("test_crash", older=False))
+# Redis is crashed by the storm alone for now (`python -m tests.storm --store redis`): these tests are long enough.
+@pytest.fixture(params=[name for name in stores_of("test_crash", older=False) if name != "redis"])
 def home(request: pytest.FixtureRequest) -> Home:
     """Where the scenario's store is."""
     return STORES[request.param]

@@ -1,4 +1,4 @@
-"""What the SQL stores share: named statements and numbered migrations, read from plain `.sql` files."""
+"""What the SQL stores share: the codes of states, and named statements and numbered migrations from `.sql` files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 from holdfast.errors import Invalid
+from holdfast.job import JobState
+
+CODES = {
+    JobState.QUEUED: 0,
+    JobState.SCHEDULED: 1,
+    JobState.RUNNING: 2,
+    JobState.FAILED: 3,
+    JobState.WAITING: 4,
+    JobState.SUCCEEDED: 5,
+    JobState.DEAD: 6,
+    JobState.CANCELLED: 7,
+}
+"""How a state stands in a row."""
+STATES = tuple(CODES)
+"""State by code."""
 
 _PART = re.compile(r"^-- (name|own|fragment): (\w+)$", re.MULTILINE)
 _INCLUDE = re.compile(r"-- include: (\w+)$", re.MULTILINE)

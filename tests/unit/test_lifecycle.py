@@ -32,8 +32,7 @@ from holdfast.lifecycle import (
     clip,
     decide,
 )
-from holdfast.stores.sql import load_statements
-from holdfast.stores.sqlite.rows import CODES, STATES
+from holdfast.stores.sql import CODES, STATES, load_statements
 
 BACKOFF = timedelta(seconds=7)
 OWN = timedelta(seconds=90)

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import Holdfast, JobState
 from holdfast.events import RetryUnreadable, StoreTrouble
-from holdfast.stores.sqlite.rows import STATES
+from holdfast.stores.sql import STATES
 from tests.worker.support import Recorder, harness
 
 NEIGHBOURS = 5

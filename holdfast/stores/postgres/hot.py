@@ -33,7 +33,6 @@ from holdfast.stores.postgres.cursors import END, START, Cursors, Place, looks
 from holdfast.stores.postgres.links import Links, Rows
 from holdfast.stores.postgres.news import News
 from holdfast.stores.postgres.rows import (
-    STATES,
     UNREADABLE,
     alike_columns,
     are_alike,
@@ -46,6 +45,8 @@ from holdfast.stores.postgres.rows import (
     to_text,
 )
 from holdfast.stores.postgres.statements import Query
+from holdfast.stores.sql import STATES
+from holdfast.stores.verbs import Wish
 
 _job_id = attrgetter("job_id")
 
@@ -55,19 +56,6 @@ _QUEUES_MOST = 32  # queues that one statement looks into
 _TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim looks again for what others promote
 _REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed
 _SHOWN = 13  # columns of a claimed job, its place in the order included
-
-
-class Wish(msgspec.Struct, frozen=True):
-    """What a claim asks for."""
-
-    worker: str
-    wants: Mapping[str, int]
-    limit: int
-    lease_for: timedelta
-    suspects: int
-    alone: bool
-    only: Sequence[str] | None
-    promote: bool
 
 
 class Hot:

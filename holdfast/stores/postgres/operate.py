@@ -4,32 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
 
 from holdfast.job import Job, JobFilter, JobState, Operated, Order
 from holdfast.stores.postgres.links import Links, Rows
 from holdfast.stores.postgres.news import News
-from holdfast.stores.postgres.rows import CODES, STATES, filter_parameters, is_id, shown_job, span_us, text_or_none
+from holdfast.stores.postgres.rows import filter_parameters, is_id, shown_job, span_us, text_or_none
 from holdfast.stores.postgres.statements import Query
-
-_FORGOTTEN_AFTER = timedelta(days=1)
-"""How long a worker that fell silent is still listed."""
+from holdfast.stores.sql import CODES, STATES
+from holdfast.stores.verbs import FORGOTTEN_AFTER, Chosen
 
 Fetch = Callable[..., Awaitable[Rows]]
-
-
-class Chosen(NamedTuple):
-    """Jobs an operation is to try."""
-
-    ids: list[str]
-    more: bool  # whether more would match
-    values: Mapping[str, Any] | None  # of the filter that chose them; None: they were named
-
-
-def named(ids: Sequence[str], limit: int) -> Chosen:
-    """Jobs chosen by id."""
-    once = list(dict.fromkeys(ids))
-    return Chosen(once[:limit], len(once) > limit, None)
 
 
 class Operate:
@@ -102,16 +86,16 @@ class Operate:
         """The ids to try, their rows locked. Of those a filter chose, the ones it still matches: others have written
         since."""
         ids = sorted(filter(is_id, chosen.ids))
-        if chosen.values is None:
+        if chosen.guard is None:
             return [job_id for (job_id,) in await fetch(self._sql["lock_jobs"], ids=ids)]
-        return [job_id for (job_id,) in await fetch(self._sql["choose_again"], ids=ids, **chosen.values)]
+        return [job_id for (job_id,) in await fetch(self._sql["choose_again"], ids=ids, **chosen.guard)]
 
     async def _operated(
         self, fetch: Fetch, ids: Sequence[str], changed: Mapping[str, JobState], chosen: Chosen
     ) -> Operated:
         """The answer, in the order of the question. What a filter chose and matches no more is nobody's business."""
         asked = chosen.ids
-        if chosen.values is not None:
+        if chosen.guard is not None:
             matching = set(ids)
             asked = [job_id for job_id in chosen.ids if job_id in matching]
         left = [job_id for job_id in asked if job_id not in changed]
@@ -163,7 +147,7 @@ class Operate:
             pruned += await self._prune_state(JobState(state), span, limit - pruned)
         await self._links.fetch(self._sql["outlived_keys"], limit=limit)
         await self._links.fetch(self._sql["prune_keys"], limit=limit)
-        await self._links.fetch(self._sql["prune_workers"], span=span_us(_FORGOTTEN_AFTER))
+        await self._links.fetch(self._sql["prune_workers"], span=span_us(FORGOTTEN_AFTER))
         return pruned
 
     async def _prune_state(self, state: JobState, span: timedelta, limit: int) -> int:

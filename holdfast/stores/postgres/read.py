@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from uuid import UUID
 
 from holdfast.errors import Invalid
 from holdfast.job import Attempt, Job, JobFilter, JobState, Order, Page, Pulse, QueueInfo, WorkerInfo
 from holdfast.stores.postgres.links import Links
-from holdfast.stores.postgres.rows import CODES, STATES, filter_parameters, is_id, shown_attempt, shown_job, to_text
+from holdfast.stores.postgres.rows import filter_parameters, is_id, shown_attempt, shown_job, to_text
 from holdfast.stores.postgres.statements import Query
+from holdfast.stores.sql import CODES, STATES
 
 _NEWEST = str(UUID(int=(1 << 128) - 1))
 
@@ -93,7 +94,7 @@ class Read:
             )
         return found
 
-    async def over(self, job_ids: list[str]) -> bool:
+    async def over(self, job_ids: Sequence[str]) -> bool:
         """Whether one of these jobs has ended, or is gone."""
         return bool(await self._links.fetch(self._sql["over"], ids=job_ids))
 

@@ -10,20 +10,8 @@ from uuid import UUID
 
 import msgspec
 
-from holdfast.job import MICROSECOND, Attempt, Job, JobFilter, JobState, NewJob, Options, Settlement, microseconds
-
-CODES = {
-    JobState.QUEUED: 0,
-    JobState.SCHEDULED: 1,
-    JobState.RUNNING: 2,
-    JobState.FAILED: 3,
-    JobState.WAITING: 4,
-    JobState.SUCCEEDED: 5,
-    JobState.DEAD: 6,
-    JobState.CANCELLED: 7,
-}
-STATES = tuple(CODES)
-"""State by code."""
+from holdfast.job import MICROSECOND, Attempt, Job, JobFilter, NewJob, Options, Settlement, microseconds
+from holdfast.stores.sql import CODES, STATES
 
 _NUL = "␀"
 """PostgreSQL's text holds every character but NUL, which stands there as ␀0; and ␀ itself as ␀␀."""

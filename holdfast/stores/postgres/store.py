@@ -1,91 +1,43 @@
-"""The PostgreSQL store. Composes its verb families, for each event loop that uses it: connections belong to one."""
+"""The PostgreSQL store: its verb families on one schema, composed for each event loop."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from importlib.resources import files
-from typing import Any, TypeVar
 
-from holdfast.errors import ConfigError, ForkedConnection, HoldfastError
-from holdfast.job import (
-    Attempt,
-    Beat,
-    Claim,
-    Completion,
-    Finding,
-    Job,
-    JobFilter,
-    JobState,
-    Lease,
-    NewJob,
-    Operated,
-    Order,
-    Page,
-    Pulse,
-    QueueInfo,
-    Settled,
-    Settlement,
-    Submitted,
-    WorkerInfo,
-)
-from holdfast.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
-from holdfast.portal import Portal
-from holdfast.store import Dialogue, Selection
+from holdfast.errors import ConfigError
+from holdfast.job import Completion, Finding, Lease, NewJob, Settled, Submitted
+from holdfast.store import Dialogue
 from holdfast.stores.postgres import care, within
 from holdfast.stores.postgres.doctor import examine
-from holdfast.stores.postgres.hot import Hot, Wish
-from holdfast.stores.postgres.links import Address, Links, parse_url
+from holdfast.stores.postgres.hot import Hot
+from holdfast.stores.postgres.links import Links, parse_url
 from holdfast.stores.postgres.news import News
-from holdfast.stores.postgres.operate import Chosen, Operate, named
+from holdfast.stores.postgres.operate import Operate
 from holdfast.stores.postgres.read import Read
-from holdfast.stores.postgres.statements import Query, numbered
+from holdfast.stores.postgres.statements import numbered
+from holdfast.stores.served import Opened, ServedStore
 from holdfast.stores.sql import chosen_migrations, load_migrations, load_statements
 
-T = TypeVar("T")
 
-
-class PostgresStore:
+class PostgresStore(ServedStore["_Opened"]):
     """A store in one schema. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one."""
 
     dialect = "postgresql"
 
     def __init__(self, url: str, *, now: Callable[[], int] | None = None) -> None:
+        super().__init__()
         self.address = parse_url(url)
         self.url = self.address.shown
-        self._now = now
+        self.now = now
         here = files("holdfast.stores.postgres")
-        self._sql = numbered(load_statements(here / "queries.sql"), self.address.schema)
-        self._migrations = load_migrations(here / "migrations")
-        self._opened: dict[asyncio.AbstractEventLoop, _Opened] = {}
-        self._migrated: list[str] = []  # what opening applied, for who asks
+        self.sql = numbered(load_statements(here / "queries.sql"), self.address.schema)
+        self.migrations = load_migrations(here / "migrations")
         self._identity: within.Identity | None = None
-        self._portal: Portal | None = None
-        self._lock = threading.Lock()
-        self._process = os.getpid()
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
-    async def open(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._opened.get(loop) is not None:
-            _ = self._open
-            return
-        self._check_process()
-        opened = _Opened(self.address, self._sql, self._now)
-        try:
-            self._migrated += await care.migrate(opened.links, self._migrations)
-        except BaseException:
-            await opened.close()
-            raise
-        if loop in self._opened:  # somebody else was quicker
-            await opened.close()
-            return
-        for ended in [each for each in self._opened if each.is_closed()]:
-            del self._opened[ended]
-        self._opened[loop] = opened
+    def _opening(self) -> _Opened:
+        return _Opened(self)
 
     async def absent(self) -> str | None:
         links = Links(self.address, now=None)
@@ -94,155 +46,27 @@ class PostgresStore:
         finally:
             await links.close()
 
-    async def close(self) -> None:
-        opened = self._opened.pop(asyncio.get_running_loop(), None)
-        if opened is not None and self._process == os.getpid():
-            await opened.close()
-        portal = self._portal
-        if portal is not None and self._process == os.getpid() and not portal.is_here():
-            self._portal = None
-            await asyncio.to_thread(portal.end)
-
-    async def migrate(self) -> list[str]:
-        applied, self._migrated = self._migrated, []
-        return applied + await care.migrate(self._open.links, self._migrations)
-
     def migration_sql(self, span: str) -> str:
-        return care.printed(chosen_migrations(self._migrations, span), self.address.schema)
-
-    def blocking(self, call: Coroutine[Any, Any, T]) -> T:
-        with self._lock:
-            if self._portal is None or self._process != os.getpid():
-                self._portal = Portal(at_exit=self.close)
-            portal = self._portal
-        return portal.run(call)
-
-    @property
-    def _open(self) -> _Opened:
-        self._check_process()
-        opened = self._opened.get(asyncio.get_running_loop())
-        if opened is None:
-            raise HoldfastError("this store is not open; await open() first, or use the application as a context")
-        return opened
-
-    def _check_process(self) -> None:
-        if self._process != os.getpid():
-            raise ForkedConnection("this store was opened before fork(); make another one in the child process")
-
-    # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
-    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        return await self._open.hot.submit(jobs) if jobs else []
-
-    async def claim(
-        self,
-        worker: str,
-        wants: Mapping[str, int],
-        *,
-        limit: int,
-        lease_for: timedelta,
-        suspects: int = 0,
-        alone: bool = False,
-        only: Sequence[str] | None = None,
-        promote: bool = True,
-    ) -> Claim:
-        return await self._open.hot.claim(Wish(worker, wants, limit, lease_for, suspects, alone, only, promote))
-
-    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        return await self._open.hot.settle(settlements) if settlements else []
-
-    async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:
-        return await self._open.hot.beat(pulse, leases, lease_for=lease_for)
-
-    async def leave(self, worker: str) -> None:
-        await self._open.operate.leave(worker)
-
-    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        opened = self._open
-        awaited = [topic.removeprefix("job:") for topic in topics if topic.startswith("job:")]
-        await opened.news.wait(topics, timeout, lambda: opened.read.over(awaited))
+        return care.printed(chosen_migrations(self.migrations, span), self.address.schema)
 
     # ── inside the caller's transaction ───────────────────────────────────────────────────────────────────────
     async def recognition(self) -> Dialogue[None]:
         if self._identity is None:
-            self._identity = await within.identity(self._open.links, self._sql)
-        return within.recognition(self._sql, self._identity, self.url)
+            self._identity = await within.identity(self._open.links, self.sql)
+        return within.recognition(self.sql, self._identity, self.url)
 
     def submission(self, jobs: Sequence[NewJob]) -> Dialogue[list[Submitted]]:
-        return within.submission(self._sql, jobs, None if self._now is None else self._now())
+        return within.submission(self.sql, jobs, None if self.now is None else self.now())
 
     def completion(self, lease: Lease, result: str | None) -> Dialogue[Settled]:
-        return within.completion(self._sql, lease, result, None if self._now is None else self._now())
+        return within.completion(self.sql, lease, result, None if self.now is None else self.now())
 
     async def completed(self, lease: Lease) -> Completion:
-        return await within.completed(self._open.links, self._sql, lease)
-
-    # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
-    async def promote(self, *, limit: int) -> int:
-        return await self._open.operate.promote(limit=limit)
-
-    async def expired(self, *, limit: int) -> list[Job]:
-        return await self._open.operate.expired(limit=limit)
-
-    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
-        return await self._open.operate.prune(ended_for, limit=limit)
-
-    # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
-    async def cancel(self, selection: Selection, *, limit: int = 1000) -> Operated:
-        chosen = await self._chosen(selection, CANCELLABLE, limit, unasked=True)
-        return await self._open.operate.cancel(chosen) if chosen.ids else Operated([], [])
-
-    async def replay(
-        self, selection: Selection, *, force: bool = False, payload: str | None = None, limit: int = 1000
-    ) -> Operated:
-        chosen = await self._chosen(selection, REPLAYABLE | {JobState.SUCCEEDED} if force else REPLAYABLE, limit)
-        operate = self._open.operate
-        return await operate.replay(chosen, force=force, payload=payload) if chosen.ids else Operated([], [])
-
-    async def delete(self, selection: Selection, *, limit: int = 1000) -> Operated:
-        chosen = await self._chosen(selection, DELETABLE, limit)
-        return await self._open.operate.delete(chosen) if chosen.ids else Operated([], [])
-
-    async def _chosen(
-        self, selection: Selection, legal: frozenset[JobState], limit: int, *, unasked: bool = False
-    ) -> Chosen:
-        if not isinstance(selection, JobFilter):
-            return named(selection, limit)
-        return await self._open.operate.choose(selection, legal, limit, unasked=unasked)
-
-    async def pause(self, queue: str) -> None:
-        await self._open.operate.pause(queue, paused=True)
-
-    async def resume(self, queue: str) -> None:
-        await self._open.operate.pause(queue, paused=False)
-
-    async def order(self, order: Order, workers: Sequence[str] | None = None) -> list[str]:
-        return await self._open.operate.order(order, workers)
-
-    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def get(self, job_id: str) -> Job | None:
-        return await self._open.read.get(job_id)
-
-    async def by_key(self, key: str) -> Job | None:
-        return await self._open.read.by_key(key)
-
-    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return await self._open.read.find(where, limit=limit, cursor=cursor)
-
-    async def count(self, where: JobFilter) -> int:
-        return await self._open.read.count(where)
-
-    async def attempts(self, job_id: str) -> list[Attempt]:
-        return await self._open.read.attempts(job_id)
-
-    async def queues(self) -> list[QueueInfo]:
-        return await self._open.read.queues()
-
-    async def workers(self) -> list[WorkerInfo]:
-        return await self._open.read.workers()
+        return await within.completed(self._open.links, self.sql, lease)
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
-        return await examine(self._open.links, self._sql)
+        return await examine(self._open.links, self.sql)
 
     async def backup(self, path: str) -> None:
         schema = self.address.schema
@@ -251,32 +75,20 @@ class PostgresStore:
             f"--file={path} '{self.address.libpq}'"
         )
 
-    async def now_us(self) -> int:
-        return await self._open.read.now_us()
 
+class _Opened(Opened):
+    """The connections of one event loop and the verbs on them."""
 
-class _Opened:
-    """What the store holds for one event loop, and lets go of together."""
+    links: Links
 
-    def __init__(self, address: Address, statements: Mapping[str, Query], now: Callable[[], int] | None) -> None:
-        self.links = Links(address, now=now)
+    def __init__(self, store: PostgresStore) -> None:
+        self.links = Links(store.address, now=store.now)
         self.news = News(self.links)
-        self.hot = Hot(self.links, self.news, statements)
-        self.operate = Operate(self.links, self.news, statements, self.hot.ready)
-        self.read = Read(self.links, statements)
-        self._watching = asyncio.create_task(self._close_with_loop(), name="holdfast-connections")
+        self.hot = Hot(self.links, self.news, store.sql)
+        self.operate = Operate(self.links, self.news, store.sql, self.hot.ready)
+        self.read = Read(self.links, store.sql)
+        self._migrations = store.migrations
+        super().__init__()
 
-    async def _close_with_loop(self) -> None:
-        """``asyncio.run`` cancels what is left before it ends: the last moment to part in peace."""
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await self._part()
-
-    async def close(self) -> None:
-        self._watching.cancel()
-        await asyncio.wait([self._watching])
-
-    async def _part(self) -> None:
-        await self.news.close()
-        await self.links.close()
+    async def migrate(self) -> list[str]:
+        return await care.migrate(self.links, self._migrations)

@@ -14,8 +14,9 @@ from holdfast.errors import Invalid
 from holdfast.job import Completion, JobState, Lease, NewJob, Settled, Submitted
 from holdfast.store import Dialogue, Statement
 from holdfast.stores.postgres.links import Links
-from holdfast.stores.postgres.rows import STATES, encode_options, is_id, span_us, text_or_none, to_text
+from holdfast.stores.postgres.rows import encode_options, is_id, span_us, text_or_none, to_text
 from holdfast.stores.postgres.statements import Query
+from holdfast.stores.sql import STATES
 
 _encode = msgspec.json.Encoder().encode
 

@@ -30,25 +30,13 @@ from holdfast.stores.redis.links import Argument, Links, in_pieces
 from holdfast.stores.redis.news import News
 from holdfast.stores.redis.rows import Kinds, claimed_job, settlements, span_us, submission
 from holdfast.stores.redis.scripts import Script
+from holdfast.stores.verbs import Wish
 
 PIECE = 200
 """Jobs one script handles: about 2 ms, for which everybody else waits."""
 _PROMOTE_ROUNDS = 5  # scripts a claim spends on what is due before it takes regardless
 _LOOKS_MOST = 100  # scripts a claim spends on ids that nobody can claim any more
 _HELD = (Held.LOST, Held.HELD, Held.CANCEL)
-
-
-class Wish(msgspec.Struct, frozen=True):
-    """What a claim asks for."""
-
-    worker: str
-    wants: Mapping[str, int]
-    limit: int
-    lease_for: timedelta
-    suspects: int
-    alone: bool
-    only: Sequence[str] | None
-    promote: bool
 
 
 class Hot:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple
 
 from holdfast.job import Job, JobFilter, JobState, Operated, Order
 from holdfast.stores.redis.hot import PIECE
@@ -13,23 +12,7 @@ from holdfast.stores.redis.news import News
 from holdfast.stores.redis.read import Read
 from holdfast.stores.redis.rows import Kinds, shown_job, span_us
 from holdfast.stores.redis.scripts import Script
-
-_FORGOTTEN_AFTER = timedelta(days=1)
-"""How long a worker that fell silent is still listed."""
-
-
-class Chosen(NamedTuple):
-    """Jobs an operation is to try."""
-
-    ids: list[str]
-    more: bool  # whether more would match
-    standing: Mapping[str, str]  # the state and claims in which a filter chose them; empty: they were named
-
-
-def named(ids: Sequence[str], limit: int) -> Chosen:
-    """Jobs chosen by id."""
-    once = list(dict.fromkeys(ids))
-    return Chosen(once[:limit], len(once) > limit, {})
+from holdfast.stores.verbs import FORGOTTEN_AFTER, Chosen
 
 
 class Operate:
@@ -63,11 +46,12 @@ class Operate:
 
     async def _each(self, verb: str, chosen: Chosen, *, force: bool = False, payload: str | None = None) -> Operated:
         """The answer, in the order of the question. What a filter chose and matches no more is nobody's business."""
+        standing = chosen.guard or {}
         flags = ("f" if force else "") + ("w" if self._links.address.whole else "")
         changed: list[tuple[str, JobState]] = []
         refused: list[tuple[str, JobState | None]] = []
         for ids in in_pieces(chosen.ids, PIECE):
-            guarded = [argument for job_id in ids for argument in (job_id, chosen.standing.get(job_id, ""))]
+            guarded = [argument for job_id in ids for argument in (job_id, standing.get(job_id, ""))]
             said = "" if payload is None else "=" + payload
             reply = await self._links.run(self._scripts["operate"], verb, flags, said, *guarded, synced=True)
             for job_id, (state, done) in zip(ids, reply, strict=True):
@@ -138,5 +122,5 @@ class Operate:
                 pruned += number
                 if not looked:
                     break
-        await self._links.run(self._scripts["prune_rest"], min(limit, PIECE), span_us(_FORGOTTEN_AFTER))
+        await self._links.run(self._scripts["prune_rest"], min(limit, PIECE), span_us(FORGOTTEN_AFTER))
         return pruned

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -136,7 +136,7 @@ class Read:
             for each in await self._links.command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1)
         ]
 
-    async def over(self, job_ids: list[str]) -> bool:
+    async def over(self, job_ids: Sequence[str]) -> bool:
         """Whether one of these jobs has ended, or is gone."""
         states = await self._links.run(self._scripts["states"], *job_ids)
         return any(each is None or JobState(each[0].decode()) in TERMINAL for each in states)

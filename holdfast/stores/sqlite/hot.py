@@ -26,10 +26,9 @@ from holdfast.job import (
     Submitted,
 )
 from holdfast.store import EVERY_QUEUE, Dialogue, Statement
+from holdfast.stores.sql import CODES, STATES
 from holdfast.stores.sqlite.rows import (
-    CODES,
     INLINE_PAYLOAD,
-    STATES,
     as_json,
     decode_job,
     decode_jobs,
@@ -40,24 +39,12 @@ from holdfast.stores.sqlite.rows import (
     span_us,
 )
 from holdfast.stores.sqlite.writer import Transaction
+from holdfast.stores.verbs import Wish
 
 T = TypeVar("T")
 
 PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
-
-
-class Wish(msgspec.Struct, frozen=True):
-    """What a claim asks for."""
-
-    worker: str
-    wants: Mapping[str, int]
-    limit: int
-    lease_for: timedelta
-    suspects: int
-    alone: bool
-    only: Sequence[str] | None
-    promote: bool
 
 
 class Hot:

@@ -5,28 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple
 
 from holdfast.job import Job, JobFilter, JobState, Operated, Order
-from holdfast.stores.sqlite.rows import CODES, INLINE_PAYLOAD, STATES, as_json, filter_parameters, read_job, span_us
+from holdfast.stores.sql import CODES, STATES
+from holdfast.stores.sqlite.rows import INLINE_PAYLOAD, as_json, filter_parameters, read_job, span_us
 from holdfast.stores.sqlite.writer import Transaction
-
-_FORGOTTEN_AFTER = timedelta(days=1)
-"""How long a worker that fell silent is still listed."""
-
-
-class Chosen(NamedTuple):
-    """Jobs an operation is to try."""
-
-    ids: list[str]
-    more: bool  # whether more would match
-    values: Mapping[str, object] | None  # of the filter that chose them; None: they were named
-
-
-def named(ids: Sequence[str], limit: int) -> Chosen:
-    """Jobs chosen by id."""
-    once = list(dict.fromkeys(ids))
-    return Chosen(once[:limit], len(once) > limit, None)
+from holdfast.stores.verbs import FORGOTTEN_AFTER, Chosen
 
 
 class Operate:
@@ -112,9 +96,9 @@ class Operate:
 
     def _standing(self, transaction: Transaction, chosen: Chosen) -> list[str]:
         """The ids to try. Of those a filter chose, the ones it still matches: others have written since."""
-        if chosen.values is None:
+        if chosen.guard is None:
             return chosen.ids
-        values = {**chosen.values, "ids": as_json(chosen.ids)}
+        values = {**chosen.guard, "ids": as_json(chosen.ids)}
         return [job_id for (job_id,) in transaction.connection.execute(self._sql["choose_again"], values)]
 
     def _operated(
@@ -178,7 +162,7 @@ class Operate:
             pruned += len(rows)
         connection.execute(self._sql["outlived_keys"], {"now": now_us, "limit": limit})
         connection.execute(self._sql["prune_keys"], {"now": now_us, "limit": limit})
-        connection.execute(self._sql["prune_workers"], {"before": now_us - span_us(_FORGOTTEN_AFTER)})
+        connection.execute(self._sql["prune_workers"], {"before": now_us - span_us(FORGOTTEN_AFTER)})
         return pruned
 
 

@@ -21,7 +21,8 @@ from holdfast.job import (
     QueueInfo,
     WorkerInfo,
 )
-from holdfast.stores.sqlite.rows import CODES, STATES, filter_parameters, read_job
+from holdfast.stores.sql import CODES, STATES
+from holdfast.stores.sqlite.rows import filter_parameters, read_job
 
 _decode_attempt = msgspec.json.Decoder(Attempt).decode
 _NEWEST = 1 << 62

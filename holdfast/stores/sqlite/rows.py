@@ -8,20 +8,8 @@ from datetime import timedelta
 
 import msgspec
 
-from holdfast.job import MICROSECOND, Job, JobFilter, JobState, NewJob, microseconds
-
-CODES = {
-    JobState.QUEUED: 0,
-    JobState.SCHEDULED: 1,
-    JobState.RUNNING: 2,
-    JobState.FAILED: 3,
-    JobState.WAITING: 4,
-    JobState.SUCCEEDED: 5,
-    JobState.DEAD: 6,
-    JobState.CANCELLED: 7,
-}
-STATES = tuple(CODES)
-"""State by code."""
+from holdfast.job import MICROSECOND, Job, JobFilter, NewJob, microseconds
+from holdfast.stores.sql import CODES
 
 INLINE_PAYLOAD = 256
 """Characters of a payload kept in the job's own row; a longer one has a row of its own (1.5 times faster at 1 kB)."""

@@ -36,17 +36,18 @@ from holdfast.job import (
     Submitted,
     WorkerInfo,
 )
-from holdfast.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
+from holdfast.lifecycle import CANCELLABLE, DELETABLE
 from holdfast.portal import drive, running_loop
 from holdfast.store import Dialogue, Selection
 from holdfast.stores.sql import chosen_migrations, load_migrations, load_statements
 from holdfast.stores.sqlite import care, within
 from holdfast.stores.sqlite.connection import check_owner, check_place, connect, create_private, translated
-from holdfast.stores.sqlite.hot import Hot, Wish
-from holdfast.stores.sqlite.operate import Chosen, Operate, named
+from holdfast.stores.sqlite.hot import Hot
+from holdfast.stores.sqlite.operate import Operate
 from holdfast.stores.sqlite.read import Read
 from holdfast.stores.sqlite.wake import Wakes
 from holdfast.stores.sqlite.writer import Transaction, Writer
+from holdfast.stores.verbs import Chosen, Wish, named, replayable
 
 T = TypeVar("T")
 
@@ -220,7 +221,7 @@ class SQLiteStore:
     async def replay(
         self, selection: Selection, *, force: bool = False, payload: str | None = None, limit: int = 1000
     ) -> Operated:
-        chosen = await self._chosen(selection, REPLAYABLE | {JobState.SUCCEEDED} if force else REPLAYABLE, limit)
+        chosen = await self._chosen(selection, replayable(force=force), limit)
         return await self._operated(
             chosen, lambda transaction: self._operate.replay(transaction, chosen, force=force, payload=payload)
         )

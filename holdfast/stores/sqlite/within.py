@@ -9,8 +9,8 @@ from pathlib import Path
 from holdfast.errors import Invalid
 from holdfast.job import Completion, JobState, Lease, Settled
 from holdfast.store import Dialogue, Statement
+from holdfast.stores.sql import STATES
 from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
-from holdfast.stores.sqlite.rows import STATES
 from holdfast.stores.sqlite.writer import Transaction
 
 

@@ -1,0 +1,289 @@
+"""What the stores on a server have in common: one opening for each event loop, since connections belong to one, and
+every verb handed to its family."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Generic, Protocol, TypeVar
+
+from holdfast.errors import ForkedConnection, HoldfastError
+from holdfast.job import (
+    Attempt,
+    Beat,
+    Claim,
+    Job,
+    JobFilter,
+    JobState,
+    Lease,
+    NewJob,
+    Operated,
+    Order,
+    Page,
+    Pulse,
+    QueueInfo,
+    Settled,
+    Settlement,
+    Submitted,
+    WorkerInfo,
+)
+from holdfast.lifecycle import CANCELLABLE, DELETABLE
+from holdfast.portal import Portal
+from holdfast.store import Selection
+from holdfast.stores.verbs import Chosen, Wish, named, replayable
+
+T = TypeVar("T")
+OpenedT = TypeVar("OpenedT", bound="Opened")
+
+
+class Hot(Protocol):
+    """The verbs of every job's way."""
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]: ...
+    async def claim(self, wish: Wish) -> Claim: ...
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]: ...
+    async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat: ...
+
+
+class Operate(Protocol):
+    """Operating, and the upkeep anyone may do."""
+
+    async def leave(self, worker: str) -> None: ...
+    async def promote(self, *, limit: int) -> int: ...
+    async def expired(self, *, limit: int) -> list[Job]: ...
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int: ...
+    async def choose(
+        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False
+    ) -> Chosen: ...
+    async def cancel(self, chosen: Chosen) -> Operated: ...
+    async def replay(self, chosen: Chosen, *, force: bool, payload: str | None) -> Operated: ...
+    async def delete(self, chosen: Chosen) -> Operated: ...
+    async def pause(self, queue: str, *, paused: bool) -> None: ...
+    async def order(self, order: Order, workers: Sequence[str] | None) -> list[str]: ...
+
+
+class Read(Protocol):
+    """Looking."""
+
+    async def get(self, job_id: str) -> Job | None: ...
+    async def by_key(self, key: str) -> Job | None: ...
+    async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page: ...
+    async def count(self, where: JobFilter) -> int: ...
+    async def attempts(self, job_id: str) -> list[Attempt]: ...
+    async def queues(self) -> list[QueueInfo]: ...
+    async def workers(self) -> list[WorkerInfo]: ...
+    async def now_us(self) -> int: ...
+    async def over(self, job_ids: Sequence[str]) -> bool: ...
+
+
+class News(Protocol):
+    """Waiting."""
+
+    async def wait(self, topics: Sequence[str], timeout: float, settled: Callable[[], Awaitable[bool]]) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Closing(Protocol):
+    """What can be let go of."""
+
+    async def close(self) -> None: ...
+
+
+class Opened(ABC):
+    """What a store holds for one event loop, and lets go of together. Made in that loop."""
+
+    links: Closing
+    news: News
+    hot: Hot
+    operate: Operate
+    read: Read
+
+    def __init__(self) -> None:
+        self._watching = asyncio.create_task(self._close_with_loop(), name="holdfast-connections")
+
+    async def _close_with_loop(self) -> None:
+        """``asyncio.run`` cancels what is left before it ends: the last moment to part in peace."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self.news.close()
+            await self.links.close()
+
+    async def close(self) -> None:
+        """Let go."""
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+
+    @abstractmethod
+    async def migrate(self) -> list[str]:
+        """Check that what is there is ours, and bring it up to date; what was applied."""
+
+
+class ServedStore(ABC, Generic[OpenedT]):
+    """All of ``Store`` but what differs from server to server."""
+
+    def __init__(self) -> None:
+        self._opened: dict[asyncio.AbstractEventLoop, OpenedT] = {}
+        self._migrated: list[str] = []  # what opening applied, for who asks
+        self._portal: Portal | None = None
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    @abstractmethod
+    def _opening(self) -> OpenedT:
+        """What to hold for the running event loop, not connected yet."""
+
+    # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def open(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._opened.get(loop) is not None:
+            _ = self._open
+            return
+        self._check_process()
+        opened = self._opening()
+        try:
+            self._migrated += await opened.migrate()
+        except BaseException:
+            await opened.close()
+            raise
+        if loop in self._opened:  # somebody else was quicker
+            await opened.close()
+            return
+        for ended in [each for each in self._opened if each.is_closed()]:
+            del self._opened[ended]
+        self._opened[loop] = opened
+
+    async def close(self) -> None:
+        opened = self._opened.pop(asyncio.get_running_loop(), None)
+        if opened is not None and self._process == os.getpid():
+            await opened.close()
+        portal = self._portal
+        if portal is not None and self._process == os.getpid() and not portal.is_here():
+            self._portal = None
+            await asyncio.to_thread(portal.end)
+
+    async def migrate(self) -> list[str]:
+        applied, self._migrated = self._migrated, []
+        return applied + await self._open.migrate()
+
+    def blocking(self, call: Coroutine[Any, Any, T]) -> T:
+        with self._lock:
+            if self._portal is None or self._process != os.getpid():
+                self._portal = Portal(at_exit=self.close)
+            portal = self._portal
+        return portal.run(call)
+
+    @property
+    def _open(self) -> OpenedT:
+        self._check_process()
+        opened = self._opened.get(asyncio.get_running_loop())
+        if opened is None:
+            raise HoldfastError("this store is not open; await open() first, or use the application as a context")
+        return opened
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise ForkedConnection("this store was opened before fork(); make another one in the child process")
+
+    # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        return await self._open.hot.submit(jobs) if jobs else []
+
+    async def claim(
+        self,
+        worker: str,
+        wants: Mapping[str, int],
+        *,
+        limit: int,
+        lease_for: timedelta,
+        suspects: int = 0,
+        alone: bool = False,
+        only: Sequence[str] | None = None,
+        promote: bool = True,
+    ) -> Claim:
+        return await self._open.hot.claim(Wish(worker, wants, limit, lease_for, suspects, alone, only, promote))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        return await self._open.hot.settle(settlements) if settlements else []
+
+    async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:
+        return await self._open.hot.beat(pulse, leases, lease_for=lease_for)
+
+    async def leave(self, worker: str) -> None:
+        await self._open.operate.leave(worker)
+
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        opened = self._open
+        awaited = [topic.removeprefix("job:") for topic in topics if topic.startswith("job:")]
+        await opened.news.wait(topics, timeout, lambda: opened.read.over(awaited))
+
+    # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
+    async def promote(self, *, limit: int) -> int:
+        return await self._open.operate.promote(limit=limit)
+
+    async def expired(self, *, limit: int) -> list[Job]:
+        return await self._open.operate.expired(limit=limit)
+
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        return await self._open.operate.prune(ended_for, limit=limit)
+
+    # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
+    async def cancel(self, selection: Selection, *, limit: int = 1000) -> Operated:
+        chosen = await self._chosen(selection, CANCELLABLE, limit, unasked=True)
+        return await self._open.operate.cancel(chosen) if chosen.ids else Operated([], [])
+
+    async def replay(
+        self, selection: Selection, *, force: bool = False, payload: str | None = None, limit: int = 1000
+    ) -> Operated:
+        chosen = await self._chosen(selection, replayable(force=force), limit)
+        operate = self._open.operate
+        return await operate.replay(chosen, force=force, payload=payload) if chosen.ids else Operated([], [])
+
+    async def delete(self, selection: Selection, *, limit: int = 1000) -> Operated:
+        chosen = await self._chosen(selection, DELETABLE, limit)
+        return await self._open.operate.delete(chosen) if chosen.ids else Operated([], [])
+
+    async def _chosen(
+        self, selection: Selection, legal: frozenset[JobState], limit: int, *, unasked: bool = False
+    ) -> Chosen:
+        if not isinstance(selection, JobFilter):
+            return named(selection, limit)
+        return await self._open.operate.choose(selection, legal, limit, unasked=unasked)
+
+    async def pause(self, queue: str) -> None:
+        await self._open.operate.pause(queue, paused=True)
+
+    async def resume(self, queue: str) -> None:
+        await self._open.operate.pause(queue, paused=False)
+
+    async def order(self, order: Order, workers: Sequence[str] | None = None) -> list[str]:
+        return await self._open.operate.order(order, workers)
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def get(self, job_id: str) -> Job | None:
+        return await self._open.read.get(job_id)
+
+    async def by_key(self, key: str) -> Job | None:
+        return await self._open.read.by_key(key)
+
+    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        return await self._open.read.find(where, limit=limit, cursor=cursor)
+
+    async def count(self, where: JobFilter) -> int:
+        return await self._open.read.count(where)
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        return await self._open.read.attempts(job_id)
+
+    async def queues(self) -> list[QueueInfo]:
+        return await self._open.read.queues()
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await self._open.read.workers()
+
+    async def now_us(self) -> int:
+        return await self._open.read.now_us()

@@ -47,10 +47,10 @@ def _postgres(url: str, now: Callable[[], int] | None) -> Store:
 
 def _redis(url: str, now: Callable[[], int] | None) -> Store:
     try:
-        from holdfast.stores.redis.store import RedisStore
+        from holdfast.stores.redis.ulids import redis_store
     except ModuleNotFoundError as error:
         raise ConfigError(f"url: Redis needs {error.name}; pip install 'holdfast[redis]'") from None
-    return RedisStore(url, now=now)
+    return redis_store(url, now)
 
 
 def _scheme(url: str) -> str:

@@ -22,7 +22,7 @@ _NAMES = {"schedule": "schedule", "ready": "ready", "leases": "leases", "job": "
 """The keys whose names can be chosen, and their names unless they are."""
 _TAKEN = ("meta", "seq", "index:", "chunks", "counts", "queues", "due", "levels:", "quarantine:", "ghosts", "ended:")
 _TAKEN_TOO = ("keys", "outlived", "attempts:", "workers", "worker:", "paused", "news", "ended", "nothing")
-_OWN = ("namespace", "prefix", "durability", "task", "payload", *_NAMES)
+_OWN = ("namespace", "prefix", "durability", "task", "payload", "ids", *_NAMES)
 _PORT, _SENTINEL_PORT = 6379, 26379
 
 
@@ -43,6 +43,8 @@ class Address(NamedTuple):
     """What a job runs that was written by hand and names no task; "" for nothing."""
     whole: bool
     """Payloads stay in one field of their job's hash, however long."""
+    ulids: bool
+    """Ids are written as ULIDs, not as UUIDs."""
     shown: str
     """The URL without its password."""
 
@@ -91,6 +93,7 @@ def parse_url(url: str) -> Address:
         durability=_word(own, "durability", LEVELS, "everysec"),
         task=own.get("task", ""),
         whole=_word(own, "payload", ("pieces", "whole"), "pieces") == "whole",
+        ulids=_word(own, "ids", ("uuid", "ulid"), "uuid") == "ulid",
         shown=shown,
     )
 

@@ -1,0 +1,148 @@
+"""Ids in Redis as ULIDs: 26 characters for who reads the keys, the same UUIDs as everywhere for who uses the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+
+from msgspec.structs import replace
+
+from holdfast.job import (
+    Attempt,
+    Beat,
+    Claim,
+    Job,
+    JobFilter,
+    Lease,
+    NewJob,
+    Operated,
+    Page,
+    Pulse,
+    Settled,
+    Settlement,
+    Submitted,
+    as_ulid,
+    parse_id,
+)
+from holdfast.store import Selection
+from holdfast.stores.redis.address import parse_url
+from holdfast.stores.redis.store import RedisStore
+
+_BY_HAND = "by-hand:"
+"""Marks ids of jobs that somebody wrote by hand and that are no ULIDs: each has to be found again as it stands."""
+
+
+def redis_store(url: str, now: Callable[[], int] | None) -> RedisStore:
+    """The store behind a URL of Redis, with ids as it says."""
+    kind = UlidStore if parse_url(url).ulids else RedisStore
+    return kind(url, now=now)
+
+
+def written(job_id: str) -> str:
+    """A job's id as Redis has it."""
+    try:
+        return as_ulid(job_id)
+    except ValueError:  # one written by hand, or nobody's
+        return job_id.removeprefix(_BY_HAND)
+
+
+def read(text: str) -> str:
+    """A job's id from what Redis has; ``written`` turned round."""
+    canonical = parse_id(text) if len(text) == 26 else None
+    return canonical if canonical is not None and as_ulid(canonical) == text else _BY_HAND + text
+
+
+class UlidStore(RedisStore):
+    """The Redis store of a URL with ``ids=ulid``. Its verbs are the store's; ids are turned at its door."""
+
+    # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        answers = await super().submit([replace(job, id=written(job.id)) for job in jobs])
+        return [Submitted(read(answer.job_id), answer.created) for answer in answers]
+
+    async def claim(
+        self,
+        worker: str,
+        wants: Mapping[str, int],
+        *,
+        limit: int,
+        lease_for: timedelta,
+        suspects: int = 0,
+        alone: bool = False,
+        only: Sequence[str] | None = None,
+        promote: bool = True,
+    ) -> Claim:
+        claim = await super().claim(
+            worker,
+            wants,
+            limit=limit,
+            lease_for=lease_for,
+            suspects=suspects,
+            alone=alone,
+            only=None if only is None else [written(job_id) for job_id in only],
+            promote=promote,
+        )
+        return replace(claim, jobs=_read_jobs(claim.jobs))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        answers = await super().settle([replace(each, job_id=written(each.job_id)) for each in settlements])
+        return [replace(answer, job_id=each.job_id) for answer, each in zip(answers, settlements, strict=True)]
+
+    async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:
+        held = [Lease(written(lease.job_id), lease.claims) for lease in leases]
+        return await super().beat(pulse, held, lease_for=lease_for)
+
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        await super().wait([_written_topic(topic) for topic in topics], timeout=timeout)
+
+    # ── maintenance and operating ─────────────────────────────────────────────────────────────────────────────
+    async def expired(self, *, limit: int) -> list[Job]:
+        return _read_jobs(await super().expired(limit=limit))
+
+    async def cancel(self, selection: Selection, *, limit: int = 1000) -> Operated:
+        return _read_operated(await super().cancel(_written_selection(selection), limit=limit))
+
+    async def replay(
+        self, selection: Selection, *, force: bool = False, payload: str | None = None, limit: int = 1000
+    ) -> Operated:
+        chosen = _written_selection(selection)
+        return _read_operated(await super().replay(chosen, force=force, payload=payload, limit=limit))
+
+    async def delete(self, selection: Selection, *, limit: int = 1000) -> Operated:
+        return _read_operated(await super().delete(_written_selection(selection), limit=limit))
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def get(self, job_id: str) -> Job | None:
+        return _read_job(await super().get(written(job_id)))
+
+    async def by_key(self, key: str) -> Job | None:
+        return _read_job(await super().by_key(key))
+
+    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        page = await super().find(where, limit=limit, cursor=cursor)
+        return Page(jobs=_read_jobs(page.jobs), cursor=page.cursor)
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        return await super().attempts(written(job_id))
+
+
+def _read_job(job: Job | None) -> Job | None:
+    return None if job is None else replace(job, id=read(job.id))
+
+
+def _read_jobs(jobs: Iterable[Job]) -> list[Job]:
+    return [replace(job, id=read(job.id)) for job in jobs]
+
+
+def _read_operated(operated: Operated) -> Operated:
+    changed = [(read(job_id), state) for job_id, state in operated.changed]
+    refused = [(read(job_id), state) for job_id, state in operated.refused]
+    return Operated(changed=changed, refused=refused, more=operated.more)
+
+
+def _written_selection(selection: Selection) -> Selection:
+    return selection if isinstance(selection, JobFilter) else [written(job_id) for job_id in selection]
+
+
+def _written_topic(topic: str) -> str:
+    return f"job:{written(topic.removeprefix('job:'))}" if topic.startswith("job:") else topic

@@ -1,0 +1,117 @@
+"""``ids=ulid``: ULIDs in Redis, UUIDs for whoever uses the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.errors import ConfigError
+from holdfast.job import Held, JobFilter, JobState, Lease, as_ulid
+from holdfast.store import EVERY_QUEUE, Store
+from holdfast.stores import open_store
+from holdfast.stores.redis.ulids import read, written
+from tests.conformance.support import (
+    LEASE,
+    WORKER,
+    Opener,
+    claim,
+    lose,
+    new_job,
+    pulse,
+    put,
+    settle,
+    state_of,
+    stored,
+    take,
+    take_ids,
+)
+from tests.support.keys import Keys
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def opener(runner: asyncio.Runner, clock: ManualClock, home: str) -> Iterator[Opener]:
+    opener = Opener(home + "&ids=ulid", clock)
+    yield opener
+    runner.run(opener.close())
+
+
+@pytest.fixture
+def keys(home: str) -> Iterator[Keys]:
+    keys = Keys(home)
+    yield keys
+    keys.client.close()
+
+
+async def test_a_whole_life_is_written_with_ulids_and_told_with_uuids(
+    store: Store, keys: Keys, clock: ManualClock
+) -> None:
+    first, later = new_job(key="k"), new_job(delay=HOUR)
+    assert await put(store, first, later) == [first.id, later.id]
+    assert (await store.submit([new_job(key="k")]))[0].job_id == first.id
+    assert keys.lrange("ready", 0, -1) == [as_ulid(first.id)]
+    assert keys.zrange("schedule", 0, -1) == [as_ulid(later.id)]
+
+    (job,) = await take(store)
+    assert (job.id, keys.zrange("leases", 0, -1)) == (first.id, [as_ulid(first.id)])
+    leases = [job.lease, Lease(later.id, 1)]
+    assert (await store.beat(pulse(), leases, lease_for=LEASE)).held == [Held.HELD, Held.LOST]
+    assert (await lose(store, clock, job)).state is JobState.QUEUED
+    assert [each.reason for each in await store.attempts(first.id)] == ["crashed"]
+    (job,) = await take(store, suspects=1)
+    answer = await settle(store, job, result="1")
+    assert (answer.job_id, answer.accepted) == (first.id, True)
+    assert await store.by_key("k") == await stored(store, first.id)
+
+    assert (await store.cancel([later.id])).changed == [(later.id, JobState.CANCELLED)]
+    assert (await store.replay(JobFilter(states=(JobState.CANCELLED,)))).changed == [(later.id, JobState.QUEUED)]
+    assert (await claim(store, only=[later.id])).jobs[0].id == later.id
+    assert [each.id for each in (await store.find(JobFilter())).jobs] == [later.id, first.id]
+    assert {name for name in keys.all() if name.startswith("job:")} == {
+        f"job:{as_ulid(each)}" for each in (first.id, later.id)
+    }
+    assert (await store.delete([first.id])).changed == [(first.id, JobState.SUCCEEDED)]
+    assert await store.get(first.id) is None
+
+
+async def test_the_end_of_a_job_is_heard(store: Store, opener: Opener) -> None:
+    (job_id,) = await put(store)
+    other = await opener()
+    waiting = asyncio.create_task(other.wait([f"job:{job_id}"], timeout=50))
+    (job,) = await take(store)
+    await settle(store, job)
+
+    await asyncio.wait_for(waiting, timeout=20)
+
+    assert await state_of(other, job_id) is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize("by_hand", ["01ARZ3NDEKTSV4RRFFQ69G5FAV", "invoice-7", "018f0f5e-7c7a-7000-8000-000000000001"])
+async def test_a_job_written_by_hand_runs_to_its_end_whatever_its_id(store: Store, keys: Keys, by_hand: str) -> None:
+    keys.hset(f"job:{by_hand}", mapping={"payload": "{}", "task": "work"})
+    keys.rpush("ready", by_hand)
+
+    (job,) = await take(store, wants={EVERY_QUEUE: 5})
+
+    assert (await settle(store, job)).accepted
+    assert keys.hget(f"job:{by_hand}", "state") == "succeeded"
+    assert (await stored(store, job.id)).worker == WORKER
+    assert await take_ids(store) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["01ARZ3NDEKTSV4RRFFQ69G5FAV", "01arz3ndektsv4rrffq69g5fav", "8ZZZZZZZZZZZZZZZZZZZZZZZZZ", "x", "by-hand:x", "ü"],
+)
+def test_what_is_read_is_written_back_as_it_was(text: str) -> None:
+    assert written(read(text)) == text
+
+
+def test_other_spellings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="ids='snowflake' is not valid; give one of: uuid, ulid"):
+        open_store("redis://localhost/0?ids=snowflake")

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import contextvars
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
 
 
 @types.coroutine
-def drive(coroutine: Coroutine[Any, Any, Value], context: contextvars.Context) -> Generator[Any, Any, Value]:
-    """Await ``coroutine`` with every one of its steps run in ``context``; its value or exception is ours.
+def drive(
+    coroutine: Coroutine[Any, Any, Value], context: contextvars.Context, waits: Callable[[], object]
+) -> Generator[Any, Any, Value]:
+    """Await ``coroutine`` with every one of its steps run in ``context``; its value or exception is ours. ``waits`` is
+    called each time it comes to wait for something.
 
     Whatever the awaiting task throws in, ``CancelledError`` above all, is thrown into the coroutine. Nothing of
     ``context`` is seen outside, and nothing that is set outside later is seen in it.
@@ -30,6 +33,7 @@ def drive(coroutine: Coroutine[Any, Any, Value], context: contextvars.Context) -
             # thrown in as its context, whether it handled that or not.
             thrown: BaseException | None = None
             sent = None
+            waits()
             try:
                 sent = yield awaited
             except GeneratorExit:

@@ -64,6 +64,7 @@ class Runner:
 
     def _ended(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)
+        self._shift.rouse()  # it may have been the one that was awake
         if runner.cancelled() and not self._closing and len(self._runners) < self._shift.settings.concurrency:
             self.resize(len(self._runners) + 1)  # a handler left something behind that cancelled its runner later
         elif not runner.cancelled() and (error := runner.exception()) is not None and not self.failed.done():
@@ -152,6 +153,7 @@ class Runner:
 
     async def _is_left(self, run: Run) -> bool:
         """Whether there is still something to settle after a handler that completed its job itself."""
+        self._shift.rouse()
         fate = None
         while fate is None:
             try:
@@ -214,7 +216,7 @@ class Runner:
         variables = contextvars.copy_context()
         variables.run(CURRENT.set, context)
         try:
-            value = await drive(calling, variables)
+            value = await drive(calling, variables, self._shift.rouse)
         except asyncio.CancelledError as error:
             if run.why is not None:
                 raise

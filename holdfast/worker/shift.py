@@ -101,7 +101,7 @@ class Shift:
 
     # ── jobs come in ──────────────────────────────────────────────────────────────────────────────────────────
     def deliver(self, jobs: Sequence[Job], since: float) -> None:
-        """Take claimed jobs in hand and wake runners for them. Suspects go first: they must start at once."""
+        """Take claimed jobs in hand and wake a runner for them. Suspects go first: they must start at once."""
         for job in jobs:
             run = Run(job, since)
             self.held[run.lease] = run
@@ -110,13 +110,16 @@ class Shift:
                 self.buffer.appendleft(run)
             else:
                 self.buffer.append(run)
-        for _ in range(min(len(jobs), len(self.idle_runners))):
-            self._wake(self.idle_runners.popleft())
+        self.rouse()
 
-    @staticmethod
-    def _wake(runner: asyncio.Future[None]) -> None:
-        if not runner.done():
-            runner.set_result(None)
+    def rouse(self) -> None:
+        """Wake two runners, if jobs wait for one. Each does the same where its handler waits for something: then all
+        are awake within a few turns of the loop. While handlers wait for nothing, more runners would only keep the
+        fetcher and the settler from the loop."""
+        for _ in range(min(2, len(self.buffer), len(self.idle_runners))):
+            runner = self.idle_runners.popleft()
+            if not runner.done():
+                runner.set_result(None)
 
     @property
     def busy(self) -> bool:

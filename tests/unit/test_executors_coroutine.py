@@ -17,7 +17,7 @@ COLOUR = contextvars.ContextVar("COLOUR", default="none")
 
 
 async def driven(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return await drive(coroutine, contextvars.copy_context())
+    return await drive(coroutine, contextvars.copy_context(), lambda: None)
 
 
 @on_both_loops

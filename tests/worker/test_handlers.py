@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Dead, Holdfast, HoldfastError, current_job, provided
+from holdfast.job import JobFilter, JobState
 from tests.unit import executor_tasks
 from tests.worker.support import harness
 
@@ -203,6 +204,30 @@ async def test_sync_handlers_run_in_threads_side_by_side(app: Holdfast) -> None:
         jobs = [await blocking.enqueue(number) for number in range(6)]
         await harnessed.run_until_idle()
         assert [await job.result(timeout=0) for job in jobs] == [[number, False, 1] for number in range(6)]
+
+
+async def test_handlers_that_wait_all_run_and_those_that_do_not_leave_the_loop_to_others(app: Holdfast) -> None:
+    together = asyncio.Barrier(400)
+    turns = [0]  # jobs run within each turn of the loop
+
+    @app.task("waiting")
+    async def waiting() -> None:
+        await together.wait()
+
+    @app.task("quick")
+    async def quick() -> None:
+        if turns[-1] == 0:
+            asyncio.get_running_loop().call_soon(turns.append, 0)
+        turns[-1] += 1
+
+    async with harness(app, concurrency=400) as harnessed:
+        await app.enqueue_many(waiting.job() for _ in range(400))
+        await harnessed.run_until_idle()
+        await app.enqueue_many(quick.job() for _ in range(400))
+        await harnessed.run_until_idle()
+        assert await app.count(JobFilter(states=(JobState.SUCCEEDED,))) == 800
+    assert sum(turns) == 400
+    assert max(turns) <= 150  # else the next claim would leave only when the buffer is empty
 
 
 async def test_handlers_may_enqueue(app: Holdfast) -> None:

@@ -188,6 +188,7 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
     accepted: bool
     state: JobState | None  # None: the job is gone
     run_at_us: int | None = None
+    locked: bool = False  # not accepted, but not lost either: somebody's open transaction holds the job; ask again
 
 
 class Completion(StrEnum):

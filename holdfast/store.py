@@ -109,7 +109,10 @@ class Store(Protocol):
         """
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Apply each settlement whose guard holds. Failed attempts are recorded; endings wake who awaits them."""
+        """Apply each settlement whose guard holds. Failed attempts are recorded; endings wake who awaits them.
+
+        What somebody else's transaction has in hand is not waited for, but answered as ``locked``.
+        """
 
     async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:
         """Register the worker, extend its live leases, and say what became of each."""

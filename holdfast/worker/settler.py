@@ -6,14 +6,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
-from holdfast.events import JobCancelled, JobDead, JobFailed, JobReleased, JobSucceeded, JobUnstartable, LeaseLost
+from holdfast.events import (
+    JobCancelled,
+    JobDead,
+    JobFailed,
+    JobReleased,
+    JobSucceeded,
+    JobUnstartable,
+    LeaseLost,
+    StoreTrouble,
+)
 from holdfast.faults import point
-from holdfast.job import JobState, Reason, Settled, instant
+from holdfast.job import JobState, Lease, Reason, Settled, instant
 from holdfast.store import Store
 from holdfast.worker.patience import Patience
 from holdfast.worker.shift import FULL, Run, Shift
 
 _LINGER = 0.004  # seconds a batch may still grow while other handlers run
+_LOCKED = 0.5  # seconds between looks at jobs that somebody else's transaction holds
 
 
 class Settler:
@@ -24,6 +34,8 @@ class Settler:
         self._store = store
         self._patience = Patience(shift, "settler")
         self._finishing = False
+        self._locked: dict[Lease, Run] = {}  # what somebody else's transaction has in hand
+        self._look_at = 0.0  # the clock's reading when these are tried again
 
     def finish(self) -> None:
         """No more outcomes will come: ``run`` returns once what there is has been written."""
@@ -34,16 +46,26 @@ class Settler:
     async def run(self) -> None:
         """Settle until ``finish``. Not to be cancelled before: the batch on its way would not be written."""
         shift = self._shift
-        while not self._finishing or shift.outcomes:
-            await shift.settling.wait()
+        while not self._finishing or shift.outcomes or self._locked:
+            await self._until_some()
             if shift.busy and len(shift.outcomes) < FULL:
                 shift.full.clear()
                 await shift.clock.bounded(shift.full.wait(), _LINGER)
             await self.flush()
 
+    async def _until_some(self) -> None:
+        """Until there is something to settle, or to try again."""
+        shift = self._shift
+        if self._locked:
+            await shift.clock.bounded(shift.settling.wait(), max(0.0, self._look_at - shift.clock.monotonic()))
+        else:
+            await shift.settling.wait()
+
     async def flush(self) -> None:
         """Write everything that waits."""
         shift = self._shift
+        if self._locked and shift.clock.monotonic() >= self._look_at:
+            shift.outcomes += self._locked.values()
         while shift.outcomes:
             batch = shift.outcomes[: 2 * FULL]
             del shift.outcomes[: len(batch)]
@@ -63,6 +85,7 @@ class Settler:
                 if len(batch) == 1:
                     # The store cannot take this one: renewed no more, its lease will end and the sweeper settle it.
                     self._shift.held.pop(batch[0].lease, None)
+                    self._locked.pop(batch[0].lease, None)
                     await self._patience.after(error)
                     return
                 for run in batch:  # one that cannot be stored must not take its neighbours along
@@ -79,7 +102,12 @@ class Settler:
         held = shift.held
         tell_success = shift.events.listens(JobSucceeded)
         for run, answer in zip(batch, answers, strict=True):
+            if answer.locked:
+                self._wait_for(run)
+                continue
             held.pop(run.lease, None)
+            if self._locked:
+                self._locked.pop(run.lease, None)
             if answer.accepted and answer.state is JobState.SUCCEEDED:
                 shift.succeeded += 1
                 if tell_success:
@@ -88,6 +116,15 @@ class Settler:
                 self._tell_rest(run, answer)
         if not held:
             shift.low.set()  # a draining or an emptying fetcher waits for this
+
+    def _wait_for(self, run: Run) -> None:
+        """Somebody else has the job in hand: it is tried again until that is over. Its neighbours do not wait."""
+        shift = self._shift
+        self._look_at = shift.clock.monotonic() + _LOCKED
+        if run.lease not in self._locked:
+            self._locked[run.lease] = run
+            error = f"job {run.job.id} waits to be settled: another program's transaction holds its row"
+            shift.emit(StoreTrouble(service="settler", error=error, retry_in=_LOCKED))
 
     def _tell_rest(self, run: Run, answer: Settled) -> None:
         shift, job, settlement = self._shift, run.job, run.settlement

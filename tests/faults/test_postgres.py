@@ -13,11 +13,25 @@ import asyncpg
 import pytest
 
 from holdfast.errors import Conflict, HoldfastError, Unavailable
-from holdfast.job import JobFilter, JobState, Lease, new_id
+from holdfast.job import Job, JobFilter, JobState, Lease, Reason, Settlement, new_id
 from holdfast.store import Store
 from holdfast.stores import open_store
 from holdfast.stores.postgres import links, news
-from tests.conformance.support import LEASE, claim, failing, new_job, pulse, put, running, settle, stored, take
+from tests.conformance.support import (
+    LEASE,
+    claim,
+    ended,
+    ending,
+    failing,
+    new_job,
+    pulse,
+    put,
+    running,
+    settle,
+    state_of,
+    stored,
+    take,
+)
 from tests.support.fault_proxy import FaultProxy
 from tests.support.postgres import Postgres
 
@@ -44,6 +58,14 @@ async def until_it_works(call: Callable[[], Awaitable[Any]]) -> Any:
         except Unavailable:
             assert time.monotonic() < deadline, "the store did not recover"
             await asyncio.sleep(0.1)
+
+
+async def until_claimed(store: Store) -> Job:
+    """The job that somebody makes ready."""
+    async with asyncio.timeout(30):
+        while not (jobs := await take(store, 1)):
+            await store.wait(["queue:default"], timeout=0.05)
+    return jobs[0]
 
 
 @pytest.fixture
@@ -165,6 +187,52 @@ async def test_a_failure_that_was_written_and_never_answered_counts_once(proxy: 
         assert (await stored(store, job.id)).attempts == 1
 
 
+async def test_a_failure_that_was_written_and_never_answered_is_accepted_though_others_went_on(
+    proxy: FaultProxy, proxied_url: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PATIENCE", 30.0)
+    async with opened(proxied_url) as store, opened(postgres_url) as other:
+        failed, released, neighbour = [await running(store) for _ in range(3)]
+        proxy.cut_after(b"a needle", answer=b"SELECT 3")
+        proxy.refuse()
+        batch = [
+            failing(failed, "a needle"),
+            ending(released, JobState.QUEUED, reason=Reason.RELEASED, refund=True),
+            ending(neighbour, JobState.DEAD, reason=Reason.BUDGET, error="late"),
+        ]
+        settling = asyncio.create_task(store.settle(batch))
+        again = [await until_claimed(other), await until_claimed(other)]
+        await other.settle([failing(job, "of another") for job in again])
+        proxy.accept()
+
+        answers = [(answer.accepted, answer.state) for answer in await settling]
+
+        assert answers == [(True, JobState.FAILED), (True, JobState.QUEUED), (True, JobState.DEAD)]
+        assert not any(answer.accepted for answer in await store.settle(batch)), "a second settlement is none"
+
+
+async def test_successes_that_were_written_before_the_server_went_away_are_accepted(
+    proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of successes and failures takes two statements."""
+    monkeypatch.setattr(links, "PATIENCE", 0.3)
+    async with opened(proxied_url) as store:
+        succeeded, failed = await running(store), await running(store)
+        batch = [ending(succeeded), failing(failed, "a needle")]
+        proxy.cut_before(b"a needle")
+        proxy.refuse()
+        with pytest.raises(Unavailable):
+            await store.settle(batch)
+        proxy.accept()
+
+        answers = await until_it_works(lambda: store.settle(batch))
+
+        assert [(answer.accepted, answer.state) for answer in answers] == [
+            (True, JobState.SUCCEEDED),
+            (True, JobState.FAILED),
+        ]
+
+
 async def test_a_claim_that_was_written_and_never_answered_costs_no_attempt(
     proxy: FaultProxy, proxied_url: str
 ) -> None:
@@ -180,15 +248,65 @@ async def test_a_claim_that_was_written_and_never_answered_costs_no_attempt(
         assert [(job.id, job.attempts) for job in await take(store, 1, worker="unlucky")] == [(second, 1)]
 
 
-async def test_an_operation_cut_at_its_commit_is_never_reported_as_absent(proxy: FaultProxy, proxied_url: str) -> None:
+OPERATIONS = {
+    "cancel": (JobState.QUEUED, lambda store, job_id: store.cancel([job_id]), JobState.CANCELLED),
+    "replay": (JobState.DEAD, lambda store, job_id: store.replay([job_id]), JobState.QUEUED),
+    "delete": (JobState.DEAD, lambda store, job_id: store.delete([job_id]), JobState.DEAD),
+}
+
+
+@pytest.mark.parametrize("verb", OPERATIONS)
+@pytest.mark.parametrize("arrived", [True, False])
+async def test_an_operation_cut_at_its_commit_says_what_it_has_done(
+    proxy: FaultProxy, proxied_url: str, verb: str, arrived: bool
+) -> None:
+    before, operate, after = OPERATIONS[verb]
+    async with opened(proxied_url) as store:
+        job_id = (await put(store))[0] if before is JobState.QUEUED else await ended(store, before)
+        if arrived:
+            proxy.cut_after(b"COMMIT", answer=b"COMMIT")
+        else:
+            proxy.cut_before(b"COMMIT")
+
+        operated = await until_it_works(lambda: operate(store, job_id))
+
+        assert proxy.cuts == 1
+        assert (operated.changed, operated.refused) == ([(job_id, after)], [])
+
+
+async def test_a_replay_that_was_stored_and_never_answered_is_not_repeated(
+    proxy: FaultProxy, proxied_url: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PATIENCE", 30.0)
+    async with opened(proxied_url) as store, opened(postgres_url) as other:
+        job_id = await ended(store, JobState.SUCCEEDED)
+        proxy.cut_after(b"COMMIT", answer=b"COMMIT")
+        proxy.refuse()
+        replaying = asyncio.create_task(store.replay([job_id], force=True))
+        job = await until_claimed(other)
+        await settle(other, job)
+        proxy.accept()
+
+        operated = await replaying
+
+        assert (operated.changed, operated.refused) == ([(job_id, JobState.QUEUED)], [])
+        assert await state_of(other, job_id) is JobState.SUCCEEDED, "it is not run once more"
+
+
+async def test_an_operation_of_which_nobody_knows_says_that_it_may_have_been_done(
+    proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PATIENCE", 0.3)
     async with opened(proxied_url) as store:
         (job_id,) = await put(store)
         proxy.cut_after(b"COMMIT", answer=b"COMMIT")
+        proxy.refuse()
 
-        operated = await store.cancel([job_id])
+        with pytest.raises(Unavailable, match="it may have been done all the same: look before you ask again"):
+            await store.cancel([job_id])
 
-        told = dict(operated.changed) | dict(operated.refused)
-        assert told == {job_id: JobState.CANCELLED}
+        proxy.accept()
+        assert await until_it_works(lambda: state_of(store, job_id)) is JobState.CANCELLED
 
 
 async def test_a_listener_that_went_silent_costs_one_poll_and_is_replaced(
@@ -238,23 +356,50 @@ async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(postgres_url: 
 
 async def test_a_deadlock_is_tried_again(postgres: Postgres, postgres_url: str) -> None:
     async with opened(postgres_url) as store:
-        jobs = sorted([await running(store) for _ in range(2)], key=lambda job: job.id)
+        ids = sorted(await put(store, new_job(), new_job()))
         schema = postgres_url.rpartition("schema=")[2]
         lock = f"select from {schema}.job where id = $1 for update"
         other = await asyncpg.connect(postgres.url())
         try:
             transaction = other.transaction()
             await transaction.start()
-            await other.execute(lock, jobs[1].id)
-            settling = asyncio.create_task(store.settle([failing(job) for job in jobs]))
+            await other.execute(lock, ids[1])
+            cancelling = asyncio.create_task(store.cancel(ids))
             await asyncio.sleep(0.3)  # it holds the first row and waits for the second
             try:
-                await other.execute(lock, jobs[0].id)  # one of the two must give way
+                await other.execute(lock, ids[0])  # one of the two must give way
             except asyncpg.DeadlockDetectedError:
                 await transaction.rollback()
             else:
                 await transaction.commit()
-            assert [answer.accepted for answer in await settling] == [True, True]
+            assert (await cancelling).changed == [(job_id, JobState.CANCELLED) for job_id in ids]
+        finally:
+            await other.close()
+
+
+@pytest.mark.parametrize("outcome", [ending, failing])
+async def test_a_row_that_somebody_holds_does_not_hold_up_its_neighbours(
+    postgres: Postgres, postgres_url: str, outcome: Callable[[Job], Settlement]
+) -> None:
+    async with opened(postgres_url) as store:
+        jobs = [await running(store) for _ in range(3)]
+        schema = postgres_url.rpartition("schema=")[2]
+        other = await asyncpg.connect(postgres.url())
+        try:
+            async with other.transaction():
+                await other.execute(f"select from {schema}.job where id = $1 for update", jobs[1].id)
+
+                answers = await asyncio.wait_for(store.settle([outcome(job) for job in jobs]), timeout=6)
+                assert [(answer.accepted, answer.locked) for answer in answers] == [
+                    (True, False),
+                    (False, True),
+                    (True, False),
+                ]
+                assert [answer.locked for answer in await store.settle([outcome(jobs[1])])] == [True]
+            assert [(answer.accepted, answer.locked) for answer in await store.settle([outcome(jobs[1])])] == [
+                (True, False)
+            ]
+            assert [answer.locked for answer in await store.settle([outcome(jobs[1])])] == [False], "lost, not locked"
         finally:
             await other.close()
 

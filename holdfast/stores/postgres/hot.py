@@ -7,13 +7,11 @@ import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from operator import attrgetter
 
 import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.job import (
-    TERMINAL,
     Beat,
     Claim,
     Held,
@@ -39,16 +37,12 @@ from holdfast.stores.postgres.rows import (
     claimed_job,
     job_columns,
     key_columns,
-    settlement_columns,
     span_us,
-    text_or_none,
     to_text,
 )
+from holdfast.stores.postgres.settling import Settling
 from holdfast.stores.postgres.statements import Query
-from holdfast.stores.sql import STATES
 from holdfast.stores.verbs import Wish
-
-_job_id = attrgetter("job_id")
 
 PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
@@ -71,7 +65,7 @@ class Hot:
         self._served = ""  # the queue a claim of every queue served last
         self._answered_at: dict[str, int] = {}  # by worker: the server's instant of its latest claim that was answered
         self._unanswered: set[str] = set()  # workers whose claim was sent and never answered
-        self._doubtful: set[tuple[str, int]] = set()  # leases whose settlement was sent and never answered
+        self._settling = Settling(links, statements, self._tell)
         news.on_queue = self._heard
 
     def ready(self, queue: str, first: Place = START) -> None:
@@ -312,79 +306,8 @@ class Hot:
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Successes in one statement, everything else in another; what neither took is told where it stands."""
-        ids = [each.job_id for each in settlements]
-        if len(set(ids)) < len(ids):
-            return await self._settle_in_rounds(settlements)
-        answers: dict[str, Settled] = {}
-        ordered = sorted(settlements, key=_job_id)  # as all who write several rows lock them
-        simple = [each for each in ordered if each.state is JobState.SUCCEEDED and not each.expired]
-        if simple:
-            await self._settle_simple(simple, answers)
-        if len(simple) < len(ordered):
-            rest = [each for each in ordered if each.state is not JobState.SUCCEEDED or each.expired]
-            await self._settle_rest(rest, answers)
-        if len(answers) < len(ordered):
-            await self._stand([each for each in ordered if each.job_id not in answers], answers)
-        return [answers[job_id] for job_id in ids]
-
-    async def _settle_in_rounds(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Several for one job, as after a crash: each job once a round."""
-        answers: dict[int, Settled] = {}
-        left = dict(enumerate(settlements))
-        while left:
-            turn = {each.job_id: place for place, each in reversed(left.items())}  # the first of each job
-            places = sorted(turn.values())
-            settled = await self.settle([left.pop(place) for place in places])
-            answers.update(zip(places, settled, strict=True))
-        return [answers[place] for place in range(len(settlements))]
-
-    async def _settle_simple(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
-        rows = await self._links.fetch(
-            self._sql["settle_succeeded"],
-            doubt=lambda: self._doubt(batch),
-            ids=[each.job_id for each in batch],
-            claims=[each.claims for each in batch],
-            results=[text_or_none(each.result) for each in batch],
-        )
-        if len(rows) < len(batch):
-            taken = {job_id for (job_id,) in rows}
-            batch = [each for each in batch if each.job_id in taken]
-        for each in batch:
-            answers[each.job_id] = Settled(each.job_id, each.claims, True, JobState.SUCCEEDED)
-        self._tell({}, [each.job_id for each in batch])
-
-    async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
-        rows = await self._links.fetch(
-            self._sql["settle_rest"], doubt=lambda: self._doubt(batch), **settlement_columns(batch)
-        )
-        ended: list[str] = []
-        firsts: dict[str, Place] = {}
-        for turn, code, run_at, queue in rows:
-            each, state = batch[turn - 1], STATES[code]
-            answers[each.job_id] = Settled(each.job_id, each.claims, True, state, run_at)
-            if state in TERMINAL:
-                ended.append(each.job_id)
-            elif state is JobState.QUEUED:
-                firsts[queue] = START  # given back: to where it was
-            else:
-                firsts.setdefault(queue, END)  # not ready yet; who sleeps until something falls due must know
-        self._tell(firsts, ended)
-
-    def _doubt(self, batch: Sequence[Settlement]) -> None:
-        self._doubtful.update((each.job_id, each.claims) for each in batch)
-
-    async def _stand(self, refused: Sequence[Settlement], answers: dict[str, Settled]) -> None:
-        """What became of the jobs whose settlement was refused. One that was sent before, unanswered, and stands as it
-        asked for was accepted then."""
-        rows = await self._links.fetch(self._sql["states_of"], ids=[each.job_id for each in refused])
-        states = {job_id: (STATES[code], claims) for job_id, code, claims in rows}
-        for each in refused:
-            state, claims = states.get(each.job_id, (None, None))
-            lease = (each.job_id, each.claims)
-            accepted = lease in self._doubtful and claims == each.claims and state is each.state
-            self._doubtful.discard(lease)
-            answers[each.job_id] = Settled(each.job_id, each.claims, accepted, state)
+        """Apply what is still guarded; what was refused is told where it stands."""
+        return await self._settling.settle(settlements)
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:

@@ -20,6 +20,7 @@ import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
 from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
+from holdfast.stores.postgres.commits import Commit, begun_commit, is_committed
 from holdfast.stores.postgres.statements import Query
 
 T = TypeVar("T")
@@ -47,12 +48,16 @@ _AWAY = (
     asyncpg.ReadOnlySQLTransactionError,
 )
 _CONFLICT = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-_FULL = (asyncpg.InsufficientResourcesError, asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError)
+_FULL = (asyncpg.InsufficientResourcesError, asyncpg.QueryCanceledError)
 _REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
 )
+
+
+class Locked(Unavailable):
+    """Somebody's open transaction has held a row for longer than the statement waits."""
 
 
 class Address(NamedTuple):
@@ -225,17 +230,30 @@ class Links:
         return await self.call(once, doubt=doubt)
 
     async def transaction(self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]]) -> T:
-        """Run ``work(fetch)`` in one transaction; it may run more than once."""
+        """Run ``work(fetch)`` in one transaction. It may run more than once, but never again once it is committed."""
+        unanswered: list[tuple[Commit, T]] = []  # a commit that was perhaps sent, and what it would mean
 
         async def once(link: Connection) -> T:
             async def fetch(query: Query, **values: Any) -> Rows:
                 rows: Rows = await link.fetch(query.sql, *self._arguments(query, values))
                 return rows
 
+            if unanswered:
+                commit, result = unanswered[0]
+                if await is_committed(link, commit):
+                    return result
+                unanswered.clear()
             async with link.transaction():
-                return await work(fetch)
+                result = await work(fetch)
+                unanswered.append((await begun_commit(link), result))
+            return result
 
-        return await self.call(once)
+        try:
+            return await self.call(once)
+        except Unavailable as error:
+            if not unanswered:
+                raise
+            raise Unavailable(f"{error}; it may have been done all the same: look before you ask again") from error
 
     def _arguments(self, query: Query, values: Mapping[str, Any]) -> list[Any]:
         now = None if self._now is None else self._now()
@@ -260,6 +278,8 @@ class Links:
                 if max(time.monotonic(), self._connect_at) > give_up or isinstance(error, TimeoutError):
                     raise Unavailable(f"{self._place()} cannot be reached: {_line(error)}") from error
                 await asyncio.sleep(_BACKOFF * random.uniform(0.5, 1.5))
+            except asyncpg.LockNotAvailableError as error:
+                raise Locked(f"{self._place()}: {_line(error)}") from error
             except _FULL as error:
                 raise Unavailable(f"{self._place()}: {_line(error)}") from error
             except _REFUSED as error:

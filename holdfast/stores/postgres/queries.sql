@@ -229,10 +229,12 @@ update holdfast.job set state = 6, reason = 'payload', error = :error, ended_at 
 where id = :id;
 
 -- name: settle_succeeded
+-- The rows that others have in hand are not waited for: nobody's open transaction keeps a batch of others' jobs.
 update holdfast.job j
 set state = 5, ended_at = :now, result = d.result, lease_until = null, losses = 0, cancelling = false, reason = null, error = null
 from unnest(:ids::uuid[], :claims::bigint[], :results::text[]) as d (id, claims, result)
 where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
+  and (select set_config('lock_timeout', '250ms', true)) is not null
 returning j.id::text;
 
 -- own: complete
@@ -261,6 +263,7 @@ with settled as (
         with ordinality as d (id, claims, state, reason, result, error, traceback, delay, refund, expired, turn)
     where j.id = d.id and j.claims = d.claims and j.state + 0 = 2
       and (j.lease_until <= :now) = d.expired
+      and (select set_config('lock_timeout', '250ms', true)) is not null
     returning d.turn, j.id, j.claims, j.state, j.run_at, j.queue, j.attempts, j.worker, j.started_at, d.reason, d.error,
         d.traceback, d.refund
 ), noted as (
@@ -270,6 +273,17 @@ with settled as (
     on conflict do nothing
 )
 select turn, state, run_at, queue from settled;
+
+-- own: unlocked
+-- Those of the jobs that nobody else has in hand right now.
+select id::text from holdfast.job where id = any(:ids::uuid[]) order by id for no key update skip locked;
+
+-- own: fates
+-- What became of jobs, and of their attempts under these leases.
+select d.turn, j.state, j.claims, j.run_at, a.state, a.reason, a.error
+from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, turn)
+left join holdfast.job j on j.id = d.id
+left join holdfast.attempt a on a.job_id = d.id and a.claims = d.claims;
 
 -- name: states_of
 select id::text, state, claims from holdfast.job where id = any(:ids::uuid[]);

@@ -1,0 +1,47 @@
+"""Rows that somebody else's transaction holds: a worker goes on with all others."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import parse_qs, urlsplit
+
+import psycopg
+
+from holdfast import Holdfast, JobState
+from holdfast.events import JobSucceeded, LeaseLost, StoreTrouble
+from holdfast.worker.worker import Worker
+from tests.worker.support import Recorder
+
+
+async def test_a_job_whose_row_is_held_is_settled_once_it_is_free_and_its_neighbours_at_once(
+    app: Holdfast, home: str
+) -> None:
+    events = Recorder(app)
+    all_run, go = asyncio.Barrier(6), asyncio.Event()
+
+    @app.task("work")
+    async def work() -> None:
+        if not go.is_set():
+            await all_run.wait()
+            await go.wait()
+
+    async with app, asyncio.timeout(25):
+        jobs = [await work.enqueue() for _ in range(5)]
+        worker = Worker(app)
+        serving = asyncio.create_task(worker.run())
+        await all_run.wait()
+        schema = parse_qs(urlsplit(home).query)["schema"][0]
+        with psycopg.connect(urlsplit(home)._replace(query="").geturl()) as other:
+            other.execute(f"select from {schema}.job where id = %s for update", [jobs[2].id])  # type: ignore[arg-type]
+            go.set()
+            await asyncio.gather(*[job.result() for job in jobs if job is not jobs[2]])
+            later = await work.enqueue()
+            await later.result()
+            assert await jobs[2].state() == JobState.RUNNING
+        await jobs[2].result()
+        worker.stop()
+        await serving
+    assert {event.job_id for event in events.of(JobSucceeded)} == {job.id for job in [*jobs, later]}
+    assert events.of(LeaseLost) == []
+    (told,) = {event.error for event in events.of(StoreTrouble)}
+    assert told == f"job {jobs[2].id} waits to be settled: another program's transaction holds its row"

@@ -180,9 +180,9 @@ def await_end(family: Sequence[psutil.Process]) -> None:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Whether it has ended, reaped or not."""
+    """Whether it has ended, reaped or not, with all its threads: as long as one is left, its sockets are open."""
     try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        return not process.is_running() or (process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1)
     except psutil.NoSuchProcess:
         return True
 

@@ -26,10 +26,11 @@ from holdfast.job import (
     Submitted,
 )
 from holdfast.store import EVERY_QUEUE
-from holdfast.stores.redis.links import Argument, Links, in_pieces
+from holdfast.stores.redis.links import Links, in_pieces
 from holdfast.stores.redis.news import News
 from holdfast.stores.redis.rows import Kinds, claimed_job, settlements, span_us, submission
 from holdfast.stores.redis.scripts import Script
+from holdfast.stores.redis.wire import Argument
 from holdfast.stores.verbs import Wish
 
 PIECE = 200

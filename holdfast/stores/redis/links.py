@@ -13,9 +13,8 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from redis import exceptions as driver
@@ -27,11 +26,9 @@ from redis.asyncio.sentinel import Sentinel
 from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
 from holdfast.stores.redis.address import Address
 from holdfast.stores.redis.scripts import Script
+from holdfast.stores.redis.wire import Argument, Heard, Wire
 
 T = TypeVar("T")
-Connection: TypeAlias = Any
-"""One of the driver's: over TCP, TLS or a socket file."""
-Argument: TypeAlias = str | bytes | int
 
 PATIENCE = 2.0  # seconds a call waits for a server that is away
 DEADLINE = 10.0  # seconds a call may take
@@ -68,17 +65,17 @@ class Links:
         self.name = uuid4().hex[:12]
         """Who calls: the scripts tell others of what we did, and we know what we said ourselves."""
         self._now = now
-        self._idle: deque[Connection] = deque()
+        self._idle: deque[Wire] = deque()
         self._room = asyncio.Semaphore(most)
         self._closed = False
-        self._busy: set[Connection] = set()
+        self._busy: set[Wire] = set()
         self._target: tuple[str, int] | None = None  # of the primary, once it was asked for
         self._failures = 0  # to connect, one after another
         self._connect_at = 0.0  # not before
 
     # ── connections ───────────────────────────────────────────────────────────────────────────────────────────
-    async def connect(self, **options: Any) -> Connection:
-        """A new connection to the primary; an error of the driver if there is none."""
+    async def connect(self, heard: Heard | None = None, **options: Any) -> Wire:
+        """A new connection to the primary, or an error of the driver. ``heard`` is told what is published."""
         given = {
             "protocol": 2,
             "socket_timeout": None,
@@ -93,10 +90,10 @@ class Links:
         try:
             async with asyncio.timeout(_CONNECT):
                 await link.connect()
+            return Wire(link, heard)
         except BaseException:
             await _discard(link)
             raise
-        return link
 
     async def _primary(self) -> tuple[str, int]:
         """Where the primary is now, or is said to be."""
@@ -132,28 +129,28 @@ class Links:
             raise driver.ConnectionError("no node of the cluster serves the slot of our keys")
         return str(node.host), int(node.port)
 
-    @asynccontextmanager
-    async def _link(self) -> AsyncIterator[Connection]:
-        """A connection for one call. After any failure but an error the server answered it is thrown away."""
+    async def _with_link(self, once: Callable[[Wire], Awaitable[T]]) -> T:
+        """Run ``once`` on a connection. After any failure but an error the server answered it is thrown away."""
         async with self._room:
             link = await self._taken()
             self._busy.add(link)
             try:
-                yield link
+                result = await once(link)
             except BaseException as error:
-                if _is_answer(error):
-                    await self._give_back(link)
+                if isinstance(error, driver.ResponseError | UnicodeEncodeError):  # the connection is as good as before
+                    self._give_back(link)
                 else:
-                    await _discard(link)
+                    link.close()
                 if isinstance(error, _AWAY) or _is_elsewhere(error):
-                    await self.forget()
+                    self.forget()
                 raise
             else:
-                await self._give_back(link)
+                self._give_back(link)
+                return result
             finally:
                 self._busy.discard(link)
 
-    async def _taken(self) -> Connection:
+    async def _taken(self) -> Wire:
         if self._closed:
             raise HoldfastError("this store was closed meanwhile")
         while self._idle:
@@ -173,24 +170,24 @@ class Links:
         self._failures = 0
         return link
 
-    async def _give_back(self, link: Connection) -> None:
+    def _give_back(self, link: Wire) -> None:
         if self._closed:
-            await _discard(link)
+            link.close()
         else:
             self._idle.append(link)
 
-    async def forget(self) -> None:
+    def forget(self) -> None:
         """The server has gone, or takes no more writes: so have these. The primary is looked for anew."""
         self._target = None
         while self._idle:
-            await _discard(self._idle.pop())
+            self._idle.pop().close()
 
     async def close(self) -> None:
         """Let go of every connection; calls under way fail."""
         self._closed = True
-        await self.forget()
+        self.forget()
         for link in list(self._busy):
-            await _discard(link)
+            link.close()
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def run(
@@ -198,39 +195,53 @@ class Links:
     ) -> Any:
         """What the script answers. ``doubt`` is told of each failure after which nobody knows whether it ran;
         ``synced``: answer when the disk has it, if that was declared."""
-        now = "" if self._now is None else self._now()
-        command = (*self.address.keys, now, self.name, *arguments)
-        wait = synced and self.address.durability == "waitaof"
+        (reply,) = await self.run_each(
+            script, [arguments], doubt=None if doubt is None else lambda _: doubt(), synced=synced
+        )
+        return reply
 
-        async def once(link: Connection) -> Any:
-            try:
-                reply = await _exchange(link, "EVALSHA", script.sha, 5, *command)
-            except driver.NoScriptError:  # a new server, or one whose scripts were flushed
-                await _exchange(link, "SCRIPT", "LOAD", script.text)
-                reply = await _exchange(link, "EVALSHA", script.sha, 5, *command)
-            if wait:
-                local, _ = await _exchange(link, "WAITAOF", 1, 0, _SYNCED)
+    async def run_each(
+        self,
+        script: Script,
+        pieces: Sequence[Sequence[Argument]],
+        *,
+        doubt: Callable[[int], object] | None = None,
+        synced: bool = False,
+    ) -> list[Any]:
+        """What the script answers to each of these arguments, one after another; the next is on its way before the
+        last was answered. ``doubt`` is told how many were answered, at each failure that leaves it open what ran."""
+        now = "" if self._now is None else self._now()
+        head = ("EVALSHA", script.sha, 5, *self.address.keys, now, self.name)
+        replies: list[Any] = []
+
+        async def once(link: Wire) -> None:
+            for reply in await link.ask_each([(*head, *piece) for piece in pieces]):
+                if isinstance(reply, driver.NoScriptError):  # a new server, or one whose scripts were flushed
+                    await link.ask("SCRIPT", "LOAD", script.text)
+                    replies.append(await link.ask(*head, *pieces[len(replies)]))
+                elif isinstance(reply, driver.ResponseError):
+                    raise reply
+                else:
+                    replies.append(reply)
+            if synced and self.address.durability == "waitaof":
+                local, _ = await link.ask("WAITAOF", 1, 0, _SYNCED)
                 if not local:
                     raise TimeoutError(f"the disk did not have it within {_SYNCED // 1000} s")
-            return reply
 
-        return await self.call(once, doubt=doubt)
+        await self.call(once, doubt=None if doubt is None else lambda: doubt(len(replies)))
+        return replies
 
     async def command(self, *words: Argument) -> Any:
         """What the server answers to one command."""
+        return await self.call(lambda link: link.ask(*words))
 
-        async def once(link: Connection) -> Any:
-            return await _exchange(link, *words)
-
-        return await self.call(once)
-
-    async def call(self, once: Callable[[Connection], Awaitable[T]], *, doubt: Callable[[], object] | None = None) -> T:
+    async def call(self, once: Callable[[Wire], Awaitable[T]], *, doubt: Callable[[], object] | None = None) -> T:
         """Run ``once`` on a connection, again while the server is away."""
         give_up = time.monotonic() + PATIENCE
         while True:
             try:
-                async with asyncio.timeout(DEADLINE), self._link() as link:
-                    return await once(link)
+                async with asyncio.timeout(DEADLINE):
+                    return await self._with_link(once)
             except driver.AuthenticationError as error:
                 raise ConfigError(f"{self.place} refuses us: {_line(error)}; check the URL and its rights") from error
             except _AWAY as error:
@@ -245,7 +256,7 @@ class Links:
                 if time.monotonic() > give_up:
                     raise Unavailable(f"{self.place}: {_line(error)}; try again") from error
                 await asyncio.sleep(5 * _BACKOFF * random.uniform(0.5, 1.5))
-            except (driver.DataError, UnicodeEncodeError) as error:
+            except UnicodeEncodeError as error:
                 raise Invalid("value", _line(error), "it does not fit into Redis") from error
             except driver.RedisError as error:
                 raise Unavailable(f"{self.place}: {_line(error)}") from error
@@ -272,21 +283,11 @@ class Links:
         return "Redis at " + ",".join(f"{host}:{port}" for host, port in self.address.hosts)
 
 
-async def _exchange(link: Connection, *words: Argument) -> Any:
-    await link.send_packed_command(link.pack_command(*words), check_health=False)
-    return await link.read_response()
-
-
-async def _discard(link: Connection) -> None:
+async def _discard(link: Any) -> None:
     try:
         await link.disconnect(nowait=True)
     except _AWAY:
         return
-
-
-def _is_answer(error: BaseException) -> bool:
-    """Whether the server answered: then the connection is as good as before."""
-    return isinstance(error, driver.ResponseError | driver.DataError | UnicodeEncodeError)
 
 
 def _is_elsewhere(error: BaseException) -> bool:

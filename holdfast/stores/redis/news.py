@@ -9,16 +9,17 @@ nothing: so it hears of an id that somebody pushed by hand, too.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import TypeVar
 
 from redis import exceptions as driver
 
 from holdfast.errors import HoldfastError
 from holdfast.store import EVERY_QUEUE
-from holdfast.stores.redis.links import Connection, Links
+from holdfast.stores.redis.links import Links
+from holdfast.stores.redis.wire import Wire
 from holdfast.stores.waiters import Waiter, Waiters
 
 _LOOK = 1.0  # seconds between looks at an awaited job, whatever is heard
@@ -30,6 +31,7 @@ _PAUSE, _PAUSE_MOST = 0.05, 2.0  # seconds between looks at a list that nobody e
 
 _TROUBLE = (OSError, TimeoutError, EOFError, driver.RedisError, HoldfastError)
 
+T = TypeVar("T")
 Settled = Callable[[], Awaitable[bool]]
 
 
@@ -111,33 +113,28 @@ class News:
         pause = _RETRY
         while True:
             try:
-                link = await self._links.connect(protocol=2)
+                link = await self._links.connect(lambda message: self._heard(kind, message[2].decode()), protocol=2)
                 try:
-                    await _send(link, "SUBSCRIBE", self._links.address.prefix + kind)
-                    await _next(link, _PROVEN_IN)
+                    await _within(_PROVEN_IN, link.ask("SUBSCRIBE", self._links.address.prefix + kind))
                     self._hearing[kind].set()
                     self._waiters.tell(("queue:*", "worker:*", "job:*"))  # whatever came while nobody listened
                     pause = _RETRY
-                    await self._listen(link, kind)
+                    await self._listen(link)
                 finally:
-                    await link.disconnect(nowait=True)
+                    link.close()
             except _TROUBLE:
                 # Not told: the polls go on, and the store's own calls say what is wrong with the server.
                 self._hearing[kind].clear()
-                await self._links.forget()
+                self._links.forget()
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
                 pause = min(2 * pause, _RETRY_MOST)
 
-    async def _listen(self, link: Connection, kind: str) -> None:
+    async def _listen(self, link: Wire) -> None:
         """Return never; fail when the connection does."""
         while True:
-            try:
-                message = await _next(link, _PROOF)
-            except TimeoutError:
-                await _send(link, "PING")
-                message = await _next(link, _PROVEN_IN)
-            if message[0] == b"message":
-                self._heard(kind, message[2].decode())
+            with suppress(TimeoutError):
+                await _within(_PROOF, link.ended.wait())
+            await _within(_PROVEN_IN, link.ask("PING"))
 
     def _heard(self, kind: str, text: str) -> None:
         sender, *told = text.split("\n")
@@ -178,21 +175,20 @@ class _Watch:
                 try:
                     await self._block(link)
                 finally:
-                    await link.disconnect(nowait=True)
+                    link.close()
             except _TROUBLE:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
                 pause = min(2 * pause, _RETRY_MOST)
 
-    async def _block(self, link: Connection) -> None:
+    async def _block(self, link: Wire) -> None:
         """Return never; fail when the connection does."""
         pause, known = _PAUSE, b""
         while True:
             await self._wanted.wait()
-            await _send(link, "LINDEX", self._list, 0)
-            head = await _next(link, _PROVEN_IN)
+            head = await _within(_PROVEN_IN, link.ask("LINDEX", self._list, 0))
             if head is None:
-                await _send(link, "BLMOVE", self._list, self._list, "LEFT", "LEFT", _PROOF)
-                head = await _next(link, _PROOF + _PROVEN_IN)
+                blocked = link.ask("BLMOVE", self._list, self._list, "LEFT", "LEFT", str(_PROOF))
+                head = await _within(_PROOF + _PROVEN_IN, blocked)
                 if head is None:
                     continue
             elif head == known or not known:
@@ -205,14 +201,10 @@ class _Watch:
             self._waiters.tell((self._topic,))
 
 
-async def _send(link: Connection, *words: str | float) -> None:
-    await link.send_packed_command(link.pack_command(*words), check_health=False)
-
-
-async def _next(link: Connection, seconds: float) -> Any:
-    """The next message; TimeoutError where none comes in time, and the connection is as good as before."""
+async def _within(seconds: float, awaited: Awaitable[T]) -> T:
+    """TimeoutError where it takes longer."""
     async with asyncio.timeout(seconds):  # wait_for() of Python 3.11 can lose a cancellation
-        return await link.read_response(timeout=math.inf, disconnect_on_error=False)
+        return await awaited
 
 
 def _resolve(news: asyncio.Future[None]) -> None:

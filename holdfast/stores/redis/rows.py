@@ -20,7 +20,7 @@ from holdfast.job import (
     Settlement,
     microseconds,
 )
-from holdfast.stores.redis.links import Argument
+from holdfast.stores.redis.wire import Argument
 
 Fields: TypeAlias = dict[bytes, bytes]
 

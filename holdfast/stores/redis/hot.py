@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import msgspec
 
-from holdfast.errors import HoldfastError, Invalid
+from holdfast.errors import HoldfastError
 from holdfast.job import (
     TERMINAL,
     Beat,
@@ -55,23 +56,18 @@ class Hot:
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store the batch, each piece of it whole; nothing of it where one job cannot be stored at all."""
         whole = self._links.address.whole
-        pieces = [(piece, _encoded(submission(piece, whole=whole))) for piece in in_pieces(jobs, PIECE)]
-        answers: list[Submitted] = []
-        for piece, arguments in pieces:
-            answers += await self._submit_piece(piece, arguments)
-        return answers
-
-    async def _submit_piece(self, jobs: Sequence[NewJob], arguments: Sequence[Argument]) -> list[Submitted]:
+        pieces = [submission(piece, whole=whole) for piece in in_pieces(jobs, PIECE)]
         doubts: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
-        reply = await self._links.run(
-            self._scripts["submit"], *arguments, doubt=lambda: doubts.append(True), synced=True
-        )
-        answers = [
+        try:
+            replies = await self._links.run_each(
+                self._scripts["submit"], pieces, doubt=lambda: doubts.append(True), synced=True
+            )
+        finally:
+            self._news.tell({f"queue:{job.queue}" for job in jobs})  # a piece may be stored though another was refused
+        return [
             Submitted(job.id, bool(each) or bool(doubts)) if isinstance(each, int) else Submitted(each.decode(), False)
-            for job, each in zip(jobs, reply, strict=True)
+            for job, each in zip(jobs, chain.from_iterable(replies), strict=True)
         ]
-        self._news.tell({f"queue:{job.queue}" for job in jobs})
-        return answers
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def claim(self, wish: Wish) -> Claim:
@@ -131,7 +127,7 @@ class Hot:
         for row in rows:
             try:
                 jobs.append(claimed_job(row, self._kinds))
-            except (ValueError, AttributeError) as error:
+            except (ValueError, AttributeError, RecursionError) as error:
                 text = f"the stored job cannot be read: {error}"
                 await self._links.run(self._scripts["bury"], row[0], text)
         return jobs
@@ -139,17 +135,12 @@ class Hot:
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
     async def settle(self, batch: Sequence[Settlement]) -> list[Settled]:
         """Apply what is still guarded, in order; what was refused is told where it stands."""
-        answers: list[Settled] = []
-        for piece in in_pieces(batch, PIECE):
-            answers += await self._settle_piece(piece)
-        return answers
-
-    async def _settle_piece(self, piece: Sequence[Settlement]) -> list[Settled]:
-        reply = await self._links.run(
-            self._scripts["settle"], *settlements(piece), doubt=lambda: self._doubt(piece), synced=True
+        pieces = [settlements(piece) for piece in in_pieces(batch, PIECE)]
+        replies = await self._links.run_each(
+            self._scripts["settle"], pieces, doubt=lambda: self._doubt(batch), synced=True
         )
         answers, ended, others = [], [], False
-        for each, answer in zip(piece, reply, strict=True):
+        for each, answer in zip(batch, chain.from_iterable(replies), strict=True):
             if answer == 1:
                 answers.append(Settled(each.job_id, each.claims, True, JobState.SUCCEEDED))
                 ended.append(each.job_id)
@@ -264,11 +255,3 @@ class _Claiming:
             quarantined=self._quarantined,
             lease_until_us=self._until_us,
         )
-
-
-def _encoded(arguments: Sequence[Argument]) -> list[Argument]:
-    """The arguments as bytes: a text that is none fails here, before any piece of its batch is stored."""
-    try:
-        return [argument.encode() if isinstance(argument, str) else argument for argument in arguments]
-    except UnicodeEncodeError as error:
-        raise Invalid("job", error.object, "write it as UTF-8, without lone surrogates") from error

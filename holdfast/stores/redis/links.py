@@ -195,9 +195,7 @@ class Links:
     ) -> Any:
         """What the script answers. ``doubt`` is told of each failure after which nobody knows whether it ran;
         ``synced``: answer when the disk has it, if that was declared."""
-        (reply,) = await self.run_each(
-            script, [arguments], doubt=None if doubt is None else lambda _: doubt(), synced=synced
-        )
+        (reply,) = await self.run_each(script, [arguments], doubt=doubt, synced=synced)
         return reply
 
     async def run_each(
@@ -205,16 +203,16 @@ class Links:
         script: Script,
         pieces: Sequence[Sequence[Argument]],
         *,
-        doubt: Callable[[int], object] | None = None,
+        doubt: Callable[[], object] | None = None,
         synced: bool = False,
     ) -> list[Any]:
-        """What the script answers to each of these arguments, one after another; the next is on its way before the
-        last was answered. ``doubt`` is told how many were answered, at each failure that leaves it open what ran."""
+        """What the script answers to each of these arguments. They go out one behind the other, none before all of them
+        are known to be what Redis can take; an error of one leaves the others done."""
         now = "" if self._now is None else self._now()
         head = ("EVALSHA", script.sha, 5, *self.address.keys, now, self.name)
-        replies: list[Any] = []
 
-        async def once(link: Wire) -> None:
+        async def once(link: Wire) -> list[Any]:
+            replies: list[Any] = []
             for reply in await link.ask_each([(*head, *piece) for piece in pieces]):
                 if isinstance(reply, driver.NoScriptError):  # a new server, or one whose scripts were flushed
                     await link.ask("SCRIPT", "LOAD", script.text)
@@ -227,9 +225,9 @@ class Links:
                 local, _ = await link.ask("WAITAOF", 1, 0, _SYNCED)
                 if not local:
                     raise TimeoutError(f"the disk did not have it within {_SYNCED // 1000} s")
+            return replies
 
-        await self.call(once, doubt=None if doubt is None else lambda: doubt(len(replies)))
-        return replies
+        return await self.call(once, doubt=doubt)
 
     async def command(self, *words: Argument) -> Any:
         """What the server answers to one command."""
@@ -257,7 +255,7 @@ class Links:
                     raise Unavailable(f"{self.place}: {_line(error)}; try again") from error
                 await asyncio.sleep(5 * _BACKOFF * random.uniform(0.5, 1.5))
             except UnicodeEncodeError as error:
-                raise Invalid("value", _line(error), "it does not fit into Redis") from error
+                raise Invalid("job", error.object, "write it as UTF-8, without lone surrogates") from error
             except driver.RedisError as error:
                 raise Unavailable(f"{self.place}: {_line(error)}") from error
 

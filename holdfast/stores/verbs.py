@@ -1,4 +1,5 @@
-"""What the verb families of every store are handed: a claim's wish, and the jobs that an operation is for."""
+"""What the verb families of every store are handed: a claim's wish, the jobs that an operation is for, and errors of
+jobs that another program spoiled."""
 
 from __future__ import annotations
 
@@ -13,6 +14,9 @@ from holdfast.lifecycle import REPLAYABLE
 
 FORGOTTEN_AFTER = timedelta(days=1)
 """How long a worker that fell silent is still listed."""
+
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What reading JSON that another program spoiled may raise: it is not what we write, or nested too deep."""
 
 
 class Wish(msgspec.Struct, frozen=True):

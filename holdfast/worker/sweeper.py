@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from holdfast.errors import HoldfastError
-from holdfast.events import JobCancelled, JobDead, JobFailed, SweepComplete
+from holdfast.errors import ConfigError, HoldfastError, Unavailable
+from holdfast.events import JobCancelled, JobDead, JobFailed, StoreTrouble, SweepComplete
 from holdfast.faults import point
 from holdfast.job import Job, JobState, Settled
 from holdfast.lifecycle import Lost, decide
@@ -17,6 +17,7 @@ from holdfast.worker.shift import Shift
 
 _BATCH = 500
 _PRUNE_EVERY = 60.0  # seconds
+_REFUSED = 1000  # jobs of which it is told that they cannot be settled
 
 
 class Sweeper:
@@ -27,6 +28,7 @@ class Sweeper:
         self._store = store
         self._patience = Patience(shift, "sweeper")
         self._pruned_at = shift.clock.monotonic()
+        self._refused: set[str] = set()  # jobs that the store cannot settle, and that was told
 
     async def run(self) -> None:
         """Sweep every interval, give or take a fifth, so that many workers do not sweep at once."""
@@ -43,12 +45,18 @@ class Sweeper:
                 self._patience.reset()
 
     async def sweep(self) -> None:
-        """One round."""
-        recovered = await self._recover()
-        requeued = await self._promote()
-        pruned = await self._prune()
-        if recovered or requeued or pruned:
-            self._shift.emit(SweepComplete(requeued=requeued, recovered=recovered, pruned=pruned))
+        """One round. A part that fails does not keep the others from theirs."""
+        done = {}
+        failed: HoldfastError | None = None
+        for name, part in (("recovered", self._recover_all), ("requeued", self._promote), ("pruned", self._prune)):
+            try:
+                done[name] = await part()
+            except HoldfastError as error:
+                failed = failed or error
+        if any(done.values()):
+            self._shift.emit(SweepComplete(**{"recovered": 0, "requeued": 0, "pruned": 0, **done}))
+        if failed is not None:
+            raise failed
 
     async def _promote(self) -> int:
         """Make due jobs ready: for queues nobody reads, and for followers while this worker is too busy to claim. An
@@ -60,17 +68,41 @@ class Sweeper:
             requeued += promoted
         return requeued + promoted
 
-    async def _recover(self) -> int:
+    async def _recover_all(self) -> int:
         """Settle every lease that ran out; a worker that renews in between keeps its job."""
-        shift, recovered = self._shift, 0
-        while jobs := await self._store.expired(limit=_BATCH):
-            point("sweep.before_settle")
-            answers = await self._store.settle([decide(job, Lost(), shift.settings.retry, shift.rng) for job in jobs])
-            point("sweep.after_settle")
-            recovered += self._tell(jobs, answers)
-            if len(jobs) < _BATCH:
+        recovered = 0
+        limit = _BATCH + len(self._refused)  # which come first, each time
+        while jobs := await self._store.expired(limit=limit):
+            number = await self._recover(jobs)
+            recovered += number
+            if len(jobs) < limit or not number:
                 break
         return recovered
+
+    async def _recover(self, jobs: Sequence[Job]) -> int:
+        """Settle these. What the store refuses takes no neighbour along: halves of the batch go on without it."""
+        shift = self._shift
+        point("sweep.before_settle")
+        try:
+            answers = await self._store.settle([decide(job, Lost(), shift.settings.retry, shift.rng) for job in jobs])
+        except (Unavailable, ConfigError):
+            raise
+        except HoldfastError as error:
+            if len(jobs) == 1:
+                self._tell_refused(jobs[0], error)
+                return 0
+            half = len(jobs) // 2
+            return await self._recover(jobs[:half]) + await self._recover(jobs[half:])
+        point("sweep.after_settle")
+        return self._tell(jobs, answers)
+
+    def _tell_refused(self, job: Job, error: HoldfastError) -> None:
+        """Once: whoever has spoiled its row must mend it, and until then every sweep meets it again."""
+        if job.id not in self._refused and len(self._refused) < _REFUSED:
+            self._refused.add(job.id)
+            text = f"job {job.id}, whose lease ran out, cannot be settled: {error}"
+            pause = self._shift.settings.sweep.total_seconds()
+            self._shift.emit(StoreTrouble(service="sweeper", error=text, retry_in=pause))
 
     def _tell(self, jobs: Sequence[Job], answers: Sequence[Settled]) -> int:
         shift, recovered = self._shift, 0

@@ -67,6 +67,7 @@ DEAD: list[tuple[str, dict[str, Any], str]] = [
     ("payload no JSON", {"payload": "not JSON"}, "payload"),
     ("payload no object", {"payload": "[1]"}, "payload"),
     ("payload of another signature", {"payload": '{"x": 1}'}, "payload"),
+    ("payload nested too deep", {"payload": '{"x": ' + "[" * 3000 + "]" * 3000 + "}"}, "payload"),
     ("payload of halves", {"payload": '{"x": "\\ud800"}'}, "payload"),
     ("task unknown", {"task": "unheard-of"}, "no_handler"),
     ("task no name", {"task": "../x"}, "no_handler"),

@@ -31,7 +31,6 @@ from holdfast.stores.postgres.cursors import END, START, Cursors, Place, looks
 from holdfast.stores.postgres.links import Links, Rows
 from holdfast.stores.postgres.news import News
 from holdfast.stores.postgres.rows import (
-    UNREADABLE,
     alike_columns,
     are_alike,
     claimed_job,
@@ -42,7 +41,7 @@ from holdfast.stores.postgres.rows import (
 )
 from holdfast.stores.postgres.settling import Settling
 from holdfast.stores.postgres.statements import Query
-from holdfast.stores.verbs import Wish
+from holdfast.stores.verbs import UNREADABLE, Wish
 
 PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""

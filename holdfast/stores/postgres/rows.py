@@ -12,13 +12,11 @@ import msgspec
 
 from holdfast.job import MICROSECOND, Attempt, Job, JobFilter, NewJob, Options, Settlement, microseconds
 from holdfast.stores.sql import CODES, STATES
+from holdfast.stores.verbs import UNREADABLE
 
 _NUL = "␀"
 """PostgreSQL's text holds every character but NUL, which stands there as ␀0; and ␀ itself as ␀␀."""
 _ESCAPED = re.compile(f"{_NUL}([0{_NUL}])")
-
-UNREADABLE = (msgspec.MsgspecError, RecursionError)
-"""What reading options that another program spoiled may raise: they are no JSON of ours, or nested too deep."""
 
 _encode = msgspec.json.Encoder().encode
 _options = msgspec.json.Decoder(Options).decode

@@ -21,6 +21,7 @@ from holdfast.job import (
     microseconds,
 )
 from holdfast.stores.redis.wire import Argument
+from holdfast.stores.verbs import UNREADABLE
 
 Fields: TypeAlias = dict[bytes, bytes]
 
@@ -115,7 +116,7 @@ class Kinds:
 
 
 def claimed_job(row: Sequence[Any], kinds: Kinds) -> Job:
-    """A job as a claim delivers it. ValueError or MsgspecError for what another program spoiled."""
+    """A job as a claim delivers it. ValueError or RecursionError for what another program spoiled."""
     job_id, kind, payload, claims, attempts, losses, due, created, options = row
     priority, most, queue, task = kinds(kind)
     return Job(
@@ -192,7 +193,7 @@ def shown_job(row: Sequence[Any], kinds: Kinds) -> Job:
 def _readable_options(text: str | None) -> Options | None:
     try:
         return None if text is None else _options(text)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
 
 

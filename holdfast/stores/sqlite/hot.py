@@ -32,14 +32,14 @@ from holdfast.stores.sqlite.rows import (
     as_json,
     decode_job,
     decode_jobs,
-    decode_raw,
     decode_seqs,
+    elements,
     encode_json,
     job_row,
     span_us,
 )
 from holdfast.stores.sqlite.writer import Transaction
-from holdfast.stores.verbs import Wish
+from holdfast.stores.verbs import UNREADABLE, Wish
 
 T = TypeVar("T")
 
@@ -343,18 +343,18 @@ class _Taking:
         self._connection.execute(self._sql["take"], {"seqs": seqs, **self._lease})
         try:
             jobs = decode_jobs(shown)
-        except msgspec.MsgspecError:
-            jobs = self._readable(decode_seqs(seqs), decode_raw(shown))
+        except UNREADABLE:
+            jobs = self._readable(decode_seqs(seqs), elements(shown))
         self.jobs += jobs
         return len(jobs)
 
-    def _readable(self, seqs: Sequence[int], shown: Sequence[msgspec.Raw]) -> list[Job]:
+    def _readable(self, seqs: Sequence[int], shown: Sequence[str]) -> list[Job]:
         """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
         jobs = []
-        for seq, raw in zip(seqs, shown, strict=True):
+        for seq, each in zip(seqs, shown, strict=True):
             try:
-                jobs.append(decode_job(raw))
-            except msgspec.MsgspecError as error:
+                jobs.append(decode_job(each))
+            except UNREADABLE as error:
                 values = {"seq": seq, "now": self._lease["now"], "error": f"the stored job cannot be read: {error}"}
                 self._connection.execute(self._sql["bury"], values)
         return jobs

@@ -200,7 +200,7 @@ set state = case when cancelling and :state < 5 then 7 else :state end,
     error = case when :state = 5 then null else coalesce(:error, error) end,
     result = :result,
     run_at = case when :delay is null then run_at else :now + :delay end,
-    attempts = attempts - :refund,
+    attempts = max(0, attempts - :refund), -- another program may have set it to 0
     losses = case when :expired then losses + 1 when :refund then losses else 0 end,
     ended_at = case when :state >= 5 or cancelling then :now end,
     cancelling = 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -10,25 +11,43 @@ import msgspec
 
 from holdfast.job import MICROSECOND, Job, JobFilter, NewJob, microseconds
 from holdfast.stores.sql import CODES
+from holdfast.stores.verbs import UNREADABLE
 
 INLINE_PAYLOAD = 256
 """Characters of a payload kept in the job's own row; a longer one has a row of its own (1.5 times faster at 1 kB)."""
 
 decode_jobs = msgspec.json.Decoder(list[Job]).decode
-decode_raw = msgspec.json.Decoder(list[msgspec.Raw]).decode
 decode_seqs = msgspec.json.Decoder(list[int]).decode
 decode_job = msgspec.json.Decoder(Job).decode
+
+_PUNCTUATION = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]')
+_OPTIONS, _PAYLOAD = map(Job.__struct_fields__.index, ("options", "payload"))
+
+
+def elements(array: str) -> list[str]:
+    """The texts of a JSON array's elements, however deep they nest: no decoder of Python's follows as far as SQLite."""
+    depth, begun, found = 0, 1, []
+    for mark in _PUNCTUATION.finditer(array):
+        if mark[0] in "[{":
+            depth += 1
+        elif mark[0] in "]}":
+            depth -= 1
+        if depth == 0 or (depth == 1 and mark[0] == ","):
+            found.append(array[begun : mark.start()])
+            begun = mark.end()
+    return found
 
 
 def read_job(shown: str) -> Job:
     """A job as a reader is shown it. Of a row another program spoiled, what cannot be read is left out."""
     try:
         return decode_job(shown)
-    except msgspec.MsgspecError:
-        fields = json.loads(shown)
-        options, payload = Job.__struct_fields__.index("options"), Job.__struct_fields__.index("payload")
-        fields[options], fields[payload] = None, fields[payload] or "null"
-        return msgspec.convert(fields, Job)
+    except UNREADABLE:
+        fields = elements(shown)
+        fields[_OPTIONS] = "null"
+        if fields[_PAYLOAD] == "null":
+            fields[_PAYLOAD] = '"null"'
+        return decode_job(f"[{','.join(fields)}]")
 
 
 encode_json = msgspec.json.Encoder().encode

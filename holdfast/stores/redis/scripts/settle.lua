@@ -71,7 +71,8 @@ local function let_go(n, lease)
     end
     local losses = expired and number(v[8]) + 1 or refund and number(v[8]) or 0
     local run_at = delay ~= '' and now + tonumber(delay) or number(v[9])
-    local fields = { 'state', state, 'attempts', int(number(v[5]) - (refund and 1 or 0)) }
+    local attempts = math.max(0, number(v[5]) - (refund and 1 or 0)) -- another program may have set it to 0
+    local fields = { 'state', state, 'attempts', int(attempts) }
     local function set(field, value)
         fields[#fields + 1] = field
         fields[#fields + 1] = value

@@ -1,0 +1,45 @@
+"""Jobs that another program wrote to: what cannot be handled is dead, and holds up nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.job import JobState, Reason
+from holdfast.store import Store
+from tests.conformance.support import claim, ending, lose_all, new_job, put, running, stored, take
+from tests.support.spoiling import spoil
+
+DEPTHS = (990, 1500)
+"""Levels of lists: what SQLite still takes for JSON, and Python's readers do not."""
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+async def test_options_nested_too_deep_kill_nobody(store: Store, home: str, depth: int) -> None:
+    deep, innocent = await put(store, new_job(), new_job())
+    spoil(home, deep, options='{"metadata": {"a": ' + "[" * depth + "]" * depth + "}}")
+
+    assert (await stored(store, deep)).options is None
+    assert [job.id for job in await take(store)] == [innocent]
+    assert (await stored(store, deep)).reason == Reason.PAYLOAD
+
+
+async def test_a_lost_job_with_options_nested_too_deep_hides_nobody(
+    store: Store, home: str, clock: ManualClock
+) -> None:
+    deep, innocent = await running(store), await running(store)
+    spoil(home, deep.id, options='{"metadata": {"a": ' + "[" * 990 + "]" * 990 + "}}")
+
+    assert set(await lose_all(store, clock)) == {deep.id, innocent.id}
+    assert [job.id for job in (await claim(store, suspects=2)).jobs] == [innocent.id]
+    assert (await stored(store, deep.id)).state is JobState.DEAD
+
+
+async def test_an_attempt_that_is_not_there_is_not_given_back(store: Store, home: str) -> None:
+    robbed, neighbour = await running(store), await running(store)
+    spoil(home, robbed.id, attempts=0)
+
+    answers = await store.settle([ending(job, JobState.QUEUED, refund=True) for job in (robbed, neighbour)])
+
+    assert [answer.accepted for answer in answers] == [True, True]
+    assert [(await stored(store, job.id)).attempts for job in (robbed, neighbour)] == [0, 0]

@@ -1,0 +1,36 @@
+"""Settlements that the store refuses, for whatever another program did to the row: nobody else is kept from theirs."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from holdfast import Holdfast, JobState
+from holdfast.events import StoreTrouble, SweepComplete
+from tests.support.spoiling import refuse_writes
+from tests.worker.support import Recorder, harness
+
+
+async def test_a_lost_job_that_cannot_be_settled_does_not_keep_others_from_it(app: Holdfast, home: str) -> None:
+    events = Recorder(app)
+
+    @app.task("work")
+    async def work() -> str:
+        return "done"
+
+    async with harness(app, sweep="5s") as harnessed:
+        store = await app.opened()
+        lost = [await work.enqueue() for _ in range(7)]
+        await store.claim("doomed", {"*": 7}, limit=7, lease_for=timedelta(seconds=1))
+        frozen = lost.pop(3)
+        refuse_writes(home, frozen.id)
+        await harnessed.advance(60)
+        assert [await job.result() for job in lost] == ["done"] * 6
+        assert await frozen.state() is JobState.RUNNING
+        assert not any(hand.running.done() for hand in harnessed._hands), "the worker has gone"
+    assert sum(event.recovered for event in events.of(SweepComplete)) == 6
+    (told,) = events.of(StoreTrouble)
+    assert (told.service, told.error.startswith(f"job {frozen.id}, whose lease ran out, cannot be settled: ")) == (
+        "sweeper",
+        True,
+    )
+    assert "the row is frozen" in told.error

@@ -15,6 +15,7 @@ Every store keeps these promises:
    see the flag in the same write: a settlement that is no ending (to failed, queued, scheduled, waiting) ends a job
    whose cancellation was asked for as ``cancelled``.
 10. A store owns time. Callers hand over durations; instants come only from the store's own clock.
+11. An id is a UUID as ``job.parse_id`` spells it. In any other spelling it is nobody's.
 
 Stores raise the errors of ``holdfast.errors`` and nothing of their drivers.
 """

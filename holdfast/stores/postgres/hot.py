@@ -34,6 +34,7 @@ from holdfast.stores.postgres.rows import (
     alike_columns,
     are_alike,
     claimed_job,
+    is_id,
     job_columns,
     key_columns,
     span_us,
@@ -266,7 +267,7 @@ class Hot:
         return Claim(jobs=await self._readable(rows), lease_until_us=rows[0][_SHOWN] if rows else None)
 
     async def _claim_delivered(self, wish: Wish, wants: Mapping[str, int]) -> Claim:
-        ids = list(dict.fromkeys(wish.only or ()))
+        ids = list(dict.fromkeys(filter(is_id, wish.only or ())))
         if wish.promote:
             await self._links.fetch(self._sql["promote_delivered"], ids=sorted(ids))
         jobs: list[Job] = []

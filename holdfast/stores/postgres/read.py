@@ -96,7 +96,7 @@ class Read:
 
     async def over(self, job_ids: Sequence[str]) -> bool:
         """Whether one of these jobs has ended, or is gone."""
-        return bool(await self._links.fetch(self._sql["over"], ids=job_ids))
+        return not all(map(is_id, job_ids)) or bool(await self._links.fetch(self._sql["over"], ids=job_ids))
 
     async def now_us(self) -> int:
         """The server's clock."""

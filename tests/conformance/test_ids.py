@@ -1,0 +1,40 @@
+"""One spelling of an id, on every store: who types another one is understood above the store, by the application."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.job import JobState, new_id
+from holdfast.store import Store
+from tests.conformance.support import claim, put, state_of
+
+SPELLINGS = {
+    "capitals": str.upper,
+    "no dashes": lambda job_id: job_id.replace("-", ""),
+    "braces": lambda job_id: "{" + job_id + "}",
+    "urn": lambda job_id: "urn:uuid:" + job_id,
+    "a blank": lambda job_id: job_id + " ",
+    "a line": lambda job_id: job_id + "\n",
+    "no id": lambda job_id: "no id",
+    "nothing": lambda job_id: "",
+    "NUL": lambda job_id: "\0",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+async def test_another_spelling_of_an_id_is_nobody_s(store: Store, spelling: str) -> None:
+    (job_id,) = await put(store)
+    other = SPELLINGS[spelling](job_id)
+
+    assert await store.get(other) is None
+    assert await store.attempts(other) == []
+    for operated in (
+        await store.cancel([other]),
+        await store.replay([other]),
+        await store.delete([other]),
+    ):
+        assert (operated.changed, operated.refused) == ([], [(other, None)])
+    delivered = await claim(store, only=[other, new_id()])
+    assert (delivered.jobs, delivered.refused) == ([], 2)
+    assert await state_of(store, job_id) is JobState.QUEUED
+    await store.wait([f"job:{other}"], timeout=0.01)

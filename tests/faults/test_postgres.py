@@ -37,6 +37,8 @@ from tests.support.postgres import Postgres
 
 RESUMED = 10.0
 """Seconds within which everything works again once the server is back."""
+EVER = 1_000_000
+"""Times: until the proxy is healed."""
 
 
 @asynccontextmanager
@@ -194,7 +196,7 @@ async def test_a_failure_that_was_written_and_never_answered_is_accepted_though_
     async with opened(proxied_url) as store, opened(postgres_url) as other:
         failed, released, neighbour = [await running(store) for _ in range(3)]
         proxy.cut_after(b"a needle", answer=b"SELECT 3")
-        proxy.refuse()
+        proxy.cut_before(b"a needle", times=EVER)
         batch = [
             failing(failed, "a needle"),
             ending(released, JobState.QUEUED, reason=Reason.RELEASED, refund=True),
@@ -203,7 +205,7 @@ async def test_a_failure_that_was_written_and_never_answered_is_accepted_though_
         settling = asyncio.create_task(store.settle(batch))
         again = [await until_claimed(other), await until_claimed(other)]
         await other.settle([failing(job, "of another") for job in again])
-        proxy.accept()
+        proxy.heal()
 
         answers = [(answer.accepted, answer.state) for answer in await settling]
 
@@ -219,11 +221,10 @@ async def test_successes_that_were_written_before_the_server_went_away_are_accep
     async with opened(proxied_url) as store:
         succeeded, failed = await running(store), await running(store)
         batch = [ending(succeeded), failing(failed, "a needle")]
-        proxy.cut_before(b"a needle")
-        proxy.refuse()
+        proxy.cut_before(b"a needle", times=EVER)
         with pytest.raises(Unavailable):
             await store.settle(batch)
-        proxy.accept()
+        proxy.heal()
 
         answers = await until_it_works(lambda: store.settle(batch))
 
@@ -281,11 +282,11 @@ async def test_a_replay_that_was_stored_and_never_answered_is_not_repeated(
     async with opened(proxied_url) as store, opened(postgres_url) as other:
         job_id = await ended(store, JobState.SUCCEEDED)
         proxy.cut_after(b"COMMIT", answer=b"COMMIT")
-        proxy.refuse()
+        proxy.cut_before(b"pg_xact_status", times=EVER)
         replaying = asyncio.create_task(store.replay([job_id], force=True))
         job = await until_claimed(other)
         await settle(other, job)
-        proxy.accept()
+        proxy.heal()
 
         operated = await replaying
 
@@ -300,12 +301,11 @@ async def test_an_operation_of_which_nobody_knows_says_that_it_may_have_been_don
     async with opened(proxied_url) as store:
         (job_id,) = await put(store)
         proxy.cut_after(b"COMMIT", answer=b"COMMIT")
-        proxy.refuse()
+        proxy.cut_before(b"pg_xact_status", times=EVER)
 
         with pytest.raises(Unavailable, match="it may have been done all the same: look before you ask again"):
             await store.cancel([job_id])
 
-        proxy.accept()
         assert await until_it_works(lambda: state_of(store, job_id)) is JobState.CANCELLED
 
 

@@ -181,7 +181,6 @@ OWN = {
     },
     "insert_keyed_jobs": COLUMNS,
     "beat": {"queues": "default"},
-    "oldest_ready": {"queue": "default"},
     "find": {"states": None},
     "choose_again": {"states": [6]},
     "find_ended": {"states": [6], "state": 6},

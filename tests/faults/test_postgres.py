@@ -435,6 +435,18 @@ async def test_a_beat_does_not_wait_for_a_handler_that_holds_its_job(postgres: P
             await link.close()
 
 
+async def test_a_beat_says_in_time_what_it_waited_for(
+    proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PATIENCE", 600.0)
+    async with opened(proxied_url) as store:
+        job = await running(store)
+        proxy.refuse()
+        proxy.cut()
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            await asyncio.wait_for(store.beat(pulse(), [job.lease], lease_for=timedelta(seconds=1)), timeout=30)
+
+
 async def test_a_job_that_somebody_else_is_making_ready_is_waited_for(postgres: Postgres, postgres_url: str) -> None:
     async with opened(postgres_url) as store:
         (due,) = await put(store, new_job(delay=timedelta(milliseconds=1)))

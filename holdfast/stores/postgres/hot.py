@@ -49,6 +49,7 @@ PROMOTE_MOST = 1000
 _QUEUES_MOST = 32  # queues that one statement looks into
 _TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim looks again for what others promote
 _REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed
+_BEAT = 0.25  # of a lease: how long a beat waits for a server that is away, so that there is time for another
 _SHOWN = 13  # columns of a claimed job, its place in the order included
 
 
@@ -314,6 +315,7 @@ class Hot:
         """Extend what is still held; what each lease has become."""
         rows = await self._links.fetch(
             self._sql["beat"],
+            patience=_BEAT * lease_for.total_seconds(),
             ids=[lease.job_id for lease in leases],
             claims=[lease.claims for lease in leases],
             lease_for=span_us(lease_for),

@@ -219,7 +219,9 @@ class Links:
             link.terminate()
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
-    async def fetch(self, query: Query, *, doubt: Callable[[], object] | None = None, **values: Any) -> Rows:
+    async def fetch(
+        self, query: Query, *, doubt: Callable[[], object] | None = None, patience: float | None = None, **values: Any
+    ) -> Rows:
         """The rows of one statement, as a transaction of its own."""
         arguments = self._arguments(query, values)
 
@@ -227,7 +229,7 @@ class Links:
             rows: Rows = await link.fetch(query.sql, *arguments)
             return rows
 
-        return await self.call(once, doubt=doubt)
+        return await self.call(once, doubt=doubt, patience=patience)
 
     async def transaction(self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]]) -> T:
         """Run ``work(fetch)`` in one transaction. It may run more than once, but never again once it is committed."""
@@ -259,10 +261,17 @@ class Links:
         now = None if self._now is None else self._now()
         return [now if name == "now" else values[name] for name in query.names]
 
-    async def call(self, once: Callable[[Connection], Awaitable[T]], *, doubt: Callable[[], object] | None = None) -> T:
+    async def call(
+        self,
+        once: Callable[[Connection], Awaitable[T]],
+        *,
+        doubt: Callable[[], object] | None = None,
+        patience: float | None = None,
+    ) -> T:
         """Run ``once`` on a connection, again while the server is away or others are in its way. ``doubt`` is told of
-        each failure after which nobody knows whether the server has done it."""
-        give_up = time.monotonic() + PATIENCE
+        each failure after which nobody knows whether the server has done it; ``patience``: seconds, if fewer than
+        usual."""
+        give_up = time.monotonic() + (PATIENCE if patience is None else min(patience, PATIENCE))
         conflicts = 0
         while True:
             try:

@@ -440,49 +440,53 @@ from holdfast.attempt where job_id = :id order by claims;
 select queue, state, count(*) from holdfast.job group by queue, state;
 
 -- name: oldest_ready
--- The first of each priority in use, found by skipping from one to the next: two seeks each, however many jobs there are.
-with recursive
-    ready (rank) as (
-        (select rank from holdfast.job where state = 0 and losses = 0 and queue = :queue
-         order by rank, run_at, seq limit 1)
+-- For each of these queues the first of each priority in use, found by skipping from one to the next: two seeks each,
+-- however many jobs there are.
+select w.queue, oldest.run_at - :now
+from unnest(:queues::text[]) w (queue) cross join lateral (
+    with recursive
+        ready (rank) as (
+            (select rank from holdfast.job where state = 0 and losses = 0 and queue = w.queue
+             order by rank, run_at, seq limit 1)
+            union all
+            select (select j.rank from holdfast.job j
+                    where j.state = 0 and j.losses = 0 and j.queue = w.queue and j.rank > ready.rank
+                    order by j.rank, j.run_at, j.seq limit 1)
+            from ready where ready.rank is not null),
+        suspect (rank) as (
+            (select rank from holdfast.job where state = 0 and losses = 1 and queue = w.queue
+             order by rank, run_at, seq limit 1)
+            union all
+            select (select j.rank from holdfast.job j
+                    where j.state = 0 and j.losses = 1 and j.queue = w.queue and j.rank > suspect.rank
+                    order by j.rank, j.run_at, j.seq limit 1)
+            from suspect where suspect.rank is not null),
+        quarantined (rank) as (
+            (select rank from holdfast.job where state = 0 and losses > 1 and queue = w.queue
+             order by rank, run_at, seq limit 1)
+            union all
+            select (select j.rank from holdfast.job j
+                    where j.state = 0 and j.losses > 1 and j.queue = w.queue and j.rank > quarantined.rank
+                    order by j.rank, j.run_at, j.seq limit 1)
+            from quarantined where quarantined.rank is not null)
+    select min(found.run_at) as run_at
+    from (
+        select (select j.run_at from holdfast.job j
+                where j.state = 0 and j.losses = 0 and j.queue = w.queue and j.rank = ready.rank
+                order by j.rank, j.run_at, j.seq limit 1) as run_at
+        from ready
         union all
-        select (select j.rank from holdfast.job j
-                where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank > ready.rank
-                order by j.rank, j.run_at, j.seq limit 1)
-        from ready where ready.rank is not null),
-    suspect (rank) as (
-        (select rank from holdfast.job where state = 0 and losses = 1 and queue = :queue
-         order by rank, run_at, seq limit 1)
+        select (select j.run_at from holdfast.job j
+                where j.state = 0 and j.losses = 1 and j.queue = w.queue and j.rank = suspect.rank
+                order by j.rank, j.run_at, j.seq limit 1) as run_at
+        from suspect
         union all
-        select (select j.rank from holdfast.job j
-                where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank > suspect.rank
-                order by j.rank, j.run_at, j.seq limit 1)
-        from suspect where suspect.rank is not null),
-    quarantined (rank) as (
-        (select rank from holdfast.job where state = 0 and losses > 1 and queue = :queue
-         order by rank, run_at, seq limit 1)
-        union all
-        select (select j.rank from holdfast.job j
-                where j.state = 0 and j.losses > 1 and j.queue = :queue and j.rank > quarantined.rank
-                order by j.rank, j.run_at, j.seq limit 1)
-        from quarantined where quarantined.rank is not null)
-select min(found.run_at) - :now
-from (
-    select (select j.run_at from holdfast.job j
-            where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank = ready.rank
-            order by j.rank, j.run_at, j.seq limit 1) as run_at
-    from ready
-    union all
-    select (select j.run_at from holdfast.job j
-            where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank = suspect.rank
-            order by j.rank, j.run_at, j.seq limit 1) as run_at
-    from suspect
-    union all
-    select (select j.run_at from holdfast.job j
-            where j.state = 0 and j.losses > 1 and j.queue = :queue and j.rank = quarantined.rank
-            order by j.rank, j.run_at, j.seq limit 1) as run_at
-    from quarantined
-) found;
+        select (select j.run_at from holdfast.job j
+                where j.state = 0 and j.losses > 1 and j.queue = w.queue and j.rank = quarantined.rank
+                order by j.rank, j.run_at, j.seq limit 1) as run_at
+        from quarantined
+    ) found
+) oldest;
 
 -- name: known_queues
 select name, paused from holdfast.queue;

@@ -63,16 +63,11 @@ class Read:
         states: dict[str, dict[str, int]] = {name: {} for name, flag in paused.items() if flag}
         for queue, code, number in await self._links.fetch(self._sql["queue_states"]):
             states.setdefault(queue, {})[STATES[code].value] = number
+        ready = dict(await self._links.fetch(self._sql["oldest_ready"], queues=list(states)))
         return [
-            QueueInfo(
-                name=name, paused=paused.get(name, False), states=counted, oldest_ready=await self._oldest_ready(name)
-            )
+            QueueInfo(name=name, paused=paused.get(name, False), states=counted, oldest_ready=_age(ready[name]))
             for name, counted in sorted(states.items())
         ]
-
-    async def _oldest_ready(self, queue: str) -> timedelta | None:
-        ((run_in,),) = await self._links.fetch(self._sql["oldest_ready"], queue=queue)
-        return None if run_in is None else timedelta(microseconds=max(0, -run_in))
 
     async def workers(self) -> list[WorkerInfo]:
         """Every registered worker, the longest running first."""
@@ -108,3 +103,7 @@ def _place(cursor: str) -> str:
     if not is_id(cursor):
         raise Invalid("cursor", cursor, "give the cursor of an earlier page, unchanged")
     return cursor
+
+
+def _age(run_in: int | None) -> timedelta | None:
+    return None if run_in is None else timedelta(microseconds=max(0, -run_in))

@@ -116,7 +116,7 @@ def alike_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
     }
 
 
-def job_columns(jobs: Sequence[NewJob]) -> dict[str, list[Any]]:
+def job_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
     """A batch as the parameters of the insert statements."""
     return {
         "ids": [job.id for job in jobs],
@@ -136,7 +136,7 @@ def encode_options(options: Options) -> str:
     return _encode(options).decode()
 
 
-def key_columns(jobs: Sequence[NewJob]) -> dict[str, list[Any]]:
+def key_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
     """What batches with keys have beside the columns of their jobs. The tags stand beside the options once more, for
     PostgreSQL finds nothing in JSON that holds a NUL anywhere."""
     return {
@@ -146,7 +146,7 @@ def key_columns(jobs: Sequence[NewJob]) -> dict[str, list[Any]]:
     }
 
 
-def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
+def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, Any]:
     """A batch as the parameters of ``settle_rest``."""
     return {
         "ids": [each.job_id for each in settlements],

@@ -137,7 +137,7 @@ def test_frames_of_the_executors_are_left_out() -> None:
         raise ValueError("mine")
 
     async def runner() -> None:
-        await drive(handler(), contextvars.copy_context())
+        await drive(handler(), contextvars.copy_context(), lambda: None)
 
     with pytest.raises(ValueError, match="mine") as caught:
         asyncio.run(runner())

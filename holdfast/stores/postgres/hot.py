@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import msgspec
@@ -28,7 +30,7 @@ from holdfast.job import (
 )
 from holdfast.store import EVERY_QUEUE
 from holdfast.stores.postgres.cursors import END, START, Cursors, Place, looks
-from holdfast.stores.postgres.links import Links, Rows
+from holdfast.stores.postgres.links import Known, Links, Rows
 from holdfast.stores.postgres.news import News
 from holdfast.stores.postgres.rows import (
     alike_columns,
@@ -97,17 +99,12 @@ class Hot:
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Insert the batch in one statement."""
         doubts: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
+        fetch = functools.partial(self._links.fetch, doubt=lambda: doubts.append(True))
         if any(job.key is not None or (job.options is not None and job.options.tags) for job in jobs):
-            name, columns = "insert_keyed_jobs", job_columns(jobs) | key_columns(jobs)
-        elif are_alike(jobs):
-            name, columns = "insert_alike_jobs", alike_columns(jobs)
-        else:
-            name, columns = "insert_jobs", job_columns(jobs)
-        rows = await self._links.fetch(self._sql[name], doubt=lambda: doubts.append(True), **columns)
-        if name == "insert_keyed_jobs":
+            rows = await fetch(self._sql["insert_keyed_jobs"], **job_columns(jobs), **key_columns(jobs))
             answers = [Submitted(job_id, created) for _, job_id, created in sorted(rows, key=lambda row: row[0])]
         else:
-            answers = _created(jobs, rows)
+            answers = await self._insert(jobs, fetch)
         if doubts:
             answers = [
                 Submitted(answer.job_id, answer.created or answer.job_id == job.id)
@@ -115,6 +112,14 @@ class Hot:
             ]
         self._tell(_firsts(jobs, answers))
         return answers
+
+    async def _insert(self, jobs: Sequence[NewJob], fetch: Callable[..., Awaitable[Rows]]) -> list[Submitted]:
+        """Jobs without keys and tags."""
+        if are_alike(jobs):
+            with suppress(Known):
+                await fetch(self._sql["insert_alike_jobs"], **alike_columns(jobs))
+                return [Submitted(job.id, True) for job in jobs]
+        return _created(jobs, await fetch(self._sql["insert_jobs"], **job_columns(jobs)))
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def claim(self, wish: Wish) -> Claim:

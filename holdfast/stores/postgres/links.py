@@ -60,6 +60,10 @@ class Locked(Unavailable):
     """Somebody's open transaction has held a row for longer than the statement waits."""
 
 
+class Known(HoldfastError):
+    """A row of that key is there already."""
+
+
 class Address(NamedTuple):
     """Where the jobs are: what the URL says."""
 
@@ -299,6 +303,8 @@ class Links:
                 raise StoreMismatch(f"{self._place()}: {_line(error)}; run: holdfast migrate") from error
             except (asyncpg.DataError, UnicodeEncodeError) as error:
                 raise Invalid("value", _line(error), "it does not fit into PostgreSQL") from error
+            except asyncpg.UniqueViolationError as error:
+                raise Known(f"{self._place()}: {_line(error)}") from error
             except asyncpg.PostgresError as error:
                 raise HoldfastError(f"{self._place()}: {_line(error)}") from error
 

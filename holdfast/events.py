@@ -242,6 +242,14 @@ class HandlersLeft(Event, frozen=True, kw_only=True, gc=False):
     coroutines: int
 
 
+class SupervisorStopping(Event, frozen=True, kw_only=True, gc=False):
+    """A supervisor of worker processes tells them to stop; each of them gives ``supervisor`` as its reason."""
+
+    name: ClassVar[str] = "supervisor_stopping"
+    reason: str
+    processes: int
+
+
 class ChildEnded(Event, frozen=True, kw_only=True, gc=False):
     """A worker process (or a child of the process executor) ended."""
 

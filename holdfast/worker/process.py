@@ -40,9 +40,10 @@ async def _serve(app: Holdfast, settings: Settings, drain: bool, threads: LoopTh
     worker = Worker(app, settings=settings, drain=drain)
     loop = asyncio.get_running_loop()
     loop.set_default_executor(threads)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, worker.stop, signal.Signals(number).name)
     supervised = watch_parent(lambda: loop.call_soon_threadsafe(worker.stop, "orphaned"))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # A supervisor hands every stop on as SIGTERM, and says itself what it was told.
+        loop.add_signal_handler(number, worker.stop, "supervisor" if supervised else number.name)
     async with app:
         await worker.run()
     return worker, supervised

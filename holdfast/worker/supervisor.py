@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from holdfast.config import Settings
 from holdfast.errors import ConfigError, Invalid
-from holdfast.events import ChildEnded, Events
+from holdfast.events import ChildEnded, Events, SupervisorStopping
 from holdfast.executors.group import describe_exit, kill_group, when_ended
 
 RECYCLE = 84
@@ -135,12 +135,13 @@ class Supervisor:
                 children = [group.create_task(self._keep(environment, pipe)) for _ in range(self._processes)]
         return max(child.result() for child in children)
 
-    def stop(self) -> None:
+    def stop(self, reason: str) -> None:
         """Tell every child to stop; those that have not after the grace and a little more are killed.
 
         Each call is handed on: for a worker the second one means to release its jobs at once.
         """
         if not self._stopping.is_set():
+            self._events.emit(SupervisorStopping(reason=reason, processes=len(self._running)))
             self._stopping.set()
             asyncio.get_running_loop().call_later(self._patience, self._kill)
         for child in self._running:
@@ -191,7 +192,7 @@ class Supervisor:
         if worst:
             self._events.emit(ChildEnded(pid=pid, cause=cause, restart_in=None))
         if not asked:
-            self.stop()
+            self.stop(f"a worker has ended: {cause}")
         return worst
 
     async def _stopped_within(self, seconds: float) -> bool:
@@ -203,12 +204,12 @@ class Supervisor:
 
 
 @contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """``stop`` on SIGTERM and SIGINT."""
+def _signals(stop: Callable[[str], None]) -> Iterator[None]:
+    """``stop`` on SIGTERM and SIGINT, told which."""
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)
     for number in numbers:
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop, number.name)
     try:
         yield
     finally:

@@ -63,6 +63,17 @@ def test_a_worker_ends_well_on_sigterm(cli: Cli) -> None:
         assert process.wait(20) == 0
 
 
+def test_workers_of_a_supervisor_say_that_it_stopped_them_and_it_says_why(cli: Cli) -> None:
+    cli.run("migrate")
+    with _started(cli, "worker", "start", "--processes", "2", "--app", cli.write_jobs()) as process:
+        _until(lambda: len(cli.json("worker", "list")["workers"]) == 2)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+    reasons = [(line["event"], line["reason"]) for line in map(json.loads, said.splitlines()) if "reason" in line]
+    assert sorted(reasons) == [("supervisor_stopping", "SIGINT"), *[("worker_stopping", "supervisor")] * 2]
+
+
 SLOW = """
 import asyncio, pathlib
 from holdfast import Holdfast

@@ -173,14 +173,15 @@ class Namespace(Database):
         rows = {}
         for job, fields in self._keys.jobs().items():
             result = fields.get("result")
-            claims, attempts = int(fields.get("claims", 0)), int(fields.get("attempts", 0))
+            claims = _claims(fields)
+            attempts = int(fields.get("attempts", claims))
             value = None if result is None else json.loads(result)["claims"]
             rows[job] = Row(job, fields["state"], claims, attempts, fields.get("reason"), value)
         return rows
 
     def held_by(self, pid: int) -> list[tuple[str, int]]:
         return [
-            (job, int(fields["claims"]))
+            (job, _claims(fields))
             for job, fields in self._keys.jobs().items()
             if fields["state"] == "running" and f"-{pid}-" in fields["worker"]
         ]
@@ -208,6 +209,11 @@ class Namespace(Database):
 
     def integrity(self) -> str:
         return ", ".join(sorted(set(self._keys.strays()))) or "ok"
+
+
+def _claims(fields: dict[str, str]) -> int:
+    """One where nothing is said of a job that was picked up."""
+    return int(fields.get("claims", "pickupTime" in fields))
 
 
 def database_of(url: str) -> Database:

@@ -117,8 +117,12 @@ class Kinds:
 
 def claimed_job(row: Sequence[Any], kinds: Kinds) -> Job:
     """A job as a claim delivers it. ValueError or RecursionError for what another program spoiled."""
-    job_id, kind, payload, claims, attempts, losses, due, created, options = row
+    job_id, kind, payload, due, *more = row
     priority, most, queue, task = kinds(kind)
+    if not more:  # a plain job that was never claimed before
+        due_us = int(due)
+        return Job(job_id.decode(), task, queue, payload.decode(), 1, 1, most, priority, 0, due_us, due_us)
+    created, options, claims, attempts, losses = more
     return Job(
         job_id.decode(),
         task,
@@ -164,13 +168,14 @@ def shown_job(row: Sequence[Any], kinds: Kinds) -> Job:
         priority, most, queue, task = 0, None, "", ""
     state = JobState(fields.get(b"state", b"queued").decode())
     due = _int(fields, b"dueTime") or 0
+    claims, attempts = _int(fields, b"claims") or int(b"pickupTime" in fields), _int(fields, b"attempts")
     return Job(
         job_id.decode(),
         task,
         queue,
         whole_text(fields, b"payload") or "null",
-        _int(fields, b"claims") or 0,
-        _int(fields, b"attempts") or 0,
+        claims,
+        claims if attempts is None else attempts,
         most,
         priority,
         _int(fields, b"losses") or 0,

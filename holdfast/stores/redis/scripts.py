@@ -6,9 +6,10 @@ import hashlib
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
-SHARED = ("common", "taking")
+SHARED = ("common", "moving", "taking")
 """Pieces that others begin with, no scripts themselves."""
-_CLAIMING = ("claim", "deliver")
+_MOVING = ("claim", "deliver", "settle", "promote", "operate", "prune")
+_TAKING = ("claim", "deliver")
 
 
 class Script(NamedTuple):
@@ -26,9 +27,9 @@ def load_scripts(directory: Traversable) -> dict[str, Script]:
         for entry in directory.iterdir()
         if entry.name.endswith(".lua")
     }
-    common, taking = (texts.pop(name) for name in SHARED)
+    common, moving, taking = (texts.pop(name) for name in SHARED)
     scripts = {}
     for name, text in texts.items():
-        whole = common + (taking if name in _CLAIMING else "") + text
+        whole = common + (moving if name in _MOVING else "") + (taking if name in _TAKING else "") + text
         scripts[name] = Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
     return scripts

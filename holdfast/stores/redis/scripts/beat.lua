@@ -3,18 +3,17 @@
 -- 1 held, 2 asked to stop for each lease.
 even_if_full()
 local until_ = int(now + tonumber(ARGV[4]))
-local worker = ensure(P .. 'worker:' .. ARGV[3], 'hash')
+local worker = P .. 'worker:' .. ARGV[3]
 local at = 7 + 2 * tonumber(ARGV[6])
 if ARGV[5] == '1' then
-    call('HSET', worker, 'seen', NOW, 'until', until_, unpack(ARGV, 7, at - 1))
+    ours('HSET', worker, 'seen', NOW, 'until', until_, unpack(ARGV, 7, at - 1))
     call('HSETNX', worker, 'started', NOW)
-    call('ZADD', ensure(P .. 'workers', 'zset'), until_, ARGV[3])
+    ours('ZADD', P .. 'workers', until_, ARGV[3])
 end
-local answers, extended = { call('HGET', worker, 'ordered') or 'none' }, {}
-ensure(LEASES, 'zset')
+local answers, extended = { ours('HGET', worker, 'ordered') or 'none' }, {}
 for i = at, #ARGV, 2 do
     local v = read(ARGV[i], 'state', 'claims', 'cancel')
-    local lease = v and v[1] == 'running' and v[2] == ARGV[i + 1] and call('ZSCORE', LEASES, ARGV[i])
+    local lease = v and v[1] == 'running' and claims_of(v[2], true) == ARGV[i + 1] and ours('ZSCORE', LEASES, ARGV[i])
     if lease and tonumber(lease) > now then
         extended[#extended + 1] = until_
         extended[#extended + 1] = ARGV[i]

@@ -3,23 +3,27 @@
 -- 12 the queue served last, then queue and slots of each that is named, in the order of their turn.
 -- Answers jobs, promoted, microseconds until the next falls due or -1, quarantined, lease end, served, what to do: 0
 -- that was all, 1 there was more to look through, 2 nothing was taken because more is due.
-even_if_full()
+-- A full Redis lets this through: whatever it may do, it takes ids away first.
 local limit, suspects, alone = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
-local star, served = tonumber(ARGV[11]), ARGV[12]
-local named, turn, paused = {}, {}, paused_queues()
-local promoted, quarantined, more, budget, haunted = 0, 0, 0, limit + 2 * MOST, false
+local promoting, star, served = ARGV[9] == '1', tonumber(ARGV[11]), ARGV[12]
+local named, turn = {}, {}
+local promoted, quarantined, more, budget = 0, 0, 0, limit + 2 * MOST
 for i = 13, #ARGV, 2 do
     named[ARGV[i]] = tonumber(ARGV[i + 1])
     turn[#turn + 1] = ARGV[i]
 end
-ensure(P .. 'due', 'zset')
-ensure(P .. 'queues', 'zset')
+local paused, haunted, scheduled = {}, false, false
+if call('EXISTS', P .. 'paused', P .. 'ghosts', P .. 'due', SCHEDULE) > 0 then -- mostly there is none of these
+    paused = paused_queues()
+    haunted = call('EXISTS', P .. 'ghosts') == 1
+    scheduled = call('EXISTS', P .. 'due', SCHEDULE) > 0
+end
 
 local function make_ready()
     local queues = turn
     if star then
-        queues = call('ZRANGEBYSCORE', P .. 'due', '-inf', NOW, 'LIMIT', 0, MOST)
-        if call('EXISTS', ensure(SCHEDULE, 'zset')) == 1 then
+        queues = ours('ZRANGEBYSCORE', P .. 'due', '-inf', NOW, 'LIMIT', 0, MOST)
+        if call('EXISTS', SCHEDULE) == 1 then
             queues[#queues + 1] = 'default' -- somebody may have put a job there by hand
         end
     end
@@ -28,16 +32,17 @@ local function make_ready()
             promoted = promoted + promote(queue, MOST - promoted)
         end
     end
+    note_due()
 end
 
 local function next_due()
     local first
     if star then
-        first = call('ZRANGE', P .. 'due', 0, 0, 'WITHSCORES')[2]
+        first = ours('ZRANGE', P .. 'due', 0, 0, 'WITHSCORES')[2]
         first = first and tonumber(first)
     else
         for _, queue in ipairs(turn) do
-            local entry = named[queue] > 0 and call('ZRANGE', schedule_of(queue), 0, 0, 'WITHSCORES')[2]
+            local entry = named[queue] > 0 and ours('ZRANGE', schedule_of(queue), 0, 0, 'WITHSCORES')[2]
             if entry and (not first or tonumber(entry) < first) then
                 first = tonumber(entry)
             end
@@ -48,7 +53,7 @@ end
 
 local function take_quarantined(queue)
     local best, chosen
-    for _, id in ipairs(call('ZRANGE', quarantine_of(queue), 0, MOST - 1)) do
+    for _, id in ipairs(ours('ZRANGE', quarantine_of(queue), 0, MOST - 1)) do
         local v = read(id, unpack(FIELDS))
         local known = v and kind_of(v[2] or '')
         if not known or v[1] ~= 'queued' then
@@ -80,7 +85,7 @@ local function claimable(id, queue)
         return nil
     end
     if v[1] == 'scheduled' or v[1] == 'failed' then -- moved by hand
-        if call('ZSCORE', schedule_of(known.queue), id) then
+        if ours('ZSCORE', schedule_of(known.queue), id) then
             return nil
         end
     elseif v[1] ~= 'queued' then
@@ -88,7 +93,7 @@ local function claimable(id, queue)
     end
     local losses = number(v[5])
     if losses >= 2 then
-        call('ZADD', quarantine_of(known.queue), v[6], id)
+        ours('ZADD', quarantine_of(known.queue), v[6], id)
         return nil
     end
     if losses == 1 then
@@ -100,21 +105,35 @@ local function claimable(id, queue)
     return v
 end
 
+-- Takes an id that was met in a ready list, if it stands for a job nobody ever claimed, which is the rule.
+local function taken_first(id)
+    local v = read(id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options')
+    if not v or v[1] ~= 'queued' or v[3] or not kind_of(v[2]) then
+        return false
+    end
+    take_first(id, 'queued', v[2], v[6], v[4], v[5], v[7])
+    return true
+end
+
 local function take_level(queue, level, room)
     local list, aside = ready_of(queue, level), {}
     while room > 0 and budget > 0 do
-        local ids = call('LPOP', list, math.min(room, budget))
+        local ids = ours('LPOP', list, math.min(room, budget))
         if not ids or #ids == 0 then
             break
         end
         budget = budget - #ids
         for _, id in ipairs(ids) do
-            local v = claimable(id, queue)
-            if v == 'suspect' then
-                aside[#aside + 1] = id
-            elseif v then
-                take(id, v)
+            if not haunted and taken_first(id) then
                 room = room - 1
+            else
+                local v = claimable(id, queue)
+                if v == 'suspect' then
+                    aside[#aside + 1] = id
+                elseif v then
+                    take(id, v)
+                    room = room - 1
+                end
             end
         end
     end
@@ -127,16 +146,8 @@ local function take_level(queue, level, room)
     return room
 end
 
-local function take_from(queue, slots)
-    served = queue
-    if alone then
-        return take_quarantined(queue)
-    end
-    if call('EXISTS', quarantine_of(queue)) == 1 then
-        quarantined = 1
-    end
-    local levels = call('ZRANGE', levels_of(queue), 0, -1, 'WITHSCORES')
-    local room, at_zero = math.min(slots, limit - #taken), false
+local function take_levels(queue, room)
+    local levels, at_zero = ours('ZRANGE', levels_of(queue), 0, -1, 'WITHSCORES'), false
     for n = 1, #levels, 2 do
         if not at_zero and tonumber(levels[n + 1]) > 0 then
             room, at_zero = take_level(queue, '0', room), true
@@ -146,11 +157,23 @@ local function take_from(queue, slots)
             call('ZREM', levels_of(queue), levels[n])
         end
     end
-    if not at_zero then
-        take_level(queue, '0', room)
+    return at_zero and room or take_level(queue, '0', room)
+end
+
+local function take_from(queue, slots)
+    served = queue
+    if alone then
+        return take_quarantined(queue)
     end
-    if call('EXISTS', ready_of(queue, '0'), levels_of(queue), quarantine_of(queue)) == 0 then
-        call('ZREM', P .. 'queues', queue)
+    local room = math.min(slots, limit - #taken)
+    if call('EXISTS', quarantine_of(queue), levels_of(queue)) > 0 then
+        quarantined = ours('ZCARD', quarantine_of(queue)) > 0 and 1 or quarantined
+        room = take_levels(queue, room)
+    else
+        room = take_level(queue, '0', room)
+    end
+    if room > 0 and call('EXISTS', ready_of(queue, '0'), levels_of(queue), quarantine_of(queue)) == 0 then
+        ours('ZREM', P .. 'queues', queue)
     end
 end
 
@@ -167,25 +190,25 @@ local function take_in_turn()
     if not star then
         return
     end
-    if call('EXISTS', ready_of('default', '0')) == 1 then
-        call('ZADD', P .. 'queues', 0, 'default') -- somebody may have put a job there by hand
-    end
-    local start = served
+    local start, listed = served, named['default'] ~= nil or paused['default']
     for _, range in ipairs({ { '(' .. start, '+' }, { '-', '[' .. start } }) do
-        for _, queue in ipairs(call('ZRANGEBYLEX', P .. 'queues', range[1], range[2], 'LIMIT', 0, 1000)) do
+        for _, queue in ipairs(full() and {} or ours('ZRANGEBYLEX', P .. 'queues', range[1], range[2], 'LIMIT', 0, 1000)) do
+            listed = listed or queue == 'default'
             if not paused[queue] and not named[queue] and not full() then
                 take_from(queue, star)
             end
         end
     end
+    if not listed and not full() and call('EXISTS', READY) == 1 then
+        take_from('default', star) -- somebody put a job there by hand
+    end
 end
 
-if ARGV[9] == '1' then
+if promoting and (scheduled or not star) then
     make_ready()
 end
-haunted = call('EXISTS', ensure(P .. 'ghosts', 'hash')) == 1
-local due = next_due()
-if due == '0' and ARGV[9] == '1' and ARGV[10] ~= '1' then
+local due = (scheduled or not star) and next_due() or '-1'
+if due == '0' and promoting and ARGV[10] ~= '1' then
     more = 2
 else
     take_in_turn()

@@ -1,7 +1,7 @@
 -- Running jobs whose lease ran out. ARGV: 3 how many to skip, 4 limit. Answers {fields, lease end} of each, and how many
 -- leases were looked at. A lease of nothing is dropped.
 even_if_full()
-local found = call('ZRANGEBYSCORE', ensure(LEASES, 'zset'), '-inf', NOW, 'WITHSCORES', 'LIMIT', ARGV[3], ARGV[4])
+local found = ours('ZRANGEBYSCORE', LEASES, '-inf', NOW, 'WITHSCORES', 'LIMIT', ARGV[3], ARGV[4])
 local jobs, looked = {}, 0
 for n = 1, #found, 2 do
     local fields = redis.pcall('HGETALL', JOB .. found[n])
@@ -11,7 +11,7 @@ for n = 1, #found, 2 do
         jobs[#jobs + 1] = { found[n], fields, found[n + 1] }
     else
         call('ZREM', LEASES, found[n])
-        odd.orphans = odd.orphans + 1
+        met('orphans')
     end
 end
 finish()

@@ -6,7 +6,6 @@ even_if_full()
 local what, force = ARGV[3], string.find(ARGV[4], 'f', 1, true)
 local whole = string.find(ARGV[4], 'w', 1, true)
 local answers = {}
-ensure(LEASES, 'zset')
 
 local function cancel(id, v, known)
     if v[1] == 'running' then
@@ -21,7 +20,7 @@ local function cancel(id, v, known)
     call('HDEL', JOB .. id, 'losses')
     call('HSET', JOB .. id, 'state', 'cancelled', 'reason', 'cancelled', 'endTime', NOW)
     call('HSETNX', JOB .. id, 'error', 'cancelled')
-    call('ZADD', ensure(P .. 'ended:cancelled', 'zset'), NOW, id)
+    ours('ZADD', P .. 'ended:cancelled', NOW, id)
     endings[#endings + 1] = id
     return 'cancelled'
 end
@@ -57,11 +56,11 @@ end
 local verbs = { cancel = cancel, replay = replay, delete = delete }
 for i = 6, #ARGV, 2 do
     local id, expected = ARGV[i], ARGV[i + 1]
-    local v = read(id, 'state', 'claims', 'kind', 'losses', 'seq', 'worker', 'dueTime', 'created', 'key')
+    local v = read(id, 'state', 'claims', 'kind', 'losses', 'seq', 'worker', 'dueTime', 'created', 'key', 'pickupTime')
     local known = v and kind_of(v[3] or '')
     if not known then
         answers[#answers + 1] = { false, expected ~= '' and -1 or 0 }
-    elseif expected ~= '' and expected ~= v[1] .. ' ' .. (v[2] or '0') then
+    elseif expected ~= '' and expected ~= v[1] .. ' ' .. claims_of(v[2], v[10]) then
         answers[#answers + 1] = { v[1], -1 }
     else
         local state = verbs[what](id, v, known)

@@ -3,12 +3,12 @@ even_if_full()
 local told = {}
 local workers = { unpack(ARGV, 5) }
 if ARGV[4] == 'all' then
-    workers = call('ZRANGEBYSCORE', ensure(P .. 'workers', 'zset'), '(' .. NOW, '+inf')
+    workers = ours('ZRANGEBYSCORE', P .. 'workers', '(' .. NOW, '+inf')
 end
 for _, worker in ipairs(workers) do
-    local alive = call('ZSCORE', ensure(P .. 'workers', 'zset'), worker)
+    local alive = ours('ZSCORE', P .. 'workers', worker)
     if alive and tonumber(alive) > now then
-        call('HSET', ensure(P .. 'worker:' .. worker, 'hash'), 'ordered', ARGV[3])
+        ours('HSET', P .. 'worker:' .. worker, 'ordered', ARGV[3])
         told[#told + 1] = worker
         tell('worker:' .. worker)
     end

@@ -1,6 +1,6 @@
 -- Closes (ARGV[3] "1") or opens a queue for claims. ARGV: 4 queue.
 even_if_full()
-call(ARGV[3] == '1' and 'SADD' or 'SREM', ensure(P .. 'paused', 'set'), ARGV[4])
+ours(ARGV[3] == '1' and 'SADD' or 'SREM', P .. 'paused', ARGV[4])
 if ARGV[3] ~= '1' then
     tell('queue:' .. ARGV[4])
 end

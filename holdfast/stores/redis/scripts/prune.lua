@@ -17,9 +17,8 @@ local function remove(id, ended_at)
 end
 
 if state == 'succeeded' then
-    ensure(ended, 'list')
     while pruned < most and looked < 2 * MOST do
-        local ended_at, id = string.match(call('LINDEX', ended, 0) or '', '^(%d+):(.*)$')
+        local ended_at, id = string.match(ours('LINDEX', ended, 0) or '', '^(%d+):(.*)$')
         if not id or tonumber(ended_at) > edge then
             if not id then
                 call('LPOP', ended)
@@ -34,7 +33,7 @@ if state == 'succeeded' then
         looked = looked + 1
     end
 else
-    local found = call('ZRANGEBYSCORE', ensure(ended, 'zset'), '-inf', int(edge), 'WITHSCORES', 'LIMIT', 0, math.min(most, MOST))
+    local found = ours('ZRANGEBYSCORE', ended, '-inf', int(edge), 'WITHSCORES', 'LIMIT', 0, math.min(most, MOST))
     for n = 1, #found, 2 do
         call('ZREM', ended, found[n])
         remove(found[n], tonumber(found[n + 1]))

@@ -15,16 +15,16 @@ for n = 3, #ARGV do
         return v and v[1] == 'queued'
     end
 
-    local levels = call('ZRANGE', levels_of(queue), 0, -1)
+    local levels = ours('ZRANGE', levels_of(queue), 0, -1)
     levels[#levels + 1] = '0'
     for _, level in ipairs(levels) do
-        for _, id in ipairs(call('LRANGE', ready_of(queue, level), 0, MOST - 1)) do
+        for _, id in ipairs(ours('LRANGE', ready_of(queue, level), 0, MOST - 1)) do
             if consider(id) then -- the rest came later
                 break
             end
         end
     end
-    for _, id in ipairs(call('ZRANGE', quarantine_of(queue), 0, 0)) do
+    for _, id in ipairs(ours('ZRANGE', quarantine_of(queue), 0, 0)) do
         consider(id)
     end
     ages[#ages + 1] = oldest and int(math.max(0, now - oldest)) or false

@@ -2,7 +2,8 @@
 -- jobs, else those fields only that filters ask for. Answers the jobs as `show` does, the last submission looked at, and
 -- whether there may be more.
 local newest, edge, most = ARGV[3] == 'newest', tonumber(ARGV[4]), tonumber(ARGV[5])
-local ASKED = { 'state', 'kind', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims', 'error' }
+local ASKED = { 'state', 'kind', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims', 'pickupTime',
+    'error' }
 local jobs, last, looked = {}, edge, 0
 
 local function shown(id)

@@ -14,14 +14,14 @@ while at <= #ARGV do
     ids[#ids + 1] = ARGV[at]
     at = at + (ARGV[at + 2] == 's' and 4 or 9)
 end
-local leases = call('ZMSCORE', ensure(LEASES, 'zset'), unpack(ids))
+local leases = ours('ZMSCORE', LEASES, unpack(ids))
 
 local function succeed(id, claims, result, lease)
     local key = JOB .. id
     local v = redis.pcall('HMGET', key, 'state', 'claims', 'kind', 'cancel')
     if v.err or not v[1] then
         return { 0 }
-    elseif v[1] ~= 'running' or v[2] ~= claims or not lease or tonumber(lease) <= now then
+    elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or not lease or tonumber(lease) <= now then
         return { 0, v[1] }
     end
     if claims ~= '1' or v[4] then -- only then it can have been in trouble
@@ -45,8 +45,8 @@ local function succeed(id, claims, result, lease)
 end
 
 local function record(id, v, claims, state, reason, error, traceback)
-    call('RPUSH', ensure(P .. 'attempts:' .. id, 'list'), cmsgpack.pack({
-        claims, v[5] or '0', v[6] or false, v[7] or false, NOW, state, reason ~= '' and reason,
+    ours('RPUSH', P .. 'attempts:' .. id, cmsgpack.pack({
+        claims, v[5] or claims, v[6] or false, v[7] or false, NOW, state, reason ~= '' and reason,
         error ~= '' and string.sub(error, 2), traceback ~= '' and string.sub(traceback, 2),
     }))
 end
@@ -59,7 +59,7 @@ local function let_go(n, lease)
     local known = v and v[3] and kind_of(v[3])
     if not known then
         return { 0 }
-    elseif v[1] ~= 'running' or v[2] ~= claims or not lease or (tonumber(lease) <= now) ~= expired then
+    elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or not lease or (tonumber(lease) <= now) ~= expired then
         return { 0, v[1] }
     end
     local asked = reason
@@ -71,7 +71,7 @@ local function let_go(n, lease)
     end
     local losses = expired and number(v[8]) + 1 or refund and number(v[8]) or 0
     local run_at = delay ~= '' and now + tonumber(delay) or number(v[9])
-    local attempts = math.max(0, number(v[5]) - (refund and 1 or 0)) -- another program may have set it to 0
+    local attempts = math.max(0, number(v[5] or claims) - (refund and 1 or 0)) -- another program may have set it to 0
     local fields = { 'state', state, 'attempts', int(attempts) }
     local function set(field, value)
         fields[#fields + 1] = field
@@ -107,7 +107,7 @@ local function let_go(n, lease)
     if state == 'succeeded' then
         ended[#ended + 1] = NOW .. ':' .. id
     elseif ENDED[state] then
-        call('ZADD', ensure(P .. 'ended:' .. state, 'zset'), NOW, id)
+        ours('ZADD', P .. 'ended:' .. state, NOW, id)
     elseif state == 'queued' then
         ready(known, run_at, number(v[11]), id, losses)
     elseif state ~= 'waiting' then
@@ -132,7 +132,7 @@ if #settled > 0 then
     call('ZREM', LEASES, unpack(settled))
 end
 if #ended > 0 then
-    call('RPUSH', ensure(P .. 'ended:succeeded', 'list'), unpack(ended))
+    ours('RPUSH', P .. 'ended:succeeded', unpack(ended))
 end
 for kind, number_of in pairs(succeeded) do
     local known = kind_of(kind)

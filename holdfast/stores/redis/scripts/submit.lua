@@ -2,22 +2,31 @@
 -- id, kind, when ("" at once, "+delay", "=instant"), payload, and "" or "x" with key, its lifetime and options, "=" before
 -- each, "" for none. Answers 1 (created), 0 (known), or the id of the job its key stands for.
 local whole = ARGV[3] == '1'
-local first_kind = 4
-local at = first_kind + tonumber(ARGV[4]) + 1
-local seq = number(call('GET', ensure(P .. 'seq', 'string')))
-local keys = ensure(P .. 'keys', 'hash')
+local at = 5 + tonumber(ARGV[4])
+local first = number(ours('GET', P .. 'seq'))
+local seq = first
 local made, owners, answers = {}, {}, {}
-local lists, indexes, delayed = {}, {}, {}
+local kinds_here, lists, indexes, delayed = {}, {}, {}, {}
+
+for n = 5, at - 1 do
+    local known = kind_of(ARGV[n])
+    local key = ready_of(known.queue, known.level)
+    lists[key] = lists[key] or { queue = known.queue, level = known.level }
+    kinds_here[n - 4] = { text = ARGV[n], queue = known.queue, list = lists[key], queued = 0, scheduled = 0 }
+end
 
 local function exists(id)
     if made[id] then
         return true
+    elseif call('EXISTS', JOB .. id) == 0 then
+        return false
     end
-    return call('EXISTS', JOB .. id) == 1 and call('TYPE', ensure(JOB .. id, 'hash')).ok == 'hash'
+    ours('HEXISTS', JOB .. id, 'kind') -- a key of another type makes way
+    return call('EXISTS', JOB .. id) == 1
 end
 
 local function owner_of(key)
-    local held = owners[key] or call('HGET', keys, key)
+    local held = owners[key] or ours('HGET', P .. 'keys', key)
     local keep_until, id = string.match(held or '', '^(%d+) (.*)$')
     if id and (exists(id) or number(keep_until) > now) then
         return id
@@ -27,61 +36,67 @@ end
 local function take_key(key, id, keep_for)
     local held = (keep_for ~= '' and int(now + tonumber(string.sub(keep_for, 2))) or '0') .. ' ' .. id
     owners[key] = held
-    call('HSET', keys, key, held)
-    call('ZREM', ensure(P .. 'outlived', 'zset'), key)
+    ours('HSET', P .. 'keys', key, held)
+    ours('ZREM', P .. 'outlived', key)
 end
 
-local function append(groups, queue, level, id)
-    local levels = groups[queue] or {}
-    groups[queue] = levels
-    local ids = levels[level] or {}
-    levels[level] = ids
-    ids[#ids + 1] = id
+local function due_of(when) -- eligible time, and whether that is to come
+    local run_at = number(string.sub(when, 2))
+    if string.sub(when, 1, 1) == '+' then
+        run_at = now + run_at
+    end
+    if run_at > now then
+        return int(run_at), true
+    end
+    return NOW, false
 end
-
-local created = {} -- how many, by state and kind
 
 local function create(id, kind, when, payload, key, options)
-    local run_at, state = now, 'queued'
+    local due, later = NOW, false
     if when ~= '' then
-        local span = number(string.sub(when, 2))
-        run_at = math.max(now, string.sub(when, 1, 1) == '+' and now + span or span)
-        state = run_at > now and 'scheduled' or 'queued'
+        due, later = due_of(when)
     end
     seq = seq + 1
     made[id] = true
-    local known, text = kind_of(kind), int(seq)
-    local due = run_at == now and NOW or int(run_at)
-    local fields = { 'state', state, 'kind', kind, 'dueTime', due, 'seq', text }
-    if state == 'scheduled' then
-        fields[9], fields[10] = 'created', NOW
-        delayed[known.queue] = delayed[known.queue] or {}
-        local entries = delayed[known.queue]
+    if later then
+        local entries = delayed[kind.queue] or {}
+        delayed[kind.queue] = entries
         entries[#entries + 1] = due
         entries[#entries + 1] = id
+        kind.scheduled = kind.scheduled + 1
     else
-        append(lists, known.queue, known.level, id)
+        kind.list[#kind.list + 1] = id
+        kind.queued = kind.queued + 1
     end
-    pieces(fields, 'payload', payload, whole)
-    if options ~= '' then
-        pieces(fields, 'options', string.sub(options, 2))
+    if not later and not key and options == '' and #payload <= CHUNK then
+        call('HSET', JOB .. id, 'state', 'queued', 'kind', kind.text, 'dueTime', due, 'seq', seq, 'payload', payload)
+    else
+        local fields = { 'state', later and 'scheduled' or 'queued', 'kind', kind.text, 'dueTime', due, 'seq', seq }
+        if later then
+            fields[9], fields[10] = 'created', NOW
+        end
+        pieces(fields, 'payload', payload, whole)
+        if options ~= '' then
+            pieces(fields, 'options', string.sub(options, 2))
+        end
+        if key then
+            fields[#fields + 1] = 'key'
+            fields[#fields + 1] = key
+        end
+        call('HSET', JOB .. id, unpack(fields))
     end
-    if key then
-        fields[#fields + 1] = 'key'
-        fields[#fields + 1] = key
-    end
-    call('HSET', JOB .. id, unpack(fields))
     local chunk = math.floor(seq / INDEXED)
-    local entries = indexes[chunk] or {}
-    indexes[chunk] = entries
-    entries[#entries + 1] = text
+    local entries = indexes[chunk]
+    if not entries then
+        entries = {}
+        indexes[chunk] = entries
+    end
+    entries[#entries + 1] = seq
     entries[#entries + 1] = id
-    created[state] = created[state] or {}
-    created[state][kind] = (created[state][kind] or 0) + 1
 end
 
 while at <= #ARGV do
-    local id, kind, when, payload = ARGV[at], ARGV[first_kind + tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 3]
+    local id, kind, when, payload = ARGV[at], kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 3]
     local key, keep_for, options = nil, '', ''
     if ARGV[at + 4] == 'x' then
         key = ARGV[at + 5] ~= '' and string.sub(ARGV[at + 5], 2) or nil
@@ -107,30 +122,31 @@ while at <= #ARGV do
     end
 end
 
-for queue, levels in pairs(lists) do
-    call('ZADD', ensure(P .. 'queues', 'zset'), 0, queue)
-    for level, ids in pairs(levels) do
-        if level ~= '0' then
-            call('ZADD', levels_of(queue), -number(level), level)
+for key, list in pairs(lists) do
+    if #list > 0 then
+        ours('ZADD', P .. 'queues', 0, list.queue)
+        if list.level ~= '0' then
+            ours('ZADD', levels_of(list.queue), -number(list.level), list.level)
         end
-        call('RPUSH', ready_of(queue, level), unpack(ids))
+        ours('RPUSH', key, unpack(list))
     end
 end
 for queue, entries in pairs(delayed) do
-    call('ZADD', schedule_of(queue), unpack(entries))
+    ours('ZADD', schedule_of(queue), unpack(entries))
     rescheduled[queue] = true
 end
 for chunk, entries in pairs(indexes) do
-    call('HSET', ensure(P .. 'index:' .. int(chunk), 'hash'), unpack(entries))
-    call('ZADD', ensure(P .. 'chunks', 'zset'), int(chunk), int(chunk))
+    ours('HSET', P .. 'index:' .. int(chunk), unpack(entries))
+    ours('ZADD', P .. 'chunks', chunk, chunk)
 end
-for state, number_of in pairs(created) do
-    for kind, by in pairs(number_of) do
-        count(kind_of(kind).queue, state, by)
-        tell('queue:' .. kind_of(kind).queue)
+for _, kind in ipairs(kinds_here) do
+    if kind.queued + kind.scheduled > 0 then
+        count(kind.queue, 'queued', kind.queued)
+        count(kind.queue, 'scheduled', kind.scheduled)
+        tell('queue:' .. kind.queue)
     end
 end
-if next(made) then
+if seq > first then
     call('SET', P .. 'seq', int(seq))
 end
 finish()

@@ -2,52 +2,69 @@
 local worker, until_ = ARGV[3], int(now + tonumber(ARGV[4]))
 local taken, leases, started = {}, {}, {}
 
-local FIELDS = { 'state', 'kind', 'claims', 'attempts', 'losses', 'dueTime', 'created', 'payload', 'options', 'seq' }
+local FIELDS = {
+    'state', 'kind', 'claims', 'attempts', 'losses', 'dueTime', 'created', 'payload', 'options', 'seq', 'pickupTime',
+}
 
 -- A hash somebody wrote by hand becomes a job: what it does not say is made up.
 local function adopt(id, queue)
     local v = read(id, 'payload', 'task', 'dueTime')
     local task = v and (v[2] or ARGV[5] ~= '' and ARGV[5])
     if not task or not v[1] then
-        odd.orphans = odd.orphans + 1
+        met('orphans')
         return nil
     end
-    local seq = call('INCR', ensure(P .. 'seq', 'string'))
+    local seq = ours('INCR', P .. 'seq')
     local due = number(v[3]) > 0 and number(v[3]) <= now and string.match(v[3], '^%d+$') and v[3] or NOW
     call('HSET', JOB .. id, 'state', 'queued', 'kind', '0 5 ' .. queue .. '\n' .. task, 'dueTime', due, 'created', NOW, 'seq', seq)
-    call('HSET', ensure(index_of(seq), 'hash'), seq, id)
-    call('ZADD', ensure(P .. 'chunks', 'zset'), int(math.floor(seq / INDEXED)), int(math.floor(seq / INDEXED)))
+    ours('HSET', index_of(seq), seq, id)
+    ours('ZADD', P .. 'chunks', math.floor(seq / INDEXED), math.floor(seq / INDEXED))
     count(queue, 'queued', 1)
     return read(id, unpack(FIELDS))
 end
 
-local function take(id, v)
-    local claims = v[3] and int(number(v[3]) + 1) or '1'
-    local attempts = v[4] and int(number(v[4]) + 1) or '1'
-    call('HSET', JOB .. id, 'state', 'running', 'claims', claims, 'attempts', attempts, 'worker', worker, 'pickupTime', NOW)
-    local payload, options = v[8], v[9]
-    if payload and #payload == CHUNK then
-        payload = joined(id, 'payload', payload)
-    end
-    if options and #options == CHUNK then
-        options = joined(id, 'options', options)
-    end
-    local number_of = #leases
-    leases[number_of + 1] = until_
-    leases[number_of + 2] = id
-    taken[#taken + 1] = { id, v[2], payload, claims, attempts, v[5], v[6], v[7], options }
-    if v[1] == 'queued' then
-        started[v[2]] = (started[v[2]] or 0) + 1
+local function lease(id, kind, state)
+    local n = #leases
+    leases[n + 1] = until_
+    leases[n + 2] = id
+    if state == 'queued' then
+        started[kind] = (started[kind] or 0) + 1
     else
-        local known = kind_of(v[2])
-        count(known.queue, v[1], -1)
+        local known = kind_of(kind)
+        count(known.queue, state, -1)
         count(known.queue, 'running', 1)
     end
 end
 
+-- Answers what a claim delivers of a job: id, kind, payload and eligible time; where there is more to say, also when it was
+-- created, options, claims, attempts and losses. What was never claimed before needs neither its claims nor its attempts
+-- written: that it was picked up says that there is one of each.
+local function take_first(id, state, kind, payload, due, created, options)
+    call('HSET', JOB .. id, 'state', 'running', 'worker', worker, 'pickupTime', NOW)
+    payload = joined(id, 'payload', payload)
+    if created or options then
+        taken[#taken + 1] = { id, kind, payload, due, created, joined(id, 'options', options), '1', '1', false }
+    else
+        taken[#taken + 1] = { id, kind, payload, due }
+    end
+    lease(id, kind, state)
+end
+
+local function take(id, v)
+    if not v[3] and not v[11] then
+        return take_first(id, v[1], v[2], v[8], v[6], v[7], v[9])
+    end
+    local before_now = claims_of(v[3], v[11])
+    local claims, attempts = int(number(before_now) + 1), int(number(v[4] or before_now) + 1)
+    call('HSET', JOB .. id, 'state', 'running', 'claims', claims, 'attempts', attempts, 'worker', worker, 'pickupTime', NOW)
+    local payload, options = joined(id, 'payload', v[8]), joined(id, 'options', v[9])
+    taken[#taken + 1] = { id, v[2], payload, v[6], v[7], options, claims, attempts, v[5] }
+    lease(id, v[2], v[1])
+end
+
 local function paused_queues()
     local paused = {}
-    for _, queue in ipairs(call('SMEMBERS', ensure(P .. 'paused', 'set'))) do
+    for _, queue in ipairs(ours('SMEMBERS', P .. 'paused')) do
         paused[queue] = true
     end
     return paused
@@ -55,7 +72,7 @@ end
 
 local function lease_taken()
     if #leases > 0 then
-        call('ZADD', ensure(LEASES, 'zset'), unpack(leases))
+        ours('ZADD', LEASES, unpack(leases))
     end
     for kind, number_of in pairs(started) do
         local known = kind_of(kind)

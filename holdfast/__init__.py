@@ -16,7 +16,6 @@ from holdfast.config import Settings
 from holdfast.errors import (
     ConfigError,
     Conflict,
-    Dead,
     ForkedConnection,
     HoldfastError,
     Invalid,
@@ -26,14 +25,13 @@ from holdfast.errors import (
     LeaseLost,
     NotFound,
     ResultTimeout,
-    RetryAfter,
-    Snooze,
     StoreMismatch,
     TooLarge,
     Unavailable,
 )
 from holdfast.job import Job, JobFilter, JobState
 from holdfast.retry import Retry
+from holdfast.signals import Dead, RetryAfter, Snooze
 from holdfast.task import Context, current_job, provided
 
 __all__ = [

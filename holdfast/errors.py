@@ -15,15 +15,10 @@ HoldfastError                exit 1    HTTP 500   something went wrong in Holdfa
     ├── JobCancelled                              the job was cancelled
     └── ResultTimeout                             the job has not ended in time (also a TimeoutError)
 
-HandlerSignal                                     raised *by* a handler to say how its attempt ends
-├── RetryAfter(delay)                             failed; retry after exactly this delay
-├── Snooze(delay)                                 not a failure: run again later, the attempt is given back
-└── Dead(reason)                                  failed for good: no further attempt
+What a handler raises to say how its attempt ends stands in `signals.py`.
 """
 
 from __future__ import annotations
-
-from datetime import timedelta
 
 _SHOWN = 64
 
@@ -32,18 +27,6 @@ def shown(value: object) -> str:
     """``value`` as an error message may show it: quoted, one line, at most 64 characters."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-
-
-def as_timedelta(delay: float | timedelta, field: str = "delay") -> timedelta:
-    """``delay`` (seconds or a timedelta) as a timedelta; Invalid when negative, not finite or over 175 years."""
-    limit = timedelta(days=175 * 366)
-    try:
-        span = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
-    except (TypeError, ValueError, OverflowError):
-        raise Invalid(field, delay, "give seconds as a number, or a timedelta") from None
-    if isinstance(delay, bool) or not timedelta(0) <= span <= limit:
-        raise Invalid(field, delay, "give between 0 seconds and 175 years")
-    return span
 
 
 class HoldfastError(Exception):
@@ -129,30 +112,3 @@ class JobCancelled(JobOutcome):
 
 class ResultTimeout(JobOutcome, TimeoutError):
     """The job had not ended when the wait for its result was over. The job goes on."""
-
-
-class HandlerSignal(Exception):
-    """What a handler raises to say how its attempt ends."""
-
-
-class RetryAfter(HandlerSignal):
-    """The attempt failed; try again after ``delay`` (seconds or timedelta), whatever the policy says.
-
-    The budget still counts: on the last attempt the job is dead.
-    """
-
-    def __init__(self, delay: float | timedelta, message: str = "") -> None:
-        self.delay = as_timedelta(delay)
-        super().__init__(message or f"retry after {self.delay}")
-
-
-class Snooze(HandlerSignal):
-    """Not a failure: run the job again after ``delay`` (seconds or timedelta). The attempt is given back."""
-
-    def __init__(self, delay: float | timedelta) -> None:
-        self.delay = as_timedelta(delay)
-        super().__init__(f"snoozed for {self.delay}")
-
-
-class Dead(HandlerSignal):
-    """The job cannot succeed: it is dead at once, with this message, however many attempts are left."""

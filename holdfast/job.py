@@ -102,6 +102,11 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key: str | None = None
     cancelling: bool = False  # running, and asked to stop
 
+    def __repr__(self) -> str:
+        """What is known of it, instants as people write them."""
+        known = [(name, getattr(self, name)) for name in self.__struct_fields__]
+        return f"Job({', '.join(_field(name, value) for name, value in known if value is not None)})"
+
     @property
     def lease(self) -> Lease:
         return Lease(self.id, self.claims)
@@ -325,6 +330,16 @@ class Finding(msgspec.Struct, frozen=True):
     level: str  # "ok", "warning", "error"
     text: str
     remedy: str = ""
+
+
+def _field(name: str, value: Any) -> str:
+    """A field as a repr shows it."""
+    if name.endswith("_us"):
+        try:
+            return f"{name.removesuffix('_us')}={instant(value).isoformat().replace('+00:00', 'Z')}"
+        except OverflowError:  # another program's
+            return f"{name}={value}"
+    return f"{name}={str(value)!r}" if isinstance(value, StrEnum) else f"{name}={value!r}"
 
 
 def instant(us: int) -> datetime:

@@ -238,7 +238,8 @@ def _spread(jitter: object) -> tuple[float, float, float]:
 def _number(field: str, value: object, least: float, most: float) -> float:
     """``value`` if it is a number within the bounds; NaN is in none."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise Invalid(field, value, f"give a number from {least:g} to {_plain(most)}")
+        spans = "; exponential(), fixed() and listed() take spans too" if isinstance(value, str | timedelta) else ""
+        raise Invalid(field, value, f"give a number from {least:g} to {_plain(most)}{spans}")
     return value
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, ParamSpec, TypeVar
 
-from holdfast.errors import Invalid, TooLarge, as_timedelta
+from holdfast.errors import Invalid, TooLarge
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,6 +30,8 @@ TAGS_LIMIT = 100
 METADATA_LIMIT = 16 * 1024
 """Bytes of a job's metadata as JSON."""
 TIMEOUT_LIMIT = timedelta(days=30)
+LONGEST = timedelta(days=175 * 366)
+"""No span is longer: the instant after it is one that every store can keep."""
 FIRST_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
 LAST_INSTANT = datetime(2199, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 
@@ -170,15 +172,20 @@ def _as_datetime(value: object) -> datetime | None:
 
 
 def parse_duration(value: object, field: str = "duration") -> timedelta:
-    """A span: a number of seconds, ``"30s"``, ``"500ms"``, ``"5m"``, ``"2h"``, ``"7d"``, or a timedelta."""
-    if isinstance(value, str):
-        match = _DURATION.fullmatch(value.strip())
-        if match is None:
-            raise Invalid(field, value, 'write a number of seconds, or a span such as "30s", "5m", "2h" or "7d"')
-        return as_timedelta(float(match[1]) * _UNITS[match[2] or "s"].total_seconds(), field)
-    if isinstance(value, timedelta | int | float) and not isinstance(value, bool):
-        return as_timedelta(value, field)
-    raise Invalid(field, value, 'write a number of seconds, or a span such as "30s", "5m", "2h" or "7d"')
+    """A span: a number of seconds, ``"30s"``, ``"500ms"``, ``"5m"``, ``"2h"``, ``"7d"``, or a timedelta; up to 175
+    years."""
+    number = value
+    if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+        number = float(match[1]) * _UNITS[match[2] or "s"].total_seconds()
+    if not isinstance(number, timedelta | int | float) or isinstance(number, bool):
+        raise Invalid(field, value, 'write a number of seconds, or a span such as "30s", "5m", "2h" or "7d"')
+    try:
+        span = number if isinstance(number, timedelta) else timedelta(seconds=number)
+    except (ValueError, OverflowError):  # no number, or beyond all bounds
+        span = None
+    if span is None or not timedelta(0) <= span <= LONGEST:
+        raise Invalid(field, value, "give between 0 seconds and 175 years")
+    return span
 
 
 def check_span(value: object, field: str) -> timedelta:

@@ -10,9 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from holdfast.errors import Dead, Invalid, RetryAfter, Snooze
+from holdfast.errors import Invalid
 from holdfast.job import Reason
 from holdfast.lifecycle import ERROR_LIMIT, Failed, Outcome, Snoozed, Succeeded
+from holdfast.signals import Dead, RetryAfter, Snooze
 from holdfast.task import RESULT_LIMIT, Task, encode_result
 
 TRACEBACK_LIMIT = 16 * 1024

@@ -145,9 +145,8 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
                 remedy = "where programs are allowed by name, so are the variables a payload sets: command_environment"
                 raise Invalid("env", name, remedy)
             if _DANGEROUS.fullmatch(name) and name not in self.environment:
-                raise Invalid(
-                    "env", name, "this name changes which code runs; allow it in the settings if that is meant"
-                )
+                remedy = "if that is meant, name it in command_environment, in the settings here and of the workers"
+                raise Invalid("env", name, remedy, "changes which code runs")
             _check_texts(f"env.{name}", [value])
 
 

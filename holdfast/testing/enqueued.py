@@ -10,10 +10,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from holdfast.app import BoundTask, Holdfast
-from holdfast.errors import HoldfastError, as_timedelta
+from holdfast.errors import HoldfastError
 from holdfast.job import Job, JobFilter, JobState
 from holdfast.task import encode_payload
 from holdfast.testing.places import is_lent
+from holdfast.values import check_span
 
 _NEAR = timedelta(seconds=1)  # what a delay may differ by: a test computes its instants a little earlier
 _SHOWN = 10
@@ -25,7 +26,7 @@ def enqueued(
     task: str | BoundTask[..., Any] | None = None,
     args: Mapping[str, Any] | None = None,
     queue: str | None = None,
-    delay: float | timedelta | None = None,
+    delay: float | timedelta | str | None = None,
     run_at: datetime | None = None,
     key: str | None = None,
     priority: int | None = None,
@@ -33,9 +34,9 @@ def enqueued(
 ) -> list[Job]:
     """The jobs that were enqueued and match, oldest first, whatever has become of them.
 
-    args: some of the arguments, with nested objects compared the same way. delay: seconds or timedelta from its
-    creation; run_at: an instant; both to the second. Works in async tests too, without await. HoldfastError where the
-    application is not under test: its jobs are real.
+    args: some of the arguments, with nested objects compared the same way. delay: seconds, a timedelta
+    or text from its creation; run_at: an instant; both to the second. Works in async tests too, without await.
+    HoldfastError where the application is not under test: its jobs are real.
     """
     if not is_lent(app):
         raise HoldfastError(
@@ -44,7 +45,7 @@ def enqueued(
         )
     wanted = None if args is None else json.loads(encode_payload(args))
     name = task.name if isinstance(task, BoundTask) else task
-    span = None if delay is None else as_timedelta(delay)
+    span = None if delay is None else check_span(delay, "delay")
     return [
         job
         for job in _all_jobs(app)

@@ -11,12 +11,13 @@ from typing import Any
 
 from holdfast.app import Holdfast
 from holdfast.clock import ManualClock
-from holdfast.errors import HoldfastError, as_timedelta
+from holdfast.errors import HoldfastError
 from holdfast.job import JobFilter, JobState, instant
 from holdfast.store import Store
 from holdfast.stores import open_store
 from holdfast.testing.places import lent
 from holdfast.testing.watched import Activity, Gate, watched
+from holdfast.values import check_span
 from holdfast.worker.shift import Run
 from holdfast.worker.worker import Worker
 
@@ -156,13 +157,13 @@ class Harness:
         """The instant it is for the store and for the workers."""
         return instant(self.clock())
 
-    async def run_until_idle(self, *, limit: float | timedelta = timedelta(days=400)) -> None:
+    async def run_until_idle(self, *, limit: float | timedelta | str = timedelta(days=400)) -> None:
         """Run what is due, and what falls due later at its own instant, until nothing is left to run.
 
         NotIdle after ``limit`` of manual time, and where only handlers are left that wait for something else.
         """
         with self._moving():
-            await self._run_until_idle(as_timedelta(limit, "limit"))
+            await self._run_until_idle(check_span(limit, "limit"))
 
     async def _run_until_idle(self, limit: timedelta) -> None:
         deadline = self.clock.monotonic() + limit.total_seconds()
@@ -183,10 +184,11 @@ class Harness:
                 raise NotIdle(f"a handler waits for something that no time will bring: {await self._left()}")
             self.clock.advance(pause)
 
-    async def advance(self, span: float | timedelta) -> None:
-        """Move time by ``span`` (seconds or a timedelta); what falls due in between runs at its own instant."""
+    async def advance(self, span: float | timedelta | str) -> None:
+        """Move time by ``span`` (seconds, a timedelta or text such as ``5m``); what falls due in between runs
+        at its own instant."""
         with self._moving():
-            await self._advance(as_timedelta(span, "span"))
+            await self._advance(check_span(span, "span"))
 
     async def _advance(self, span: timedelta) -> None:
         target = self.clock() + round(span.total_seconds() * 1e6)

@@ -12,8 +12,9 @@ import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.app.submitter import Submitter
-from holdfast.errors import HandlerSignal, JobFailed
+from holdfast.errors import JobFailed
 from holdfast.job import Job, JobState, NewJob, Submitted
+from holdfast.signals import HandlerSignal
 from holdfast.store import EVERY_QUEUE
 from holdfast.task import Context
 from holdfast.testing.places import lent

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import Dead, RetryAfter, Snooze
+from holdfast.signals import Dead, RetryAfter, Snooze
 from holdfast.task import Context, Registry, Task, current_job
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import Dead, Invalid, RetryAfter, Snooze
+from holdfast.errors import Invalid
 from holdfast.executors.coroutine import drive
 from holdfast.executors.outcome import (
     TRACEBACK_LIMIT,
@@ -22,6 +22,7 @@ from holdfast.executors.outcome import (
 )
 from holdfast.job import Reason
 from holdfast.lifecycle import ERROR_LIMIT, Failed, Snoozed, Succeeded
+from holdfast.signals import Dead, RetryAfter, Snooze
 from holdfast.task import Task
 
 
@@ -61,6 +62,14 @@ def test_the_signals_of_a_handler() -> None:
     assert failed(RetryAfter(7, "busy")).retryable
     dead = failed(Dead("bad card"))
     assert (dead.error, dead.reason, dead.retryable) == ("Dead: bad card", Reason.NON_RETRYABLE, False)
+
+
+def test_a_handler_says_its_delay_as_everything_else_says_spans() -> None:
+    assert failed(RetryAfter("5m")).delay == failed(RetryAfter(timedelta(minutes=5))).delay == timedelta(seconds=300)
+    assert outcome_of(caught(Snooze("1h")), None) == Snoozed(timedelta(hours=1))
+    for signal in (RetryAfter, Snooze):
+        with pytest.raises(Invalid, match="delay: '5' is not valid; give seconds as a number, a timedelta, or text"):
+            signal("5")
 
 
 def test_the_task_says_which_errors_are_final() -> None:

@@ -153,6 +153,16 @@ def test_a_job_reads_its_instants_its_lease_and_its_options() -> None:
     assert (JOB.carried, ended.carried) == (PLAIN, Options(timeout=4))
 
 
+def test_a_job_shows_its_instants_as_people_write_them() -> None:
+    job = Job("a", "work", "default", "{}", 0, 0, 5, 0, 0, 1_000_000, 1_500_000, state=JobState.QUEUED)
+    assert repr(job) == (
+        "Job(id='a', task='work', queue='default', payload='{}', claims=0, attempts=0, max_attempts=5, priority=0, "
+        "losses=0, run_at=1970-01-01T00:00:01Z, created_at=1970-01-01T00:00:01.500000Z, state='queued', "
+        "cancelling=False)"
+    )
+    assert "run_at_us=9223372036854775807" in repr(msgspec.structs.replace(job, run_at_us=(1 << 63) - 1))
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -6,6 +6,7 @@ import inspect
 import time
 from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +15,9 @@ from holdfast.store import Store
 
 STARTS: list[tuple[int, float, float]] = []
 """Of each ``stamp`` job in this process: its number, and the monotonic and the wall clock when its handler started."""
+
+
+_accepted = attrgetter("accepted")
 
 
 class Meter:
@@ -31,7 +35,7 @@ class Meter:
         if verb == "claim" and answer.jobs:
             self.claims.append(time.monotonic() - started)
         elif verb == "settle":
-            self.settled += sum(each.accepted for each in answer)
+            self.settled += sum(map(_accepted, answer))
             self.settled_at = time.monotonic()
             self.cpu_then = time.process_time()
 

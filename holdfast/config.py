@@ -70,13 +70,7 @@ class Setting(Generic[T]):
     @overload
     def __get__(self, settings: Settings, owner: type) -> T: ...
     def __get__(self, settings: Settings | None, owner: type) -> Setting[T] | T:
-        if settings is None:
-            return self
-        value: T = settings._loaded.values[self.name]
-        return value
-
-    def __set__(self, settings: Settings, value: object) -> NoReturn:
-        raise AttributeError(f"settings are frozen: {self.name} cannot be set")
+        return self  # to the class; a Settings has its values in its own dictionary, which is looked at first
 
     @property
     def variable(self) -> str:
@@ -116,7 +110,7 @@ class Said(NamedTuple):
 class Settings:
     """What the whole program runs by. Made by ``load``; frozen."""
 
-    __slots__ = ("_loaded",)
+    __slots__ = ("__dict__", "_loaded")
     _loaded: Loaded
 
     url = Setting(
@@ -209,6 +203,7 @@ class Settings:
 
     def __init__(self, loaded: Loaded) -> None:
         object.__setattr__(self, "_loaded", loaded)
+        self.__dict__.update(loaded.values)  # each job asks for several: as attributes they cost no call
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"settings are frozen: {name} cannot be set")

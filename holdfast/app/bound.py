@@ -128,19 +128,8 @@ class Prepared(Generic[P, R]):
             draft = with_defaults(self._draft, self._task)
             self._template = template = draft_job(self._task.name, payload, draft, self._app.settings)
             return template
-        return NewJob(
-            id=new_id() if self._draft.id is None else template.id,
-            task=template.task,
-            payload=payload,
-            queue=template.queue,
-            priority=template.priority,
-            delay=template.delay,
-            run_at_us=template.run_at_us,
-            max_attempts=template.max_attempts,
-            key=template.key,
-            key_for=template.key_for,
-            options=template.options,
-        )
+        fresh = new_id() if self._draft.id is None else template.id
+        return msgspec.structs.replace(template, id=fresh, payload=payload)
 
     @awaited
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:

@@ -121,9 +121,10 @@ class Calls:
         if injected:
             arguments |= injected
         if task.executor == "async" and not self._app.middlewares:
-            if task.needs_context:
-                return task.entry(context, **arguments)  # type: ignore[no-any-return]  # an async def gives one
-            return task.entry(**arguments)  # type: ignore[no-any-return]  # as above
+            signature = task.prepare()
+            if signature.needs_context:
+                return signature.entry(context, **arguments)  # type: ignore[no-any-return]  # an async def gives one
+            return signature.entry(**arguments)  # type: ignore[no-any-return]  # as above
         return self.around(context, functools.partial(self._handler, task, context, arguments))
 
     async def around(self, context: Context, handler: Callable[[], Awaitable[Any]]) -> Any:

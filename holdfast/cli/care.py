@@ -11,10 +11,11 @@ import click
 from holdfast import Holdfast, Settings
 from holdfast.cli.base import command
 from holdfast.cli.choosing import now_us
-from holdfast.cli.documents import finding_document
 from holdfast.cli.session import Session, missing_database, opened, store_of
-from holdfast.cli.show import Column, many, print_json, print_table, safe, span, timestamp
-from holdfast.cli.why import serves
+from holdfast.cli.show import Column, print_json, print_table
+from holdfast.desk.documents import finding_document
+from holdfast.desk.why import serves
+from holdfast.desk.words import many, safe, span, timestamp
 from holdfast.errors import ConfigError
 from holdfast.job import Finding, QueueInfo, WorkerInfo, microseconds
 from holdfast.values import parse_instant

@@ -3,69 +3,20 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import click
-import msgspec
 
 from holdfast import Holdfast, JobFilter, JobState
 from holdfast.cli.completing import task_names
-from holdfast.errors import Invalid
-from holdfast.job import Operated, Reason, instant
-from holdfast.values import check_name, check_tag, check_task_name, parse_duration, parse_instant
+from holdfast.desk.choosing import Filters
+from holdfast.job import Operated, Reason
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 Operation = Callable[[JobFilter], Operated]
-
-
-class Filters(msgspec.Struct, frozen=True, kw_only=True):
-    """The filter options of one call, as given."""
-
-    state: tuple[str, ...] = ()
-    queue: str | None = None
-    task: tuple[str, ...] = ()
-    tag: str | None = None
-    reason: str | None = None
-    worker: str | None = None
-    error: str | None = None
-    since: str | None = None
-    until: str | None = None
-
-    @property
-    def given(self) -> bool:
-        """Whether any was given."""
-        return self != Filters()
-
-    def build(self, app: Holdfast, states: tuple[JobState, ...] = ()) -> JobFilter:
-        """The filter; ``states`` where no ``--state`` was given. Invalid names the option that is wrong."""
-        asked = tuple(JobState(name) for name in self.state)
-        return JobFilter(
-            states=asked or states,
-            queue=None if self.queue is None else check_name("queue", self.queue),
-            tasks=tuple(check_task_name(name) for name in self.task),
-            tag=None if self.tag is None else check_tag(self.tag),
-            reason=self.reason,
-            worker=self.worker,
-            error=self.error,
-            created_after=_instant(app, "since", self.since),
-            created_before=_instant(app, "until", self.until),
-        )
-
-
-def _instant(app: Holdfast, field: str, text: str | None) -> datetime | None:
-    """An instant, or how long ago; by the store's clock, which is the one the jobs were dated with."""
-    if text is None:
-        return None
-    if re.match(r"\d{4}-", text):
-        return parse_instant(text, field)
-    try:
-        return instant(now_us(app)) - parse_duration(text, field)
-    except Invalid:
-        raise Invalid(field, text, 'give how long ago ("2h", "7d") or an instant ("2030-01-31T08:00:00Z")') from None
 
 
 def now_us(app: Holdfast) -> int:

@@ -10,8 +10,9 @@ from holdfast import Settings
 from holdfast.cli.base import group
 from holdfast.cli.completing import setting_names, setting_values
 from holdfast.cli.session import Session
-from holdfast.cli.show import Column, note, print_json, print_table, safe
+from holdfast.cli.show import Column, note, print_json, print_table
 from holdfast.config import SETTINGS, Entry, file_for, set_value
+from holdfast.desk.words import safe
 
 _COLUMNS = [Column("SETTING", "id"), Column("VALUE", "text"), Column("FROM"), Column("MEANING", "text", spare=True)]
 

@@ -15,7 +15,8 @@ import click
 from holdfast import Holdfast
 from holdfast.cli.base import command
 from holdfast.cli.session import Session
-from holdfast.cli.show import note, safe
+from holdfast.cli.show import note
+from holdfast.desk.words import safe
 from holdfast.errors import ConfigError
 
 _LOOK = 0.5  # seconds between looks at the files

@@ -6,10 +6,12 @@ import click
 
 from holdfast import JobState
 from holdfast.cli.base import group
-from holdfast.cli.choosing import Filters, filter_options, now_us
+from holdfast.cli.choosing import filter_options, now_us
 from holdfast.cli.look import print_page, print_story
-from holdfast.cli.operate import Deed, carry_out, replay_jobs, selection
+from holdfast.cli.operate import carry_out, replay_jobs, selection
 from holdfast.cli.session import Session
+from holdfast.desk.choosing import Filters
+from holdfast.desk.deeds import Deed
 from holdfast.errors import Conflict
 
 _DEAD = (JobState.DEAD,)

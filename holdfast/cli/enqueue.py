@@ -11,9 +11,8 @@ import click
 
 from holdfast.cli.base import command
 from holdfast.cli.completing import task_names
-from holdfast.cli.documents import job_document
 from holdfast.cli.session import Session
-from holdfast.cli.show import print_json, safe
+from holdfast.cli.show import print_json
 from holdfast.cli.stream import enqueue_stream
 from holdfast.cli.submitting import (
     await_end,
@@ -24,6 +23,8 @@ from holdfast.cli.submitting import (
     submit_one,
     wait_options,
 )
+from holdfast.desk.documents import job_document, plain
+from holdfast.desk.words import safe
 from holdfast.errors import Invalid
 
 
@@ -94,7 +95,7 @@ def _enqueue_one(
         code = await_end(app, handle, limit)
         ended = app.sync.get(handle.id)
         if session.json:
-            print_json(job_document(ended) | {"created": handle.created})
+            print_json(plain(job_document(ended)) | {"created": handle.created})
         elif code == 0:
             click.echo(safe(ended.result or "null"))
         return code

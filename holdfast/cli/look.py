@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import click
 
 from holdfast import Holdfast, JobState
 from holdfast.cli.base import command
-from holdfast.cli.choosing import Filters, ago, filter_options, now_us
-from holdfast.cli.documents import attempt_document, job_document, queue_document, worker_document, worker_state
+from holdfast.cli.choosing import ago, filter_options, now_us
 from holdfast.cli.session import Session, store_of
-from holdfast.cli.show import (
-    Column,
-    block,
-    clip,
-    heading,
-    moment,
-    note,
-    pretty_json,
-    print_facts,
-    print_json,
-    print_table,
-    safe,
-    span,
-)
+from holdfast.cli.show import Column, block, heading, note, pretty_json, print_facts, print_json, print_table
+from holdfast.desk.choosing import Filters
+from holdfast.desk.documents import attempt_document, job_document, plain, status_document, worker_state
+from holdfast.desk.words import clip, moment, safe, span
 from holdfast.job import Attempt, Job, QueueInfo, WorkerInfo, as_ulid
 
 QUEUE_COLUMNS = [
@@ -74,19 +62,6 @@ def status(session: Session) -> None:
     print_table(QUEUE_COLUMNS, queue_rows(queues), empty="no jobs")
     click.echo()
     print_table(WORKER_COLUMNS, worker_rows(workers, now), empty="no workers: start one with `holdfast worker start`")
-
-
-def status_document(store: str, queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> dict[str, Any]:
-    """What ``status --json`` prints."""
-    totals: Counter[str] = Counter()
-    for each in queues:
-        totals.update(each.states)
-    return {
-        "store": store,
-        "queues": [queue_document(each) for each in queues],
-        "totals": {state.value: totals[state.value] for state in JobState},
-        "workers": [worker_document(each) for each in workers],
-    }
 
 
 def queue_rows(queues: Iterable[QueueInfo]) -> list[list[object]]:
@@ -147,7 +122,7 @@ def print_page(
     states: tuple[JobState, ...] = (),
 ) -> None:
     """One page of the jobs that match."""
-    page = app.sync.find(filters.build(app, states), limit=limit, cursor=cursor)
+    page = app.sync.find(app.block(filters.build(app, states)), limit=limit, cursor=cursor)
     if session.json:
         print_json({"jobs": [job_document(job) for job in page.jobs], "cursor": page.cursor})
         return
@@ -193,7 +168,7 @@ def show_job(session: Session, *, job_id: str) -> None:
 def print_story(session: Session, job: Job, attempts: Sequence[Attempt], now: int) -> None:
     """Everything about one job."""
     if session.json:
-        document = job_document(job) | {"ulid": as_ulid(job.id)}
+        document = plain(job_document(job)) | {"ulid": as_ulid(job.id)}
         print_json(document | {"history": [attempt_document(each) for each in attempts]})
         return
     print_facts(_facts(job, now))

@@ -6,29 +6,21 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import click
-import msgspec
 
-from holdfast import Holdfast, JobFilter, JobState
+from holdfast import Holdfast, JobState
 from holdfast.cli.base import command
-from holdfast.cli.choosing import Filters, check_choice, filter_options, operate_on_all
-from holdfast.cli.documents import operated_document
+from holdfast.cli.choosing import check_choice, filter_options, operate_on_all
 from holdfast.cli.session import Session
-from holdfast.cli.show import many, print_json
+from holdfast.cli.show import print_json
 from holdfast.cli.submitting import read_payload
+from holdfast.desk.choosing import Filters
+from holdfast.desk.deeds import CANCEL, DELETE, Deed, by_state, replaying
+from holdfast.desk.documents import operated_document, plain
+from holdfast.desk.words import many
 from holdfast.job import Operated
-from holdfast.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
+from holdfast.lifecycle import REPLAYABLE
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Deed(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done to jobs: how to do it, on which states, and how to say so."""
-
-    name: str  # of the operation of the application
-    done: str
-    legal: frozenset[JobState]
-    advice: str  # for those whose state does not allow it
-    options: dict[str, Any] = {}
 
 
 def selection(function: F) -> F:
@@ -51,8 +43,7 @@ def cancel(session: Session, *, ids: tuple[str, ...], filters: Filters, everythi
 
     Exits 1 if one of the ids could not be cancelled.
     """
-    deed = Deed(name="cancel", done="cancelled", legal=CANCELLABLE, advice="it has ended")
-    return carry_out(session, deed, ids, filters, everything=everything, dry_run=dry_run)
+    return carry_out(session, CANCEL, ids, filters, everything=everything, dry_run=dry_run)
 
 
 @command(
@@ -98,16 +89,8 @@ def replay_jobs(
     states: Collection[JobState] = REPLAYABLE,
 ) -> int:
     """``replay``, and ``dlq replay`` with fewer states."""
-    options: dict[str, Any] = {"force": force}
-    if payload is not None:
-        options["payload"] = read_payload(payload, session.settings().payload_limit)
-    deed = Deed(
-        name="replay",
-        done="queued again",
-        legal=frozenset(states) | ({JobState.SUCCEEDED} if force else set()),
-        advice="replay takes dead, failed and cancelled jobs, and with --force succeeded ones",
-        options=options,
-    )
+    edited = {} if payload is None else {"payload": read_payload(payload, session.settings().payload_limit)}
+    deed = replaying(force=force, states=states, **edited)
     return carry_out(session, deed, ids, filters, everything=everything, dry_run=dry_run)
 
 
@@ -123,8 +106,7 @@ def delete(session: Session, *, ids: tuple[str, ...], filters: Filters, everythi
 
     Exits 1 if one of the ids could not be deleted.
     """
-    deed = Deed(name="delete", done="deleted", legal=DELETABLE, advice="it is running: cancel it first")
-    return carry_out(session, deed, ids, filters, everything=everything, dry_run=dry_run)
+    return carry_out(session, DELETE, ids, filters, everything=everything, dry_run=dry_run)
 
 
 def carry_out(
@@ -140,23 +122,16 @@ def carry_out(
         if ids:
             operated = operation(list(ids), limit=len(ids), **deed.options)
         else:
-            wheres = by_state(filters.build(app), deed.legal)
+            wheres = by_state(app.block(filters.build(app)), deed.legal)
             operated = operate_on_all(lambda where: operation(where, **deed.options), wheres)
         return print_operated(session, operated, deed)
-
-
-def by_state(where: JobFilter, legal: Collection[JobState]) -> list[JobFilter]:
-    """The filter once for each state it asks for that the operation takes; what runs comes last."""
-    asked = [state for state in JobState if state in legal and (not where.states or state in where.states)]
-    asked.sort(key=lambda state: state is JobState.RUNNING)
-    return [msgspec.structs.replace(where, states=(state,)) for state in asked]
 
 
 def _count(session: Session, app: Holdfast, deed: Deed, ids: tuple[str, ...], filters: Filters) -> int:
     if ids:
         number = sum(app.sync.get(each).state in deed.legal for each in ids)
     else:
-        number = sum(app.sync.count(where) for where in by_state(filters.build(app), deed.legal))
+        number = sum(app.sync.count(where) for where in by_state(app.block(filters.build(app)), deed.legal))
     if session.json:
         print_json({"dry_run": True, "count": number})
     else:
@@ -167,7 +142,7 @@ def _count(session: Session, app: Holdfast, deed: Deed, ids: tuple[str, ...], fi
 def print_operated(session: Session, operated: Operated, deed: Deed) -> int:
     """What was done; 1 if something was refused."""
     if session.json:
-        print_json({"dry_run": False, "count": len(operated.changed), **operated_document(operated)})
+        print_json({"dry_run": False, "count": len(operated.changed), **plain(operated_document(operated))})
     else:
         asked = sum(state is JobState.RUNNING for _, state in operated.changed)
         also = f", {asked} of them run and were asked to stop" if asked else ""

@@ -25,10 +25,11 @@ from holdfast.cli.queue import queue
 from holdfast.cli.retries import retry_schedule
 from holdfast.cli.run import run
 from holdfast.cli.session import Session
-from holdfast.cli.show import as_json, safe
+from holdfast.cli.show import as_json
 from holdfast.cli.watch import watch
 from holdfast.cli.why import why
 from holdfast.cli.worker import worker
+from holdfast.desk.words import safe
 from holdfast.errors import HoldfastError, Invalid
 
 INTERRUPTED = 130

@@ -7,11 +7,13 @@ import click
 from holdfast import JobFilter, JobState
 from holdfast.cli.base import group
 from holdfast.cli.choosing import operate_on_all
-from holdfast.cli.documents import queue_document
 from holdfast.cli.look import QUEUE_COLUMNS, queue_rows
-from holdfast.cli.operate import Deed, by_state, print_operated
+from holdfast.cli.operate import print_operated
 from holdfast.cli.session import Session
-from holdfast.cli.show import many, note, print_json, print_table
+from holdfast.cli.show import note, print_json, print_table
+from holdfast.desk.deeds import Deed, by_state
+from holdfast.desk.documents import queue_document
+from holdfast.desk.words import many
 from holdfast.values import check_name
 
 _NOT_RUN = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILED})

@@ -11,7 +11,8 @@ from holdfast import Retry
 from holdfast.cli.base import command
 from holdfast.cli.completing import task_names
 from holdfast.cli.session import Session
-from holdfast.cli.show import Column, note, print_json, print_table, span
+from holdfast.cli.show import Column, note, print_json, print_table
+from holdfast.desk.words import span
 from holdfast.errors import NotFound
 from holdfast.values import nearest
 

@@ -11,9 +11,8 @@ import click
 
 from holdfast import Holdfast
 from holdfast.cli.base import command
-from holdfast.cli.documents import job_document
 from holdfast.cli.session import Session
-from holdfast.cli.show import print_json, safe
+from holdfast.cli.show import print_json
 from holdfast.cli.submitting import (
     await_end,
     job_options,
@@ -23,6 +22,8 @@ from holdfast.cli.submitting import (
     submit_one,
     wait_options,
 )
+from holdfast.desk.documents import job_document, plain
+from holdfast.desk.words import safe
 from holdfast.errors import ConfigError, Invalid
 from holdfast.executors.policy import COMMAND
 from holdfast.job import Job, JobState
@@ -73,7 +74,7 @@ def run(
         await_end(app, handle, wait_for)
         ended = app.sync.get(handle.id)
         if session.json:
-            print_json(job_document(ended) | {"created": handle.created})
+            print_json(plain(job_document(ended)) | {"created": handle.created})
         else:
             _print_output(ended)
         return exit_code(ended)

@@ -6,12 +6,12 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from holdfast.job import instant
+from holdfast.desk.documents import plain
+from holdfast.desk.words import UNSAFE, safe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
 _WORD, _TEXT, _GAP = 20, 24, 3  # columns: the least of a word and of text, and between two of a table
 _WIDE = 4000  # columns of what is no terminal: nothing is cut or wrapped there
-# What moves a cursor, colours, reorders or hides text: a payload must not be able to do that to its reader.
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
-_NAMES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 STATE_STYLES: Mapping[str, str] = {
     "queued": "blue",
     "scheduled": "magenta",
@@ -51,50 +46,6 @@ class Column(NamedTuple):
     spare: bool = False
 
 
-# ── text ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def safe(text: object, *, lines: bool = False) -> str:
-    """``text`` with control, bidirectional and invisible characters written out; ``lines`` keeps line ends and tabs."""
-
-    def spell(found: re.Match[str]) -> str:
-        character = found.group()
-        if lines and character in "\n\t":
-            return character
-        code = ord(character)
-        return _NAMES.get(character) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
-
-    return _UNSAFE.sub(spell, str(text))
-
-
-def clip(text: str, limit: int = 120) -> str:
-    """The first line of ``text``, safe, at most ``limit`` characters."""
-    first = safe(text.strip().split("\n", 1)[0])
-    return first if len(first) <= limit else first[: limit - 1] + "…"
-
-
-def timestamp(us: int | None) -> str | None:
-    """Microseconds since 1970 as RFC 3339 in UTC; None stays None."""
-    return None if us is None else instant(us).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def moment(us: int | None) -> str:
-    """The same for people: to the second; ``-`` for none."""
-    return "-" if us is None else instant(us).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def span(length: timedelta | float) -> str:
-    """A span for people: its two largest units."""
-    seconds = length.total_seconds() if isinstance(length, timedelta) else length
-    if abs(seconds) < 10:
-        return f"{seconds:.3g}s"
-    sign, left = ("-" if seconds < 0 else ""), round(abs(seconds))
-    parts = []
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, left = divmod(left, size)
-        if count:
-            parts.append(f"{count}{unit}")
-    return sign + " ".join(parts[:2])
-
-
 # ── JSON ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def print_json(document: object) -> None:
     """One JSON document: spread out on a terminal, else on one line."""
@@ -109,12 +60,12 @@ def print_json_line(document: object) -> None:
 
 def as_json(document: object, *, spread: bool = False) -> str:
     """JSON text. What ``safe`` writes out is escaped here, so the document still reads back as it was."""
-    text = json.dumps(document, ensure_ascii=False, indent=2 if spread else None)
+    text = json.dumps(document, ensure_ascii=False, indent=2 if spread else None, default=plain)
 
     def escape(found: re.Match[str]) -> str:
         return found.group() if found.group() == "\n" else f"\\u{ord(found.group()):04x}"
 
-    return _UNSAFE.sub(escape, text)
+    return UNSAFE.sub(escape, text)
 
 
 # ── tables ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -196,11 +147,6 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 def note(text: str) -> None:
     """A remark beside the output: it goes to stderr, so that stdout stays what was asked for."""
     click.echo(safe(text), err=True)
-
-
-def many(number: int, thing: str) -> str:
-    """``1 job``, ``2 jobs``."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def heading(text: str) -> None:

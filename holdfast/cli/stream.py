@@ -13,8 +13,9 @@ import click
 
 from holdfast import Holdfast
 from holdfast.cli.session import Session, told_if_made
-from holdfast.cli.show import console, many, print_json_line
+from holdfast.cli.show import console, print_json_line
 from holdfast.cli.submitting import Interrupted, parse_options, standard_input
+from holdfast.desk.words import many
 from holdfast.errors import HoldfastError, Invalid, TooLarge
 from holdfast.job import NewJob
 from holdfast.task import decode_payload

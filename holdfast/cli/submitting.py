@@ -11,10 +11,10 @@ from typing import Any, BinaryIO, TypeVar
 import click
 
 from holdfast import Holdfast, JobHandle, Retry
-from holdfast.cli.documents import job_document
 from holdfast.cli.session import Session, told_if_made
 from holdfast.cli.show import note, print_json
 from holdfast.cli.waiting import await_result
+from holdfast.desk.documents import job_document, plain
 from holdfast.errors import Invalid, JobCancelled, JobFailed
 from holdfast.job import NewJob
 from holdfast.task import decode_payload
@@ -165,7 +165,7 @@ def _standing(app: Holdfast, job: NewJob) -> str:
 def print_submitted(session: Session, app: Holdfast, job: NewJob, handle: JobHandle[Any]) -> None:
     """The id on stdout, and beside it what happened."""
     if session.json:
-        print_json(job_document(app.sync.get(handle.id)) | {"created": handle.created})
+        print_json(plain(job_document(app.sync.get(handle.id))) | {"created": handle.created})
         return
     click.echo(handle.id)
     if not handle.created:

@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 from holdfast import Holdfast, JobHandle, JobState
-from holdfast.cli.show import moment, note
-from holdfast.cli.why import serves
+from holdfast.cli.show import note
+from holdfast.desk.why import serves
+from holdfast.desk.words import moment
 from holdfast.errors import ResultTimeout
 from holdfast.job import Job
 

@@ -15,7 +15,6 @@ import click
 from holdfast import Holdfast, JobState
 from holdfast.cli.base import command
 from holdfast.cli.choosing import now_us
-from holdfast.cli.documents import job_document
 from holdfast.cli.look import (
     JOB_COLUMNS,
     QUEUE_COLUMNS,
@@ -23,11 +22,12 @@ from holdfast.cli.look import (
     attempts_of,
     job_rows,
     queue_rows,
-    status_document,
     worker_rows,
 )
 from holdfast.cli.session import Session, store_of
-from holdfast.cli.show import clip, console, many, moment, print_json_line, safe, table
+from holdfast.cli.show import console, print_json_line, table
+from holdfast.desk.documents import job_document, plain, status_document
+from holdfast.desk.words import clip, many, moment, safe
 from holdfast.job import TERMINAL, Job, WorkerInfo
 from holdfast.values import parse_duration
 
@@ -74,7 +74,7 @@ class _Watcher:
         with self._display() as show:
             while True:
                 queues, workers = self._app.sync.queues(), self._app.sync.workers()
-                document = status_document(self._store, queues, workers)
+                document = plain(status_document(self._store, queues, workers))
                 show(_steady(document), document, self._summary)
                 if not self._wait([]):
                     return 0
@@ -82,7 +82,7 @@ class _Watcher:
     def one(self, job: Job) -> int:
         with self._display() as show:
             while True:
-                document = job_document(job)
+                document = plain(job_document(job))
                 show(_steady_job(document), document, functools.partial(_job_line, job))
                 if job.state in TERMINAL:
                     return 0 if job.state is JobState.SUCCEEDED else 1

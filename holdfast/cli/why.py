@@ -1,58 +1,17 @@
-"""``why``: why a job is not running. What is known about it goes in, reasons with remedies come out."""
+"""``why``: why a job is not running."""
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from typing import Any
 
 import click
-import msgspec
 
-from holdfast import Holdfast, JobFilter, JobState
 from holdfast.cli.base import command
-from holdfast.cli.choosing import now_us
 from holdfast.cli.session import Session
-from holdfast.cli.show import clip, many, moment, print_json, safe, span
-from holdfast.errors import Invalid
-from holdfast.executors.policy import COMMAND
-from holdfast.job import Job, Order, Pulse, QueueInfo, Reason, WorkerInfo
-from holdfast.values import nearest, parse_queues
-
-_ELSEWHERE = (
-    "start a worker whose application has it, and let applications on one store have queues of their own: "
-    "a worker fails what it does not know"
-)
-_COUNTED = 2000  # jobs of a queue that are looked at one by one for an exact place in the line
-_PAGE = 500
-_LATE = timedelta(seconds=3)  # a beat may be late by
-
-
-class Because(msgspec.Struct, frozen=True):
-    """One reason why a job is where it is, and what to do about it if it should not be."""
-
-    code: str
-    text: str
-    remedy: str = ""
-
-
-class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``explain`` judges by. ``tasks``: those of the application; None if no application is named."""
-
-    now_us: int
-    paused: bool = False
-    workers: tuple[WorkerInfo, ...] = ()
-    tasks: frozenset[str] | None = None
-    gone: frozenset[str] = frozenset()  # workers of this host whose process is not there any more
-    silence: timedelta = timedelta(days=1)  # how long a worker that lives may say nothing
-    ahead: int = 0  # ready jobs of its queue that go first
-    exact: bool = True  # or at most that many
-
-    @property
-    def alive(self) -> list[WorkerInfo]:
-        return [worker for worker in self.workers if worker.alive]
+from holdfast.cli.show import print_json
+from holdfast.desk.documents import plain
+from holdfast.desk.why import explain, known
+from holdfast.desk.words import safe
 
 
 @command(
@@ -64,214 +23,13 @@ def why(session: Session, *, job_id: str) -> None:
     """Say why a job is not running, and what to do about it."""
     with session.application() as app:
         job = app.sync.get(job_id)
-        reasons = list(explain(job, _known(app, job)))
+        reasons = list(explain(job, app.block(known(app, job))))
     if session.json:
         document: dict[str, Any] = {"id": job.id, "state": job.state.value}
-        print_json(document | {"reasons": [msgspec.structs.asdict(each) for each in reasons]})
+        print_json(document | {"reasons": [plain(each) for each in reasons]})
         return
     click.echo(f"job {job.id} ({safe(job.task)} in {job.queue}) is {job.state}")
     for each in reasons:
         click.echo(f"- {safe(each.text)}")
         if each.remedy:
             click.echo(f"  remedy: {safe(each.remedy)}")
-
-
-def _known(app: Holdfast, job: Job) -> Known:
-    queues: list[QueueInfo] = app.sync.queues()
-    workers: list[WorkerInfo] = app.sync.workers()
-    ahead, exact = _ahead(app, job) if job.state is JobState.QUEUED else (0, True)
-    return Known(
-        now_us=now_us(app),
-        paused=any(queue.paused for queue in queues if queue.name == job.queue),
-        workers=tuple(workers),
-        gone=frozenset(each.pulse.worker for each in workers if _is_gone(each.pulse)),
-        silence=app.settings.beat + _LATE,
-        tasks=frozenset(app.registry.names()) if app.settings.app is not None else None,
-        ahead=ahead,
-        exact=exact,
-    )
-
-
-def _is_gone(pulse: Pulse) -> bool:
-    """Whether this very host has no such process. Of other hosts nothing is known."""
-    if pulse.host != socket.gethostname():
-        return False
-    try:
-        os.kill(pulse.pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # somebody else's
-        return False
-    return False
-
-
-def _ahead(app: Holdfast, job: Job) -> tuple[int, bool]:
-    """How many ready jobs of its queue go first; True if that is exact."""
-    where = JobFilter(queue=job.queue, states=(JobState.QUEUED,))
-    number = app.sync.count(where)
-    if number > _COUNTED:
-        return number - 1, False
-    ahead, cursor = 0, None
-    place = (-job.priority, job.run_at_us, job.id)
-    while True:
-        page = app.sync.find(where, limit=_PAGE, cursor=cursor)
-        ahead += sum((-other.priority, other.run_at_us, other.id) < place for other in page.jobs)
-        cursor = page.cursor
-        if cursor is None:
-            return ahead, True
-
-
-def serves(worker: WorkerInfo, queue: str) -> bool:
-    """Whether this worker takes jobs of the queue."""
-    if worker.order is not Order.NONE:
-        return False
-    try:
-        queues = parse_queues(worker.pulse.queues)
-    except Invalid:
-        return False
-    return queue in queues or "*" in queues
-
-
-def explain(job: Job, known: Known) -> Iterator[Because]:
-    """Every reason, the most telling first. Never empty."""
-    match job.state:
-        case JobState.RUNNING:
-            yield _running(job, known)
-        case JobState.SUCCEEDED:
-            text = f"it has succeeded, at {moment(job.ended_at_us)}"
-            yield Because("succeeded", text, f"to run it again: holdfast replay {job.id} --force")
-        case JobState.CANCELLED:
-            text = f"it was cancelled, at {moment(job.ended_at_us)}"
-            yield Because("cancelled", text, f"to run it after all: holdfast replay {job.id}")
-        case JobState.DEAD:
-            yield _dead(job)
-        case JobState.WAITING:
-            yield Because("waiting", "it waits for another job or a signal")
-        case _:
-            obstacles = [*_not_due(job, known), *_obstacles(job, known)]
-            yield from obstacles or _in_line(job, known)
-
-
-def _running(job: Job, known: Known) -> Because:
-    if job.lease_until_us is not None and job.lease_until_us <= known.now_us:
-        text = f"its lease ran out at {moment(job.lease_until_us)}: worker {job.worker} died, froze or was cut off"
-        return Because(
-            "lease_expired", text, "any worker that does maintenance recovers it; start one if none is alive"
-        )
-    since = "" if job.started_at_us is None else f" since {moment(job.started_at_us)}"
-    where = f"it is running on worker {job.worker}{since}, attempt {job.attempts}"
-    if job.cancelling:
-        text = f"{where}, and was asked to stop"
-        return Because("cancelling", text, "a handler in a thread stops when it looks; one in a process is killed")
-    doubts = [doubt for each in known.alive if each.pulse.worker == job.worker and (doubt := _doubt(each, known))]
-    if doubts and job.lease_until_us is not None:
-        text = f"{where}; but {doubts[0]}: if that worker died, the job runs again after {moment(job.lease_until_us)}"
-        return Because("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
-    return Because("running", where, f"to stop it: holdfast cancel {job.id}")
-
-
-def _doubt(worker: WorkerInfo, known: Known) -> str:
-    """Words for why a worker that counts as alive may not be; empty where nothing speaks against it."""
-    silent = timedelta(microseconds=known.now_us - worker.seen_at_us)
-    heard = f"worker {worker.pulse.worker} was last heard from {span(silent)} ago"
-    if worker.pulse.worker in known.gone:
-        return f"{heard}, and this host has no process {worker.pulse.pid}"
-    return heard if silent > known.silence else ""
-
-
-def _dead(job: Job) -> Because:
-    replayed = f"holdfast replay {job.id}"
-    error = f": {clip(job.error)}" if job.error else ""
-    dead = f"it is dead since {moment(job.ended_at_us)}, "
-    match job.reason:
-        case Reason.BUDGET:
-            text, remedy = (
-                f"its {job.attempts} attempts are spent; the last error{error}",
-                f"mend the cause, then: {replayed}",
-            )
-        case Reason.NO_HANDLER:
-            text = f"worker {job.worker} has no task {job.task}"
-            remedy = f"{_ELSEWHERE}, then: {replayed}"
-        case Reason.PAYLOAD:
-            text = f"its payload does not fit the task{error}"
-            remedy = f"correct the arguments: {replayed} --payload '{{...}}'"
-        case Reason.CRASHED:
-            text = f"its process died, or its lease was lost, {job.attempts} times{error}"
-            remedy = f"look for memory, signals and blocking code in the task, then: {replayed}"
-        case _:
-            text, remedy = (
-                f"{job.reason or 'it failed'}{error}",
-                f"holdfast show {job.id}; mend the cause, then: {replayed}",
-            )
-    return Because(f"dead_{job.reason or 'error'}", dead + text, remedy)
-
-
-def _not_due(job: Job, known: Known) -> Iterator[Because]:
-    wait = timedelta(microseconds=job.run_at_us - known.now_us)
-    if job.state is JobState.QUEUED or wait <= timedelta(0):
-        return
-    if job.state is JobState.FAILED:
-        text = f"attempt {job.attempts} failed: {clip(job.error or 'no error text')}"
-        following = f"the next is in {span(wait)}, at {moment(job.run_at_us)}"
-        yield Because("retry_later", f"{text}; {following}", f"to run it now: holdfast replay {job.id}")
-    else:
-        yield Because("scheduled", f"it is scheduled for {moment(job.run_at_us)}, in {span(wait)}")
-
-
-def _obstacles(job: Job, known: Known) -> Iterator[Because]:
-    if known.paused:
-        yield Because("paused", f"queue {job.queue} is paused", f"holdfast queue resume {job.queue}")
-    yield from _unknown_task(job, known)
-    if not any(serves(worker, job.queue) for worker in known.alive):
-        others = ""
-        if known.alive:
-            does = "serves other queues or is" if len(known.alive) == 1 else "serve other queues or are"
-            others = f"; {many(len(known.alive), 'living worker')} {does} stopping"
-        text = f"no living worker serves queue {job.queue}{others}"
-        yield Because("no_worker", text, f"holdfast worker start --queues {job.queue}")
-
-
-def _unknown_task(job: Job, known: Known) -> Iterator[Because]:
-    """Workers do not say which tasks they have: the application of this call knows, or an attempt has shown it."""
-    if known.tasks is not None and job.task not in known.tasks and job.task != COMMAND:
-        near = nearest(job.task, known.tasks)
-        text = f"task {job.task} is not registered in this application{near}"
-        wrong = f"if the name is wrong, holdfast cancel {job.id} and correct the name where it is submitted"
-        yield Because("no_handler", text, f"{wrong}; else {_ELSEWHERE}")
-    elif job.reason == Reason.NO_HANDLER:
-        text = f"worker {job.worker} took it, and has no task {job.task}"
-        yield Because("no_handler", text, f"restart that worker if its code is old; else {_ELSEWHERE}")
-
-
-def _in_line(job: Job, known: Known) -> Iterator[Because]:
-    if job.losses >= 2:
-        text = f"it is quarantined: {job.losses} leases in a row were lost under it, so it runs alone in its process"
-        yield Because(
-            "quarantined", text, "it starts when a worker is idle; look in the workers' logs for what kills them"
-        )
-    elif job.losses:
-        text = "its last lease was lost, so it is taken singly: it may have killed its process"
-        yield Because("suspect", text, "look in the workers' logs for what happened to the last attempt")
-    serving = _serving(job, known)
-    if serving and all(worker.pulse.running >= worker.pulse.concurrency for worker in serving):
-        busy = sum(worker.pulse.running for worker in serving)
-        yield Because(
-            "busy", f"every worker of its queue is busy, with {busy} jobs", "start more, or raise --concurrency"
-        )
-    if known.ahead:
-        number = ("" if known.exact else "up to ") + many(known.ahead, "job")
-        text = f"it waits behind {number} of queue {job.queue}"
-        yield Because(
-            "behind", text, "start more workers, or give urgent jobs a higher priority or a queue of their own"
-        )
-    doubts = [_doubt(worker, known) for worker in serving]
-    if serving and all(doubts):
-        others = f" (and {many(len(serving) - 1, 'other')} as silent)" if len(serving) > 1 else ""
-        text = f"{doubts[0]}{others}: if it died, nobody takes the job"
-        yield Because("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
-    elif not known.ahead and not job.losses:
-        yield Because("next", "nothing holds it back: a worker takes it any moment")
-
-
-def _serving(job: Job, known: Known) -> Sequence[WorkerInfo]:
-    return [worker for worker in known.alive if serves(worker, job.queue)]

@@ -12,10 +12,11 @@ import click
 from holdfast import Holdfast
 from holdfast.cli.base import group
 from holdfast.cli.choosing import now_us
-from holdfast.cli.documents import worker_document
 from holdfast.cli.look import WORKER_COLUMNS, worker_rows
 from holdfast.cli.session import Session
-from holdfast.cli.show import many, note, print_json, print_table, span
+from holdfast.cli.show import note, print_json, print_table
+from holdfast.desk.documents import worker_document
+from holdfast.desk.words import many, span
 from holdfast.errors import NotFound, Unavailable
 from holdfast.events import Event, WorkerStopping
 from holdfast.values import parse_duration

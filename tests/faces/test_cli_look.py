@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from holdfast.cli.show import Column, as_json, fitting, safe, span
+from holdfast.cli.show import Column, as_json, fitting
+from holdfast.desk.words import safe, span
 from holdfast.lifecycle import Failed, Succeeded
 from tests.faces.cli import Cli
 

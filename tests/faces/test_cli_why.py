@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import JobState
-from holdfast.cli.why import Known, explain, serves
+from holdfast.desk.why import Known, explain, serves
 from holdfast.job import Job, Order, Pulse, Reason, WorkerInfo
 from holdfast.lifecycle import Failed
 from tests.faces.cli import Cli

@@ -15,6 +15,9 @@ from holdfast.lifecycle import REPLAYABLE
 FORGOTTEN_AFTER = timedelta(days=1)
 """How long a worker that fell silent is still listed."""
 
+BEAT_PATIENCE = 0.25
+"""Of a lease: how long a beat waits for a server that is away, so that there is time for another."""
+
 UNREADABLE = (msgspec.MsgspecError, RecursionError)
 """What reading JSON that another program spoiled may raise: it is not what we write, or nested too deep."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -93,6 +94,14 @@ async def running(store: Store, **fields: Any) -> Job:
     await put(store, new_job(**fields))
     (job,) = await take(store, 1, {fields.get("queue", "default"): 1}, only=[job_id])
     return job
+
+
+async def until_claimed(store: Store) -> Job:
+    """The job that somebody makes ready."""
+    async with asyncio.timeout(30):
+        while not (jobs := await take(store, 1)):
+            await store.wait(["queue:default"], timeout=0.05)
+    return jobs[0]
 
 
 def ending(job: Job | Lease, state: JobState = JobState.SUCCEEDED, **fields: Any) -> Settlement:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.support.fault_proxy import FaultProxy
-from tests.support.postgres import Postgres
+from tests.support.stores import STORES, stores_of
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -23,13 +25,23 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.fixture
-def proxy(postgres: Postgres) -> Iterator[FaultProxy]:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty store, of the kind that the name of the test's file has."""
+    (name,) = stores_of(request.module.__name__.rpartition(".")[2], older=False)
+    with STORES[name](tmp_path) as url:
+        yield url
+
+
+@pytest.fixture
+def proxy(url: str) -> Iterator[FaultProxy]:
     """Between the store and the server."""
-    with FaultProxy(postgres.port) as proxy:
+    port = urlsplit(url).port
+    assert port is not None
+    with FaultProxy(port) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def proxied_url(postgres: Postgres, postgres_url: str, proxy: FaultProxy) -> str:
-    """The URL of an empty schema, through the proxy."""
-    return postgres_url.replace(f":{postgres.port}/", f":{proxy.port}/")
+def proxied_url(url: str, proxy: FaultProxy) -> str:
+    """The URL of the same store, through the proxy."""
+    return url.replace(f":{urlsplit(url).port}/", f":{proxy.port}/")

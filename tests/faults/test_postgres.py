@@ -4,70 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import asyncpg
 import pytest
 
 from holdfast.errors import Conflict, HoldfastError, Unavailable
-from holdfast.job import Job, JobFilter, JobState, Lease, Reason, Settlement, new_id
-from holdfast.store import Store
+from holdfast.job import Job, JobFilter, JobState, Lease, Settlement, new_id
 from holdfast.stores import open_store
 from holdfast.stores.postgres import links, news
 from tests.conformance.support import (
     LEASE,
     claim,
-    ended,
     ending,
     failing,
     new_job,
     pulse,
     put,
     running,
-    settle,
-    state_of,
     stored,
     take,
 )
+from tests.faults.support import opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
 from tests.support.postgres import Postgres
-
-RESUMED = 10.0
-"""Seconds within which everything works again once the server is back."""
-EVER = 1_000_000
-"""Times: until the proxy is healed."""
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Store]:
-    store = open_store(url)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-async def until_it_works(call: Callable[[], Awaitable[Any]]) -> Any:
-    """What ``call`` returns, once the store does again what it should."""
-    deadline = time.monotonic() + RESUMED
-    while True:
-        try:
-            return await call()
-        except Unavailable:
-            assert time.monotonic() < deadline, "the store did not recover"
-            await asyncio.sleep(0.1)
-
-
-async def until_claimed(store: Store) -> Job:
-    """The job that somebody makes ready."""
-    async with asyncio.timeout(30):
-        while not (jobs := await take(store, 1)):
-            await store.wait(["queue:default"], timeout=0.05)
-    return jobs[0]
 
 
 @pytest.fixture
@@ -136,179 +97,6 @@ async def test_a_short_absence_is_not_even_noticed(proxy: FaultProxy, proxied_ur
         assert await store.count(JobFilter()) == 5
 
 
-@pytest.mark.parametrize("keyed", [False, True])
-async def test_a_submission_that_was_stored_and_never_answered_is_acknowledged_once(
-    proxy: FaultProxy, proxied_url: str, keyed: bool
-) -> None:
-    async with opened(proxied_url) as store:
-        for n in range(10):
-            job = new_job(payload=f'{{"needle":{n}}}', key=f"key-{n}" if keyed else None)
-            proxy.cut_after(f'"needle":{n}'.encode(), answer=b"SELECT 1" if keyed else b"INSERT 0 1")
-
-            (answer,) = await store.submit([job])
-
-            assert (answer.job_id, answer.created) == (job.id, True)
-        assert proxy.cuts == 10
-        assert await store.count(JobFilter()) == 10
-
-
-async def test_a_submission_that_never_arrived_is_sent_again(proxy: FaultProxy, proxied_url: str) -> None:
-    async with opened(proxied_url) as store:
-        proxy.cut_before(b'"needle"')
-
-        (answer,) = await store.submit([new_job(payload='{"needle":1}')])
-
-        assert answer.created
-        assert proxy.cuts == 1
-        assert await store.count(JobFilter()) == 1
-
-
-async def test_a_settlement_that_was_written_and_never_answered_is_accepted(
-    proxy: FaultProxy, proxied_url: str
-) -> None:
-    async with opened(proxied_url) as store:
-        for n in range(5):
-            job = await running(store)
-            proxy.cut_after(f'"needle {n}"'.encode(), answer=b"UPDATE 1")
-            answer = await settle(store, job, result=f'"needle {n}"')
-            assert (answer.accepted, answer.state) == (True, JobState.SUCCEEDED)
-
-            assert not (await settle(store, job)).accepted, "a second settlement is none"
-        assert proxy.cuts == 5
-
-
-async def test_a_failure_that_was_written_and_never_answered_counts_once(proxy: FaultProxy, proxied_url: str) -> None:
-    async with opened(proxied_url) as store:
-        job = await running(store)
-        proxy.cut_after(b"a needle", answer=b"SELECT 1")
-
-        (answer,) = await store.settle([failing(job, "a needle", delay=timedelta(hours=1))])
-
-        assert (answer.accepted, answer.state) == (True, JobState.FAILED)
-        assert len(await store.attempts(job.id)) == 1
-        assert (await stored(store, job.id)).attempts == 1
-
-
-async def test_a_failure_that_was_written_and_never_answered_is_accepted_though_others_went_on(
-    proxy: FaultProxy, proxied_url: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(links, "PATIENCE", 30.0)
-    async with opened(proxied_url) as store, opened(postgres_url) as other:
-        failed, released, neighbour = [await running(store) for _ in range(3)]
-        proxy.cut_after(b"a needle", answer=b"SELECT 3")
-        proxy.cut_before(b"a needle", times=EVER)
-        batch = [
-            failing(failed, "a needle"),
-            ending(released, JobState.QUEUED, reason=Reason.RELEASED, refund=True),
-            ending(neighbour, JobState.DEAD, reason=Reason.BUDGET, error="late"),
-        ]
-        settling = asyncio.create_task(store.settle(batch))
-        again = [await until_claimed(other), await until_claimed(other)]
-        await other.settle([failing(job, "of another") for job in again])
-        proxy.heal()
-
-        answers = [(answer.accepted, answer.state) for answer in await settling]
-
-        assert answers == [(True, JobState.FAILED), (True, JobState.QUEUED), (True, JobState.DEAD)]
-        assert not any(answer.accepted for answer in await store.settle(batch)), "a second settlement is none"
-
-
-async def test_successes_that_were_written_before_the_server_went_away_are_accepted(
-    proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A batch of successes and failures takes two statements."""
-    monkeypatch.setattr(links, "PATIENCE", 0.3)
-    async with opened(proxied_url) as store:
-        succeeded, failed = await running(store), await running(store)
-        batch = [ending(succeeded), failing(failed, "a needle")]
-        proxy.cut_before(b"a needle", times=EVER)
-        with pytest.raises(Unavailable):
-            await store.settle(batch)
-        proxy.heal()
-
-        answers = await until_it_works(lambda: store.settle(batch))
-
-        assert [(answer.accepted, answer.state) for answer in answers] == [
-            (True, JobState.SUCCEEDED),
-            (True, JobState.FAILED),
-        ]
-
-
-async def test_a_claim_that_was_written_and_never_answered_costs_no_attempt(
-    proxy: FaultProxy, proxied_url: str
-) -> None:
-    async with opened(proxied_url) as store:
-        first, second, third = await put(store, new_job(), new_job(), new_job())
-        assert [job.id for job in await take(store, 1, worker="unlucky")] == [first]
-        proxy.cut_after(b"unlucky", answer=b"SELECT 1")
-
-        assert [job.id for job in await take(store, 1, worker="unlucky")] == [third]
-
-        assert proxy.cuts == 1
-        assert [(await stored(store, job_id)).attempts for job_id in (first, second, third)] == [1, 0, 1]
-        assert [(job.id, job.attempts) for job in await take(store, 1, worker="unlucky")] == [(second, 1)]
-
-
-OPERATIONS = {
-    "cancel": (JobState.QUEUED, lambda store, job_id: store.cancel([job_id]), JobState.CANCELLED),
-    "replay": (JobState.DEAD, lambda store, job_id: store.replay([job_id]), JobState.QUEUED),
-    "delete": (JobState.DEAD, lambda store, job_id: store.delete([job_id]), JobState.DEAD),
-}
-
-
-@pytest.mark.parametrize("verb", OPERATIONS)
-@pytest.mark.parametrize("arrived", [True, False])
-async def test_an_operation_cut_at_its_commit_says_what_it_has_done(
-    proxy: FaultProxy, proxied_url: str, verb: str, arrived: bool
-) -> None:
-    before, operate, after = OPERATIONS[verb]
-    async with opened(proxied_url) as store:
-        job_id = (await put(store))[0] if before is JobState.QUEUED else await ended(store, before)
-        if arrived:
-            proxy.cut_after(b"COMMIT", answer=b"COMMIT")
-        else:
-            proxy.cut_before(b"COMMIT")
-
-        operated = await until_it_works(lambda: operate(store, job_id))
-
-        assert proxy.cuts == 1
-        assert (operated.changed, operated.refused) == ([(job_id, after)], [])
-
-
-async def test_a_replay_that_was_stored_and_never_answered_is_not_repeated(
-    proxy: FaultProxy, proxied_url: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(links, "PATIENCE", 30.0)
-    async with opened(proxied_url) as store, opened(postgres_url) as other:
-        job_id = await ended(store, JobState.SUCCEEDED)
-        proxy.cut_after(b"COMMIT", answer=b"COMMIT")
-        proxy.cut_before(b"pg_xact_status", times=EVER)
-        replaying = asyncio.create_task(store.replay([job_id], force=True))
-        job = await until_claimed(other)
-        await settle(other, job)
-        proxy.heal()
-
-        operated = await replaying
-
-        assert (operated.changed, operated.refused) == ([(job_id, JobState.QUEUED)], [])
-        assert await state_of(other, job_id) is JobState.SUCCEEDED, "it is not run once more"
-
-
-async def test_an_operation_of_which_nobody_knows_says_that_it_may_have_been_done(
-    proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(links, "PATIENCE", 0.3)
-    async with opened(proxied_url) as store:
-        (job_id,) = await put(store)
-        proxy.cut_after(b"COMMIT", answer=b"COMMIT")
-        proxy.cut_before(b"pg_xact_status", times=EVER)
-
-        with pytest.raises(Unavailable, match="it may have been done all the same: look before you ask again"):
-            await store.cancel([job_id])
-
-        assert await until_it_works(lambda: state_of(store, job_id)) is JobState.CANCELLED
-
-
 async def test_a_listener_that_went_silent_costs_one_poll_and_is_replaced(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,9 +128,9 @@ async def test_a_listener_that_went_silent_costs_one_poll_and_is_replaced(
             assert time.monotonic() < deadline
 
 
-async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(postgres_url: str) -> None:
+async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(url: str) -> None:
     """Cancelled at every point it can be: what is asked next is answered, and with its own answer."""
-    async with opened(postgres_url) as store:
+    async with opened(url) as store:
         first, second = await put(store, new_job("first"), new_job("second"))
         for steps in range(40):
             asked = asyncio.create_task(store.get(first))
@@ -354,10 +142,10 @@ async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(postgres_url: 
             await asyncio.gather(asked, return_exceptions=True)
 
 
-async def test_a_deadlock_is_tried_again(postgres: Postgres, postgres_url: str) -> None:
-    async with opened(postgres_url) as store:
+async def test_a_deadlock_is_tried_again(postgres: Postgres, url: str) -> None:
+    async with opened(url) as store:
         ids = sorted(await put(store, new_job(), new_job()))
-        schema = postgres_url.rpartition("schema=")[2]
+        schema = url.rpartition("schema=")[2]
         lock = f"select from {schema}.job where id = $1 for update"
         other = await asyncpg.connect(postgres.url())
         try:
@@ -379,11 +167,11 @@ async def test_a_deadlock_is_tried_again(postgres: Postgres, postgres_url: str) 
 
 @pytest.mark.parametrize("outcome", [ending, failing])
 async def test_a_row_that_somebody_holds_does_not_hold_up_its_neighbours(
-    postgres: Postgres, postgres_url: str, outcome: Callable[[Job], Settlement]
+    postgres: Postgres, url: str, outcome: Callable[[Job], Settlement]
 ) -> None:
-    async with opened(postgres_url) as store:
+    async with opened(url) as store:
         jobs = [await running(store) for _ in range(3)]
-        schema = postgres_url.rpartition("schema=")[2]
+        schema = url.rpartition("schema=")[2]
         other = await asyncpg.connect(postgres.url())
         try:
             async with other.transaction():
@@ -404,7 +192,7 @@ async def test_a_row_that_somebody_holds_does_not_hold_up_its_neighbours(
             await other.close()
 
 
-async def test_a_primary_that_takes_no_more_writes_is_left(postgres_url: str) -> None:
+async def test_a_primary_that_takes_no_more_writes_is_left(url: str) -> None:
     with Postgres(durable=False) as server:
         url = server.url()
         async with opened(url) as store:
@@ -419,10 +207,10 @@ async def test_a_primary_that_takes_no_more_writes_is_left(postgres_url: str) ->
             assert (await store.count(JobFilter())) == 2
 
 
-async def test_a_beat_does_not_wait_for_a_handler_that_holds_its_job(postgres: Postgres, postgres_url: str) -> None:
-    async with opened(postgres_url) as store:
+async def test_a_beat_does_not_wait_for_a_handler_that_holds_its_job(postgres: Postgres, url: str) -> None:
+    async with opened(url) as store:
         held, other = await running(store), await running(store)
-        schema = postgres_url.rpartition("schema=")[2]
+        schema = url.rpartition("schema=")[2]
         link = await asyncpg.connect(postgres.url())
         try:
             async with link.transaction():
@@ -447,14 +235,14 @@ async def test_a_beat_says_in_time_what_it_waited_for(
             await asyncio.wait_for(store.beat(pulse(), [job.lease], lease_for=timedelta(seconds=1)), timeout=30)
 
 
-async def test_a_job_that_somebody_else_is_making_ready_is_waited_for(postgres: Postgres, postgres_url: str) -> None:
-    async with opened(postgres_url) as store:
+async def test_a_job_that_somebody_else_is_making_ready_is_waited_for(postgres: Postgres, url: str) -> None:
+    async with opened(url) as store:
         (due,) = await put(store, new_job(delay=timedelta(milliseconds=1)))
         await asyncio.sleep(0.01)
         (later,) = await put(store)
         link = await asyncpg.connect(postgres.url())
         try:
-            await link.execute(f"set search_path = {postgres_url.rpartition('schema=')[2]}")
+            await link.execute(f"set search_path = {url.rpartition('schema=')[2]}")
             async with link.transaction():
                 await link.execute("update job set state = 0 where id = $1", due)
                 claiming = asyncio.create_task(take(store, 1))
@@ -465,7 +253,7 @@ async def test_a_job_that_somebody_else_is_making_ready_is_waited_for(postgres: 
             await link.close()
 
 
-async def test_a_password_is_never_shown(postgres_url: str) -> None:
+async def test_a_password_is_never_shown(url: str) -> None:
     for url in (
         "postgresql://app:hunter2secret@127.0.0.1:1/app",
         "postgresql://app:hunter2secret@127.0.0.1:1,127.0.0.1:2/app?schema=x",
@@ -477,8 +265,8 @@ async def test_a_password_is_never_shown(postgres_url: str) -> None:
         assert "hunter2secret" not in str(told.value)
 
 
-async def test_ids_of_nobody_are_refused_in_words(postgres_url: str) -> None:
-    async with opened(postgres_url) as store:
+async def test_ids_of_nobody_are_refused_in_words(url: str) -> None:
+    async with opened(url) as store:
         with pytest.raises(HoldfastError):
             await store.submit([new_job(id="no id")])
         operated = await store.cancel(["no id", new_id()])

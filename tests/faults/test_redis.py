@@ -5,24 +5,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from holdfast.errors import ConfigError, HoldfastError, StoreMismatch, Unavailable
-from holdfast.job import Finding, JobFilter, JobState, Submitted
+from holdfast.job import Finding, JobFilter, JobState
 from holdfast.store import Store
 from holdfast.stores import open_store
 from holdfast.stores.redis import links, news
-from tests.conformance.support import LEASE, claim, ending, failing, new_job, pulse, put, running, settle, stored, take
+from tests.conformance.support import (
+    LEASE,
+    claim,
+    ending,
+    failing,
+    new_job,
+    pulse,
+    put,
+    running,
+    settle,
+    stored,
+    take,
+)
+from tests.faults.support import opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
 from tests.support.keys import Keys
 from tests.support.redis import FLOORS, MAIN, PASSWORD, Redis, shared
 
-RESUMED = 10.0
-"""Seconds within which everything works again once the server is back."""
 KINDS = (MAIN, *FLOORS)
 
 
@@ -33,51 +41,10 @@ def server() -> Redis:
 
 
 @pytest.fixture
-def url(server: Redis) -> Iterator[str]:
-    """The URL of an empty namespace."""
-    with server.fresh_namespace() as namespace:
-        yield server.url(namespace=namespace)
-
-
-@pytest.fixture
-def proxy(server: Redis) -> Iterator[FaultProxy]:
-    """Between the store and the server."""
-    with FaultProxy(server.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def proxied_url(server: Redis, url: str, proxy: FaultProxy) -> str:
-    """The URL of an empty namespace, through the proxy."""
-    return url.replace(f":{server.port}/", f":{proxy.port}/")
-
-
-@pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines a test can wait for."""
     monkeypatch.setattr(links, "DEADLINE", 0.7)
     monkeypatch.setattr(links, "_CONNECT", 0.7)
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Store]:
-    store = open_store(url)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-async def until_it_works(call: Callable[[], Awaitable[Any]]) -> Any:
-    """What ``call`` returns, once the store does again what it should."""
-    deadline = time.monotonic() + RESUMED
-    while True:
-        try:
-            return await call()
-        except Unavailable:
-            assert time.monotonic() < deadline, "the store did not recover"
-            await asyncio.sleep(0.1)
 
 
 async def finding(store: Store, name: str) -> Finding:
@@ -191,36 +158,6 @@ async def test_a_listener_that_went_silent_is_replaced(
         waiting = asyncio.create_task(worker.wait([f"job:{job.id}"], timeout=50))
         await settle(submitter, job)
         await asyncio.wait_for(waiting, timeout=30)
-
-
-@pytest.mark.parametrize("keyed", [False, True])
-async def test_a_submission_that_was_stored_and_never_answered_is_acknowledged_once(
-    proxy: FaultProxy, proxied_url: str, keyed: bool
-) -> None:
-    async with opened(proxied_url) as store:
-        await store.delete(await put(store))  # the server knows the script
-        for n in range(10):
-            job = new_job(payload=f'{{"needle":{n}}}', key=f"key-{n}" if keyed else None)
-            proxy.cut_after(f'"needle":{n}'.encode(), answer=b"*1\r\n:1")
-
-            assert await store.submit([job]) == [Submitted(job.id, True)]
-        assert proxy.cuts == 10
-        assert await store.count(JobFilter()) == 10
-
-
-async def test_a_settlement_that_was_written_and_never_answered_is_accepted(
-    proxy: FaultProxy, proxied_url: str
-) -> None:
-    async with opened(proxied_url) as store:
-        await settle(store, await running(store))  # the server knows the script
-        for n in range(5):
-            job = await running(store)
-            proxy.cut_after(f'"needle {n}"'.encode(), answer=b"*1\r\n:1")
-            answer = await settle(store, job, result=f'"needle {n}"')
-            assert (answer.accepted, answer.state) == (True, JobState.SUCCEEDED)
-
-            assert not (await settle(store, job)).accepted, "a second settlement is none"
-        assert proxy.cuts == 5
 
 
 async def test_a_server_that_refuses_is_told_in_one_line_and_soon(proxy: FaultProxy, proxied_url: str) -> None:

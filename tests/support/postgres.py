@@ -283,9 +283,13 @@ class Postgres:
         self.change(primary_conninfo="")
 
 
-@cache
 def shared(major: int = MAIN) -> Postgres:
     """The hasty server that the tests of this process share; it ends with the process."""
+    return _shared(major)
+
+
+@cache
+def _shared(major: int) -> Postgres:
     server = Postgres(major, durable=False)
     server.start()
     atexit.register(server.close)

@@ -166,9 +166,13 @@ class Redis:
         return (self._folder / "log").read_text(encoding="utf-8", errors="replace")
 
 
-@cache
 def shared(kind: str = MAIN) -> Redis:
     """The server that the tests of this process share; it ends with the process."""
+    return _shared(kind)
+
+
+@cache
+def _shared(kind: str) -> Redis:
     server = Redis(kind)
     server.start()
     atexit.register(server.close)

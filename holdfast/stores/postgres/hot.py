@@ -44,14 +44,13 @@ from holdfast.stores.postgres.rows import (
 )
 from holdfast.stores.postgres.settling import Settling
 from holdfast.stores.postgres.statements import Query
-from holdfast.stores.verbs import UNREADABLE, Wish
+from holdfast.stores.verbs import BEAT_PATIENCE, UNREADABLE, Wish
 
 PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
 _QUEUES_MOST = 32  # queues that one statement looks into
 _TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim looks again for what others promote
 _REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed
-_BEAT = 0.25  # of a lease: how long a beat waits for a server that is away, so that there is time for another
 _SHOWN = 13  # columns of a claimed job, its place in the order included
 
 
@@ -320,7 +319,7 @@ class Hot:
         """Extend what is still held; what each lease has become."""
         rows = await self._links.fetch(
             self._sql["beat"],
-            patience=_BEAT * lease_for.total_seconds(),
+            patience=BEAT_PATIENCE * lease_for.total_seconds(),
             ids=[lease.job_id for lease in leases],
             claims=[lease.claims for lease in leases],
             lease_for=span_us(lease_for),

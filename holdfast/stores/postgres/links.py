@@ -20,6 +20,7 @@ import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
 from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
+from holdfast.stores.doubts import perhaps_done
 from holdfast.stores.postgres.commits import Commit, begun_commit, is_committed
 from holdfast.stores.postgres.statements import Query
 
@@ -259,7 +260,7 @@ class Links:
         except Unavailable as error:
             if not unanswered:
                 raise
-            raise Unavailable(f"{error}; it may have been done all the same: look before you ask again") from error
+            raise perhaps_done(error) from error
 
     def _arguments(self, query: Query, values: Mapping[str, Any]) -> list[Any]:
         now = None if self._now is None else self._now()

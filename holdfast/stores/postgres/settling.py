@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
-from typing import NamedTuple
 
 from holdfast.errors import HoldfastError
 from holdfast.job import TERMINAL, JobState, Settled, Settlement
+from holdfast.stores.doubts import Doubts, Fate, accepted_as
 from holdfast.stores.postgres.cursors import END, START, Place
 from holdfast.stores.postgres.links import Links, Locked
-from holdfast.stores.postgres.rows import settlement_columns, text_or_none
+from holdfast.stores.postgres.rows import from_text, settlement_columns, text_or_none
 from holdfast.stores.postgres.statements import Query
 from holdfast.stores.sql import STATES
 
-_REMEMBERED = 10_000  # jobs of which something is remembered until they are asked for again
+_REMEMBERED = 10_000  # jobs that were locked; who settles them asks again within a second
 _job_id = attrgetter("job_id")
 
 
@@ -34,7 +34,7 @@ class Settling:
         self._links = links
         self._sql = statements
         self._tell = tell
-        self._doubtful: set[tuple[str, int]] = set()  # leases whose settlement was sent, and its answer lost
+        self._doubts = Doubts()
         self._locked: set[str] = set()  # jobs that others had in hand when they were to be settled
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
@@ -49,10 +49,9 @@ class Settling:
             if len(answers) < len(ordered):
                 await self._stand([each for each in ordered if each.job_id not in answers], locked, answers)
         except HoldfastError:
-            self._doubt([each for each in ordered if each.job_id in answers])  # nobody hears of these answers
+            self._doubts.add([each for each in ordered if each.job_id in answers])  # nobody hears of these answers
             raise
-        if self._doubtful:
-            self._doubtful.difference_update((each.job_id, each.claims) for each in ordered)
+        self._doubts.end(ordered)
         return [answers[job_id] for job_id in ids]
 
     async def _settle_in_rounds(self, settlements: Sequence[Settlement]) -> list[Settled]:
@@ -100,7 +99,7 @@ class Settling:
     async def _settle_simple(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         rows = await self._links.fetch(
             self._sql["settle_succeeded"],
-            doubt=lambda: self._doubt(batch),
+            doubt=lambda: self._doubts.add(batch),
             ids=[each.job_id for each in batch],
             claims=[each.claims for each in batch],
             results=[text_or_none(each.result) for each in batch],
@@ -114,7 +113,7 @@ class Settling:
 
     async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         rows = await self._links.fetch(
-            self._sql["settle_rest"], doubt=lambda: self._doubt(batch), **settlement_columns(batch)
+            self._sql["settle_rest"], doubt=lambda: self._doubts.add(batch), **settlement_columns(batch)
         )
         ended: list[str] = []
         firsts: dict[str, Place] = {}
@@ -129,11 +128,6 @@ class Settling:
                 firsts.setdefault(queue, END)  # not ready yet; who sleeps until something falls due must know
         self._tell(firsts, ended)
 
-    def _doubt(self, batch: Sequence[Settlement]) -> None:
-        if len(self._doubtful) > _REMEMBERED:
-            self._doubtful.clear()
-        self._doubtful.update((each.job_id, each.claims) for each in batch)
-
     # ── what was not applied ──────────────────────────────────────────────────────────────────────────────────
     async def _stand(self, refused: Sequence[Settlement], locked: Collection[str], answers: dict[str, Settled]) -> None:
         """What became of the jobs whose settlement was refused now; some were accepted before, unanswered."""
@@ -142,11 +136,11 @@ class Settling:
         )
         ended = []
         for turn, *row in rows:
-            each, fate = refused[turn - 1], Fate(*row)
-            state = accepted_as(each, fate) if (each.job_id, each.claims) in self._doubtful else None
+            each, fate = refused[turn - 1], _fate(*row)
+            state = accepted_as(each, fate) if each in self._doubts else None
             if state is None:
                 waits = each.job_id in locked and fate.is_running(each.claims)
-                answers[each.job_id] = Settled(each.job_id, each.claims, False, fate.stands, locked=waits)
+                answers[each.job_id] = Settled(each.job_id, each.claims, False, fate.state, locked=waits)
                 continue
             run_at = fate.run_at if state is JobState.FAILED and fate.claims == each.claims else None
             answers[each.job_id] = Settled(each.job_id, each.claims, True, state, run_at)
@@ -155,37 +149,14 @@ class Settling:
         self._tell({}, ended)
 
 
-class Fate(NamedTuple):
-    """What became of a job, and of its attempt under one lease."""
-
-    state: int | None  # of the job; None: it is gone
-    claims: int | None
-    run_at: int | None
-    left: int | None  # the state in which the attempt left it; None: there is no record, as of success
-    reason: str | None  # of the attempt
-    error: str | None
-
-    @property
-    def stands(self) -> JobState | None:
-        return None if self.state is None else STATES[self.state]
-
-    def is_running(self, claims: int) -> bool:
-        """Whether it still runs under this lease, or ran when the lease ended."""
-        return self.claims == claims and self.stands is JobState.RUNNING
-
-
-def accepted_as(settlement: Settlement, fate: Fate) -> JobState | None:
-    """Where a settlement whose answer was lost left its job, whatever others did since; None: it was not applied.
-
-    Attempts leave a record, but for those that succeeded or were given back: of these nothing is known but that the
-    lease has ended, and with a record of somebody else's if it was lost.
-    """
-    if fate.left is not None:
-        ours = (settlement.reason, text_or_none(settlement.error)) == (fate.reason, fate.error)
-        return STATES[fate.left] if ours and not settlement.refund else None
-    if fate.claims is None or fate.claims < settlement.claims or fate.is_running(settlement.claims):
-        return None
-    if settlement.state is not JobState.SUCCEEDED and not settlement.refund:
-        return None
-    asked_to_stop = settlement.refund and fate.claims == settlement.claims and fate.stands is JobState.CANCELLED
-    return JobState.CANCELLED if asked_to_stop else settlement.state
+def _fate(state: int | None, claims: int | None, run_at: int | None, left: int | None, *texts: str | None) -> Fate:
+    reason, error = texts
+    left_as = None if left is None else STATES[left]
+    return Fate(
+        None if state is None else STATES[state],
+        claims,
+        run_at,
+        left_as,
+        reason,
+        None if error is None else from_text(error),
+    )

@@ -27,12 +27,14 @@ from holdfast.job import (
     Submitted,
 )
 from holdfast.store import EVERY_QUEUE
+from holdfast.stores.doubts import Doubts, Fate, accepted_as
 from holdfast.stores.redis.links import Links, in_pieces
 from holdfast.stores.redis.news import News
+from holdfast.stores.redis.read import Read
 from holdfast.stores.redis.rows import Kinds, claimed_job, settlements, span_us, submission
 from holdfast.stores.redis.scripts import Script
 from holdfast.stores.redis.wire import Argument
-from holdfast.stores.verbs import Wish
+from holdfast.stores.verbs import BEAT_PATIENCE, Wish
 
 PIECE = 200
 """Jobs one script handles: about 2 ms, for which everybody else waits."""
@@ -44,13 +46,14 @@ _HELD = (Held.LOST, Held.HELD, Held.CANCEL)
 class Hot:
     """The verbs, over the store's scripts."""
 
-    def __init__(self, links: Links, news: News, scripts: Mapping[str, Script], kinds: Kinds) -> None:
+    def __init__(self, links: Links, news: News, scripts: Mapping[str, Script], read: Read, kinds: Kinds) -> None:
         self._links = links
         self._news = news
         self._scripts = scripts
+        self._read = read
         self._kinds = kinds
         self._served = ""  # the queue a claim served last
-        self._doubtful: set[tuple[str, int]] = set()  # leases whose settlement was sent and never answered
+        self._doubts = Doubts()
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -136,9 +139,13 @@ class Hot:
     async def settle(self, batch: Sequence[Settlement]) -> list[Settled]:
         """Apply what is still guarded, in order; what was refused is told where it stands."""
         pieces = [settlements(piece) for piece in in_pieces(batch, PIECE)]
-        replies = await self._links.run_each(
-            self._scripts["settle"], pieces, doubt=lambda: self._doubt(batch), synced=True
-        )
+        try:
+            replies = await self._links.run_each(
+                self._scripts["settle"], pieces, doubt=lambda: self._doubts.add(batch), synced=True
+            )
+        except HoldfastError:
+            self._doubts.add(batch)  # nobody hears of the pieces that were applied
+            raise
         answers, ended, others = [], [], False
         for each, answer in zip(batch, chain.from_iterable(replies), strict=True):
             if answer == 1:
@@ -154,22 +161,30 @@ class Hot:
             else:
                 state_now = JobState(answer[1].decode()) if len(answer) > 1 and answer[1] else None
                 answers.append(await self._refused(each, state_now))
+                if answers[-1].accepted and answers[-1].state in TERMINAL:
+                    ended.append(each.job_id)
+        self._doubts.end(batch)
         # Which queues something became ready in the script knows; whoever waits here for any of them looks.
         self._news.tell({"queue:*"} if others else (), ended)
         return answers
 
-    def _doubt(self, batch: Sequence[Settlement]) -> None:
-        self._doubtful.update((each.job_id, each.claims) for each in batch)
-
     async def _refused(self, each: Settlement, state: JobState | None) -> Settled:
-        """A settlement that was sent before, unanswered, and stands as it asked for was accepted then."""
-        lease = (each.job_id, each.claims)
-        accepted = False
-        if lease in self._doubtful and state is each.state:
-            self._doubtful.discard(lease)
-            (standing,) = await self._links.run(self._scripts["states"], each.job_id)
-            accepted = standing is not None and int(standing[1]) == each.claims
-        return Settled(each.job_id, each.claims, accepted, state)
+        """What was refused now; some was accepted before, unanswered."""
+        accepted = accepted_as(each, await self._fate(each)) if each in self._doubts else None
+        if accepted is not None:
+            return Settled(each.job_id, each.claims, True, accepted)
+        return Settled(each.job_id, each.claims, False, state)
+
+    async def _fate(self, each: Settlement) -> Fate:
+        (standing,) = await self._links.run(self._scripts["states"], each.job_id)
+        if standing is None:
+            return Fate(None, None, None, None, None, None)
+        records = await self._read.attempts(each.job_id)
+        record = next((record for record in records if record.claims == each.claims), None)
+        now, claims = JobState(standing[0].decode()), int(standing[1])
+        if record is None:
+            return Fate(now, claims, None, None, None, None)
+        return Fate(now, claims, None, record.state, record.reason, record.error)
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:
@@ -188,6 +203,7 @@ class Hot:
                 len(said),
                 *fields,
                 *(argument for lease in piece for argument in (lease.job_id, lease.claims)),
+                patience=BEAT_PATIENCE * lease_for.total_seconds(),
             )
             ordered = reply[0].decode()
             held += [_HELD[each] for each in reply[1:]]

@@ -191,11 +191,16 @@ class Links:
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def run(
-        self, script: Script, *arguments: Argument, doubt: Callable[[], object] | None = None, synced: bool = False
+        self,
+        script: Script,
+        *arguments: Argument,
+        doubt: Callable[[], object] | None = None,
+        patience: float | None = None,
+        synced: bool = False,
     ) -> Any:
         """What the script answers. ``doubt`` is told of each failure after which nobody knows whether it ran;
-        ``synced``: answer when the disk has it, if that was declared."""
-        (reply,) = await self.run_each(script, [arguments], doubt=doubt, synced=synced)
+        ``patience``: seconds, if fewer than usual; ``synced``: answer when the disk has it, if that was declared."""
+        (reply,) = await self.run_each(script, [arguments], doubt=doubt, patience=patience, synced=synced)
         return reply
 
     async def run_each(
@@ -204,6 +209,7 @@ class Links:
         pieces: Sequence[Sequence[Argument]],
         *,
         doubt: Callable[[], object] | None = None,
+        patience: float | None = None,
         synced: bool = False,
     ) -> list[Any]:
         """What the script answers to each of these arguments. They go out one behind the other, none before all of them
@@ -211,7 +217,10 @@ class Links:
         now = "" if self._now is None else self._now()
         head = ("EVALSHA", script.sha, 5, *self.address.keys, now, self.name)
 
+        sent: list[bool] = []
+
         async def once(link: Wire) -> list[Any]:
+            sent.append(True)
             replies: list[Any] = []
             for reply in await link.ask_each([(*head, *piece) for piece in pieces]):
                 if isinstance(reply, driver.NoScriptError):  # a new server, or one whose scripts were flushed
@@ -227,15 +236,21 @@ class Links:
                     raise TimeoutError(f"the disk did not have it within {_SYNCED // 1000} s")
             return replies
 
-        return await self.call(once, doubt=doubt)
+        return await self.call(once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience)
 
     async def command(self, *words: Argument) -> Any:
         """What the server answers to one command."""
         return await self.call(lambda link: link.ask(*words))
 
-    async def call(self, once: Callable[[Wire], Awaitable[T]], *, doubt: Callable[[], object] | None = None) -> T:
+    async def call(
+        self,
+        once: Callable[[Wire], Awaitable[T]],
+        *,
+        doubt: Callable[[], object] | None = None,
+        patience: float | None = None,
+    ) -> T:
         """Run ``once`` on a connection, again while the server is away."""
-        give_up = time.monotonic() + PATIENCE
+        give_up = time.monotonic() + (PATIENCE if patience is None else min(patience, PATIENCE))
         while True:
             try:
                 async with asyncio.timeout(DEADLINE):

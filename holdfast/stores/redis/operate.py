@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
+from uuid import uuid4
 
+from holdfast.errors import Unavailable
 from holdfast.job import Job, JobFilter, JobState, Operated, Order
+from holdfast.stores.doubts import perhaps_done
 from holdfast.stores.redis.hot import PIECE
 from holdfast.stores.redis.links import Links, in_pieces
 from holdfast.stores.redis.news import News
 from holdfast.stores.redis.read import Read
 from holdfast.stores.redis.rows import Kinds, shown_job, span_us
 from holdfast.stores.redis.scripts import Script
+from holdfast.stores.redis.wire import Argument
 from holdfast.stores.verbs import FORGOTTEN_AFTER, Chosen
 
 
@@ -53,13 +58,25 @@ class Operate:
         for ids in in_pieces(chosen.ids, PIECE):
             guarded = [argument for job_id in ids for argument in (job_id, standing.get(job_id, ""))]
             said = "" if payload is None else "=" + payload
-            reply = await self._links.run(self._scripts["operate"], verb, flags, said, *guarded, synced=True)
+            reply = await self._once(verb, flags, said, uuid4().hex, *guarded)
             for job_id, (state, done) in zip(ids, reply, strict=True):
                 if done == 1:
                     changed.append((job_id, JobState(state.decode())))
                 elif done == 0:
                     refused.append((job_id, None if state is None else JobState(state.decode())))
         return Operated(changed=changed, refused=refused, more=chosen.more)
+
+    async def _once(self, *arguments: Argument) -> Any:
+        """What the script answers. It may be sent more than once, but does nothing twice."""
+        doubts: list[bool] = []
+        try:
+            return await self._links.run(
+                self._scripts["operate"], *arguments, doubt=lambda: doubts.append(True), synced=True
+            )
+        except Unavailable as error:
+            if not doubts:
+                raise
+            raise perhaps_done(error) from error
 
     async def choose(
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False

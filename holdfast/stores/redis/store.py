@@ -63,9 +63,9 @@ class _Opened(Opened):
         kinds = Kinds()
         self.links = Links(store.address, now=store.now)
         self.news = News(self.links)
-        self.hot = Hot(self.links, self.news, store.scripts, kinds)
         read = Read(self.links, store.scripts, kinds)
         self.read = read
+        self.hot = Hot(self.links, self.news, store.scripts, read, kinds)
         self.operate = Operate(self.links, self.news, store.scripts, read, kinds)
         self._scripts = store.scripts
         super().__init__()

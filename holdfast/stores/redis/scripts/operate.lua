@@ -1,7 +1,13 @@
 -- Cancels, replays or deletes jobs. ARGV: 3 "cancel", "replay" or "delete", 4 "f" to replay successes too, "w" where
--- payloads stay in one piece, 5 "" or "=" and the new payload, then for each job: id, and "" or the state and claims it must
--- still have ("state claims"; else it is passed over). Answers for each {state it has now, 1 changed | 0 refused |
--- -1 passed over}; nil for a job that is not there.
+-- payloads stay in one piece, 5 "" or "=" and the new payload, 6 a name for this very call: asked again under it, since the
+-- answer was lost, nothing is done again. Then for each job: id, and "" or the state and claims it must still have ("state
+-- claims"; else it is passed over). Answers for each {state it has now, 1 changed | 0 refused | -1 passed over}; nil for a
+-- job that is not there.
+local DONE, REMEMBERED = P .. 'done:' .. ARGV[6], 60 -- seconds
+local done = redis.pcall('GET', DONE)
+if type(done) == 'string' then
+    return cmsgpack.unpack(done)
+end
 even_if_full()
 local what, force = ARGV[3], string.find(ARGV[4], 'f', 1, true)
 local whole = string.find(ARGV[4], 'w', 1, true)
@@ -54,7 +60,7 @@ local function delete(id, v, known)
 end
 
 local verbs = { cancel = cancel, replay = replay, delete = delete }
-for i = 6, #ARGV, 2 do
+for i = 7, #ARGV, 2 do
     local id, expected = ARGV[i], ARGV[i + 1]
     local v = read(id, 'state', 'claims', 'kind', 'losses', 'seq', 'worker', 'dueTime', 'created', 'key', 'pickupTime')
     local known = v and kind_of(v[3] or '')
@@ -73,6 +79,7 @@ for i = 6, #ARGV, 2 do
         end
     end
 end
+call('SET', DONE, cmsgpack.pack(answers), 'EX', REMEMBERED)
 place_ready()
 finish()
 return answers

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.job import JobState, Reason, Settlement
-from holdfast.stores.postgres.settling import Fate, accepted_as
-from holdfast.stores.sql import CODES
+from holdfast.stores.doubts import Fate, accepted_as
 
 SUCCEEDED = Settlement(job_id="job", claims=3, state=JobState.SUCCEEDED)
 FAILED = Settlement(job_id="job", claims=3, state=JobState.FAILED, reason=Reason.ERROR, error="boom")
@@ -18,7 +17,7 @@ ALL = (SUCCEEDED, FAILED, RELEASED, SNOOZED)
 def fate(state: JobState | None, claims: int | None = 3, left: JobState | None = None, *, error: str = "boom") -> Fate:
     """A job that stands so, and the record of the attempt in doubt, if there is one."""
     reason = None if left is None else "error" if error == "boom" else "crashed"
-    return Fate(None if state is None else CODES[state], claims, None, left and CODES[left], reason, left and error)
+    return Fate(state, claims, None, left, reason, left and error)
 
 
 @pytest.mark.parametrize("settlement", ALL)

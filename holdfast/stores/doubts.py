@@ -1,0 +1,69 @@
+"""Answers that were lost on their way: what a store on a server remembers of what it sent, and finds out afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from holdfast.errors import Unavailable
+from holdfast.job import JobState, Lease, Settlement
+
+_REMEMBERED = 10_000  # leases; who asks again does so within seconds
+
+
+class Doubts:
+    """Leases whose settlement was sent, and its answer lost or passed on to nobody."""
+
+    def __init__(self) -> None:
+        self._leases: set[Lease] = set()
+
+    def add(self, batch: Iterable[Settlement]) -> None:
+        """The answer of these was lost."""
+        if len(self._leases) > _REMEMBERED:
+            self._leases.clear()
+        self._leases.update(Lease(each.job_id, each.claims) for each in batch)
+
+    def end(self, batch: Iterable[Settlement]) -> None:
+        """These are answered now."""
+        if self._leases:
+            self._leases.difference_update(Lease(each.job_id, each.claims) for each in batch)
+
+    def __contains__(self, settlement: Settlement) -> bool:
+        return Lease(settlement.job_id, settlement.claims) in self._leases
+
+
+class Fate(NamedTuple):
+    """What became of a job, and of its attempt under one lease."""
+
+    state: JobState | None  # of the job; None: it is gone
+    claims: int | None
+    run_at: int | None
+    left: JobState | None  # where the attempt left it; None: there is no record, as of success
+    reason: str | None  # of the attempt
+    error: str | None
+
+    def is_running(self, claims: int) -> bool:
+        """Whether it still runs under this lease, or ran when the lease ended."""
+        return self.claims == claims and self.state is JobState.RUNNING
+
+
+def accepted_as(settlement: Settlement, fate: Fate) -> JobState | None:
+    """Where a settlement whose answer was lost left its job, whatever others did since; None: it was not applied.
+
+    Attempts leave a record, but for those that succeeded or were given back: of these nothing is known but that the
+    lease has ended, and with a record of somebody else's if it was lost.
+    """
+    if fate.left is not None:
+        ours = (settlement.reason, settlement.error) == (fate.reason, fate.error)
+        return fate.left if ours and not settlement.refund else None
+    if fate.claims is None or fate.claims < settlement.claims or fate.is_running(settlement.claims):
+        return None
+    if settlement.state is not JobState.SUCCEEDED and not settlement.refund:
+        return None
+    asked_to_stop = settlement.refund and fate.claims == settlement.claims and fate.state is JobState.CANCELLED
+    return JobState.CANCELLED if asked_to_stop else settlement.state
+
+
+def perhaps_done(error: Unavailable) -> Unavailable:
+    """The same error, for a change that was sent and not answered."""
+    return Unavailable(f"{error}; it may have been done all the same: look before you ask again")

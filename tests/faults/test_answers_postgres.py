@@ -1,0 +1,200 @@
+"""Answers that are lost on their way from PostgreSQL: nothing is done twice, and who asks again hears what was done."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from holdfast.errors import Unavailable
+from holdfast.job import JobFilter, JobState, Reason
+from holdfast.stores.postgres import links
+from tests.conformance.support import (
+    ended,
+    ending,
+    failing,
+    new_job,
+    put,
+    running,
+    settle,
+    state_of,
+    stored,
+    take,
+    until_claimed,
+)
+from tests.faults.support import EVER, opened, until_it_works
+from tests.support.fault_proxy import FaultProxy
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_a_submission_that_was_stored_and_never_answered_is_acknowledged_once(
+    proxy: FaultProxy, proxied_url: str, keyed: bool
+) -> None:
+    async with opened(proxied_url) as store:
+        for n in range(10):
+            job = new_job(payload=f'{{"needle":{n}}}', key=f"key-{n}" if keyed else None)
+            proxy.cut_after(f'"needle":{n}'.encode(), answer=b"SELECT 1" if keyed else b"INSERT 0 1")
+
+            (answer,) = await store.submit([job])
+
+            assert (answer.job_id, answer.created) == (job.id, True)
+        assert proxy.cuts == 10
+        assert await store.count(JobFilter()) == 10
+
+
+async def test_a_submission_that_never_arrived_is_sent_again(proxy: FaultProxy, proxied_url: str) -> None:
+    async with opened(proxied_url) as store:
+        proxy.cut_before(b'"needle"')
+
+        (answer,) = await store.submit([new_job(payload='{"needle":1}')])
+
+        assert answer.created
+        assert proxy.cuts == 1
+        assert await store.count(JobFilter()) == 1
+
+
+async def test_a_settlement_that_was_written_and_never_answered_is_accepted(
+    proxy: FaultProxy, proxied_url: str
+) -> None:
+    async with opened(proxied_url) as store:
+        for n in range(5):
+            job = await running(store)
+            proxy.cut_after(f'"needle {n}"'.encode(), answer=b"UPDATE 1")
+            answer = await settle(store, job, result=f'"needle {n}"')
+            assert (answer.accepted, answer.state) == (True, JobState.SUCCEEDED)
+
+            assert not (await settle(store, job)).accepted, "a second settlement is none"
+        assert proxy.cuts == 5
+
+
+async def test_a_failure_that_was_written_and_never_answered_counts_once(proxy: FaultProxy, proxied_url: str) -> None:
+    async with opened(proxied_url) as store:
+        job = await running(store)
+        proxy.cut_after(b"a needle", answer=b"SELECT 1")
+
+        (answer,) = await store.settle([failing(job, "a needle", delay=timedelta(hours=1))])
+
+        assert (answer.accepted, answer.state) == (True, JobState.FAILED)
+        assert len(await store.attempts(job.id)) == 1
+        assert (await stored(store, job.id)).attempts == 1
+
+
+async def test_a_failure_that_was_written_and_never_answered_is_accepted_though_others_went_on(
+    proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PATIENCE", 30.0)
+    async with opened(proxied_url) as store, opened(url) as other:
+        failed, released, neighbour = [await running(store) for _ in range(3)]
+        proxy.cut_after(b"a needle", answer=b"SELECT 3")
+        proxy.cut_before(b"a needle", times=EVER)
+        batch = [
+            failing(failed, "a needle"),
+            ending(released, JobState.QUEUED, reason=Reason.RELEASED, refund=True),
+            ending(neighbour, JobState.DEAD, reason=Reason.BUDGET, error="late"),
+        ]
+        settling = asyncio.create_task(store.settle(batch))
+        again = [await until_claimed(other), await until_claimed(other)]
+        await other.settle([failing(job, "of another") for job in again])
+        proxy.heal()
+
+        answers = [(answer.accepted, answer.state) for answer in await settling]
+
+        assert answers == [(True, JobState.FAILED), (True, JobState.QUEUED), (True, JobState.DEAD)]
+        assert not any(answer.accepted for answer in await store.settle(batch)), "a second settlement is none"
+
+
+async def test_successes_that_were_written_before_the_server_went_away_are_accepted(
+    proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of successes and failures takes two statements."""
+    monkeypatch.setattr(links, "PATIENCE", 0.3)
+    async with opened(proxied_url) as store:
+        succeeded, failed = await running(store), await running(store)
+        batch = [ending(succeeded), failing(failed, "a needle")]
+        proxy.cut_before(b"a needle", times=EVER)
+        with pytest.raises(Unavailable):
+            await store.settle(batch)
+        proxy.heal()
+
+        answers = await until_it_works(lambda: store.settle(batch))
+
+        assert [(answer.accepted, answer.state) for answer in answers] == [
+            (True, JobState.SUCCEEDED),
+            (True, JobState.FAILED),
+        ]
+
+
+async def test_a_claim_that_was_written_and_never_answered_costs_no_attempt(
+    proxy: FaultProxy, proxied_url: str
+) -> None:
+    async with opened(proxied_url) as store:
+        first, second, third = await put(store, new_job(), new_job(), new_job())
+        assert [job.id for job in await take(store, 1, worker="unlucky")] == [first]
+        proxy.cut_after(b"unlucky", answer=b"SELECT 1")
+
+        assert [job.id for job in await take(store, 1, worker="unlucky")] == [third]
+
+        assert proxy.cuts == 1
+        assert [(await stored(store, job_id)).attempts for job_id in (first, second, third)] == [1, 0, 1]
+        assert [(job.id, job.attempts) for job in await take(store, 1, worker="unlucky")] == [(second, 1)]
+
+
+OPERATIONS = {
+    "cancel": (JobState.QUEUED, lambda store, job_id: store.cancel([job_id]), JobState.CANCELLED),
+    "replay": (JobState.DEAD, lambda store, job_id: store.replay([job_id]), JobState.QUEUED),
+    "delete": (JobState.DEAD, lambda store, job_id: store.delete([job_id]), JobState.DEAD),
+}
+
+
+@pytest.mark.parametrize("verb", OPERATIONS)
+@pytest.mark.parametrize("arrived", [True, False])
+async def test_an_operation_cut_at_its_commit_says_what_it_has_done(
+    proxy: FaultProxy, proxied_url: str, verb: str, arrived: bool
+) -> None:
+    before, operate, after = OPERATIONS[verb]
+    async with opened(proxied_url) as store:
+        job_id = (await put(store))[0] if before is JobState.QUEUED else await ended(store, before)
+        if arrived:
+            proxy.cut_after(b"COMMIT", answer=b"COMMIT")
+        else:
+            proxy.cut_before(b"COMMIT")
+
+        operated = await until_it_works(lambda: operate(store, job_id))
+
+        assert proxy.cuts == 1
+        assert (operated.changed, operated.refused) == ([(job_id, after)], [])
+
+
+async def test_a_replay_that_was_stored_and_never_answered_is_not_repeated(
+    proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PATIENCE", 30.0)
+    async with opened(proxied_url) as store, opened(url) as other:
+        job_id = await ended(store, JobState.SUCCEEDED)
+        proxy.cut_after(b"COMMIT", answer=b"COMMIT")
+        proxy.cut_before(b"pg_xact_status", times=EVER)
+        replaying = asyncio.create_task(store.replay([job_id], force=True))
+        job = await until_claimed(other)
+        await settle(other, job)
+        proxy.heal()
+
+        operated = await replaying
+
+        assert (operated.changed, operated.refused) == ([(job_id, JobState.QUEUED)], [])
+        assert await state_of(other, job_id) is JobState.SUCCEEDED, "it is not run once more"
+
+
+async def test_an_operation_of_which_nobody_knows_says_that_it_may_have_been_done(
+    proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PATIENCE", 0.3)
+    async with opened(proxied_url) as store:
+        (job_id,) = await put(store)
+        proxy.cut_after(b"COMMIT", answer=b"COMMIT")
+        proxy.cut_before(b"pg_xact_status", times=EVER)
+
+        with pytest.raises(Unavailable, match="it may have been done all the same: look before you ask again"):
+            await store.cancel([job_id])
+
+        assert await until_it_works(lambda: state_of(store, job_id)) is JobState.CANCELLED

@@ -1,0 +1,121 @@
+"""Answers that are lost on their way from Redis: nothing is done twice, and who asks again hears what was done."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.errors import Unavailable
+from holdfast.job import JobFilter, JobState, Reason, Submitted, new_id
+from holdfast.stores.redis import links
+from tests.conformance.support import (
+    ended,
+    ending,
+    failing,
+    new_job,
+    put,
+    running,
+    settle,
+    state_of,
+    until_claimed,
+)
+from tests.faults.support import EVER, opened, until_it_works
+from tests.support.fault_proxy import FaultProxy
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_a_submission_that_was_stored_and_never_answered_is_acknowledged_once(
+    proxy: FaultProxy, proxied_url: str, keyed: bool
+) -> None:
+    async with opened(proxied_url) as store:
+        await store.delete(await put(store))  # the server knows the script
+        for n in range(10):
+            job = new_job(payload=f'{{"needle":{n}}}', key=f"key-{n}" if keyed else None)
+            proxy.cut_after(f'"needle":{n}'.encode(), answer=b"*1\r\n:1")
+
+            assert await store.submit([job]) == [Submitted(job.id, True)]
+        assert proxy.cuts == 10
+        assert await store.count(JobFilter()) == 10
+
+
+async def test_a_settlement_that_was_written_and_never_answered_is_accepted(
+    proxy: FaultProxy, proxied_url: str
+) -> None:
+    async with opened(proxied_url) as store:
+        await settle(store, await running(store))  # the server knows the script
+        for n in range(5):
+            job = await running(store)
+            proxy.cut_after(f'"needle {n}"'.encode(), answer=b"*1\r\n:1")
+            answer = await settle(store, job, result=f'"needle {n}"')
+            assert (answer.accepted, answer.state) == (True, JobState.SUCCEEDED)
+
+            assert not (await settle(store, job)).accepted, "a second settlement is none"
+        assert proxy.cuts == 5
+
+
+async def test_a_failure_that_was_written_and_never_answered_is_accepted_though_others_went_on(
+    proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PATIENCE", 30.0)
+    async with opened(proxied_url) as store, opened(url) as other:
+        await settle(store, await running(store))  # the server knows the script
+        failed, released = await running(store), await running(store)
+        proxy.cut_after(b"a needle", answer=b"failed")
+        proxy.cut_before(b"a needle", times=EVER)
+        batch = [
+            failing(failed, "a needle"),
+            ending(released, JobState.QUEUED, reason=Reason.RELEASED, refund=True),
+        ]
+        settling = asyncio.create_task(store.settle(batch))
+        again = [await until_claimed(other), await until_claimed(other)]
+        await other.settle([failing(job, "of another") for job in again])
+        proxy.heal()
+
+        answers = [(answer.accepted, answer.state) for answer in await settling]
+
+        assert answers == [(True, JobState.FAILED), (True, JobState.QUEUED)]
+        assert not any(answer.accepted for answer in await store.settle(batch)), "a second settlement is none"
+
+
+async def test_a_replay_that_was_stored_and_never_answered_is_not_repeated(
+    proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PATIENCE", 30.0)
+    async with opened(proxied_url) as store, opened(url) as other:
+        assert (await store.replay([new_id()])).changed == []  # the server knows the script
+        job_id = await ended(store, JobState.SUCCEEDED)
+        proxy.cut_after(b"replay", answer=b"queued")
+        proxy.cut_before(b"replay", times=EVER)
+        replaying = asyncio.create_task(store.replay([job_id], force=True))
+        await settle(other, await until_claimed(other))
+        proxy.heal()
+
+        operated = await replaying
+
+        assert (operated.changed, operated.refused) == ([(job_id, JobState.QUEUED)], [])
+        assert await state_of(other, job_id) is JobState.SUCCEEDED, "it is not run once more"
+
+
+async def test_an_operation_of_which_nobody_knows_says_that_it_may_have_been_done(
+    proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PATIENCE", 0.3)
+    async with opened(proxied_url) as store:
+        assert (await store.cancel([new_id()])).changed == []
+        (job_id,) = await put(store)
+        proxy.cut_after(b"cancel", answer=b"cancelled")
+        proxy.cut_before(b"cancel", times=EVER)
+
+        with pytest.raises(Unavailable, match="it may have been done all the same: look before you ask again"):
+            await store.cancel([job_id])
+
+        assert await until_it_works(lambda: state_of(store, job_id)) is JobState.CANCELLED
+        proxy.heal()
+        proxy.refuse()
+        proxy.cut()
+        with pytest.raises(Unavailable):
+            await store.get(job_id)
+        with pytest.raises(Unavailable) as never_sent:
+            await store.cancel([job_id])
+        assert "may have been done" not in str(never_sent.value)

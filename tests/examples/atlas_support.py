@@ -9,9 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -19,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.examples.common import PATIENCE, asked, until
 from tests.support.postgres import Postgres
 from tests.support.servers import Port
 
@@ -27,17 +27,6 @@ EXAMPLE = ROOT / "examples" / "atlas_jobs"
 DUE = """update holdfast.job set run_at = (extract(epoch from now()) * 1000000)::bigint
     where id = any(%s::uuid[]) and state = 3"""
 HURRIED = {"HOLDFAST_POLL": "200ms", "HOLDFAST_GRACE": "0s"}
-PATIENCE = 90.0
-"""Seconds to wait for what is a matter of moments on an idle machine."""
-
-
-def until(holds: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
-    """Look again and again until ``holds`` says something true; fail when it takes too long."""
-    deadline = time.monotonic() + seconds
-    while not (answer := holds()):
-        assert time.monotonic() < deadline, f"{what} has not come about within {seconds} s"
-        time.sleep(0.02)
-    return answer
 
 
 def told(document: dict[str, Any]) -> dict[str, Any]:
@@ -205,12 +194,7 @@ class Instance:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(address, data=body, method=method, headers=named)
         began = time.monotonic()
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310
-                status, text = answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                status, text = error.code, error.read()
+        status, text = asked(request)
         return Said(status, json.loads(text), time.monotonic() - began)
 
     def get(self, path: str) -> Said:

@@ -14,7 +14,8 @@ from uuid import UUID
 import psutil
 import pytest
 
-from tests.examples.atlas_support import PATIENCE, Atlas, Instance, until
+from tests.examples.atlas_support import Atlas, Instance
+from tests.examples.common import PATIENCE, until
 from tests.support.postgres import Postgres
 
 pytestmark = pytest.mark.timeout(400)

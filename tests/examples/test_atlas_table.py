@@ -14,7 +14,8 @@ from uuid import uuid4
 
 import pytest
 
-from tests.examples.atlas_support import EXAMPLE, ROOT, Atlas, until
+from tests.examples.atlas_support import EXAMPLE, ROOT, Atlas
+from tests.examples.common import until
 from tests.support.postgres import Postgres
 from tests.support.servers import base
 

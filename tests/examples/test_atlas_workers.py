@@ -16,7 +16,8 @@ import pytest
 
 from holdfast import Holdfast, JobState
 from holdfast.job import instant
-from tests.examples.atlas_support import ROOT, Atlas, Instance, held, until
+from tests.examples.atlas_support import ROOT, Atlas, Instance, held
+from tests.examples.common import until
 from tests.support.postgres import Postgres
 
 pytestmark = pytest.mark.timeout(400)

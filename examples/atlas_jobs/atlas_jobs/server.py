@@ -83,11 +83,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         parts = urlsplit(self.path)
         length = self.headers.get("Content-Length") or "0"
-        if not length.isascii() or not length.isdigit() or int(length[:9]) > _LARGEST:
+        if not length.isascii() or not length.isdigit() or len(length) > 12:
             self.close_connection = True  # what follows is no request
+            self._tell(Answer(400, {"error": f"Content-Length: {length!r} is no number of bytes"}))
+            return
+        body, rest = self.rfile.read(min(int(length), _LARGEST)), int(length) - _LARGEST
+        while rest > 0 and (piece := self.rfile.read(min(rest, _LARGEST))):  # who still speaks does not hear an answer
+            rest -= len(piece)
+        if int(length) > _LARGEST:
             self._tell(Answer(413, {"error": f"Content-Length: give at most {_LARGEST}"}))
             return
-        body = self.rfile.read(int(length))
         query, key = dict(parse_qsl(parts.query, keep_blank_values=True)), self.headers.get("Idempotency-Key")
         self._tell(self.server.ask(Request(self.command, parts.path, query, key, body)))
 

@@ -32,6 +32,7 @@ ROWS = (
     "postgres.wakeups",
     "postgres.crowd",
     "postgres.raw",
+    "redis.schedule",
     "logs",
     "executors",
     "commands",

@@ -24,6 +24,7 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["sqlite"], {"Huey", "our one", None}),
         (["postgres"], {"PgQueuer", "PgQueuer's two", "our one", "asyncpg", None}),
+        (["redis"], set()),
         (["logs", "executors", "commands"], set()),
     ],
 )

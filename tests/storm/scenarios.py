@@ -6,7 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.crash.report import Report
-from tests.crash.scenarios import crowds, faults, files, freezes, handlers, kills, networks, servers, stops, submitters
+from tests.crash.scenarios import (
+    crowds,
+    faults,
+    files,
+    freezes,
+    handlers,
+    kills,
+    networks,
+    punctual,
+    servers,
+    stops,
+    submitters,
+)
 from tests.support.stores import OLDER, STORES, Home
 
 Scenario = Callable[[Path, Callable[[int], int], int], Report]
@@ -37,6 +49,9 @@ ON_EVERY_STORE: dict[str, OnStore] = {
     "twenty-shared": lambda folder, home, *_: crowds.shared(folder, home, jobs=20, seconds=0.0),
     "thousands-shared": lambda folder, home, *_: crowds.shared(folder, home, jobs=2000, seconds=0.02, share=0.3),
     "many-shared": lambda folder, home, count, _: crowds.shared(folder, home, jobs=count(50_000), seconds=0.0),
+    "on-time": lambda folder, home, count, seed: punctual.punctual(
+        folder, home, jobs=count(1000), within=10.0, workers=4, late=0.05, busiest=1.5, seed=seed
+    ),
     "crowd": lambda folder, home, count, seed: crowds.crowd(folder, home, kills=count(50), seed=seed),
 }
 ON_SQLITE: dict[str, Scenario] = {

@@ -10,7 +10,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from holdfast.stores.postgres import links as postgres_links
+from holdfast.stores.redis import links as redis_links
 from tests.support.fault_proxy import FaultProxy
+from tests.support.redis import Redis, shared
 from tests.support.stores import STORES, stores_of
 
 
@@ -45,3 +48,18 @@ def proxy(url: str) -> Iterator[FaultProxy]:
 def proxied_url(url: str, proxy: FaultProxy) -> str:
     """The URL of the same store, through the proxy."""
     return url.replace(f":{urlsplit(url).port}/", f":{proxy.port}/")
+
+
+@pytest.fixture
+def server() -> Redis:
+    """The running server that the tests of this process share, the stores at ``url`` on Redis too: spare it."""
+    return shared()
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines a test can wait for."""
+    for links in (postgres_links, redis_links):
+        monkeypatch.setattr(links, "PATIENCE", 0.3)
+        monkeypatch.setattr(links, "DEADLINE", 0.7)
+        monkeypatch.setattr(links, "_CONNECT", 0.7)

@@ -9,17 +9,19 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from holdfast.errors import Unavailable
+from holdfast.job import Finding
 from holdfast.store import Store
 from holdfast.stores import open_store
 
-RESUMED = 10.0
-"""Seconds within which everything works again once the server is back."""
+RESUMED = 30.0
+"""Seconds within which everything works again once the server is back, on any machine."""
 EVER = 1_000_000
 """Times: until the proxy is healed."""
 
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[Store]:
+    """The store of this URL, open."""
     store = open_store(url)
     await store.open()
     try:
@@ -37,3 +39,9 @@ async def until_it_works(call: Callable[[], Awaitable[Any]]) -> Any:
         except Unavailable:
             assert time.monotonic() < deadline, "the store did not recover"
             await asyncio.sleep(0.1)
+
+
+async def finding(store: Store, name: str) -> Finding:
+    """What the doctor says under this name."""
+    (found,) = [each for each in await store.doctor() if each.name == name]
+    return found

@@ -31,13 +31,6 @@ from tests.support.fault_proxy import FaultProxy
 from tests.support.postgres import Postgres
 
 
-@pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deadlines a test can wait for."""
-    monkeypatch.setattr(links, "DEADLINE", 0.7)
-    monkeypatch.setattr(links, "_CONNECT", 0.7)
-
-
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
 async def test_a_half_open_connection_is_noticed(
     proxy: FaultProxy, proxied_url: str, hurried: None, direction: str

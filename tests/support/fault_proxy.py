@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
-from tests.support.servers import Port
+from tests.support.servers import PATIENCE, Port
 
 CHUNK = 1 << 16
 REMEMBERED = 1 << 16
@@ -81,7 +82,10 @@ class _Connection:
         await asyncio.sleep(self._proxy.seconds)
         await gate.wait()
         if data is None:
-            writer.write_eof()
+            if writer.can_write_eof():
+                writer.write_eof()
+            else:  # TLS knows no half of an end
+                writer.close()
         else:
             writer.write(data)
             await writer.drain()
@@ -90,8 +94,9 @@ class _Connection:
         """Reset both ends; nothing that is held back arrives any more."""
         self._proxy.cuts += 1
         for writer in (self._client, self._server):
-            with suppress(OSError):
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+            if (end := writer.get_extra_info("socket")) is not None:  # else it is closed already
+                with suppress(OSError):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
             writer.transport.abort()
         self.to_server.set()
         self.to_client.set()
@@ -108,19 +113,23 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 class FaultProxy:
     """Stands before ``target``, a port of 127.0.0.1, on a ``port`` of its own. Use it with ``with``.
 
+    ``tls``: clients speak TLS to it, and it speaks plainly to the target.
+
     Faults can be confined to the connections of clients that have said something: ``of=b"LISTEN"``.
     """
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, *, tls: ssl.SSLContext | None = None) -> None:
         self.seconds = 0.0
         self.cuts = 0
         self.traps: list[_Trap] = []
         self._target = target
+        self._tls = tls
         self._port = Port()
         self._held = (False, False)
         self._connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._arriving: set[asyncio.Task[None]] = set()  # those of them that are no connection yet
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -147,6 +156,8 @@ class FaultProxy:
         self._stop_listening()
         for connection in self._connections:
             connection.cut()
+        for task in self._arriving:
+            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.sleep(0)  # what was closed last is closed by the loop's next round
 
@@ -223,12 +234,17 @@ class FaultProxy:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self._arriving.add(task)
         try:
+            if self._tls is not None:
+                await to_client.start_tls(self._tls, ssl_handshake_timeout=PATIENCE)
             from_server, to_server = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             to_client.transport.abort()
             self._tasks.discard(task)
             return
+        finally:
+            self._arriving.discard(task)
         connection = _Connection(to_client, to_server, self)
         self._connections.add(connection)
         held_to_server, held_to_client = self._held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
@@ -22,7 +23,8 @@ _NAMES = {"schedule": "schedule", "ready": "ready", "leases": "leases", "job": "
 """The keys whose names can be chosen, and their names unless they are."""
 _TAKEN = ("meta", "seq", "index:", "chunks", "counts", "queues", "due", "levels:", "quarantine:", "ghosts", "ended:")
 _TAKEN_TOO = ("keys", "outlived", "attempts:", "workers", "worker:", "paused", "news", "ended", "nothing")
-_OWN = ("namespace", "prefix", "durability", "task", "payload", "ids", *_NAMES)
+_OWN = ("namespace", "prefix", "durability", "replicas", "task", "payload", "ids", *_NAMES)
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _PORT, _SENTINEL_PORT = 6379, 26379
 
 
@@ -39,6 +41,8 @@ class Address(NamedTuple):
     keys: tuple[str, ...]
     """Prefix, schedule, ready, leases, job."""
     durability: str
+    replicas: int
+    """How many replicas must have a write before it is acknowledged."""
     task: str
     """What a job runs that was written by hand and names no task; "" for nothing."""
     whole: bool
@@ -47,6 +51,8 @@ class Address(NamedTuple):
     """Ids are written as ULIDs, not as UUIDs."""
     shown: str
     """The URL without its password."""
+    secure: bool
+    """Over TLS."""
 
     @property
     def prefix(self) -> str:
@@ -66,6 +72,9 @@ def parse_url(url: str) -> Address:
         raise ConfigError("url: it holds a NUL character; write it without")
     if said.get("password"):
         raise ConfigError("url: give the password before the host (user:password@host), not as a parameter")
+    for name in _FILES:
+        if name in said and not Path(said[name]).is_file():
+            raise ConfigError(f"url: {name}={said[name]!r}: there is no such file")
     own = {name: said.pop(name) for name in _OWN if name in said}
     scheme, _, kind = parts.scheme.replace("valkey", "redis").partition("+")
     secure = "rediss" if scheme in ("rediss", "rediss+") else scheme
@@ -82,8 +91,11 @@ def parse_url(url: str) -> Address:
         options = dict(parse_driver_url(urlunsplit((secure, netloc, path, urlencode(said), ""))))
     except ValueError as error:
         raise ConfigError(f"url: {error}") from error
+    if secure == "rediss":  # older drivers check the certificate and not whose it is
+        options.setdefault("ssl_check_hostname", options.get("ssl_cert_reqs") != "none")
     name = quote(unquote(user.partition(":")[0]), safe="") + at
-    shown = urlunsplit((parts.scheme, name + places, parts.path, urlencode(said | own), ""))
+    told = {each: value for each, value in (said | own).items() if "password" not in each}
+    shown = urlunsplit((parts.scheme, name + places, parts.path, urlencode(told), ""))
     return Address(
         kind=kind or "direct",
         hosts=hosts,
@@ -91,10 +103,12 @@ def parse_url(url: str) -> Address:
         options=options,
         keys=_keys(own, kind),
         durability=_word(own, "durability", LEVELS, "everysec"),
+        replicas=_replicas(own),
         task=own.get("task", ""),
         whole=_word(own, "payload", ("pieces", "whole"), "pieces") == "whole",
         ulids=_word(own, "ids", ("uuid", "ulid"), "uuid") == "ulid",
         shown=shown,
+        secure=secure == "rediss",
     )
 
 
@@ -118,6 +132,13 @@ def _word(own: dict[str, str], name: str, known: tuple[str, ...], default: str) 
     if word not in known:
         raise ConfigError(f"url: {name}={word!r} is not valid; give one of: {', '.join(known)}")
     return word
+
+
+def _replicas(own: dict[str, str]) -> int:
+    text = own.get("replicas", "0")
+    if not re.fullmatch(r"[0-9]", text):
+        raise ConfigError(f"url: replicas={text!r} is not valid; give 0 to 9")
+    return int(text)
 
 
 def _keys(own: dict[str, str], kind: str) -> tuple[str, ...]:

@@ -18,10 +18,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from redis import exceptions as driver
-from redis.asyncio import RedisCluster
-from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import Connection as PlainConnection
-from redis.asyncio.sentinel import Sentinel
 
 from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
 from holdfast.stores.redis.address import Address
@@ -34,7 +31,7 @@ PATIENCE = 2.0  # seconds a call waits for a server that is away
 DEADLINE = 10.0  # seconds a call may take
 _CONNECT = 3.0  # seconds until a host that does not answer is given up
 _BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
-_SYNCED = 5000  # milliseconds WAITAOF waits for the disk
+_CONFIRMED = 5.0  # seconds a write waits for the disk and the replicas that were declared
 
 _AWAY = (OSError, TimeoutError, driver.ConnectionError, driver.TimeoutError, driver.InvalidResponse, EOFError)
 # What a server answers that cannot serve us now. The driver takes the code off the errors it knows; of those a script
@@ -50,11 +47,18 @@ _ELSEWHERE = (
 _ELSEWHERE_TEXT = re.compile(
     r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK|BUSY|UNBLOCKED)\b|read.only replica"
 )
+_MOVED = re.compile(r"MOVED \d+ (.*):(\d+)$")
 _FULL_TEXT = "when used memory > 'maxmemory'"
 _UNWRITABLE = re.compile(r"\b(MISCONF|NOREPLICAS)\b")
 _FORBIDDEN = re.compile(
     r"\b(NOPERM|NOAUTH|WRONGPASS|DENIED|ACL)\b|permission|non local key|invalid username", re.IGNORECASE
 )
+_UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED\S*\s*(?:certificate verify failed: )?([^(]*)")
+_NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE")
+
+
+class _Unconfirmed(Exception):
+    """It was done, and those who were to have it in time had not."""
 
 
 class Links:
@@ -76,58 +80,57 @@ class Links:
     # ── connections ───────────────────────────────────────────────────────────────────────────────────────────
     async def connect(self, heard: Heard | None = None, **options: Any) -> Wire:
         """A new connection to the primary, or an error of the driver. ``heard`` is told what is published."""
-        given = {
-            "protocol": 2,
-            "socket_timeout": None,
-            "socket_connect_timeout": _CONNECT,
-            **self.address.options,
-            **options,
-        }
-        make = given.pop("connection_class", PlainConnection)
+        given = {**self.address.options, **options}
         if "path" not in given:
             given["host"], given["port"] = await self._primary()
-        link = make(**given)
-        try:
-            async with asyncio.timeout(_CONNECT):
-                await link.connect()
-            return Wire(link, heard)
-        except BaseException:
-            await _discard(link)
-            raise
+        return await _connected(given, _CONNECT, heard)
 
     async def _primary(self) -> tuple[str, int]:
         """Where the primary is now, or is said to be."""
         if self.address.kind == "direct":
             return self.address.hosts[0]
         if self._target is None:
-            async with asyncio.timeout(_CONNECT):
-                self._target = await (self._ask_sentinels() if self.address.kind == "sentinel" else self._ask_cluster())
+            self._target = await self._located()
         return self._target
 
-    async def _ask_sentinels(self) -> tuple[str, int]:
-        options = {name: value for name, value in self.address.options.items() if name not in ("host", "port", "db")}
-        secure = bool(options.pop("connection_class", None))
-        known = {**options, "ssl": secure, "socket_timeout": _CONNECT}
-        sentinel = Sentinel(self.address.hosts, sentinel_kwargs=known)  # type: ignore[no-untyped-call]
-        try:
-            host, port = await sentinel.discover_master(self.address.service)
-        finally:
-            for each in sentinel.sentinels:
-                await each.aclose()
-        return str(host), int(port)
+    async def _located(self) -> tuple[str, int]:
+        """Where the primary is: the first of the URL's hosts to know says it. A silent one leaves the others time."""
+        trouble: Exception = driver.ConnectionError(f"none of them knows a primary called {self.address.service!r}")
+        for host, port in self.address.hosts:
+            given = {**self.address.options, "host": host, "port": port}
+            given.pop("db", None)
+            try:
+                found = await self._asked(given, _CONNECT / len(self.address.hosts))
+            except (*_AWAY, driver.RedisError) as error:
+                trouble = error
+                continue
+            if found is not None:
+                return found
+        raise trouble
 
-    async def _ask_cluster(self) -> tuple[str, int]:
-        options = {name: value for name, value in self.address.options.items() if name not in ("host", "port", "db")}
-        secure = bool(options.pop("connection_class", None))
-        nodes = [ClusterNode(host, port) for host, port in self.address.hosts]
+    async def _asked(self, given: dict[str, Any], seconds: float) -> tuple[str, int] | None:
+        """What one sentinel, or one node of the cluster, says."""
         try:
-            async with RedisCluster(startup_nodes=nodes, ssl=secure, **options) as cluster:
-                node = cluster.get_node_from_key(self.address.prefix)
-        except driver.RedisClusterException as error:
-            raise driver.ConnectionError(str(error)) from error
-        if node is None:
-            raise driver.ConnectionError("no node of the cluster serves the slot of our keys")
-        return str(node.host), int(node.port)
+            link = await _connected(given, seconds)
+        except driver.AuthenticationError:
+            if self.address.kind != "sentinel" or "password" not in given:
+                raise
+            # Sentinels mostly have no password of their own, and refuse one that is offered.
+            link = await _connected({**given, "username": None, "password": None}, seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                if self.address.kind == "sentinel":
+                    found = await link.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.address.service)
+                    return None if found is None else (found[0].decode(), int(found[1]))
+                await link.ask("EXISTS", self.address.prefix)
+                return given["host"], given["port"]
+        except driver.ResponseError as error:
+            moved = _MOVED.match(str(error))
+            if moved is None:
+                raise
+            return moved[1] or given["host"], int(moved[2])
+        finally:
+            link.close()
 
     async def _with_link(self, once: Callable[[Wire], Awaitable[T]]) -> T:
         """Run ``once`` on a connection. After any failure but an error the server answered it is thrown away."""
@@ -199,7 +202,8 @@ class Links:
         synced: bool = False,
     ) -> Any:
         """What the script answers. ``doubt`` is told of each failure after which nobody knows whether it ran;
-        ``patience``: seconds, if fewer than usual; ``synced``: answer when the disk has it, if that was declared."""
+        ``patience``: seconds, if fewer than usual; ``synced``: answer when disk and replicas have it, as was declared.
+        """
         (reply,) = await self.run_each(script, [arguments], doubt=doubt, patience=patience, synced=synced)
         return reply
 
@@ -230,13 +234,28 @@ class Links:
                     raise reply
                 else:
                     replies.append(reply)
-            if synced and self.address.durability == "waitaof":
-                local, _ = await link.ask("WAITAOF", 1, 0, _SYNCED)
-                if not local:
-                    raise TimeoutError(f"the disk did not have it within {_SYNCED // 1000} s")
+            if synced and (self.address.durability == "waitaof" or self.address.replicas):
+                await self._confirm(link)
             return replies
 
         return await self.call(once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience)
+
+    async def _confirm(self, link: Wire) -> None:
+        """Wait for the disk and the replicas.
+
+        Both wait for what this connection wrote last. A call that is made again finds its work done and writes nothing:
+        so something is said first, which the log of changes takes note of behind whatever it is about."""
+        wanted, milliseconds = self.address.replicas, int(_CONFIRMED * 1000)
+        synced = self.address.durability == "waitaof"
+        wait = ("WAITAOF", 1, wanted, milliseconds) if synced else ("WAIT", wanted, milliseconds)
+        _, answer = await link.ask_each([("PUBLISH", self.address.prefix + "nothing", ""), wait])
+        if isinstance(answer, driver.ResponseError):
+            raise answer
+        local, others = answer if synced else (1, answer)
+        if not local:
+            raise _Unconfirmed(f"its disk did not have it within {_CONFIRMED:g} s")
+        if others < wanted:
+            raise _Unconfirmed(f"{others} of {wanted} replicas had it within {_CONFIRMED:g} s")
 
     async def command(self, *words: Argument) -> Any:
         """What the server answers to one command."""
@@ -257,11 +276,21 @@ class Links:
                     return await self._with_link(once)
             except driver.AuthenticationError as error:
                 raise ConfigError(f"{self.place} refuses us: {_line(error)}; check the URL and its rights") from error
+            except _Unconfirmed as error:
+                if doubt is not None:
+                    doubt()
+                raise Unavailable(f"{self.place} did it, but {error}; try again, nothing is done twice") from error
+            except asyncio.CancelledError:
+                if doubt is not None:
+                    doubt()
+                raise
             except _AWAY as error:
                 if doubt is not None:
                     doubt()
+                self._check_tls(error)
                 if max(time.monotonic(), self._connect_at) > give_up or isinstance(error, TimeoutError):
-                    raise Unavailable(f"{self.place} cannot be reached: {_line(error)}") from error
+                    asked = "; does that port speak TLS?" if self.address.secure else ""
+                    raise Unavailable(f"{self.place} cannot be reached: {_line(error)}{asked}") from error
                 await asyncio.sleep(_BACKOFF * random.uniform(0.5, 1.5))
             except (driver.ResponseError, driver.ClusterError) as error:
                 if not _is_elsewhere(error):
@@ -274,6 +303,18 @@ class Links:
             except driver.RedisError as error:
                 raise Unavailable(f"{self.place}: {_line(error)}") from error
 
+    def _check_tls(self, error: BaseException) -> None:
+        """No patience mends a certificate that is not trusted, or a port that does not speak TLS."""
+        text = _line(error)
+        if untrusted := _UNTRUSTED.search(text):
+            why = untrusted[1].strip(" .")
+            raise ConfigError(
+                f"{self.place}: its certificate is not trusted: {why}; give the file of who signed it as "
+                "?ssl_ca_certs=FILE, and the host as the certificate has it"
+            ) from error
+        if self.address.secure and _NO_TLS.search(text):
+            raise ConfigError(f"{self.place} does not speak TLS; write redis://, or give its port for TLS") from error
+
     def _translated(self, error: Exception) -> HoldfastError:
         text = _line(error)
         if _FULL_TEXT in text:
@@ -282,6 +323,8 @@ class Links:
             return Unavailable(f"{self.place} takes no writes: {text}")
         if isinstance(error, driver.NoPermissionError) or _FORBIDDEN.search(text):
             return ConfigError(f"{self.place} refuses us: {text}; check the URL and its rights")
+        if "'SENTINEL'" in text or "`SENTINEL`" in text:
+            return ConfigError(f"{self.place} is no sentinel; write redis://, or give the sentinels' hosts and ports")
         if "unknown command" in text.lower():
             return ConfigError(f"{self.place}: {text}; Holdfast needs Redis 6.2 or newer, or Valkey")
         if "WRONGTYPE" in text:
@@ -294,6 +337,19 @@ class Links:
         if path := self.address.options.get("path"):
             return f"Redis at {path}"
         return "Redis at " + ",".join(f"{host}:{port}" for host, port in self.address.hosts)
+
+
+async def _connected(given: dict[str, Any], seconds: float, heard: Heard | None = None) -> Wire:
+    """A connection the driver made with these options, and secured; its error where that takes too long."""
+    given = {"protocol": 2, "socket_timeout": None, "socket_connect_timeout": seconds, **given}
+    link = given.pop("connection_class", PlainConnection)(**given)
+    try:
+        async with asyncio.timeout(seconds):
+            await link.connect()
+        return Wire(link, heard)
+    except BaseException:
+        await _discard(link)
+        raise
 
 
 async def _discard(link: Any) -> None:
@@ -317,4 +373,5 @@ def in_pieces(items: Sequence[T], most: int) -> Iterable[Sequence[T]]:
 
 def _line(error: BaseException) -> str:
     """An error in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    return " ".join(str(error).split()) or silent

@@ -1,0 +1,153 @@
+"""The Redis store when its server dies, loses what it had, fills up or is weaker than declared: RELIABILITY F06, F44,
+F51, F52."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.job import JobFilter, JobState
+from holdfast.stores import open_store
+from tests.conformance.support import LEASE, ending, failing, new_job, pulse, put, running, stored, take
+from tests.faults.support import finding, opened, until_it_works
+from tests.support.keys import Keys
+from tests.support.redis import FLOORS, MAIN, Redis, shared
+
+KINDS = (MAIN, *FLOORS)
+
+
+# ── death ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fsync", ["always", "everysec"])
+async def test_what_was_acknowledged_survives_a_kill_of_the_server(kind: str, fsync: str) -> None:
+    with Redis(kind, settings={"appendfsync": fsync}) as server:
+        url = server.url(durability=fsync, namespace="kept")
+        async with opened(url) as store:
+            acknowledged: list[str] = []
+            for _ in range(4):
+                submitting = [asyncio.create_task(store.submit([new_job() for _ in range(3)])) for _ in range(40)]
+                await asyncio.sleep(0.02)
+                server.kill()
+                server.start()
+                for answer in await asyncio.gather(*submitting, return_exceptions=True):
+                    if isinstance(answer, list):
+                        acknowledged += [each.job_id for each in answer if each.created]
+                    else:
+                        assert isinstance(answer, Unavailable)
+            await until_it_works(lambda: store.count(JobFilter()))
+            kept = {job.id for job in (await store.find(JobFilter(), limit=10_000)).jobs}
+            assert set(acknowledged) <= kept
+            assert acknowledged
+        keys = Keys(url)
+        assert list(keys.strays()) == []
+        keys.client.close()
+
+
+async def test_a_log_that_lost_its_tail_is_never_half_there() -> None:
+    """Whatever bytes are missing: each script is there or is not, and no structure contradicts another."""
+    with Redis(settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
+        url = server.url(namespace="cut")
+        for lost in (1, 7, 40, 200, 500):
+            async with opened(url) as store:
+                await put(store, *[new_job(key=f"{lost}-{n}") for n in range(5)], new_job(priority=3))
+                jobs = await take(store, 4)
+                await store.settle([ending(job) for job in jobs[:2]] + [failing(job) for job in jobs[2:]])
+                await store.cancel(JobFilter(states=(JobState.QUEUED,)), limit=1)
+            server.kill()
+            log = max(server.folder.glob("**/*.incr.aof"), key=lambda file: file.stat().st_size)
+            with log.open("r+b") as file:
+                file.truncate(log.stat().st_size - lost)
+            server.start()
+            async with opened(url) as store:
+                keys = Keys(url)
+                assert list(keys.strays()) == []
+                keys.client.close()
+                assert await store.count(JobFilter()) == len((await store.find(JobFilter(), limit=1000)).jobs)
+
+
+# ── durability as declared and as it is ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("settings", "effective"),
+    [
+        ({"appendonly": "no"}, "none"),
+        ({"appendfsync": "no"}, "none"),
+        ({"appendfsync": "everysec"}, "everysec"),
+        ({"appendfsync": "always"}, "always"),
+    ],
+)
+async def test_weaker_than_declared_is_refused_unless_accepted(settings: dict[str, str], effective: str) -> None:
+    levels = ["none", "everysec", "always"]
+    with Redis(settings=settings) as server:
+        for declared in levels:
+            url = server.url(durability=declared)
+            if levels.index(declared) <= levels.index(effective):
+                async with opened(url) as store:
+                    durability = await finding(store, "durability")
+                    assert f"declared {declared}" in durability.text
+                    assert durability.level == ("error" if effective == "none" else "ok")
+                continue
+            with pytest.raises(ConfigError, match=f"durability={effective}, not {declared}.*accept"):
+                await open_store(url).open()
+
+
+async def test_waitaof_answers_when_the_disk_has_it() -> None:
+    with Redis() as server:
+        async with opened(server.url(durability="waitaof", namespace="w")) as store:
+            (job_id,) = await put(store)
+            server.kill()
+            server.start()
+            assert (await until_it_works(lambda: stored(store, job_id))).id == job_id
+            assert server.execute("INFO", "commandstats") is not None
+            assert "WAITAOF" in (await finding(store, "durability")).text
+
+
+async def test_waitaof_needs_a_server_that_has_it() -> None:
+    for kind in FLOORS:
+        with pytest.raises(ConfigError, match="has no WAITAOF"):
+            await open_store(shared(kind).url(durability="waitaof")).open()
+
+
+async def test_a_server_that_evicts_is_refused_and_the_doctor_sees_it_later() -> None:
+    with Redis(settings={"maxmemory-policy": "allkeys-lru"}) as server:
+        with pytest.raises(ConfigError, match="config set maxmemory-policy noeviction"):
+            await open_store(server.url()).open()
+        server.execute("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        async with opened(server.url()) as store:
+            assert (await finding(store, "eviction")).level == "ok"
+            server.execute("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
+            assert (await finding(store, "eviction")).level == "error"
+
+
+# ── full ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_full_server_refuses_submissions_and_lets_jobs_finish(kind: str) -> None:
+    with Redis(kind) as server:
+        async with opened(server.url(namespace="full")) as store:
+            jobs = [await running(store) for _ in range(5)]
+            waiting = await put(store, *[new_job() for _ in range(5)])
+            server.execute("CONFIG", "SET", "maxmemory", "1")
+
+            for batch in ([new_job()], [new_job(key="k")], [new_job() for _ in range(300)]):
+                with pytest.raises(Unavailable, match="is full"):
+                    await store.submit(batch)
+            assert await store.count(JobFilter()) == 10
+            assert (await finding(store, "memory")).level == "error"
+
+            beat = await store.beat(pulse(), [job.lease for job in jobs], lease_for=LEASE * 2)
+            assert [str(each) for each in beat.held] == ["held"] * 5
+            answers = await store.settle([ending(jobs[0], result="1"), failing(jobs[1]), *map(ending, jobs[2:])])
+            assert [answer.accepted for answer in answers] == [True] * 5
+            assert {job.id for job in await take(store)} == {*waiting, jobs[1].id}
+            assert len((await store.delete([jobs[0].id])).changed) == 1
+            assert (await store.cancel([waiting[0]])).changed == [(waiting[0], JobState.RUNNING)]
+
+            server.execute("CONFIG", "SET", "maxmemory", "0")
+            assert (await store.submit([new_job()]))[0].created

@@ -1,0 +1,196 @@
+"""Redis servers that take over from one another: replicas, sentinels, a cluster: RELIABILITY F21."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from datetime import timedelta
+
+import psutil
+import pytest
+
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.job import JobFilter, JobState
+from holdfast.store import Store
+from holdfast.stores import open_store
+from holdfast.stores.redis import links
+from tests.conformance.support import ended, failing, new_job, put, running, settle, stored, take, take_ids
+from tests.faults.support import opened, until_it_works
+from tests.support.fault_proxy import FaultProxy
+from tests.support.keys import Keys
+from tests.support.redis import FLOORS, MAIN, PASSWORD, Redis, shared
+from tests.support.redis_groups import SERVICE, Cluster, Sentinel, replicated, role_of
+
+
+def frozen(server: Redis) -> psutil.Process:
+    """The server's process, stopped: it hears nothing until it is resumed."""
+    process = psutil.Process(int(server.execute("INFO", "server")["process_id"]))
+    process.send_signal(signal.SIGSTOP)
+    return process
+
+
+# ── replicas ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_replica_is_not_written_to(hurried: None) -> None:
+    with replicated() as (primary, _), FaultProxy(primary.port) as proxy:
+        url = primary.url(namespace="moved").replace(f":{primary.port}/", f":{proxy.port}/")
+        async with opened(url) as store:
+            await put(store)
+            primary.execute("REPLICAOF", "127.0.0.1", 1)  # now nobody takes writes
+            with pytest.raises(Unavailable, match="read only replica"):
+                await store.submit([new_job()])
+            primary.execute("REPLICAOF", "NO", "ONE")
+            await until_it_works(lambda: store.submit([new_job()]))
+            assert await store.count(JobFilter()) == 2
+
+
+@pytest.mark.parametrize("kind", [MAIN, *FLOORS])
+async def test_nothing_is_acknowledged_that_too_few_replicas_have(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_CONFIRMED", 0.3)
+    with replicated(kind) as (primary, replica):
+        url = primary.url(namespace="r", replicas="1")
+        async with opened(url) as store, opened(url) as other:
+            known = new_job()
+            await until_it_works(lambda: store.submit([known]))
+            assert replica.execute("EXISTS", f"{{r}}:job:{known.id}") == 1
+            asleep = frozen(replica)
+            doubtful = new_job(key="k")
+            for each in (store, other):  # the second finds it there, and nobody else knows that it is
+                with pytest.raises(Unavailable, match="0 of 1 replicas"):
+                    await each.submit([doubtful])
+            (job,) = await take(store, 1)
+            with pytest.raises(Unavailable, match="0 of 1 replicas"):
+                await settle(store, job)
+
+            asleep.resume()
+            (answer,) = await until_it_works(lambda: other.submit([doubtful]))
+            assert answer.job_id == doubtful.id
+            settled = await until_it_works(lambda: settle(store, job))
+            assert (settled.accepted, settled.state) == (True, JobState.SUCCEEDED)
+            assert replica.execute("HGET", f"{{r}}:job:{known.id}", "state") == b"succeeded"
+
+
+async def test_the_disk_of_a_replica_counts_where_both_are_declared() -> None:
+    with replicated() as (primary, replica):
+        async with opened(primary.url(namespace="r", replicas="1", durability="waitaof")) as store:
+            (job_id,) = await put(store)
+            replica.kill()
+            replica.start()
+            assert replica.execute("EXISTS", f"{{r}}:job:{job_id}") == 1
+
+
+# ── sentinels ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("kind", "password"), [(MAIN, PASSWORD), *((kind, "") for kind in FLOORS)])
+async def test_a_store_follows_the_sentinels_to_the_replica_they_promote(kind: str, password: str) -> None:
+    with replicated(kind, password=password) as (primary, replica), Sentinel(primary) as sentinel:
+        url = sentinel.url(namespace="s")
+        async with opened(url) as store, opened(url) as worker:
+            (job_id,) = await put(store)
+            job = await running(store)
+            primary.execute("WAIT", 1, 5000)
+            waiting = asyncio.create_task(until_it_works(lambda: worker.wait([f"job:{job.id}"], timeout=50)))
+            primary.kill()
+
+            await until_it_works(lambda: store.submit([new_job(id=job_id), new_job()]))
+
+            assert role_of(replica)[0] == b"master"
+            assert (await until_it_works(lambda: settle(store, job))).accepted
+            await asyncio.wait_for(waiting, timeout=30)
+            assert await store.count(JobFilter()) == 3
+
+
+async def test_a_silent_sentinel_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        replicated() as (primary, _),
+        Sentinel(primary) as sentinel,
+        FaultProxy(sentinel.port) as proxy,
+    ):
+        monkeypatch.setattr(links, "_CONNECT", 1.0)
+        proxy.hold()
+        url = sentinel.url(namespace="s").replace("127.0.0.1", f"127.0.0.1:{proxy.port},127.0.0.1", 1)
+        async with opened(url) as store:
+            await put(store)
+
+
+async def test_sentinels_that_know_no_such_primary_and_servers_that_are_none_are_told(hurried: None) -> None:
+    with replicated() as (primary, _), Sentinel(primary) as sentinel:
+        with pytest.raises(Unavailable, match="none of them knows a primary called 'other'"):
+            await open_store(sentinel.url().replace(f"/{SERVICE}/", "/other/")).open()
+        with pytest.raises(ConfigError, match="is no sentinel"):
+            await open_store(sentinel.url().replace(str(sentinel.port), str(primary.port))).open()
+
+
+# ── a cluster ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _every_verb(store: Store) -> None:
+    """A job's whole life and the others' ends."""
+    later, *ids = await put(
+        store, new_job(delay=timedelta(hours=1)), new_job(key="k"), *[new_job(queue="mail", priority=n) for n in (1, 2)]
+    )
+    jobs = await take(store, 10, {"default": 5, "mail": 5})
+    assert sorted(job.id for job in jobs) == sorted(ids)
+    answers = await store.settle([failing(job) for job in jobs])
+    assert [answer.state for answer in answers] == [JobState.FAILED] * 3
+    assert len(await take_ids(store, 10, {"*": 5})) == 3
+    assert (await store.by_key("k")) is not None
+    assert (await store.cancel([later])).changed == [(later, JobState.CANCELLED)]
+    assert (await store.replay([later])).changed == [(later, JobState.QUEUED)]
+    done = await ended(store, JobState.SUCCEEDED)
+    await store.wait([f"job:{done}"], timeout=5)
+    await store.pause("mail")
+    await store.wait(["queue:mail"], timeout=0.1)
+    assert {info.name for info in await store.queues()} == {"default", "mail"}
+    assert len((await store.find(JobFilter())).jobs) == await store.count(JobFilter()) == 5
+    assert [each.level for each in await store.doctor()].count("error") == 0
+    assert await store.prune({"succeeded": timedelta(0)}, limit=10) == 1
+
+
+async def test_a_namespace_lives_in_one_slot_of_a_cluster_and_moves_with_it() -> None:
+    with Cluster() as cluster:
+        for namespace in ("one", "two", "three", "four"):  # somebody else's slot each, or nearly
+            async with opened(cluster.url(namespace=namespace)) as store:
+                await _every_verb(store)
+                owner = cluster.owner(f"{{{namespace}}}:meta")
+                names = owner.execute("KEYS", f"{{{namespace}}}:*")
+                assert len({owner.execute("CLUSTER", "KEYSLOT", name) for name in names}) == 1
+                assert len(names) > 15
+        async with opened(cluster.url(namespace="one")) as store:
+            (job_id,) = await put(store)
+            owner = cluster.owner("{one}:meta")
+            slot = owner.execute("CLUSTER", "KEYSLOT", "{one}:meta")
+            target = next(node for node in cluster.nodes if node is not owner)
+            owner.execute(
+                "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.execute("CLUSTER", "MYID")
+            )
+            while cluster.owner("{one}:meta") is not target:
+                await until_it_works(lambda: store.submit([new_job()]))
+            await until_it_works(lambda: store.submit([new_job()]))
+            assert (await stored(store, job_id)).state is JobState.QUEUED
+            keys = Keys(target.url(namespace="one"))
+            assert list(keys.strays()) == []
+            keys.client.close()
+
+
+async def test_a_cluster_s_replica_that_took_over_is_found() -> None:
+    with Cluster(patience=2000) as cluster:
+        async with opened(cluster.url(namespace="one")) as store:
+            job = await running(store)
+            owner = cluster.owner("{one}:meta")
+            replica = cluster.replica_of(owner)
+            owner.kill()
+
+            assert (await until_it_works(lambda: settle(store, job))).accepted
+
+            assert role_of(replica)[0] == b"master"
+            assert await store.count(JobFilter()) == 1
+
+
+async def test_a_server_that_is_no_cluster_serves_the_url_of_one() -> None:
+    with shared().fresh_namespace() as namespace:
+        url = shared().url(namespace=namespace).replace("redis://", "redis+cluster://").replace("/0?", "?")
+        async with opened(url) as store:
+            assert len(await put(store)) == 1

@@ -1,0 +1,149 @@
+"""Who may use the Redis store, and how a connection is secured: RELIABILITY X20."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ConfigError, HoldfastError, StoreMismatch, Unavailable
+from holdfast.stores import open_store
+from tests.conformance.support import new_job, put, settle, stored, take
+from tests.faults.support import opened
+from tests.support.certificates import Authority
+from tests.support.fault_proxy import FaultProxy
+from tests.support.redis import PASSWORD, Redis
+
+# ── rights ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_passwords_users_and_rights() -> None:
+    with Redis(password=PASSWORD) as server:
+        async with opened(server.url()) as store:
+            await put(store)
+        for wrong in (server.url().replace("hunter2", "hunter3"), f"redis://127.0.0.1:{server.port}/0"):
+            with pytest.raises(ConfigError, match="refuses us"):
+                await open_store(wrong).open()
+        server.execute(
+            *("ACL", "SETUSER", "queue", "on", ">secret", "~{mine}:*", "&{mine}:*", "+@all", "-@admin", "-@dangerous"),
+            *("+info", "+config|get"),
+        )
+        mine = f"redis://queue:secret@127.0.0.1:{server.port}/0"
+        async with opened(f"{mine}?namespace=mine") as store:
+            await put(store)
+            (job,) = await take(store)
+            assert (await settle(store, job)).accepted
+            await store.wait(["queue:default"], timeout=0.2)
+        with pytest.raises(ConfigError, match="refuses us"):
+            await open_store(f"{mine}?namespace=other").open()
+        server.execute("ACL", "SETUSER", "queue", "-config", "-info")
+        with pytest.raises(ConfigError, match="refuses us"):
+            await open_store(f"{mine}?namespace=mine").open()
+
+
+async def test_resp3_and_other_databases(server: Redis) -> None:
+    with server.fresh_namespace() as namespace:
+        url = server.url(namespace=namespace, protocol="3").replace("/0?", "/3?")
+        async with opened(url) as store, opened(url) as other:
+            (job_id,) = await put(store, new_job(priority=2, key="k"))
+            (job,) = await take(other)
+            waiting = asyncio.create_task(store.wait([f"job:{job_id}"], timeout=50))
+            assert (await settle(other, job, result="1")).accepted
+            await asyncio.wait_for(waiting, timeout=30)
+            assert (await stored(store, job_id)).result == "1"
+            assert [each.level for each in await store.doctor()].count("error") == 0
+            await store.delete([job_id])
+
+
+async def test_a_namespace_that_is_not_ours_or_newer_is_refused(server: Redis) -> None:
+    with server.fresh_namespace() as namespace:
+        url = server.url(namespace=namespace)
+        server.execute("SET", f"{{{namespace}}}:meta", "theirs")
+        with pytest.raises(StoreMismatch, match="belongs to another program"):
+            await open_store(url).open()
+        server.execute("DEL", f"{{{namespace}}}:meta")
+        server.execute("HSET", f"{{{namespace}}}:meta", "schema", 99)
+        with pytest.raises(StoreMismatch, match="upgrade"):
+            await open_store(url).open()
+
+
+async def test_backups_are_the_servers_own_affair(url: str) -> None:
+    async with opened(url) as store:
+        with pytest.raises(HoldfastError, match="redis-cli"):
+            await store.backup("/tmp/nowhere")
+
+
+# ── TLS ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def secured(server: Redis, proxy: FaultProxy, **parameters: str) -> str:
+    """The URL over TLS through the proxy."""
+    url = server.url(namespace="tls", **parameters)
+    return url.replace("redis://", "rediss://").replace(f":{server.port}/", f":{proxy.port}/")
+
+
+async def test_a_certificate_that_is_trusted_opens_every_connection(authority: Authority) -> None:
+    with Redis(password=PASSWORD) as server, FaultProxy(server.port, tls=authority.server()) as proxy:
+        for protocol in ("2", "3"):
+            url = secured(server, proxy, ssl_ca_certs=str(authority.file), protocol=protocol)
+            async with opened(url) as store, opened(url) as other:
+                (job_id,) = await put(store, new_job(payload='"' + "x" * 200_000 + '"'))
+                waiting = asyncio.create_task(other.wait([f"job:{job_id}"], timeout=50))
+                (job,) = await take(store)
+                await asyncio.sleep(0)
+                assert (await settle(store, job)).accepted
+                await asyncio.wait_for(waiting, timeout=30)
+
+
+async def test_a_certificate_that_is_not_trusted_is_refused_by_default(authority: Authority, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path, "stranger")
+    with (
+        Redis() as server,
+        FaultProxy(server.port, tls=authority.server()) as proxy,
+        FaultProxy(server.port, tls=authority.server("elsewhere.example")) as elsewhere,
+    ):
+        refused = [
+            (secured(server, proxy), "unable to get local issuer certificate"),
+            (secured(server, proxy, ssl_ca_certs=str(stranger.file)), "unable to get local issuer certificate"),
+            (secured(server, elsewhere, ssl_ca_certs=str(authority.file)), "not valid for '127.0.0.1'"),
+        ]
+        for url, why in refused:
+            for kind in ("rediss:", "rediss+cluster:", "rediss+sentinel:"):
+                path = "/name/0?" if "sentinel" in kind else "/0?"
+                with pytest.raises(ConfigError, match=f"certificate is not trusted: .*{why}.*ssl_ca_certs=FILE"):
+                    await open_store(url.replace("rediss:", kind).replace("/0?", path)).open()
+        unchecked = secured(server, elsewhere, ssl_ca_certs=str(authority.file), ssl_check_hostname="no")
+        for accepted in (unchecked, secured(server, proxy, ssl_cert_reqs="none")):
+            async with opened(accepted) as store:
+                await put(store)
+
+
+async def test_a_client_s_certificate_is_shown_where_it_is_asked_for(authority: Authority, tmp_path: Path) -> None:
+    certificate, key = authority.client(tmp_path)
+    with Redis() as server, FaultProxy(server.port, tls=authority.server(clients=True)) as proxy:
+        url = secured(server, proxy, ssl_ca_certs=str(authority.file))
+        with pytest.raises(Unavailable):
+            await open_store(url).open()
+        async with opened(f"{url}&ssl_certfile={certificate}&ssl_keyfile={key}") as store:
+            await put(store)
+
+
+async def test_tls_to_a_port_that_has_none_and_the_other_way_round(authority: Authority, hurried: None) -> None:
+    with Redis() as server, FaultProxy(server.port, tls=authority.server()) as proxy:
+        with pytest.raises((ConfigError, Unavailable), match="speak TLS"):
+            await open_store(server.url().replace("redis://", "rediss://")).open()
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            await open_store(secured(server, proxy).replace("rediss://", "redis://")).open()
+
+
+def test_files_that_are_not_there_and_passphrases_are_minded() -> None:
+    for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        with pytest.raises(ConfigError, match=f"{name}='/nowhere.pem': there is no such file"):
+            open_store(f"rediss://localhost/0?{name}=/nowhere.pem")
+    assert "hunter2" not in open_store("rediss://localhost/0?ssl_password=hunter2").url

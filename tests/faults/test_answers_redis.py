@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.job import JobFilter, JobState, Reason, Submitted, new_id
-from holdfast.stores.redis import links
+from holdfast.links import redis as links
 from tests.conformance.support import (
     ended,
     ending,

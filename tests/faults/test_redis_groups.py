@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.job import JobFilter, JobState
+from holdfast.links import redis as connections
 from holdfast.store import Store
 from holdfast.stores import open_store
 from holdfast.stores.redis import links
@@ -108,7 +109,7 @@ async def test_a_silent_sentinel_does_not_hide_the_others(monkeypatch: pytest.Mo
         Sentinel(primary) as sentinel,
         FaultProxy(sentinel.port) as proxy,
     ):
-        monkeypatch.setattr(links, "_CONNECT", 1.0)
+        monkeypatch.setattr(connections, "_CONNECT", 1.0)
         proxy.hold()
         url = sentinel.url(namespace="s").replace("127.0.0.1", f"127.0.0.1:{proxy.port},127.0.0.1", 1)
         async with opened(url) as store:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from holdfast.errors import ConfigError, StoreMismatch
 from holdfast.job import Finding
+from holdfast.links.redis import Script
 from holdfast.stores.redis.address import LEVELS
 from holdfast.stores.redis.links import Links
-from holdfast.stores.redis.scripts import Script
 
 SCHEMA = 1
 _INITIAL = "0001_initial"
@@ -49,7 +49,7 @@ async def absent(links: Links) -> str | None:
     prefix = links.address.prefix
     if await links.command("EXISTS", f"{prefix}meta"):
         return None
-    return f"{links.address.shown} has no keys of Holdfast under {prefix!r} yet"
+    return f"{links.server.shown} has no keys of Holdfast under {prefix!r} yet"
 
 
 def _check(facts: Facts, links: Links) -> None:
@@ -177,9 +177,9 @@ def _persistence(info: Mapping[str, str]) -> Finding:
 
 def _access(info: Mapping[str, str], links: Links) -> Finding:
     replicas = info.get("connected_slaves", "0")
-    guarded = bool(links.address.options.get("password"))
+    guarded = bool(links.server.options.get("password"))
     text = f"role={info.get('role', '?')}, {replicas} replicas, {'with' if guarded else 'without'} password"
-    if not guarded and links.address.hosts[0][0] not in ("localhost", "127.0.0.1", "::1"):
+    if not guarded and links.server.hosts[0][0] not in ("localhost", "127.0.0.1", "::1"):
         return Finding(
             "access", "warning", text, "whoever reaches this port owns the queue: set a password or ACL user"
         )

@@ -26,14 +26,14 @@ from holdfast.job import (
     Settlement,
     Submitted,
 )
+from holdfast.links.redis import Script, in_pieces
+from holdfast.links.wire import Argument
 from holdfast.store import EVERY_QUEUE
 from holdfast.stores.doubts import Doubts, Fate, accepted_as
-from holdfast.stores.redis.links import Links, in_pieces
+from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.news import News
 from holdfast.stores.redis.read import Read
 from holdfast.stores.redis.rows import Kinds, claimed_job, settlements, span_us, submission
-from holdfast.stores.redis.scripts import Script
-from holdfast.stores.redis.wire import Argument
 from holdfast.stores.verbs import BEAT_PATIENCE, Wish
 
 PIECE = 200

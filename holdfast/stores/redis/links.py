@@ -1,198 +1,31 @@
-"""Connections to Redis: opened within a deadline, retried with jitter, dropped at the first doubt.
-
-Every call has a deadline on our side. A connection whose call was cut short for any reason but an error that the
-server answered is never used again: a late answer must not reach the next caller. A call that finds the server away
-tries again for ``PATIENCE`` seconds, then raises Unavailable; whoever must go on for ever (the worker's services) calls
-again.
-"""
+"""Connections to Redis that run the store's scripts."""
 
 from __future__ import annotations
 
-import asyncio
-import random
-import re
-import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 from uuid import uuid4
 
 from redis import exceptions as driver
-from redis.asyncio.connection import Connection as PlainConnection
 
-from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
+from holdfast.links import redis
+from holdfast.links.redis import Script, Unconfirmed
+from holdfast.links.wire import Argument, Wire
 from holdfast.stores.redis.address import Address
-from holdfast.stores.redis.scripts import Script
-from holdfast.stores.redis.wire import Argument, Heard, Wire
 
-T = TypeVar("T")
-
-PATIENCE = 2.0  # seconds a call waits for a server that is away
-DEADLINE = 10.0  # seconds a call may take
-_CONNECT = 3.0  # seconds until a host that does not answer is given up
-_BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
 _CONFIRMED = 5.0  # seconds a write waits for the disk and the replicas that were declared
 
-_AWAY = (OSError, TimeoutError, driver.ConnectionError, driver.TimeoutError, driver.InvalidResponse, EOFError)
-# What a server answers that cannot serve us now. The driver takes the code off the errors it knows; of those a script
-# met the code stands in the middle of the text.
-_ELSEWHERE = (
-    driver.ReadOnlyError,
-    driver.MasterDownError,
-    driver.ClusterDownError,
-    driver.ClusterError,
-    driver.TryAgainError,
-    driver.AskError,
-)
-_ELSEWHERE_TEXT = re.compile(
-    r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK|BUSY|UNBLOCKED)\b|read.only replica"
-)
-_MOVED = re.compile(r"MOVED \d+ (.*):(\d+)$")
-_FULL_TEXT = "when used memory > 'maxmemory'"
-_UNWRITABLE = re.compile(r"\b(MISCONF|NOREPLICAS)\b")
-_FORBIDDEN = re.compile(
-    r"\b(NOPERM|NOAUTH|WRONGPASS|DENIED|ACL)\b|permission|non local key|invalid username", re.IGNORECASE
-)
-_UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED\S*\s*(?:certificate verify failed: )?([^(]*)")
-_NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE")
 
+class Links(redis.Links):
+    """The connections of one event loop to one namespace."""
 
-class _Unconfirmed(Exception):
-    """It was done, and those who were to have it in time had not."""
-
-
-class Links:
-    """The connections of one event loop: at most ``most``, made when they are needed."""
-
-    def __init__(self, address: Address, *, now: Callable[[], int] | None, most: int = 8) -> None:
+    def __init__(self, address: Address, *, now: Callable[[], int] | None) -> None:
+        super().__init__(address.server, address.prefix)
         self.address = address
         self.name = uuid4().hex[:12]
         """Who calls: the scripts tell others of what we did, and we know what we said ourselves."""
         self._now = now
-        self._idle: deque[Wire] = deque()
-        self._room = asyncio.Semaphore(most)
-        self._closed = False
-        self._busy: set[Wire] = set()
-        self._target: tuple[str, int] | None = None  # of the primary, once it was asked for
-        self._failures = 0  # to connect, one after another
-        self._connect_at = 0.0  # not before
 
-    # ── connections ───────────────────────────────────────────────────────────────────────────────────────────
-    async def connect(self, heard: Heard | None = None, **options: Any) -> Wire:
-        """A new connection to the primary, or an error of the driver. ``heard`` is told what is published."""
-        given = {**self.address.options, **options}
-        if "path" not in given:
-            given["host"], given["port"] = await self._primary()
-        return await _connected(given, _CONNECT, heard)
-
-    async def _primary(self) -> tuple[str, int]:
-        """Where the primary is now, or is said to be."""
-        if self.address.kind == "direct":
-            return self.address.hosts[0]
-        if self._target is None:
-            self._target = await self._located()
-        return self._target
-
-    async def _located(self) -> tuple[str, int]:
-        """Where the primary is: the first of the URL's hosts to know says it. A silent one leaves the others time."""
-        trouble: Exception = driver.ConnectionError(f"none of them knows a primary called {self.address.service!r}")
-        for host, port in self.address.hosts:
-            given = {**self.address.options, "host": host, "port": port}
-            given.pop("db", None)
-            try:
-                found = await self._asked(given, _CONNECT / len(self.address.hosts))
-            except (*_AWAY, driver.RedisError) as error:
-                trouble = error
-                continue
-            if found is not None:
-                return found
-        raise trouble
-
-    async def _asked(self, given: dict[str, Any], seconds: float) -> tuple[str, int] | None:
-        """What one sentinel, or one node of the cluster, says."""
-        try:
-            link = await _connected(given, seconds)
-        except driver.AuthenticationError:
-            if self.address.kind != "sentinel" or "password" not in given:
-                raise
-            # Sentinels mostly have no password of their own, and refuse one that is offered.
-            link = await _connected({**given, "username": None, "password": None}, seconds)
-        try:
-            async with asyncio.timeout(seconds):
-                if self.address.kind == "sentinel":
-                    found = await link.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.address.service)
-                    return None if found is None else (found[0].decode(), int(found[1]))
-                await link.ask("EXISTS", self.address.prefix)
-                return given["host"], given["port"]
-        except driver.ResponseError as error:
-            moved = _MOVED.match(str(error))
-            if moved is None:
-                raise
-            return moved[1] or given["host"], int(moved[2])
-        finally:
-            link.close()
-
-    async def _with_link(self, once: Callable[[Wire], Awaitable[T]]) -> T:
-        """Run ``once`` on a connection. After any failure but an error the server answered it is thrown away."""
-        async with self._room:
-            link = await self._taken()
-            self._busy.add(link)
-            try:
-                result = await once(link)
-            except BaseException as error:
-                if isinstance(error, driver.ResponseError | UnicodeEncodeError):  # the connection is as good as before
-                    self._give_back(link)
-                else:
-                    link.close()
-                if isinstance(error, _AWAY) or _is_elsewhere(error):
-                    self.forget()
-                raise
-            else:
-                self._give_back(link)
-                return result
-            finally:
-                self._busy.discard(link)
-
-    async def _taken(self) -> Wire:
-        if self._closed:
-            raise HoldfastError("this store was closed meanwhile")
-        while self._idle:
-            link = self._idle.pop()
-            if link.is_connected:
-                return link
-        await asyncio.sleep(max(0.0, self._connect_at - time.monotonic()))
-        try:
-            link = await self.connect()
-        except _AWAY:
-            # However many calls there are: a server that comes back is not met by a herd.
-            self._failures += 1
-            pause = min(_BACKOFF_MOST, _BACKOFF * 2**self._failures)
-            self._connect_at = time.monotonic() + pause * random.uniform(0.5, 1.5)
-            self._target = None
-            raise
-        self._failures = 0
-        return link
-
-    def _give_back(self, link: Wire) -> None:
-        if self._closed:
-            link.close()
-        else:
-            self._idle.append(link)
-
-    def forget(self) -> None:
-        """The server has gone, or takes no more writes: so have these. The primary is looked for anew."""
-        self._target = None
-        while self._idle:
-            self._idle.pop().close()
-
-    async def close(self) -> None:
-        """Let go of every connection; calls under way fail."""
-        self._closed = True
-        self.forget()
-        for link in list(self._busy):
-            link.close()
-
-    # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def run(
         self,
         script: Script,
@@ -216,29 +49,13 @@ class Links:
         patience: float | None = None,
         synced: bool = False,
     ) -> list[Any]:
-        """What the script answers to each of these arguments. They go out one behind the other, none before all of them
-        are known to be what Redis can take; an error of one leaves the others done."""
-        now = "" if self._now is None else self._now()
-        head = ("EVALSHA", script.sha, 5, *self.address.keys, now, self.name)
-
-        sent: list[bool] = []
-
-        async def once(link: Wire) -> list[Any]:
-            sent.append(True)
-            replies: list[Any] = []
-            for reply in await link.ask_each([(*head, *piece) for piece in pieces]):
-                if isinstance(reply, driver.NoScriptError):  # a new server, or one whose scripts were flushed
-                    await link.ask("SCRIPT", "LOAD", script.text)
-                    replies.append(await link.ask(*head, *pieces[len(replies)]))
-                elif isinstance(reply, driver.ResponseError):
-                    raise reply
-                else:
-                    replies.append(reply)
-            if synced and (self.address.durability == "waitaof" or self.address.replicas):
-                await self._confirm(link)
-            return replies
-
-        return await self.call(once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience)
+        """What the script answers to each of these arguments; see ``evaluate_each``."""
+        keys = self.address.keys
+        said: tuple[Argument, ...] = ("" if self._now is None else self._now(), self.name)
+        confirmed = synced and (self.address.durability == "waitaof" or self.address.replicas)
+        after = self._confirm if confirmed else None
+        whole = [(*said, *piece) for piece in pieces]
+        return await self.evaluate_each(script, keys, whole, doubt=doubt, patience=patience, after=after)
 
     async def _confirm(self, link: Wire) -> None:
         """Wait for the disk and the replicas.
@@ -253,125 +70,6 @@ class Links:
             raise answer
         local, others = answer if synced else (1, answer)
         if not local:
-            raise _Unconfirmed(f"its disk did not have it within {_CONFIRMED:g} s")
+            raise Unconfirmed(f"its disk did not have it within {_CONFIRMED:g} s")
         if others < wanted:
-            raise _Unconfirmed(f"{others} of {wanted} replicas had it within {_CONFIRMED:g} s")
-
-    async def command(self, *words: Argument) -> Any:
-        """What the server answers to one command."""
-        return await self.call(lambda link: link.ask(*words))
-
-    async def call(
-        self,
-        once: Callable[[Wire], Awaitable[T]],
-        *,
-        doubt: Callable[[], object] | None = None,
-        patience: float | None = None,
-    ) -> T:
-        """Run ``once`` on a connection, again while the server is away."""
-        give_up = time.monotonic() + (PATIENCE if patience is None else min(patience, PATIENCE))
-        while True:
-            try:
-                async with asyncio.timeout(DEADLINE):
-                    return await self._with_link(once)
-            except driver.AuthenticationError as error:
-                raise ConfigError(f"{self.place} refuses us: {_line(error)}; check the URL and its rights") from error
-            except _Unconfirmed as error:
-                if doubt is not None:
-                    doubt()
-                raise Unavailable(f"{self.place} did it, but {error}; try again, nothing is done twice") from error
-            except asyncio.CancelledError:
-                if doubt is not None:
-                    doubt()
-                raise
-            except _AWAY as error:
-                if doubt is not None:
-                    doubt()
-                self._check_tls(error)
-                if max(time.monotonic(), self._connect_at) > give_up or isinstance(error, TimeoutError):
-                    asked = "; does that port speak TLS?" if self.address.secure else ""
-                    raise Unavailable(f"{self.place} cannot be reached: {_line(error)}{asked}") from error
-                await asyncio.sleep(_BACKOFF * random.uniform(0.5, 1.5))
-            except (driver.ResponseError, driver.ClusterError) as error:
-                if not _is_elsewhere(error):
-                    raise self._translated(error) from error
-                if time.monotonic() > give_up:
-                    raise Unavailable(f"{self.place}: {_line(error)}; try again") from error
-                await asyncio.sleep(5 * _BACKOFF * random.uniform(0.5, 1.5))
-            except UnicodeEncodeError as error:
-                raise Invalid("job", error.object, "write it as UTF-8, without lone surrogates") from error
-            except driver.RedisError as error:
-                raise Unavailable(f"{self.place}: {_line(error)}") from error
-
-    def _check_tls(self, error: BaseException) -> None:
-        """No patience mends a certificate that is not trusted, or a port that does not speak TLS."""
-        text = _line(error)
-        if untrusted := _UNTRUSTED.search(text):
-            why = untrusted[1].strip(" .")
-            raise ConfigError(
-                f"{self.place}: its certificate is not trusted: {why}; give the file of who signed it as "
-                "?ssl_ca_certs=FILE, and the host as the certificate has it"
-            ) from error
-        if self.address.secure and _NO_TLS.search(text):
-            raise ConfigError(f"{self.place} does not speak TLS; write redis://, or give its port for TLS") from error
-
-    def _translated(self, error: Exception) -> HoldfastError:
-        text = _line(error)
-        if _FULL_TEXT in text:
-            return Unavailable(f"{self.place} is full (maxmemory): nothing was stored; make room, or raise maxmemory")
-        if _UNWRITABLE.search(text):
-            return Unavailable(f"{self.place} takes no writes: {text}")
-        if isinstance(error, driver.NoPermissionError) or _FORBIDDEN.search(text):
-            return ConfigError(f"{self.place} refuses us: {text}; check the URL and its rights")
-        if "'SENTINEL'" in text or "`SENTINEL`" in text:
-            return ConfigError(f"{self.place} is no sentinel; write redis://, or give the sentinels' hosts and ports")
-        if "unknown command" in text.lower():
-            return ConfigError(f"{self.place}: {text}; Holdfast needs Redis 6.2 or newer, or Valkey")
-        if "WRONGTYPE" in text:
-            return StoreMismatch(f"{self.place}: a key of {self.address.prefix!r} is not ours: {text}")
-        return HoldfastError(f"{self.place}: {text}")
-
-    @property
-    def place(self) -> str:
-        """The server in words."""
-        if path := self.address.options.get("path"):
-            return f"Redis at {path}"
-        return "Redis at " + ",".join(f"{host}:{port}" for host, port in self.address.hosts)
-
-
-async def _connected(given: dict[str, Any], seconds: float, heard: Heard | None = None) -> Wire:
-    """A connection the driver made with these options, and secured; its error where that takes too long."""
-    given = {"protocol": 2, "socket_timeout": None, "socket_connect_timeout": seconds, **given}
-    link = given.pop("connection_class", PlainConnection)(**given)
-    try:
-        async with asyncio.timeout(seconds):
-            await link.connect()
-        return Wire(link, heard)
-    except BaseException:
-        await _discard(link)
-        raise
-
-
-async def _discard(link: Any) -> None:
-    try:
-        await link.disconnect(nowait=True)
-    except _AWAY:
-        return
-
-
-def _is_elsewhere(error: BaseException) -> bool:
-    if isinstance(error, _ELSEWHERE):
-        return True
-    return isinstance(error, driver.ResponseError) and _ELSEWHERE_TEXT.search(str(error)) is not None
-
-
-def in_pieces(items: Sequence[T], most: int) -> Iterable[Sequence[T]]:
-    """The items in pieces that one script handles."""
-    for start in range(0, len(items), most):
-        yield items[start : start + most]
-
-
-def _line(error: BaseException) -> str:
-    """An error in one line."""
-    silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
-    return " ".join(str(error).split()) or silent
+            raise Unconfirmed(f"{others} of {wanted} replicas had it within {_CONFIRMED:g} s")

@@ -17,9 +17,9 @@ from typing import TypeVar
 from redis import exceptions as driver
 
 from holdfast.errors import HoldfastError
+from holdfast.links.wire import Wire
 from holdfast.store import EVERY_QUEUE
 from holdfast.stores.redis.links import Links
-from holdfast.stores.redis.wire import Wire
 from holdfast.stores.waiters import Waiter, Waiters
 
 _LOOK = 1.0  # seconds between looks at an awaited job, whatever is heard

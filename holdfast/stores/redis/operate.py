@@ -9,14 +9,14 @@ from uuid import uuid4
 
 from holdfast.errors import Unavailable
 from holdfast.job import Job, JobFilter, JobState, Operated, Order
+from holdfast.links.redis import Script, in_pieces
+from holdfast.links.wire import Argument
 from holdfast.stores.doubts import perhaps_done
 from holdfast.stores.redis.hot import PIECE
-from holdfast.stores.redis.links import Links, in_pieces
+from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.news import News
 from holdfast.stores.redis.read import Read
 from holdfast.stores.redis.rows import Kinds, shown_job, span_us
-from holdfast.stores.redis.scripts import Script
-from holdfast.stores.redis.wire import Argument
 from holdfast.stores.verbs import FORGOTTEN_AFTER, Chosen
 
 

@@ -10,9 +10,9 @@ import msgspec
 
 from holdfast.errors import Invalid
 from holdfast.job import TERMINAL, Attempt, Job, JobFilter, JobState, Order, Page, Pulse, QueueInfo, WorkerInfo
-from holdfast.stores.redis.links import Links, in_pieces
+from holdfast.links.redis import Script, in_pieces
+from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.rows import Kinds, fields_of, matches, shown_attempt, shown_job
-from holdfast.stores.redis.scripts import Script
 
 _PIECE = 200
 _NEWEST = 1 << 53  # behind every submission

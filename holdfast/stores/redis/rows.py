@@ -20,7 +20,7 @@ from holdfast.job import (
     Settlement,
     microseconds,
 )
-from holdfast.stores.redis.wire import Argument
+from holdfast.links.wire import Argument
 from holdfast.stores.verbs import UNREADABLE
 
 Fields: TypeAlias = dict[bytes, bytes]

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from importlib.resources.abc import Traversable
-from typing import NamedTuple
+
+from holdfast.links.redis import Script, script_of
 
 SHARED = ("common", "moving", "taking")
 """Pieces that others begin with, no scripts themselves."""
 _MOVING = ("claim", "deliver", "settle", "promote", "operate", "prune")
 _TAKING = ("claim", "deliver")
-
-
-class Script(NamedTuple):
-    """One script as the server knows it."""
-
-    name: str
-    text: str
-    sha: str
 
 
 def load_scripts(directory: Traversable) -> dict[str, Script]:
@@ -31,5 +23,5 @@ def load_scripts(directory: Traversable) -> dict[str, Script]:
     scripts = {}
     for name, text in texts.items():
         whole = common + (moving if name in _MOVING else "") + (taking if name in _TAKING else "") + text
-        scripts[name] = Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
+        scripts[name] = script_of(name, whole)
     return scripts

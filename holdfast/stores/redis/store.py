@@ -25,7 +25,7 @@ class RedisStore(ServedStore["_Opened"]):
     def __init__(self, url: str, *, now: Callable[[], int] | None = None) -> None:
         super().__init__()
         self.address = parse_url(url)
-        self.url = self.address.shown
+        self.url = self.address.server.shown
         self.now = now
         self.scripts = load_scripts(files("holdfast.stores.redis") / "scripts")
 

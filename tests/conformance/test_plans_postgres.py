@@ -91,6 +91,7 @@ CASES = [
     Case("bury", (BY_ID,)),
     Case("insert_jobs", ()),
     Case("insert_alike_jobs", ()),
+    Case("insert_lone_job", (), {"ids": [f"00000000-0000-0000-0002-{0:012x}"], "payloads": ["{}"]}),
     Case("insert_keyed_jobs", ()),
     Case("key_owner", ("key_pkey(key)",)),
     Case("settle_succeeded", (BY_ID,), RUNNING),
@@ -129,6 +130,15 @@ COLUMNS = {
     "ranks": [0] * BATCH,
     **dict.fromkeys(("run_ats", "delays", "max_attempts", "options", "tags", "keep_for"), [None] * BATCH),
     "keys": [f"key {n}" for n in range(BATCH)],
+}
+ALIKE = COLUMNS | {
+    "queue": "default",
+    "task": "task",
+    "rank": 0,
+    "run_at": None,
+    "delay": None,
+    "max_attempts": 5,
+    "options": None,
 }
 VALUES: dict[str, Any] = {
     **EVERYTHING,
@@ -169,16 +179,8 @@ VALUES: dict[str, Any] = {
 """What the statements are given, unless their case says otherwise."""
 OWN = {
     "insert_jobs": COLUMNS,
-    "insert_alike_jobs": COLUMNS
-    | {
-        "queue": "default",
-        "task": "task",
-        "rank": 0,
-        "run_at": None,
-        "delay": None,
-        "max_attempts": 5,
-        "options": None,
-    },
+    "insert_alike_jobs": ALIKE,
+    "insert_lone_job": ALIKE | {"channel": "somewhere", "news": "queue:default"},
     "insert_keyed_jobs": COLUMNS,
     "beat": {"queues": "default"},
     "find": {"states": None},

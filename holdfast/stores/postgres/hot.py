@@ -89,36 +89,46 @@ class Hot:
         if not place or self._known[place - 1] != queue:
             self._known.insert(place, queue)
 
-    def _tell(self, firsts: Mapping[str, Place], ended: Sequence[str] = ()) -> None:
+    def _tell(self, firsts: Mapping[str, Place], ended: Sequence[str] = (), *, heard: bool = False) -> None:
         for queue, first in firsts.items():
             self.ready(queue, first)
-        self._news.tell({f"queue:{queue}" for queue in firsts}, ended)
+        topics = {f"queue:{queue}" for queue in firsts}
+        if heard:
+            self._news.tell_here(topics)
+        else:
+            self._news.tell(topics, ended)
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Insert the batch in one statement."""
+        heard = False  # by others, as it was committed
         doubts: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
         fetch = functools.partial(self._links.fetch, doubt=lambda: doubts.append(True))
         if any(job.key is not None or (job.options is not None and job.options.tags) for job in jobs):
             rows = await fetch(self._sql["insert_keyed_jobs"], **job_columns(jobs), **key_columns(jobs))
             answers = [Submitted(job_id, created) for _, job_id, created in sorted(rows, key=lambda row: row[0])]
         else:
-            answers = await self._insert(jobs, fetch)
+            answers, heard = await self._insert(jobs, fetch)
         if doubts:
             answers = [
                 Submitted(answer.job_id, answer.created or answer.job_id == job.id)
                 for job, answer in zip(jobs, answers, strict=True)
             ]
-        self._tell(_firsts(jobs, answers))
+        self._tell(_firsts(jobs, answers), heard=heard)
         return answers
 
-    async def _insert(self, jobs: Sequence[NewJob], fetch: Callable[..., Awaitable[Rows]]) -> list[Submitted]:
-        """Jobs without keys and tags."""
+    async def _insert(
+        self, jobs: Sequence[NewJob], fetch: Callable[..., Awaitable[Rows]]
+    ) -> tuple[list[Submitted], bool]:
+        """Jobs without keys and tags; and whether others have heard of them."""
         if are_alike(jobs):
+            news = self._news.along(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}
             with suppress(Known):
-                await fetch(self._sql["insert_alike_jobs"], **alike_columns(jobs))
-                return [Submitted(job.id, True) for job in jobs]
-        return _created(jobs, await fetch(self._sql["insert_jobs"], **job_columns(jobs)))
+                await fetch(
+                    self._sql["insert_lone_job" if news else "insert_alike_jobs"], **alike_columns(jobs), **news
+                )
+                return [Submitted(job.id, True) for job in jobs], bool(news)
+        return _created(jobs, await fetch(self._sql["insert_jobs"], **job_columns(jobs))), False
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def claim(self, wish: Wish) -> Claim:

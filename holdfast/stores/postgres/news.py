@@ -1,10 +1,11 @@
 """Who waits for news, and how it reaches them.
 
-In this process waiters are called directly. In others: a NOTIFY after the commit, on a connection of its own and never
-in the submitting transaction, where it would take a lock that all committing transactions share. Each process sends a
-few at once and then, under load, no more than ``RATE`` a second: what happened meanwhile goes together. A NOTIFY that
-is lost costs one poll. One channel carries what workers wait for, the other the endings of jobs, heard only where they
-are awaited.
+In this process waiters are called directly. In others: by NOTIFY. In the submitting transaction it takes a lock that
+all transactions with news share until they are committed. So only a lone job takes its news along, where its process
+had none for ``SPARSE`` seconds, and is heard of as it is committed. All others go after the commit, on a connection of
+their own: a few at once and then, under load, no more than ``RATE`` a second; what happened meanwhile goes together. A
+NOTIFY that is lost costs one poll. One channel carries what workers wait for, the other the endings of jobs, heard only
+where they are awaited.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from holdfast.stores.postgres.links import Connection, Links
 from holdfast.stores.postgres.statements import Query
 from holdfast.stores.waiters import Waiter, Waiters
 
-RATE = 50.0  # notifications a second and channel that a busy process sends
+RATE = 20.0  # notifications a second and channel that a busy process sends
+SPARSE = 0.02  # seconds without news, after which the next goes at once
 _BURST = 10.0  # and how many it may send at once before that
 _PAYLOAD = 7900  # bytes; PostgreSQL takes 7,999
 _NAMED_MOST = 150  # endings told by name; more do not fit, and are told as some
@@ -58,9 +60,17 @@ class News:
         """Something was committed that these topics stand for, and these jobs have ended."""
         ready = set(topics)
         endings = {f"job:{job_id}" for job_id in ended} if len(ended) <= _NAMED_MOST else {"job:*"}
-        self._waiters.tell(ready | endings)
+        self.tell_here(ready | endings)
         self._voices["ready"].say(ready)
         self._voices["ended"].say(endings)
+
+    def tell_here(self, topics: Iterable[str]) -> None:
+        """The same to this process alone: the others have heard."""
+        self._waiters.tell(topics)
+
+    def along(self, topic: str) -> dict[str, str]:
+        """Channel and text of a NOTIFY that a transaction is to take along; empty where its news go after it."""
+        return self._voices["ready"].along(topic)
 
     async def flush(self) -> None:
         """Wait until what was told has been sent."""
@@ -174,12 +184,24 @@ class _Voice:
         self._pending: set[str] = set()
         self._allowance = _BURST
         self._allowed_at = time.monotonic()
+        self._news_at = -SPARSE
         self._saying: asyncio.Task[None] | None = None
+
+    def along(self, topic: str) -> dict[str, str]:
+        if self._saying is not None or not self._is_sparse():
+            return {}
+        return {"channel": self._channel, "news": f"{self._name}\n{topic}"}
+
+    def _is_sparse(self) -> bool:
+        before, self._news_at = self._news_at, time.monotonic()
+        return self._news_at - before >= SPARSE
 
     def say(self, topics: set[str]) -> None:
         if not topics:
             return
         self._pending |= topics
+        if self._is_sparse():
+            self._allowance = max(self._allowance, 1.0)
         if self._saying is None:
             self._saying = asyncio.create_task(self._say(), name=f"holdfast-notify-{self._channel}")
 

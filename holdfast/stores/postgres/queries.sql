@@ -50,14 +50,23 @@ left join pg_catalog.pg_class j on j.relnamespace = n.oid and j.relname = 'job';
 select i.id::text, d.datname, d.oid::text
 from holdfast.identity i cross join pg_catalog.pg_database d where d.datname = current_database();
 
--- own: insert_alike_jobs
+-- fragment: alike
 -- Plain jobs that differ in their payloads alone: each array costs as much as the row it goes to. All of them or, where
 -- the id of one is known, an error: `on conflict` costs a quarter more, a look before each row and a log record after it.
 insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options)
 select d.id, :queue, :task, d.payload, case when n.run_at <= n.now then 0 else 1 end, :rank, greatest(n.now, n.run_at),
     n.now, :max_attempts, :options
 from (select c.now, coalesce(:run_at, c.now + :delay, c.now) as run_at from (select :now as now offset 0) c offset 0) n
-cross join unnest(:ids::uuid[], :payloads::text[]) as d (id, payload);
+cross join unnest(:ids::uuid[], :payloads::text[]) as d (id, payload)
+
+-- own: insert_alike_jobs
+-- include: alike
+;
+
+-- own: insert_lone_job
+-- With its news, which are heard as it is committed.
+-- include: alike
+returning pg_notify(:channel, :news);
 
 -- own: insert_jobs
 -- The plain jobs of a batch.

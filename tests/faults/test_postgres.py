@@ -246,6 +246,29 @@ async def test_a_job_that_somebody_else_is_making_ready_is_waited_for(postgres: 
             await link.close()
 
 
+async def test_what_a_database_has_by_default_does_not_matter(postgres: Postgres) -> None:
+    theirs = {
+        "default_transaction_isolation": "serializable",
+        "statement_timeout": "1ms",
+        "lock_timeout": "1ms",
+        "idle_session_timeout": "1ms",
+        "standard_conforming_strings": "off",
+        "plan_cache_mode": "force_custom_plan",
+        "client_encoding": "latin1",
+    }
+    database = postgres.create_database()
+    for name, value in theirs.items():
+        postgres.execute(f"alter database {database} set {name} = '{value}'")
+    async with opened(postgres.url(database=database)) as store:
+        job = await running(store, payload='{"text":"€"}')
+        assert job.payload == '{"text":"€"}'
+        assert (await settle(store, job)).accepted
+    ours = links.Links(links.parse_url(postgres.url(database=database)), now=None)
+    for name, value in theirs.items():
+        assert await ours.call(lambda link, name=name: link.fetchval(f"show {name}")) != value, name
+    await ours.close()
+
+
 async def test_a_password_is_never_shown(url: str) -> None:
     for url in (
         "postgresql://app:hunter2secret@127.0.0.1:1/app",

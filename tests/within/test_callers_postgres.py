@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,6 +110,16 @@ def test_a_role_that_may_not_use_the_queue_is_told(place: Place) -> None:
             assert connection.execute("select 1").fetchone() == (1,), "the transaction is as it was"
     finally:
         place.server.execute("drop role stranger")
+
+
+@pytest.mark.parametrize("encoding", ["latin1", "euc_jp", "sql_ascii"])
+def test_the_encoding_of_the_session_does_not_matter(place: Place, encoding: str) -> None:
+    text = 'é€𝄞 \\u20ac "\0\n␀'
+    with psycopg.connect(plain(place.url)) as connection:
+        connection.execute(f"set client_encoding = {encoding}")  # type: ignore[arg-type]
+        handle = place.app.sync.enqueue("work", {"text": text}, connection=connection)
+        connection.commit()
+    assert json.loads(place.app.sync.get(handle.id).payload) == {"text": text}
 
 
 def test_a_copy_of_the_database_is_another_one(place: Place) -> None:

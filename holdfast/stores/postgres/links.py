@@ -46,10 +46,12 @@ _AWAY = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.IdleSessionTimeoutError,
+    asyncpg.TransactionTimeoutError,
     asyncpg.ReadOnlySQLTransactionError,
 )
 _CONFLICT = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-_FULL = (asyncpg.InsufficientResourcesError, asyncpg.QueryCanceledError)
+_FULL = (asyncpg.InsufficientResourcesError, asyncpg.OperatorInterventionError)
 _REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
@@ -290,7 +292,9 @@ class Links:
                 if doubt is not None:
                     doubt()
                 if max(time.monotonic(), self._connect_at) > give_up or isinstance(error, TimeoutError):
-                    raise Unavailable(f"{self._place()} cannot be reached: {_line(error)}") from error
+                    writes = not isinstance(error, asyncpg.ReadOnlySQLTransactionError)
+                    trouble = "cannot be reached" if writes else "takes no writes"
+                    raise Unavailable(f"{self._place()} {trouble}: {_line(error)}") from error
                 await asyncio.sleep(_BACKOFF * random.uniform(0.5, 1.5))
             except asyncpg.LockNotAvailableError as error:
                 raise Locked(f"{self._place()}: {_line(error)}") from error
@@ -313,10 +317,14 @@ class Links:
         return f"PostgreSQL at {urlsplit(self.address.shown).netloc.rpartition('@')[2] or 'its default place'}"
 
 
-# Every plan is made once, without the values: made for the first ones, it would rest on statistics of a moment when
-# nothing was running, and compare every row with every other (PERFORMANCE lesson 10).
+# What our statements rest on, whatever the role, the database or the server has by default. Every plan is made once,
+# without the values: made for the first ones, it would rest on statistics of a moment when nothing was running, and
+# compare every row with every other (PERFORMANCE lesson 10).
 _SESSION = {
     "application_name": "holdfast",
+    "default_transaction_isolation": "read committed",
+    "standard_conforming_strings": "on",
+    "idle_session_timeout": "0",
     "plan_cache_mode": "force_generic_plan",
     "jit": "off",
     "statement_timeout": "30s",

@@ -1,10 +1,12 @@
 """What is said on a caller's own connection: whether it is ours, a submission, that a job has succeeded.
 
-Each is one call of a function of the schema, with one text: every driver and every session can send that.
+Each is one call of a function of the schema, with one text: every driver and every session can send that, whatever its
+encoding. In one without an encoding psycopg answers with bytes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from holdfast.stores.postgres.statements import Query
 from holdfast.stores.sql import STATES
 
 _encode = msgspec.json.Encoder().encode
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 class Identity(NamedTuple):
@@ -37,7 +40,7 @@ async def identity(links: Links, statements: Mapping[str, Query]) -> Identity:
 
 def recognition(statements: Mapping[str, Query], ours: Identity, place: str) -> Dialogue[None]:
     """Whether the connection is open on the database at ``place``, and its role may use the queue there."""
-    ((database, role, found, allowed),) = yield Statement(statements["find_identity"].sql)
+    ((database, role, found, allowed),) = map(_texts, (yield Statement(statements["find_identity"].sql)))
     if not found or database != ours.database:
         raise _another(database, place)
     if not allowed:
@@ -47,8 +50,8 @@ def recognition(statements: Mapping[str, Query], ours: Identity, place: str) -> 
             "grant it usage on the schema of this application's jobs, and select, insert and update on its tables",
             "may not submit",
         )
-    ((*theirs,),) = yield Statement(statements["identity"].sql)
-    if tuple(theirs) != ours:
+    (theirs,) = map(_texts, (yield Statement(statements["identity"].sql)))
+    if theirs != ours:
         raise _another(database, place)
 
 
@@ -62,9 +65,9 @@ def submission(
     """Store the jobs."""
     if not jobs:
         return []
-    batch = _encode({"at": now_us, "jobs": [_row(job) for job in jobs]}).decode()
+    batch = _ascii({"at": now_us, "jobs": [_row(job) for job in jobs]})
     rows = yield Statement(statements["enlist"].sql, (batch,))
-    return [Submitted(job_id, created) for job_id, created in rows]
+    return [Submitted(job_id, created) for job_id, created in map(_texts, rows)]
 
 
 def _row(job: NewJob) -> dict[str, Any]:
@@ -90,7 +93,7 @@ def completion(
 ) -> Dialogue[Settled]:
     """End the job as succeeded, under its lease."""
     done = {"at": now_us, "id": lease.job_id, "claims": lease.claims, "result": text_or_none(result)}
-    ((accepted, state),) = yield Statement(statements["complete"].sql, (_encode(done).decode(),))
+    ((accepted, state),) = yield Statement(statements["complete"].sql, (_ascii(done),))
     return Settled(lease.job_id, lease.claims, accepted, None if state is None else STATES[state])
 
 
@@ -108,3 +111,18 @@ async def completed(links: Links, statements: Mapping[str, Query], lease: Lease)
 
 
 _FATES = {JobState.SUCCEEDED: Completion.KEPT, JobState.RUNNING: Completion.UNDONE}
+
+
+def _texts(row: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(value.decode() if isinstance(value, bytes) else value for value in row)
+
+
+def _ascii(said: Any) -> str:
+    """JSON of ASCII alone."""
+    text = _encode(said).decode()
+    return text if text.isascii() else _BEYOND_ASCII.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    pairs = found[0].encode("utf-16-be").hex()
+    return "".join(f"\\u{pairs[at : at + 4]}" for at in range(0, len(pairs), 4))

@@ -14,18 +14,7 @@ from holdfast.errors import Conflict, HoldfastError, Unavailable
 from holdfast.job import Job, JobFilter, JobState, Lease, Settlement, new_id
 from holdfast.stores import open_store
 from holdfast.stores.postgres import links, news
-from tests.conformance.support import (
-    LEASE,
-    claim,
-    ending,
-    failing,
-    new_job,
-    pulse,
-    put,
-    running,
-    stored,
-    take,
-)
+from tests.conformance.support import LEASE, claim, ending, failing, new_job, pulse, put, running, settle, stored, take
 from tests.faults.support import opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
 from tests.support.postgres import Postgres

@@ -64,4 +64,5 @@ $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 
 $(VENV)/bench.stamp: pyproject.toml | $(BIN)/python
 	@$(PIP) install -e '.[bench]'
+	@$(PIP) install --no-deps arq # it asks for an older redis-py than all others, and runs with theirs
 	@touch $@ $(VENV)/core.stamp

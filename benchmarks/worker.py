@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 import threading
@@ -19,6 +18,7 @@ from typing import Any, TextIO
 import uvloop
 
 from benchmarks.application import STARTS, Application, Meter
+from benchmarks.telling import listen, say
 from holdfast.observe.logs import configure_logs
 from holdfast.worker.worker import Worker
 
@@ -52,7 +52,7 @@ async def _serve(arguments: argparse.Namespace, logs: TextIO) -> None:
     async with app:
         await app.count()
         worker = Worker(app, drain=arguments.drain)
-        _say({"ready": True})
+        say({"ready": True})
         sys.stdin.readline()
         started = time.monotonic(), time.process_time()
         listening = threading.Thread(target=_listen, args=(meter, worker, asyncio.get_running_loop()), daemon=True)
@@ -60,15 +60,11 @@ async def _serve(arguments: argparse.Namespace, logs: TextIO) -> None:
         await worker.run()
     if stop_logs is not None:
         stop_logs()
-    _say(_figures(meter) | {"started_at": started[0], "cpu_before": started[1], "starts": STARTS})
+    say(_figures(meter) | {"started_at": started[0], "cpu_before": started[1], "starts": STARTS})
 
 
 def _listen(meter: Meter, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
-    for line in sys.stdin:
-        if line.strip() == "mark":
-            _say(_figures(meter))
-        else:
-            break
+    listen(lambda: _figures(meter))
     if not loop.is_closed():
         loop.call_soon_threadsafe(worker.stop)
 
@@ -83,11 +79,6 @@ def _figures(meter: Meter) -> dict[str, Any]:
         "settled_at": meter.settled_at,
         "cpu_then": meter.cpu_then,
     }
-
-
-def _say(figures: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(figures) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -2,5 +2,5 @@
 
 server.py      the server, and a new database for each measurement     filling.py   millions of jobs, made at once
 peer.py, peer_worker.py     PgQueuer      bare.py     statements in a loop, no queue: what the hardware allows
-writer.py, claimer.py       processes that only submit, or only claim and settle
+writer.py                   a process that only submits
 """

@@ -22,7 +22,7 @@ def run(plan: Plan) -> list[Line]:
         for processes in (1, 8):
             with server.database() as home:
                 filled(home, waiting=jobs)
-                figures[processes] = drained("benchmarks.postgres.claimer", home.url, processes)
+                figures[processes] = drained("benchmarks.claimer", home.url, processes)
                 drain.check(home, jobs)
         line.add(rate_of(figures[8]), rate_of(figures[1]))
         share.add(share_of_slowest(figures[8]))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
-import psutil
 import uvloop
 
 from benchmarks.application import fill
 from benchmarks.harness import Line, Plan, at_most
+from benchmarks.idle import watched
 from benchmarks.postgres import peer, server
-from benchmarks.postgres.server import Database
-from benchmarks.processes import child
 
 TITLE = "An idle worker process"
 
@@ -25,29 +21,11 @@ def run(plan: Plan) -> list[Line]:
     for _ in range(1 if plan.quick else max(1, plan.rounds - 1)):
         with server.database() as home:
             uvloop.run(fill(home.url, 0))
-            ours = _watched(plan, home, "benchmarks.worker")
+            ours = watched(plan, home.transactions, "benchmarks.worker", home.url)
         with server.database() as home:
             uvloop.run(peer.install(home.url))
-            theirs = _watched(plan, home, "benchmarks.postgres.peer_worker")
-        for name, line in (("cpu", cpu), ("memory", memory), ("transactions", transactions)):
+            theirs = watched(plan, home.transactions, "benchmarks.postgres.peer_worker", home.url)
+        for name, line in (("cpu", cpu), ("memory", memory), ("counted", transactions)):
             line.add(ours[name], theirs[name])
         calls.add(ours["calls"])
     return [cpu, memory, calls, transactions]
-
-
-def _watched(plan: Plan, home: Database, module: str) -> dict[str, float]:
-    with child(module, home.url) as worker:
-        worker.say("go")
-        time.sleep(plan.size(5.0, 0.3))
-        before, transactions = worker.ask("mark"), home.transactions()
-        time.sleep(plan.size(30.0, 0.2))
-        after, done = worker.ask("mark"), home.transactions()
-        memory = psutil.Process(worker.pid).memory_info().rss / 1e6
-        worker.ask("stop")
-    seconds = after["at"] - before["at"]
-    return {
-        "cpu": (after["cpu"] - before["cpu"]) / seconds * 100,
-        "memory": memory,
-        "calls": (sum(after.get("calls", {}).values()) - sum(before.get("calls", {}).values())) / seconds,
-        "transactions": (done - transactions) / seconds,
-    }

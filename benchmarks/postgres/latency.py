@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
-
 import uvloop
 
+from benchmarks import latency
 from benchmarks.application import Application
 from benchmarks.harness import Line, Plan, at_most, percentile
 from benchmarks.postgres import peer, server
 from benchmarks.processes import Child, child
 
 TITLE = "Submit returned → handler start, idle worker in another process"
-_GAP = 0.025  # seconds between two jobs
 
 
 def run(plan: Plan) -> list[Line]:
@@ -30,7 +26,7 @@ def run(plan: Plan) -> list[Line]:
             uvloop.run(peer.install(home.url))
             with child("benchmarks.postgres.peer_worker", home.url) as worker:
                 theirs = uvloop.run(_theirs(home.url, worker, jobs))
-        timer.add(percentile([_late() for _ in range(jobs)], 99))
+        timer.add(percentile([latency.late() for _ in range(jobs)], 99))
         middle.add(percentile(ours, 50), percentile(theirs, 50))
         worst.add(percentile(ours, 99), percentile(theirs, 99))
     return [middle, worst, timer]
@@ -38,32 +34,9 @@ def run(plan: Plan) -> list[Line]:
 
 async def _ours(url: str, worker: Child, jobs: int) -> list[float]:
     async with Application(url) as app:
-        return await _measured(lambda number: app.stamp.enqueue(n=number), worker, jobs)
+        return await latency.measured(lambda number: app.stamp.enqueue(n=number), worker, jobs)
 
 
 async def _theirs(url: str, worker: Child, jobs: int) -> list[float]:
     async with peer.queries(url) as queries:
-        return await _measured(lambda number: queries.enqueue("stamp", peer.payload(number)), worker, jobs)
-
-
-async def _measured(submit: Callable[[int], Awaitable[object]], worker: Child, jobs: int) -> list[float]:
-    """Milliseconds; the first few jobs only warm both sides up. A start before the return took no time at all."""
-    worker.say("go")
-    await asyncio.sleep(0.5)
-    returned: dict[int, float] = {}
-    for number in range(jobs + 3):
-        await asyncio.sleep(_GAP)
-        await submit(number)
-        returned[number] = time.monotonic()
-    await asyncio.sleep(0.5)
-    starts = worker.ask("stop")["starts"]
-    if len(starts) != jobs + 3:
-        raise RuntimeError(f"{len(starts)} of {jobs + 3} jobs were started in time to be counted")
-    return [max(0.0, at - returned[number]) * 1000 for number, at, _ in starts if number >= 3]
-
-
-def _late() -> float:
-    """Milliseconds: no latency can be trusted below what the machine does to a mere sleep."""
-    started = time.monotonic()
-    time.sleep(_GAP)
-    return (time.monotonic() - started - _GAP) * 1000
+        return await latency.measured(lambda number: queries.enqueue("stamp", peer.payload(number)), worker, jobs)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from pgqueuer.queries import Queries
 from pgqueuer.types import QueueExecutionMode
 
 from benchmarks.postgres.peer import BATCH, STARTS, noop, stamp
+from benchmarks.telling import listen, say
 
 
 class _Counting(Queries):
@@ -52,23 +52,19 @@ async def _serve(arguments: argparse.Namespace) -> None:
     peer = PgQueuer(driver, queries=queries)
     peer.entrypoint("noop")(noop)
     peer.entrypoint("stamp")(stamp)
-    _say({"ready": True})
+    say({"ready": True})
     sys.stdin.readline()
     started = time.monotonic(), time.process_time()
     listening = threading.Thread(target=_listen, args=(queries, peer, asyncio.get_running_loop()), daemon=True)
     listening.start()
     mode = QueueExecutionMode.drain if arguments.drain else QueueExecutionMode.continuous
     await peer.run(batch_size=BATCH, mode=mode)
-    _say(_figures(queries) | {"started_at": started[0], "cpu_before": started[1], "starts": STARTS})
+    say(_figures(queries) | {"started_at": started[0], "cpu_before": started[1], "starts": STARTS})
     await connection.close()
 
 
 def _listen(queries: _Counting, peer: PgQueuer, loop: asyncio.AbstractEventLoop) -> None:
-    for line in sys.stdin:
-        if line.strip() == "mark":
-            _say(_figures(queries))
-        else:
-            break
+    listen(lambda: _figures(queries))
     if not loop.is_closed():
         loop.call_soon_threadsafe(peer.shutdown.set)
 
@@ -81,11 +77,6 @@ def _figures(queries: _Counting) -> dict[str, Any]:
         "settled_at": queries.settled_at,
         "cpu_then": queries.cpu_then,
     }
-
-
-def _say(figures: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(figures) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

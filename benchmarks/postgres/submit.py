@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import asyncpg
@@ -16,14 +14,11 @@ from pgqueuer.queries import Queries
 from benchmarks.application import Application
 from benchmarks.harness import Line, Plan, at_least, times_at_least
 from benchmarks.postgres import bare, peer, server
+from benchmarks.submit import Way, at_once, one_by_one, timed
 
 TITLE = "Submit"
 _BLOCK = 50  # submissions of one side before it is the other's turn
-_WARM = 6  # blocks that do not count
 _CONNECTIONS = 10  # of the peer, where a hundred callers share them
-
-Way = Callable[[int], Awaitable[object]]
-"""Store so many jobs."""
 
 
 def run(plan: Plan) -> list[Line]:
@@ -56,18 +51,7 @@ async def _alternating(way: Callable[..., list[Way]], jobs: int, blocks: int) ->
             connection = await bare.connect(bare_home.url)
             stack.push_async_callback(connection.close)
             ways = way(app, lone, Queries(AsyncpgPoolDriver(pool)), connection)
-            return await _timed(ways, jobs, blocks)
-
-
-async def _timed(ways: list[Way], jobs: int, blocks: int) -> list[float]:
-    took: list[list[float]] = [[] for _ in ways]
-    warm = min(_WARM, blocks)
-    for _ in range(warm + blocks):
-        for each, times in zip(ways, took, strict=True):
-            started = time.perf_counter()
-            await each(jobs)
-            times.append(time.perf_counter() - started)
-    return [jobs / statistics.median(times[warm:]) for times in took]
+            return await timed(ways, jobs, blocks)
 
 
 def _in_bulk(app: Application, lone: Queries, pooled: Queries, connection: object) -> list[Way]:
@@ -83,25 +67,16 @@ def _in_bulk(app: Application, lone: Queries, pooled: Queries, connection: objec
 
 def _one_by_one(app: Application, lone: Queries, pooled: Queries, connection: object) -> list[Way]:
     return [
-        lambda jobs: _each(jobs, lambda n: app.noop.enqueue(n=n)),
-        lambda jobs: _each(jobs, lambda n: lone.enqueue("noop", peer.payload(n))),
-        lambda jobs: _each(jobs, lambda n: bare.insert(connection, n, 1)),
+        one_by_one(lambda n: app.noop.enqueue(n=n)),
+        one_by_one(lambda n: lone.enqueue("noop", peer.payload(n))),
+        one_by_one(lambda n: bare.insert(connection, n, 1)),
     ]
 
 
 def _at_once(app: Application, lone: Queries, pooled: Queries, connection: object) -> list[Way]:
-    """A hundred callers, each one by one. A bare connection has nothing for them."""
-
-    def shared(one: Callable[[int], Awaitable[object]]) -> Way:
-        return lambda jobs: asyncio.gather(*[_each(jobs // 100, one) for _ in range(100)])
-
+    """A bare connection has nothing for a hundred callers."""
     return [
-        shared(lambda n: app.noop.enqueue(n=n)),
-        shared(lambda n: pooled.enqueue("noop", peer.payload(n))),
+        at_once(lambda n: app.noop.enqueue(n=n)),
+        at_once(lambda n: pooled.enqueue("noop", peer.payload(n))),
         lambda jobs: asyncio.sleep(0),
     ]
-
-
-async def _each(jobs: int, one: Callable[[int], Awaitable[object]]) -> None:
-    for index in range(jobs):
-        await one(index)

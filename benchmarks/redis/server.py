@@ -1,36 +1,81 @@
-"""The server all rows share, and new namespaces on it."""
+"""The servers all rows share, and new namespaces on them."""
 
 from __future__ import annotations
 
 import atexit
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
+from redis import Redis as Client
+
 from tests.support.redis import MAIN, Redis, installed
+
+EVERYSEC, ALWAYS = "everysec", "always"
 
 
 @cache
-def _server() -> Redis:
-    """Valkey, with an append-only log and ``appendfsync everysec``. It ends with this process."""
-    server = Redis()
+def _server(fsync: str) -> Redis:
+    """Valkey, with an append-only log. It ends with this process."""
+    server = Redis(settings={"appendfsync": fsync})
     server.start()
     atexit.register(server.close)
     return server
 
 
 @contextmanager
-def namespace() -> Iterator[str]:
+def namespace(fsync: str = EVERYSEC) -> Iterator[str]:
     """The URL of an empty one, emptied again in the end."""
-    with _server().fresh_namespace() as name:
-        yield _server().url(namespace=name)
+    server = _server(fsync)
+    with server.fresh_namespace() as name:
+        yield server.url(namespace=name, durability=fsync)
+
+
+@contextmanager
+def database(fsync: str = EVERYSEC) -> Iterator[str]:
+    """The plain URL of an empty server, for those whose keys have fixed names; emptied again in the end."""
+    server = _server(fsync)
+    server.execute("FLUSHALL")
+    yield server.url()
+    server.execute("FLUSHALL")
+
+
+def client(fsync: str = EVERYSEC) -> Client:
+    """A plain connection."""
+    return _server(fsync).client()
+
+
+def rewrite_log(fsync: str = EVERYSEC) -> None:
+    """Begin every measurement with the same: a log of what there is, and nothing else."""
+    with client(fsync) as connection:
+        connection.bgrewriteaof()
+        while True:
+            info = connection.info("persistence")
+            if not info["aof_rewrite_in_progress"] and not info["aof_rewrite_scheduled"]:
+                return
+            time.sleep(0.01)
+
+
+def cpu_seconds(fsync: str = EVERYSEC) -> float:
+    """CPU time of the thread that does the work, so far."""
+    with client(fsync) as connection:
+        info = connection.info("cpu")
+        return float(info["used_cpu_sys_main_thread"] + info["used_cpu_user_main_thread"])
+
+
+def commands(fsync: str = EVERYSEC) -> int:
+    """What all who are connected have sent so far."""
+    with client(fsync) as connection:
+        mine = str(connection.client_id())
+        return sum(int(each["tot-cmds"]) for each in connection.client_list() if each["id"] != mine)
 
 
 def used_bytes() -> int:
     """What the server's data takes."""
-    with _server().client() as client:
-        return int(client.info("memory")["used_memory"])
+    with client() as connection:
+        return int(connection.info("memory")["used_memory"])
 
 
 def version() -> str:

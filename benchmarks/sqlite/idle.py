@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
-import psutil
-
 from benchmarks.harness import Line, Plan, at_most
-from benchmarks.processes import child
+from benchmarks.idle import watched
 
 TITLE = "An idle worker process"
 
@@ -19,15 +15,8 @@ def run(plan: Plan) -> list[Line]:
     calls = Line("store calls", "1/s", target=at_most(1))
     lines = [cpu, memory, calls]
     for _ in range(1 if plan.quick else max(1, plan.rounds - 1)):
-        with plan.place() as folder, child("benchmarks.worker", folder / "jobs.db") as worker:
-            worker.say("go")
-            time.sleep(plan.size(3.0, 0.1))
-            before = worker.ask("mark")
-            time.sleep(plan.size(20.0, 0.2))
-            after = worker.ask("mark")
-            memory.add(psutil.Process(worker.pid).memory_info().rss / 1e6)
-            worker.ask("stop")
-        seconds = after["at"] - before["at"]
-        cpu.add((after["cpu"] - before["cpu"]) / seconds * 100)
-        calls.add((sum(after["calls"].values()) - sum(before["calls"].values())) / seconds)
+        with plan.place() as folder:
+            figures = watched(plan, lambda: 0.0, "benchmarks.worker", folder / "jobs.db")
+        for name, line in (("cpu", cpu), ("memory", memory), ("calls", calls)):
+            line.add(figures[name])
     return lines

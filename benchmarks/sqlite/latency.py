@@ -11,6 +11,7 @@ import uvloop
 
 from benchmarks.application import STARTS, Application
 from benchmarks.harness import Line, Plan, at_most, percentile
+from benchmarks.latency import late
 from benchmarks.processes import child
 from benchmarks.sqlite.peer import Peer
 from holdfast.worker.worker import Worker
@@ -30,7 +31,7 @@ def run(plan: Plan) -> list[Line]:
             inside = uvloop.run(_inside(folder / "jobs.db", jobs))
             outside = _outside(folder / "jobs.db", jobs)
             theirs = _peer(folder / "huey.db", jobs)
-        timer.add(percentile([_late() for _ in range(jobs)], 99))
+        timer.add(percentile([late() for _ in range(jobs)], 99))
         for line, percent in zip(within, (50, 99), strict=True):
             line.add(percentile(inside, percent))
         for line, percent in zip(across, (50, 99), strict=True):
@@ -41,13 +42,6 @@ def run(plan: Plan) -> list[Line]:
 def _pair(what: str, limits: tuple[float, float]) -> tuple[Line, Line]:
     middle, worst = limits
     return Line(f"{what}, p50", "ms", target=at_most(middle)), Line(f"{what}, p99", "ms", target=at_most(worst))
-
-
-def _late() -> float:
-    """Milliseconds: no latency can be trusted below what the machine does to a mere sleep."""
-    started = time.monotonic()
-    time.sleep(_GAP)
-    return (time.monotonic() - started - _GAP) * 1000
 
 
 async def _inside(path: Path, jobs: int) -> list[float]:

@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks.__main__ import ROWS, chosen
 from benchmarks.harness import Line, at_least, at_most, percentile, times_at_least
+from benchmarks.redis.drain import SURVIVOR
+from benchmarks.redis.peers import KNOWN
 
 
 def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +26,7 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["sqlite"], {"Huey", "our one", None}),
         (["postgres"], {"PgQueuer", "PgQueuer's two", "our one", "asyncpg", None}),
-        (["redis"], set()),
+        (["redis"], {*KNOWN, SURVIVOR, f"two of {SURVIVOR}", None}),
         (["logs", "executors", "commands"], set()),
     ],
 )
@@ -46,7 +48,7 @@ def test_every_row_runs_and_is_kept(tmp_path: Path, words: list[str], others: se
 def test_the_words_of_the_command_line_choose_rows() -> None:
     assert chosen([]) == list(ROWS)
     assert chosen(["postgres", "drain"]) == ["postgres.drain"]
-    assert chosen(["due"]) == ["sqlite.due", "postgres.due"]
+    assert chosen(["due"]) == ["sqlite.due", "postgres.due", "redis.due"]
     assert chosen(["raw", "logs"]) == ["postgres.raw", "logs"]
     assert "there is no row raw of sqlite; there are these: sqlite, drain" in chosen(["sqlite", "raw"])
 

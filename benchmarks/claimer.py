@@ -5,7 +5,6 @@ It is told and says what ``benchmarks.worker`` with ``--drain`` is.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
@@ -16,8 +15,9 @@ from typing import Any
 import uvloop
 
 from benchmarks.application import Meter, Metered
+from benchmarks.telling import say
 from holdfast.job import Job, JobState, Settlement
-from holdfast.stores.postgres.store import PostgresStore
+from holdfast.stores import open_store
 
 _MOST = 500
 
@@ -29,9 +29,9 @@ def main() -> None:
 
 async def _serve(url: str) -> None:
     meter = Meter()
-    store: Any = Metered(PostgresStore(url), meter)
+    store: Any = Metered(open_store(url), meter)
     await store.open()
-    _say({"ready": True})
+    say({"ready": True})
     sys.stdin.readline()
     started, cpu = time.monotonic(), time.process_time()
     worker = f"claimer-{os.getpid()}"
@@ -39,7 +39,7 @@ async def _serve(url: str) -> None:
         await store.settle([Settlement(job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED) for job in jobs])
     await store.close()
     figures = {"settled": meter.settled, "settled_at": meter.settled_at, "cpu_then": meter.cpu_then}
-    _say(figures | {"claims": meter.claims, "started_at": started, "cpu_before": cpu})
+    say(figures | {"claims": meter.claims, "started_at": started, "cpu_before": cpu})
 
 
 async def _claimed(store: Any, worker: str) -> list[Job]:
@@ -47,11 +47,6 @@ async def _claimed(store: Any, worker: str) -> list[Job]:
     claim = await store.claim(worker, {"default": limit}, limit=limit, lease_for=timedelta(seconds=60))
     jobs: list[Job] = claim.jobs
     return jobs
-
-
-def _say(figures: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(figures) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -252,9 +252,16 @@ class Links:
                 if await is_committed(link, commit):
                     return result
                 unanswered.clear()
-            async with link.transaction():
+            transaction = link.transaction()
+            await transaction.start()
+            try:
                 result = await work(fetch)
                 unanswered.append((await begun_commit(link), result))
+            except asyncpg.PostgresError:
+                if not link.is_closed():
+                    await transaction.rollback()
+                raise
+            await transaction.commit()
             return result
 
         try:

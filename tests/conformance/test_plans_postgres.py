@@ -95,6 +95,7 @@ CASES = [
     Case("insert_keyed_jobs", ()),
     Case("key_owner", ("key_pkey(key)",)),
     Case("settle_succeeded", (BY_ID,), RUNNING),
+    Case("settle_succeeded", (BY_ID,), RUNNING | {"results": None}),
     Case("settle_rest", (BY_ID,), RUNNING),
     Case("states_of", (BY_ID,)),
     Case("beat", (BY_ID,), RUNNING),

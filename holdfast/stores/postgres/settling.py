@@ -97,12 +97,13 @@ class Settling:
             await self._settle_rest(rest, answers)
 
     async def _settle_simple(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
+        results = [text_or_none(each.result) for each in batch]
         rows = await self._links.fetch(
             self._sql["settle_succeeded"],
             doubt=lambda: self._doubts.add(batch),
             ids=[each.job_id for each in batch],
             claims=[each.claims for each in batch],
-            results=[text_or_none(each.result) for each in batch],
+            results=results if any(results) else None,  # an array of nulls costs as much as one of texts
         )
         if len(rows) < len(batch):
             taken = {job_id for (job_id,) in rows}

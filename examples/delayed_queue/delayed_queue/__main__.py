@@ -1,0 +1,51 @@
+"""``python -m delayed_queue start | stop | server | submit-jobs``. Workers are ``holdfast worker start``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from holdfast import HoldfastError
+
+
+def main() -> int:
+    """Do what was asked; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m delayed_queue")
+    commands = parser.add_subparsers(dest="command", required=True)
+    starting = commands.add_parser("start", help="run Redis, the HTTP server and workers until Ctrl-C or stop")
+    starting.add_argument("--workers", type=int, default=3, metavar="N", help="how many workers [3]")
+    commands.add_parser("stop", help="stop what start has started in this directory, and remove it")
+    commands.add_parser("server", help="run the HTTP server alone, on SERVER_PORT [8080]")
+    commands.add_parser("submit-jobs", help="submit JOB_COUNT [10] jobs due within TIME_OFFSET_SEC [10] seconds")
+    asked = parser.parse_args()
+    try:
+        return _run(asked)
+    except HoldfastError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(asked: argparse.Namespace) -> int:
+    """Each imports what it needs, so that a wrong setting is told without a traceback."""
+    if asked.command == "start":
+        from delayed_queue.start import start
+
+        return start(asked.workers)
+    if asked.command == "stop":
+        from delayed_queue.start import stop
+
+        stop()
+    elif asked.command == "server":
+        from delayed_queue.server import serve
+
+        serve()
+    else:
+        from delayed_queue.submit import submit_jobs
+
+        for job_id in submit_jobs():
+            print(job_id, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

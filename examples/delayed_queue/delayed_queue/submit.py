@@ -1,0 +1,54 @@
+"""The submit client: a batch of jobs for the HTTP API, due at random moments of a window."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from delayed_queue.server import HOST, server_port
+from holdfast import ConfigError, Unavailable
+
+T = TypeVar("T", int, float)
+
+LEAD = 0.5
+"""Seconds after its submission at which a job is due at the earliest: what is still on its way is not yet due."""
+_KINDS = {int: "a whole number", float: "a number"}
+
+
+def submit_jobs() -> Iterator[str]:
+    """Submit JOB_COUNT jobs that fall due within TIME_OFFSET_SEC seconds from now; the id of each as it is accepted."""
+    count, window = _number("JOB_COUNT", 10, most=1_000_000), _number("TIME_OFFSET_SEC", 10.0, most=366 * 86_400)
+    address = os.environ.get("API_URL") or f"http://{HOST}:{server_port()}"
+    connection = HTTPConnection(urlsplit(address).netloc, timeout=30)
+    try:
+        for number in range(count):
+            due = time.time() + LEAD + random.uniform(0, window)
+            wanted = {"payload": f"job {number}", "dueTime": round(due * 1_000_000)}
+            connection.request("POST", "/jobs", json.dumps(wanted))
+            answer = connection.getresponse()
+            told = json.loads(answer.read())
+            if answer.status != 200:
+                raise Unavailable(f"job {number} was refused: {told['error']}")
+            yield told["jobId"]
+    except (OSError, HTTPException) as error:
+        raise Unavailable(f"{address} does not answer ({error}); start it, or say where it is with API_URL") from None
+    finally:
+        connection.close()
+
+
+def _number(name: str, default: T, *, most: int) -> T:
+    """What an environment variable says, a number of the default's kind."""
+    text = os.environ.get(name) or str(default)
+    try:
+        number = type(default)(text)
+    except ValueError:
+        number = type(default)(-1)
+    if not 0 <= number <= most:
+        raise ConfigError(f"{name}: {text!r} is not valid; give {_KINDS[type(default)]} from 0 to {most:,}")
+    return number

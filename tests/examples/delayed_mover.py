@@ -1,0 +1,30 @@
+"""Moves due jobs, a few at a time, in a process of its own for each line it is told: ``delayed_mover URL``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from holdfast.stores import open_store
+
+
+async def move(url: str) -> None:
+    """Say who we are when the first are moved; go on until none is left, and then until killed."""
+    store = open_store(url)
+    await store.open()
+    await store.promote(limit=2)
+    print(os.getpid(), flush=True)
+    while await store.promote(limit=2):
+        pass
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    open_store(sys.argv[1])  # what it imports is there for every child
+    for _ in sys.stdin:
+        child = os.fork()
+        if not child:
+            asyncio.run(move(sys.argv[1]))
+        os.waitpid(child, 0)
+        print("gone", flush=True)

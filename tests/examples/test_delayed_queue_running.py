@@ -1,0 +1,89 @@
+"""Delayed Queue started and stopped as a whole, and what its papers say. Tests are named by the rows they prove."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.examples.common import PATIENCE, until
+from tests.examples.delayed_support import EXAMPLE, QUERY, ROOT, SETTINGS, Delayed, Server
+from tests.support.servers import base
+
+pytestmark = pytest.mark.timeout(400)
+
+README = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_d1_d3_d4_d10_one_command_starts_redis_server_and_workers_and_one_stops_them(
+    delayed: Delayed, tmp_path: Path
+) -> None:
+    redis, server = delayed.free_port(), Server(delayed.free_port())
+    said = {"HOLDFAST_URL": f"redis://127.0.0.1:{redis}/0?{QUERY}", "SERVER_PORT": str(server.port)}
+    environment = delayed.environment(**said)
+
+    def run(*words: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", "delayed_queue", *words], cwd=tmp_path, env=environment)
+
+    def stop_by_command(starting: subprocess.Popen[bytes]) -> None:
+        assert run("stop").wait(PATIENCE) == 0
+
+    def stop_by_ctrl_c(starting: subprocess.Popen[bytes]) -> None:
+        starting.send_signal(signal.SIGINT)
+
+    before = set(tmp_path.iterdir())
+    for stop in (stop_by_command, stop_by_ctrl_c):
+        with run("start", "--workers", "2") as starting:
+            until(lambda: _listens(server.port), "the server")
+            job_id = server.schedule("hello", delay=0.1)
+            until(lambda job_id=job_id: server.ask(f"/jobs/{job_id}")[1]["state"] == "succeeded", "the job's end")
+            family = psutil.Process(starting.pid).children(recursive=True)
+            assert {"server", "worker"} <= {word for each in family for word in each.cmdline()}
+            stop(starting)
+            assert starting.wait(PATIENCE) == 0
+        assert not any(each.is_running() for each in family)
+        assert not _listens(server.port)
+        assert not _listens(redis)
+        assert set(tmp_path.iterdir()) == before
+
+
+def test_d10_what_is_not_there_cannot_be_stopped(delayed: Delayed, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "delayed_queue", "stop"]
+    done = subprocess.run(command, cwd=tmp_path, env=delayed.environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (78, "error: delayed_queue.pid: nothing is running here\n")
+
+
+# ── the papers ────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_d2_d44_d48_d56_the_readme_says_what_it_needs_and_what_was_not_built() -> None:
+    assert "## What it needs" in README
+    assert "Partitions of the sorted set were not built" in README
+    (curve,) = re.findall(r"((?:^\|.*\|\n)+)", README[README.index("## A large backlog") :].partition("\n## ")[0], re.M)
+    assert re.findall(r"^\| ([\d,]+) \|", curve, re.M) == ["1,000", "10,000", "100,000", "1,000,000"]
+
+
+def test_d1_d12_d36_redis_is_the_only_service_and_a_private_one_in_tests(delayed: Delayed) -> None:
+    settings = SETTINGS.read_text(encoding="utf-8")
+    assert re.findall(r"^url = \"(\w+):", settings, re.M) == ["redis"]
+    assert delayed.client.config_get("dir")["dir"].startswith(str(base()))
+    assert delayed.port != 6379
+    assert delayed.client.keys("*") == []
+
+
+def test_d11_d13_d14_one_documented_command_runs_the_tests() -> None:
+    (command,) = re.findall(r"^pytest (tests/examples .*)$", README, re.MULTILINE)
+    program = [sys.executable, "-m", "pytest", *command.split(), "--collect-only", "-q"]
+    collected = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert collected.returncode == 0, collected.stdout
+    here = {path.name for path in Path(__file__).parent.glob("test_delayed_queue_*.py")}
+    assert set(re.findall(r"(test_\w+\.py)", collected.stdout)) == here

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from datetime import timedelta
 
+import asyncpg
 import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.job import JobFilter, JobState, Reason
 from holdfast.stores.postgres import links
+from holdfast.stores.postgres.commits import Commit, begun_commit, is_committed
 from tests.conformance.support import (
     ended,
     ending,
@@ -25,6 +28,7 @@ from tests.conformance.support import (
 )
 from tests.faults.support import EVER, opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
+from tests.support.postgres import Postgres
 
 
 @pytest.mark.parametrize("keyed", [False, True])
@@ -198,3 +202,38 @@ async def test_an_operation_of_which_nobody_knows_says_that_it_may_have_been_don
             await store.cancel([job_id])
 
         assert await until_it_works(lambda: state_of(store, job_id)) is JobState.CANCELLED
+
+
+async def test_a_server_that_has_taken_over_vouches_for_no_commit_of_another() -> None:
+    """It may have given the same number to another transaction since."""
+    with Postgres() as primary, closing(primary.standby()) as standby:
+        link = await asyncpg.connect(primary.url())
+        begun = []
+        for ending in ("rollback", "commit"):
+            await link.execute("begin; create table something (n int)")
+            begun.append(await begun_commit(link))
+            await link.execute(ending)
+        assert [await is_committed(link, each) for each in begun] == [False, True]
+        link.terminate()
+        primary.kill()
+        standby.promote()
+        link = await asyncpg.connect(standby.url())
+        with pytest.raises(Unavailable, match="another PostgreSQL server has taken over"):
+            await is_committed(link, begun[1])
+        assert not await is_committed(link, begun[0])
+        assert not await is_committed(link, Commit(str(int(begun[1].number) + 1_000_000), begun[1].timeline))
+        link.terminate()
+
+
+async def test_a_commit_that_has_not_ended_is_waited_for(postgres: Postgres) -> None:
+    link, other = await asyncpg.connect(postgres.url()), await asyncpg.connect(postgres.url())
+    await link.execute("begin")
+    begun = await begun_commit(link)
+    with pytest.raises(Unavailable, match="neither committed nor rolled back"):
+        await is_committed(other, begun)
+    waiting = asyncio.create_task(is_committed(other, begun))
+    await asyncio.sleep(0)
+    await link.execute("commit")
+    assert await waiting
+    await link.close()
+    await other.close()

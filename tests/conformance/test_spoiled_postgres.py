@@ -39,3 +39,16 @@ async def test_a_foreign_key_to_a_job_is_not_in_its_way(store: Store) -> None:
         assert beat.held == [Held.HELD]
         assert (await stored(store, held.id)).lease_until_us == await store.now_us() + 2 * LEASE.total_seconds() * 1e6
         assert [job.id for job in (await claim(store)).jobs] == [waiting]
+
+
+async def test_a_worker_s_own_row_is_not_waited_for_either(store: Store) -> None:
+    held = await running(store)
+    await store.beat(pulse(), [held.lease], lease_for=LEASE)
+    with session(store.url) as other:
+        other.execute("select from worker for update")
+
+        beat = await store.beat(pulse(running=1), [held.lease], lease_for=LEASE * 2)
+        assert beat.held == [Held.HELD]
+        assert (await stored(store, held.id)).lease_until_us == await store.now_us() + 2 * LEASE.total_seconds() * 1e6
+    await store.beat(pulse(running=1), [], lease_for=LEASE)
+    assert [info.pulse.running for info in await store.workers()] == [1]

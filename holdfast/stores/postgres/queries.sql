@@ -297,17 +297,22 @@ left join holdfast.attempt a on a.job_id = d.id and a.claims = d.claims;
 select id::text, state, claims from holdfast.job where id = any(:ids::uuid[]);
 
 -- own: beat
--- A lease whose row somebody holds (its own handler, about to settle in its transaction) is not waited for.
-with signed as (
+-- A row that somebody holds is not waited for: neither a lease's (its own handler, about to settle in its transaction) nor
+-- the worker's own, which then says later how it is doing.
+with known as materialized (
+    select id from holdfast.worker where id = :worker for no key update skip locked
+), renewed as (
+    update holdfast.worker w set
+        queues = :queues, concurrency = :concurrency, running = :running, succeeded = :succeeded, failed = :failed,
+        seen_at = :now, alive_until = :lease_for + :now
+    from known where w.id = known.id
+), signed as (
     insert into holdfast.worker
         (id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until)
     select :worker, :host, :pid, :queues, :concurrency, :running, :succeeded, :failed, n.now, n.now, n.now + :lease_for
     from (select :now as now offset 0) n
-    on conflict (id) do update set
-        queues = excluded.queues, concurrency = excluded.concurrency, running = excluded.running,
-        succeeded = excluded.succeeded, failed = excluded.failed, seen_at = excluded.seen_at,
-        alive_until = excluded.alive_until
-    returning ordered
+    where not exists (select from known)
+    on conflict do nothing
 ), held as materialized (
     select j.id
     from unnest(:ids::uuid[], :claims::bigint[]) as d (id, claims) join holdfast.job j on j.id = d.id
@@ -316,8 +321,8 @@ with signed as (
 ), extended as (
     update holdfast.job j set lease_until = :lease_for + :now
     where j.id = any(array(select id from held)) and j.state + 0 = 2)
-select signed.ordered, d.turn, j.id is not null, j.cancelling
-from signed
+select w.ordered, d.turn, j.id is not null, j.cancelling
+from (select coalesce((select ordered from holdfast.worker where id = :worker), 'none') as ordered) w
 left join unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, turn) on true
 left join holdfast.job j on j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now;
 

@@ -144,6 +144,19 @@ async def test_a_claim_that_was_written_and_never_answered_costs_no_attempt(
         assert [(job.id, job.attempts) for job in await take(store, 1, worker="unlucky")] == [(second, 1)]
 
 
+async def test_a_delivered_claim_that_was_never_answered_costs_no_attempt(proxy: FaultProxy, proxied_url: str) -> None:
+    async with opened(proxied_url) as store:
+        first, second, third = await put(store, new_job(), new_job(), new_job())
+        assert [job.id for job in await take(store, 1, worker="unlucky", only=[first])] == [first]
+        proxy.cut_after(b"unlucky", answer=b"SELECT 1")
+
+        assert await take(store, 1, worker="unlucky", only=[second]) == []
+
+        assert proxy.cuts == 1
+        assert [job.id for job in await take(store, 1, worker="unlucky", only=[third])] == [third]
+        assert [(await stored(store, job_id)).attempts for job_id in (first, second, third)] == [1, 0, 1]
+
+
 OPERATIONS = {
     "cancel": (JobState.QUEUED, lambda store, job_id: store.cancel([job_id]), JobState.CANCELLED),
     "replay": (JobState.DEAD, lambda store, job_id: store.replay([job_id]), JobState.QUEUED),

@@ -235,17 +235,19 @@ class Hot:
         since, self._answered_at[worker] = self._answered_at.get(worker), claimed_at
         if worker not in self._unanswered:
             return
-        if since is None:  # an earlier process may have had its name: those leases end by themselves
-            self._unanswered.discard(worker)
-            return
-        rows = await self._links.fetch(self._sql["taken_between"], worker=worker, since=since, before=claimed_at)
         self._unanswered.discard(worker)
-        released = [
-            Settlement(job_id=job_id, claims=claims, state=JobState.QUEUED, reason=Reason.RELEASED, refund=True)
-            for job_id, claims in rows
-        ]
-        if released:
-            await self.settle(released)
+        if since is None:  # an earlier process may have had its name: those leases end by themselves
+            return
+        try:
+            rows = await self._links.fetch(self._sql["taken_between"], worker=worker, since=since, before=claimed_at)
+            released = [
+                Settlement(job_id=job_id, claims=claims, state=JobState.QUEUED, reason=Reason.RELEASED, refund=True)
+                for job_id, claims in rows
+            ]
+            if released:
+                await self.settle(released)
+        except HoldfastError:  # these end by themselves too; what was claimed now must not be lost with them
+            return
 
     async def _promote(self, claiming: _Claiming) -> int:
         if EVERY_QUEUE in claiming.wants:
@@ -278,19 +280,20 @@ class Hot:
             lease_for=span_us(wish.lease_for),
         )
         if rows:
-            self._answered_at[wish.worker] = rows[0][_SHOWN] - (span_us(wish.lease_for) or 0)
+            await self._give_back_unanswered(wish.worker, rows[0][_SHOWN] - (span_us(wish.lease_for) or 0))
         return Claim(jobs=await self._readable(rows), lease_until_us=rows[0][_SHOWN] if rows else None)
 
     async def _claim_delivered(self, wish: Wish, wants: Mapping[str, int]) -> Claim:
         ids = list(dict.fromkeys(filter(is_id, wish.only or ())))
         if wish.promote:
-            await self._links.fetch(self._sql["promote_delivered"], ids=sorted(ids))
+            await self._links.fetch(self._sql["promote_delivered"], ids=ids)
         jobs: list[Job] = []
         until = None
         for queue, slots in wants.items():
             every = queue == EVERY_QUEUE
             rows = await self._links.fetch(
                 self._sql["claim_delivered"],
+                doubt=lambda: self._unanswered.add(wish.worker),
                 ids=ids,
                 queue=None if every else queue,
                 excluded=sorted(wish.wants) if every else [],
@@ -301,7 +304,7 @@ class Hot:
             )
             if rows:
                 until = rows[0][_SHOWN]
-                self._answered_at[wish.worker] = until - (span_us(wish.lease_for) or 0)
+                await self._give_back_unanswered(wish.worker, until - (span_us(wish.lease_for) or 0))
             jobs += await self._readable(rows)
         return Claim(jobs=jobs, refused=len(wish.only or ()) - len(jobs), lease_until_us=until)
 

@@ -229,7 +229,9 @@ returning queue, rank, run_at;
 
 -- own: promote_delivered
 update holdfast.job set state = 0
-where id = any(:ids::uuid[]) and (state + 0) in (1, 3) and run_at + 0 <= :now;
+where id = any(array(
+    select id from holdfast.job where id = any(:ids::uuid[]) and (state + 0) in (1, 3) and run_at + 0 <= :now
+    order by id for no key update skip locked));
 
 -- name: bury
 -- A claimed row that cannot be read.

@@ -159,7 +159,7 @@ async def test_a_row_that_somebody_holds_does_not_hold_up_its_neighbours(
             async with other.transaction():
                 await other.execute(f"select from {schema}.job where id = $1 for update", jobs[1].id)
 
-                answers = await asyncio.wait_for(store.settle([outcome(job) for job in jobs]), timeout=6)
+                answers = await store.settle([outcome(job) for job in jobs])
                 assert [(answer.accepted, answer.locked) for answer in answers] == [
                     (True, False),
                     (False, True),

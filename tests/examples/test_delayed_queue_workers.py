@@ -80,6 +80,19 @@ def test_d26_d38_d44_an_idle_worker_blocks_and_runs_what_is_pushed_by_hand(delay
         in_time(pushed, 0.5, "a start")
 
 
+def test_x40_what_fails_runs_again_at_once_for_ever_or_as_often_as_is_said(delayed: Delayed) -> None:
+    wrong = {"payload": {"seconds": "many"}}
+    bounded, endless = delayed.app.sync.enqueue_many(
+        [delayed.app.draft("callback", wrong, max_attempts=3), delayed.app.draft("callback", wrong)]
+    )
+    with delayed.workers(LEADER):
+        until(lambda: delayed.app.sync.get(bounded.id).state == "dead", "the end of three attempts")
+        until(lambda: delayed.app.sync.get(endless.id).attempts > 10, "ten attempts")
+        delayed.app.sync.cancel([endless.id])
+        until(lambda: delayed.app.sync.get(endless.id).state == "cancelled", "the end of the other")
+    assert delayed.claims(as_ulid(bounded.id)) == 3
+
+
 # ── beside each other ─────────────────────────────────────────────────────────────────────────────────────────────
 def test_d24_d40_d42_d43_followers_share_and_leave_the_moving_to_the_leader(delayed: Delayed) -> None:
     with delayed.workers(FOLLOWER, FOLLOWER) as followers:

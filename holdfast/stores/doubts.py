@@ -32,6 +32,28 @@ class Doubts:
         return Lease(settlement.job_id, settlement.claims) in self._leases
 
 
+class LostClaims:
+    """Workers whose claim was sent and its answer lost: it may have taken jobs that nobody here knows of."""
+
+    def __init__(self) -> None:
+        self._answered_at: dict[str, int] = {}  # by worker: the server's instant of its latest claim that was answered
+        self._lost: set[str] = set()
+
+    def add(self, worker: str) -> None:
+        """The answer of a claim of this worker was lost."""
+        self._lost.add(worker)
+
+    def since(self, worker: str) -> int | None:
+        """Since when there may be jobs that this worker took and never heard of. None: there are none, or nobody can
+        tell: an earlier process may have had its name, and started its jobs."""
+        return self._answered_at.get(worker) if worker in self._lost else None
+
+    def answered(self, worker: str, at: int) -> None:
+        """A claim, of the server's instant ``at``, is answered, and the caller knows of its jobs."""
+        self._answered_at[worker] = at
+        self._lost.discard(worker)
+
+
 class Fate(NamedTuple):
     """What became of a job, and of its attempt under one lease."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.errors import ConfigError
-from holdfast.job import JobFilter, JobState, Options, Order, new_id
+from holdfast.job import JobFilter, JobState, Lease, Options, Order, new_id
 from holdfast.store import EVERY_QUEUE, Store
 from holdfast.stores import open_store
 from tests.conformance.support import (
@@ -325,6 +325,35 @@ async def test_ghosts_of_cancelled_jobs_let_none_pass_before_its_turn(store: Sto
     await store.submit([new_job(id=ids[2])])
 
     assert await take_ids(store) == [*ids[5:], behind, *ids[:3]]
+
+
+@pytest.mark.parametrize("waiting", [1, 3000])
+async def test_a_ghost_at_the_head_whose_job_is_back_lets_none_pass(
+    store: Store, clock: ManualClock, waiting: int
+) -> None:
+    gone, first, *_ = await put(store, new_job(), *[new_job() for _ in range(waiting)])
+    assert await take_ids(store, only=[gone]) == [gone]
+    (late,) = await put(store, new_job(delay=timedelta(seconds=1)))
+    clock.advance(0.5)
+    (before,) = await put(store)
+    clock.advance(1)
+    await store.settle([ending(Lease(gone, 1), JobState.DEAD, error="boom")])
+    await store.replay([gone])
+
+    assert await take_ids(store, 1) == [first]
+    taken = await take_ids(store, 2 * waiting + 10)
+    assert taken[-3:] == [before, late, gone]
+
+
+async def test_a_job_that_was_replayed_before_its_first_claim_counts_its_attempts(store: Store) -> None:
+    (job_id,) = await put(store)
+    await store.cancel([job_id])
+    await store.replay([job_id])
+
+    (job,) = await take(store)
+
+    assert (job.claims, job.attempts) == (1, 1)
+    assert (await stored(store, job_id)).attempts == 1
 
 
 async def test_a_thousand_ghosts_are_passed_in_one_claim(store: Store) -> None:

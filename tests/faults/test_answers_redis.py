@@ -7,21 +7,27 @@ import asyncio
 import pytest
 
 from holdfast.errors import Unavailable
-from holdfast.job import JobFilter, JobState, Reason, Submitted, new_id
+from holdfast.job import Held, JobFilter, JobState, Reason, Submitted, new_id
 from holdfast.links import redis as links
 from tests.conformance.support import (
+    LEASE,
     ended,
     ending,
     failing,
     new_job,
+    pulse,
     put,
     running,
     settle,
     state_of,
+    stored,
+    take,
+    take_ids,
     until_claimed,
 )
 from tests.faults.support import EVER, opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
+from tests.support.redis import Redis
 
 
 @pytest.mark.parametrize("keyed", [False, True])
@@ -119,3 +125,75 @@ async def test_an_operation_of_which_nobody_knows_says_that_it_may_have_been_don
         with pytest.raises(Unavailable) as never_sent:
             await store.cancel([job_id])
         assert "may have been done" not in str(never_sent.value)
+
+
+@pytest.mark.parametrize("delivered", [False, True])
+async def test_a_claim_that_was_written_and_never_answered_costs_no_attempt(
+    proxy: FaultProxy, proxied_url: str, delivered: bool
+) -> None:
+    async with opened(proxied_url) as store:
+        first, second, third = await put(store, new_job(), new_job(), new_job())
+        assert await take_ids(store, 1, worker="unlucky") == [first]
+        only = {"only": [second]} if delivered else {}
+        await take_ids(store, 0, worker="unlucky", **only)  # the server knows the script
+        proxy.cut_after(b"unlucky", answer=b"work")
+
+        assert await take_ids(store, 1, worker="unlucky", **only) == ([] if delivered else [third])
+
+        assert proxy.cuts == 1
+        assert [(await stored(store, job_id)).attempts for job_id in (first, second)] == [1, 0]
+        assert await state_of(store, first) is JobState.RUNNING, "what was answered stays"
+        (job,) = await take(store, 1, worker="unlucky", **only)
+        assert (job.id, job.attempts) == (second, 1)
+
+
+async def test_a_claim_that_was_given_up_is_given_back_by_the_next(
+    proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PATIENCE", 0.2)
+    async with opened(proxied_url) as store, opened(url) as other:
+        await put(store, *[new_job(priority=n % 3) for n in range(250)])
+        (kept,) = await take(other, 1, worker="lucky")
+        assert len(await take_ids(store, 1, worker="unlucky")) == 1
+        proxy.cut_after(b"unlucky", answer=b"work")
+        proxy.cut_before(b"unlucky", times=EVER)
+        with pytest.raises(Unavailable):
+            await take(store, 200, worker="unlucky")
+        taken = await other.count(JobFilter(states=(JobState.RUNNING,)))
+        proxy.heal()
+
+        assert await until_it_works(lambda: take(store, 0, worker="unlucky")) == []
+        ids = await until_it_works(lambda: take_ids(store, 10, worker="unlucky"))
+
+        assert taken == 202
+        assert len(ids) == 10
+        assert await other.count(JobFilter(states=(JobState.RUNNING,))) == 12
+        assert (await settle(other, kept)).accepted
+
+
+async def test_a_cancelled_claim_is_given_back(url: str) -> None:
+    async with opened(url) as store:
+        await put(store, *[new_job() for _ in range(60)])
+        held = len(await take_ids(store, 1, worker="w"))
+        for steps in range(20):
+            claiming = asyncio.create_task(take_ids(store, 1, worker="w"))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            claiming.cancel()
+            (answer,) = await asyncio.gather(claiming, return_exceptions=True)
+            held += len(answer) if isinstance(answer, list) else 0
+        held += len(await take_ids(store, 1, worker="w"))
+
+        assert await store.count(JobFilter(states=(JobState.RUNNING,))) == held
+
+
+async def test_a_lease_that_was_given_twice_is_whose_worker_has_the_job(server: Redis, url: str) -> None:
+    """A failover may forget a claim: then the next one has the same number."""
+    async with opened(url) as store:
+        (job_id,) = await put(store)
+        key = f"{{{url.rpartition('=')[2]}}}:job:{job_id}"
+        (first,) = await take(store, worker="first")
+        server.execute("HSET", key, "worker", "second")
+
+        assert (await store.beat(pulse("first"), [first.lease], lease_for=LEASE)).held == [Held.LOST]
+        assert (await store.beat(pulse("second"), [first.lease], lease_for=LEASE)).held == [Held.HELD]

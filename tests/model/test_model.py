@@ -88,6 +88,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.states: dict[str, JobState] = {}
         self.claims: dict[str, int] = {}
         self.leases: list[Lease] = []  # every lease there ever was
+        self.workers: dict[Lease, str] = {}  # whose they were
 
     def teardown(self) -> None:
         self.call(self.store.close())
@@ -191,6 +192,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert (job.losses, job.run_at_us, job.priority) == (kept.losses, kept.run_at, kept.new.priority)
             self.model.claimed(job.id, worker, now + LEASE // MICROSECOND)
             self.leases.append(job.lease)
+            self.workers[job.lease] = worker
         return claim
 
     def innocent(self, queue: str) -> list[str]:
@@ -279,10 +281,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.beat(self.alive(), 30)
 
     def beat(self, leases: list[Lease], seconds: int) -> None:
-        said = Pulse(worker="w1", host="h", pid=1, queues="*", concurrency=1)
-        beat = self.call(self.store.beat(said, leases, lease_for=timedelta(seconds=seconds)))
         until = self.clock() + seconds * MICROSECONDS_PER_SECOND
-        assert beat.held == [self.model.held(lease, self.clock(), until) for lease in leases]
+        for worker in ("w1", "w2"):
+            mine = [lease for lease in leases if self.workers[lease] == worker]
+            said = Pulse(worker=worker, host="h", pid=1, queues="*", concurrency=1)
+            beat = self.call(self.store.beat(said, mine, lease_for=timedelta(seconds=seconds)))
+            assert beat.held == [self.model.held(lease, self.clock(), until) for lease in mine]
 
     @rule(span=spans)
     def advance(self, span: timedelta) -> None:

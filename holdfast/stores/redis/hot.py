@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -22,6 +23,7 @@ from holdfast.job import (
     NewJob,
     Order,
     Pulse,
+    Reason,
     Settled,
     Settlement,
     Submitted,
@@ -29,7 +31,7 @@ from holdfast.job import (
 from holdfast.links.redis import Script, in_pieces
 from holdfast.links.wire import Argument
 from holdfast.store import EVERY_QUEUE
-from holdfast.stores.doubts import Doubts, Fate, accepted_as
+from holdfast.stores.doubts import Doubts, Fate, LostClaims, accepted_as
 from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.news import News
 from holdfast.stores.redis.read import Read
@@ -54,6 +56,7 @@ class Hot:
         self._kinds = kinds
         self._served = ""  # the queue a claim served last
         self._doubts = Doubts()
+        self._lost = LostClaims()
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -75,8 +78,15 @@ class Hot:
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def claim(self, wish: Wish) -> Claim:
         """Make due jobs ready, take what is wanted, say when the next falls due."""
-        if wish.only is not None:
-            return await self._claim_delivered(wish, wish.only)
+        try:
+            claim = await (self._claim_ready(wish) if wish.only is None else self._claim_delivered(wish, wish.only))
+            await self._give_back_unheard(wish, claim)
+        except asyncio.CancelledError:
+            self._lost.add(wish.worker)
+            raise
+        return claim
+
+    async def _claim_ready(self, wish: Wish) -> Claim:
         claiming = _Claiming(wish)
         while not claiming.over:
             try:
@@ -86,6 +96,7 @@ class Hot:
                     span_us(wish.lease_for),
                     self._links.address.task,
                     *claiming.arguments(self._served),
+                    doubt=lambda: self._lost.add(wish.worker),
                 )
             except HoldfastError:
                 if claiming.jobs:  # these are ours already
@@ -96,33 +107,45 @@ class Hot:
         return claiming.claim()
 
     async def _claim_delivered(self, wish: Wish, only: Sequence[str]) -> Claim:
-        jobs: list[Job] = []
-        until = None
-        slots = dict(wish.wants)
-        star = slots.pop(EVERY_QUEUE, None)
-        most = 1 << 30 if wish.alone else min(1, wish.suspects)
+        delivery = _Delivery(wish)
         for ids in in_pieces(list(dict.fromkeys(only)), PIECE):
-            named = [argument for pair in slots.items() for argument in pair]
-            taken, until = await self._links.run(
-                self._scripts["deliver"],
-                wish.worker,
-                span_us(wish.lease_for),
-                self._links.address.task,
-                (1 if wish.alone else wish.limit) - len(jobs),
-                most,
-                int(wish.promote),
-                "" if star is None else star,
-                len(slots),
-                *named,
-                *ids,
-            )
-            for job in await self._readable(taken):
-                jobs.append(job)
-                if job.queue in slots:
-                    slots[job.queue] -= 1
-                elif star is not None:
-                    star -= 1
-        return Claim(jobs=jobs, refused=len(only) - len(jobs), lease_until_us=None if until is None else int(until))
+            try:
+                taken, until = await self._links.run(
+                    self._scripts["deliver"],
+                    wish.worker,
+                    span_us(wish.lease_for),
+                    self._links.address.task,
+                    *delivery.arguments(),
+                    *ids,
+                    doubt=lambda: self._lost.add(wish.worker),
+                )
+            except HoldfastError:
+                if delivery.jobs:  # these are ours already
+                    break
+                raise
+            delivery.take(await self._readable(taken), int(until))
+        return delivery.claim(len(only))
+
+    async def _give_back_unheard(self, wish: Wish, claim: Claim) -> None:
+        """What this worker took since the last claim that was answered, but for this one, it never started."""
+        if claim.lease_until_us is None:
+            return
+        lease, since = span_us(wish.lease_for), self._lost.since(wish.worker)
+        ours = {job.id for job in claim.jobs}
+        looked, more = 0, since is not None
+        try:
+            while more:
+                found, others, more = await self._links.run(
+                    self._scripts["unheard"], wish.worker, since or 0, lease, looked
+                )
+                released = [_released(job_id.decode(), int(claims)) for job_id, claims in found]
+                released = [each for each in released if each.job_id not in ours]
+                looked += others + len(found) - len(released)
+                if released:
+                    await self.settle(released)
+        except HoldfastError:
+            pass  # then their leases end
+        self._lost.answered(wish.worker, claim.lease_until_us - lease)
 
     async def _readable(self, rows: Sequence[Any]) -> list[Job]:
         """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
@@ -210,6 +233,42 @@ class Hot:
         return Beat(held=held, order=Order(ordered))
 
 
+class _Delivery:
+    """One claim of delivered ids, and its progress through its scripts."""
+
+    def __init__(self, wish: Wish) -> None:
+        self._wish = wish
+        self._slots = dict(wish.wants)
+        self._star = self._slots.pop(EVERY_QUEUE, None)
+        self.jobs: list[Job] = []
+        self._until_us: int | None = None
+
+    def arguments(self) -> list[Argument]:
+        """What the next script is asked."""
+        wish = self._wish
+        return [
+            (1 if wish.alone else wish.limit) - len(self.jobs),
+            1 << 30 if wish.alone else min(1, wish.suspects),
+            int(wish.promote),
+            "" if self._star is None else self._star,
+            len(self._slots),
+            *(argument for pair in self._slots.items() for argument in pair),
+        ]
+
+    def take(self, jobs: list[Job], until_us: int) -> None:
+        """Note what a script has answered."""
+        self._until_us = until_us
+        self.jobs += jobs
+        for job in jobs:
+            if job.queue in self._slots:
+                self._slots[job.queue] -= 1
+            elif self._star is not None:
+                self._star -= 1
+
+    def claim(self, delivered: int) -> Claim:
+        return Claim(jobs=self.jobs, refused=delivered - len(self.jobs), lease_until_us=self._until_us)
+
+
 class _Claiming:
     """One claim's progress through its scripts."""
 
@@ -271,3 +330,7 @@ class _Claiming:
             quarantined=self._quarantined,
             lease_until_us=self._until_us,
         )
+
+
+def _released(job_id: str, claims: int) -> Settlement:
+    return Settlement(job_id=job_id, claims=claims, state=JobState.QUEUED, reason=Reason.RELEASED, refund=True)

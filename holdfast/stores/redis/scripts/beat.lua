@@ -12,8 +12,10 @@ if ARGV[5] == '1' then
 end
 local answers, extended = { ours('HGET', worker, 'ordered') or 'none' }, {}
 for i = at, #ARGV, 2 do
-    local v = read(ARGV[i], 'state', 'claims', 'cancel')
-    local lease = v and v[1] == 'running' and claims_of(v[2], true) == ARGV[i + 1] and ours('ZSCORE', LEASES, ARGV[i])
+    local v = read(ARGV[i], 'state', 'claims', 'cancel', 'worker')
+    -- A failover can bring an old number of claims back: the lease is whose worker has the job now.
+    local held = v and v[1] == 'running' and claims_of(v[2], true) == ARGV[i + 1] and v[4] == ARGV[3]
+    local lease = held and ours('ZSCORE', LEASES, ARGV[i])
     if lease and tonumber(lease) > now then
         extended[#extended + 1] = until_
         extended[#extended + 1] = ARGV[i]

@@ -28,6 +28,19 @@ local function standing(id) -- a ready job's place: eligible time, then submissi
     return v and v[1] and { number(v[1]), number(v[2]), id }
 end
 
+-- The first in a ready list that is no ghost: the job of a ghost may stand far behind it. Others are passed in `displace`.
+local function head_of(list)
+    local id = call('LINDEX', list, 0)
+    for _ = 1, MOST do
+        if not id or not laid_to_rest(id) then
+            break
+        end
+        call('LPOP', list)
+        id = call('LINDEX', list, 0)
+    end
+    return id
+end
+
 local function push(list, side, group)
     local ids = {}
     for n = 1, #group do
@@ -43,15 +56,16 @@ local function displace(list, group, at_tail)
     local ids = ours('LRANGE', list, at_tail and -REACH or 0, at_tail and -1 or REACH - 1)
     local edge, taken = group[at_tail and 1 or #group], 0
     for n = 1, #ids do
-        local place = standing(ids[at_tail and #ids + 1 - n or n])
+        local id = ids[at_tail and #ids + 1 - n or n]
+        local place = (at_tail or not laid_to_rest(id)) and standing(id)
         if place and not (at_tail and before(edge, place) or not at_tail and before(place, edge)) then
             break
         end
         taken = n
         if place then
             group[#group + 1] = place
-        else
-            laid_to_rest(ids[at_tail and #ids + 1 - n or n])
+        elseif at_tail then
+            laid_to_rest(id)
         end
     end
     if at_tail then
@@ -75,7 +89,7 @@ local function place(queue, level, group)
     if length == 0 or tail and not before(group[1], tail) then
         return push(list, 'RPUSH', group)
     end
-    local head = standing(call('LINDEX', list, 0))
+    local head = standing(head_of(list))
     if head and before(group[#group], head) then
         return push(list, 'LPUSH', group)
     end

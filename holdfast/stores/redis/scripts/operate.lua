@@ -39,7 +39,10 @@ local function replay(id, v, known)
     call('HDEL', JOB .. id, 'losses', 'reason', 'endTime', 'cancel')
     drop(id, 'error')
     drop(id, 'result')
-    local fields = { 'state', 'queued', 'attempts', '0', 'dueTime', NOW, 'created', v[8] or v[7] }
+    local fields = { 'state', 'queued', 'dueTime', NOW, 'created', v[8] or v[7] }
+    if v[10] then -- else there is none to forget, and the first claim says so by itself
+        fields[7], fields[8] = 'attempts', '0'
+    end
     if ARGV[5] ~= '' then
         drop(id, 'payload')
         pieces(fields, 'payload', string.sub(ARGV[5], 2), whole)

@@ -41,7 +41,8 @@ class Fetcher:
         self._draining = drain
         self._step_aside = _STEP_ASIDE
         self._alone_from = 0.0
-        self._roused = asyncio.Event()  # look again, whatever the store has told
+        self._roused = False  # look again, whatever the store tells
+        self._listening: asyncio.Future[None] | None = None
         self._claiming: asyncio.Future[Claim] | None = None
         self._capped = False  # the latest claim left a queue out, or took less of it, for that queue's own limit
         self.quiet_until: float | None = None
@@ -50,7 +51,9 @@ class Fetcher:
     def drain(self) -> None:
         """Stop the shift once there is nothing to run."""
         self._draining = True
-        self._roused.set()
+        self._roused = True
+        if self._listening is not None:
+            self._listening.cancel()
 
     async def run(self) -> None:
         """Fetch until the shift is stopping."""
@@ -121,37 +124,35 @@ class Fetcher:
         self._capped = min(wants.values()) < room
         point("claim.before")
         # Shielded: a claim that was cancelled half-way would hold its jobs until their leases end.
-        claiming = asyncio.ensure_future(
-            self._store.claim(
-                shift.worker_id,
-                wants,
-                limit=min(room, max(1, sum(wants.values()))),
-                lease_for=shift.settings.lease,
-                suspects=max(1, min(idle, room)),
-                alone=alone,
-                promote=shift.settings.role != "follower",
-            )
+        claiming = self._store.claim(
+            shift.worker_id,
+            wants,
+            limit=min(room, max(1, sum(wants.values()))),
+            lease_for=shift.settings.lease,
+            suspects=max(1, min(idle, room)),
+            alone=alone,
+            promote=shift.settings.role != "follower",
         )
-        claiming.add_done_callback(lambda claimed: self._take(claimed, since))
-        self._claiming = claiming
-        return await asyncio.shield(claiming)
+        self._claiming = asyncio.ensure_future(self._take(claiming, since))
+        return await asyncio.shield(self._claiming)
 
     async def close(self) -> None:
         """After ``run`` was cancelled: wait for the claim under way, so that what it brings is given back in time."""
         if self._claiming is not None:
             await asyncio.wait([self._claiming])
 
-    def _take(self, claimed: asyncio.Future[Claim], since: float) -> None:
-        if claimed.cancelled() or claimed.exception() is not None:
-            return
+    async def _take(self, claiming: Coroutine[Any, Any, Claim], since: float) -> Claim:
+        """Take in hand what the claim brings, whether or not somebody still waits for it."""
+        claim = await claiming
         point("claim.after")
-        shift, claim = self._shift, claimed.result()
+        shift = self._shift
         if shift.clock.monotonic() - since > shift.settings.lease.total_seconds() * _FRESH:
-            return  # the loop was blocked since: these leases are not renewed yet, and may be somebody else's by now
+            return claim  # the loop was blocked since: these leases are not renewed yet, and may be somebody else's
         shift.deliver(claim.jobs, since)
         if shift.stopping.is_set():
             self.release_buffered()
         self._tell(claim)
+        return claim
 
     def _tell(self, claim: Claim) -> None:
         shift = self._shift
@@ -238,15 +239,20 @@ class Fetcher:
     async def _news(self, timeout: float) -> None:
         shift = self._shift
         topics = [f"queue:{queue}" for queue in (shift.settings.queues or (EVERY_QUEUE,))]
-        awaited: list[Coroutine[Any, Any, object]] = [self._store.wait(topics, timeout=timeout), self._roused.wait()]
-        if self._capped or self._draining:
-            awaited.append(shift.low.wait())
-        waiting = [asyncio.ensure_future(each) for each in awaited]
-        try:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:
-                each.result()
-        finally:
-            self._roused.clear()
-            for each in waiting:
-                each.cancel()
+        if not self._roused:
+            self._listening = asyncio.ensure_future(self._store.wait(topics, timeout=timeout))
+            low = asyncio.ensure_future(shift.low.wait()) if self._capped or self._draining else None
+            try:
+                if low is not None:
+                    await asyncio.wait([self._listening, low], return_when=asyncio.FIRST_COMPLETED)
+                if low is None or self._listening.done():
+                    await self._listening
+            except asyncio.CancelledError:
+                if not self._roused:
+                    raise
+            finally:
+                self._listening.cancel()
+                if low is not None:
+                    low.cancel()
+                self._listening = None
+        self._roused = False

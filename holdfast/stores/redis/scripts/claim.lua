@@ -29,7 +29,7 @@ local function make_ready()
     end
     for _, queue in ipairs(queues) do
         if (star or named[queue] > 0) and promoted < MOST then
-            promoted = promoted + promote(queue, MOST - promoted)
+            promoted = promoted + moving().promote(queue, MOST - promoted)
         end
     end
     note_due()
@@ -60,7 +60,8 @@ local function take_quarantined(queue)
             call('ZREM', quarantine_of(queue), id)
         else
             local stands = { -number(known.level), number(v[6]), number(v[10]) }
-            if not best or stands[1] < best[1] or stands[1] == best[1] and before({ stands[2], stands[3] }, { best[2], best[3] }) then
+            local level = best and stands[1] - best[1] or -1
+            if level < 0 or level == 0 and moving().before({ stands[2], stands[3] }, { best[2], best[3] }) then
                 best, chosen = stands, { id, v }
             end
         end
@@ -73,7 +74,7 @@ end
 
 -- Whether an id met in a ready list is a job to take: its fields, or "suspect" for one to leave there.
 local function claimable(id, queue)
-    if haunted and laid_to_rest(id) then
+    if haunted and moving().laid_to_rest(id) then
         return nil
     end
     local v = read(id, unpack(FIELDS))

@@ -132,8 +132,13 @@ local function count(queue, state, by)
     tally[field] = (tally[field] or 0) + by
 end
 
-local function tell(topic)
-    topics[topic] = true
+local function tell(channel, topic)
+    local told = topics[channel] or { ARGV[2] }
+    topics[channel] = told
+    if not told[topic] then
+        told[topic] = true
+        told[#told + 1] = topic
+    end
 end
 
 local function note_due()
@@ -158,12 +163,8 @@ local function finish()
     for what, number_of in pairs(odd) do
         ours('HINCRBY', P .. 'meta', what, number_of)
     end
-    local news = { ARGV[2] }
-    for topic in pairs(topics) do
-        news[#news + 1] = topic
-    end
-    if #news > 1 then
-        call('PUBLISH', P .. 'news', table.concat(news, '\n'))
+    for channel, told in pairs(topics) do
+        call('PUBLISH', P .. channel, table.concat(told, '\n'))
     end
     if #endings > 0 then
         call('PUBLISH', P .. 'ended', ARGV[2] .. '\n' .. table.concat(endings, '\n'))

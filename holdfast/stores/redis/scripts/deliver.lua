@@ -24,7 +24,7 @@ local function eligible(id)
     return lane, { number(v[6]), number(v[10]), id, v, known }
 end
 
-local seen = {}
+local seen, before = {}, moving().before
 for i = at, #ARGV do
     local lane, job = nil, nil
     if not seen[ARGV[i]] then
@@ -52,7 +52,7 @@ for _, lane in ipairs(order) do
     end)
     for n = 1, math.min(#group, named[lane], limit - #taken) do
         local job = group[n]
-        withdraw(job[3], job[5], job[4][1], number(job[4][5]))
+        moving().withdraw(job[3], job[5], job[4][1], number(job[4][5]))
         take(job[3], job[4])
     end
 end

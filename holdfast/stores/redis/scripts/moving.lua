@@ -1,191 +1,210 @@
--- What scripts begin with that move jobs from one structure to another.
--- ── where jobs wait ─────────────────────────────────────────────────────────────────────────────────────────────
--- A job taken out of the middle of a ready list leaves its id there, a ghost: whoever meets it lays it to rest. Of an id
--- that stands there twice the ghost comes first, since a job never becomes ready for an earlier time than before.
-local function haunt(id)
-    ours('HINCRBY', P .. 'ghosts', id, 1)
-end
-
-local function laid_to_rest(id)
-    local left = ours('HGET', P .. 'ghosts', id)
-    if not left then
-        return false
+-- For scripts that move jobs from one structure to another: `moving().promote(…)`. Mostly a claim or a settlement does not,
+-- and functions are made anew at each call of a script; so these are made when the first of them is wanted.
+local function make_moving()
+    -- A job taken out of the middle of a ready list leaves its id there, a ghost: whoever meets it lays it to rest. Of an id
+    -- that stands there twice the ghost comes first, since a job never becomes ready for an earlier time than before.
+    local function haunt(id)
+        ours('HINCRBY', P .. 'ghosts', id, 1)
     end
-    if number(left) <= 1 then
-        call('HDEL', P .. 'ghosts', id)
-    else
-        call('HINCRBY', P .. 'ghosts', id, -1)
-    end
-    return true
-end
 
-local function before(a, b)
-    return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2])
-end
-
-local function standing(id) -- a ready job's place: eligible time, then submission
-    local v = id and read(id, 'dueTime', 'seq')
-    return v and v[1] and { number(v[1]), number(v[2]), id }
-end
-
--- The first in a ready list that is no ghost: the job of a ghost may stand far behind it. Others are passed in `displace`.
-local function head_of(list)
-    local id = call('LINDEX', list, 0)
-    for _ = 1, MOST do
-        if not id or not laid_to_rest(id) then
-            break
+    local function laid_to_rest(id)
+        local left = ours('HGET', P .. 'ghosts', id)
+        if not left then
+            return false
         end
-        call('LPOP', list)
-        id = call('LINDEX', list, 0)
-    end
-    return id
-end
-
-local function push(list, side, group)
-    local ids = {}
-    for n = 1, #group do
-        ids[n] = group[side == 'RPUSH' and n or #group + 1 - n][3]
-    end
-    for n = 1, #ids, 1000 do
-        ours(side, list, unpack(ids, n, math.min(n + 999, #ids)))
-    end
-end
-
--- Takes what stands beyond the group off one end of the list, into the group.
-local function displace(list, group, at_tail)
-    local ids = ours('LRANGE', list, at_tail and -REACH or 0, at_tail and -1 or REACH - 1)
-    local edge, taken = group[at_tail and 1 or #group], 0
-    for n = 1, #ids do
-        local id = ids[at_tail and #ids + 1 - n or n]
-        local place = (at_tail or not laid_to_rest(id)) and standing(id)
-        if place and not (at_tail and before(edge, place) or not at_tail and before(place, edge)) then
-            break
+        if number(left) <= 1 then
+            call('HDEL', P .. 'ghosts', id)
+        else
+            call('HINCRBY', P .. 'ghosts', id, -1)
         end
-        taken = n
-        if place then
-            group[#group + 1] = place
-        elseif at_tail then
-            laid_to_rest(id)
+        return true
+    end
+
+    local function before(a, b)
+        return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2])
+    end
+
+    local function standing(id) -- a ready job's place: eligible time, then submission
+        local v = id and read(id, 'dueTime', 'seq')
+        return v and v[1] and { number(v[1]), number(v[2]), id }
+    end
+
+    -- The first in a ready list that is no ghost: the job of a ghost may stand far behind it. Others are passed in `displace`.
+    local function head_of(list)
+        local id = call('LINDEX', list, 0)
+        for _ = 1, MOST do
+            if not id or not laid_to_rest(id) then
+                break
+            end
+            call('LPOP', list)
+            id = call('LINDEX', list, 0)
+        end
+        return id
+    end
+
+    local function push(list, side, group)
+        local ids = {}
+        for n = 1, #group do
+            ids[n] = group[side == 'RPUSH' and n or #group + 1 - n][3]
+        end
+        for n = 1, #ids, 1000 do
+            ours(side, list, unpack(ids, n, math.min(n + 999, #ids)))
         end
     end
-    if at_tail then
-        call('LTRIM', list, 0, -taken - 1)
-    else
-        call('LTRIM', list, taken, -1)
-    end
-    table.sort(group, before)
-end
 
--- Puts jobs, {eligible time, submission, id} each, where they belong in a ready list.
-local function place(queue, level, group)
-    local list = ready_of(queue, level)
-    table.sort(group, before)
-    ours('ZADD', P .. 'queues', 0, queue)
-    if level ~= '0' then
-        ours('ZADD', levels_of(queue), -number(level), level)
+    -- Takes what stands beyond the group off one end of the list, into the group.
+    local function displace(list, group, at_tail)
+        local ids = ours('LRANGE', list, at_tail and -REACH or 0, at_tail and -1 or REACH - 1)
+        local edge, taken = group[at_tail and 1 or #group], 0
+        for n = 1, #ids do
+            local id = ids[at_tail and #ids + 1 - n or n]
+            local place = (at_tail or not laid_to_rest(id)) and standing(id)
+            if place and not (at_tail and before(edge, place) or not at_tail and before(place, edge)) then
+                break
+            end
+            taken = n
+            if place then
+                group[#group + 1] = place
+            elseif at_tail then
+                laid_to_rest(id)
+            end
+        end
+        if at_tail then
+            call('LTRIM', list, 0, -taken - 1)
+        else
+            call('LTRIM', list, taken, -1)
+        end
+        table.sort(group, before)
     end
-    local length = ours('LLEN', list)
-    local tail = length > 0 and standing(call('LINDEX', list, -1))
-    if length == 0 or tail and not before(group[1], tail) then
-        return push(list, 'RPUSH', group)
+
+    -- Puts jobs, {eligible time, submission, id} each, where they belong in a ready list.
+    local function place(queue, level, group)
+        local list = ready_of(queue, level)
+        table.sort(group, before)
+        ours('ZADD', P .. 'queues', 0, queue)
+        if level ~= '0' then
+            ours('ZADD', levels_of(queue), -number(level), level)
+        end
+        local length = ours('LLEN', list)
+        local tail = length > 0 and standing(call('LINDEX', list, -1))
+        if length == 0 or tail and not before(group[1], tail) then
+            return push(list, 'RPUSH', group)
+        end
+        local head = standing(head_of(list))
+        if head and before(group[#group], head) then
+            return push(list, 'LPUSH', group)
+        end
+        local middle = standing(call('LINDEX', list, math.floor(length / 2)))
+        local at_tail = length <= REACH or not middle or before(middle, group[1])
+        displace(list, group, at_tail)
+        push(list, at_tail and 'RPUSH' or 'LPUSH', group)
     end
-    local head = standing(head_of(list))
-    if head and before(group[#group], head) then
-        return push(list, 'LPUSH', group)
+
+    local function schedule(queue, run_at, id)
+        ours('ZADD', schedule_of(queue), int(run_at), id)
+        rescheduled[queue] = true
     end
-    local middle = standing(call('LINDEX', list, math.floor(length / 2)))
-    local at_tail = length <= REACH or not middle or before(middle, group[1])
-    displace(list, group, at_tail)
-    push(list, at_tail and 'RPUSH' or 'LPUSH', group)
-end
 
-local function schedule(queue, run_at, id)
-    ours('ZADD', schedule_of(queue), int(run_at), id)
-    rescheduled[queue] = true
-end
+    -- Ready jobs gathered by a script, to be placed together.
+    local waiting = {}
 
--- Ready jobs gathered by a script, to be placed together.
-local waiting = {}
-
-local function ready(known, run_at, seq, id, losses)
-    if losses >= 2 then
-        ours('ZADD', quarantine_of(known.queue), int(run_at), id)
-        ours('ZADD', P .. 'queues', 0, known.queue)
-        return
+    local function ready(known, run_at, seq, id, losses)
+        if losses >= 2 then
+            ours('ZADD', quarantine_of(known.queue), int(run_at), id)
+            ours('ZADD', P .. 'queues', 0, known.queue)
+            return
+        end
+        local levels = waiting[known.queue] or {}
+        waiting[known.queue] = levels
+        local group = levels[known.level] or {}
+        levels[known.level] = group
+        group[#group + 1] = { run_at, seq, id }
     end
-    local levels = waiting[known.queue] or {}
-    waiting[known.queue] = levels
-    local group = levels[known.level] or {}
-    levels[known.level] = group
-    group[#group + 1] = { run_at, seq, id }
-end
 
-local function place_ready()
-    for queue, levels in pairs(waiting) do
-        for level, group in pairs(levels) do
-            place(queue, level, group)
+    local function place_ready()
+        for queue, levels in pairs(waiting) do
+            for level, group in pairs(levels) do
+                place(queue, level, group)
+            end
+        end
+        waiting = {}
+    end
+
+    -- Takes a job that is about to change out of where it waits for that.
+    local function withdraw(id, known, state, losses)
+        if state == 'queued' and losses >= 2 then
+            ours('ZREM', quarantine_of(known.queue), id)
+        elseif state == 'queued' then
+            haunt(id)
+        elseif state == 'scheduled' or state == 'failed' then
+            ours('ZREM', schedule_of(known.queue), id)
+            rescheduled[known.queue] = true
+        elseif state == 'dead' or state == 'cancelled' then
+            ours('ZREM', P .. 'ended:' .. state, id)
         end
     end
-    waiting = {}
-end
 
--- Takes a job that is about to change out of where it waits for that.
-local function withdraw(id, known, state, losses)
-    if state == 'queued' and losses >= 2 then
-        ours('ZREM', quarantine_of(known.queue), id)
-    elseif state == 'queued' then
-        haunt(id)
-    elseif state == 'scheduled' or state == 'failed' then
-        ours('ZREM', schedule_of(known.queue), id)
-        rescheduled[known.queue] = true
-    elseif state == 'dead' or state == 'cancelled' then
-        ours('ZREM', P .. 'ended:' .. state, id)
+    -- Makes due jobs of a queue ready, the longest due first; how many.
+    local function promote(queue, most)
+        local ids = ours('ZRANGEBYSCORE', schedule_of(queue), '-inf', NOW, 'LIMIT', 0, most)
+        if #ids == 0 then
+            return 0
+        end
+        ours('ZREM', schedule_of(queue), unpack(ids))
+        rescheduled[queue] = true
+        local promoted = 0
+        for _, id in ipairs(ids) do
+            local v = read(id, 'state', 'kind', 'dueTime', 'seq', 'losses')
+            local known = v and kind_of(v[2] or '')
+            if known and (v[1] == 'scheduled' or v[1] == 'failed') then
+                call('HSET', JOB .. id, 'state', 'queued')
+                count(known.queue, v[1], -1)
+                count(known.queue, 'queued', 1)
+                ready(known, number(v[3]), number(v[4]), id, number(v[5]))
+                promoted = promoted + 1
+            elseif not known and v and call('EXISTS', JOB .. id) == 1 then
+                ready({ queue = queue, level = '0' }, now, 0, id, 0) -- put there by hand: whoever claims it makes it a job
+            elseif not known then
+                met('orphans')
+            end
+        end
+        place_ready()
+        return promoted
     end
-end
 
--- Makes due jobs of a queue ready, the longest due first; how many.
-local function promote(queue, most)
-    local ids = ours('ZRANGEBYSCORE', schedule_of(queue), '-inf', NOW, 'LIMIT', 0, most)
-    if #ids == 0 then
-        return 0
-    end
-    ours('ZREM', schedule_of(queue), unpack(ids))
-    rescheduled[queue] = true
-    local promoted = 0
-    for _, id in ipairs(ids) do
-        local v = read(id, 'state', 'kind', 'dueTime', 'seq', 'losses')
-        local known = v and kind_of(v[2] or '')
-        if known and (v[1] == 'scheduled' or v[1] == 'failed') then
-            call('HSET', JOB .. id, 'state', 'queued')
-            count(known.queue, v[1], -1)
-            count(known.queue, 'queued', 1)
-            ready(known, number(v[3]), number(v[4]), id, number(v[5]))
-            promoted = promoted + 1
-        elseif not known and v and call('EXISTS', JOB .. id) == 1 then
-            ready({ queue = queue, level = '0' }, now, 0, id, 0) -- put there by hand: whoever claims it makes it a job
-        elseif not known then
-            met('orphans')
+    -- Forgets a job that has left every structure. Its key outlives it where its lifetime does and `keys_live`.
+    local function forget(id, seq, key, keys_live)
+        call('DEL', JOB .. id, P .. 'attempts:' .. id)
+        local index = index_of(seq)
+        ours('HDEL', index, int(seq))
+        if call('EXISTS', index) == 0 then
+            ours('ZREM', P .. 'chunks', int(math.floor(seq / INDEXED)))
+        end
+        local held = key and ours('HGET', P .. 'keys', key)
+        if held then
+            local keep_until, owner = string.match(held, '^(%d+) (.*)$')
+            if owner == id and keys_live and number(keep_until) > now then
+                ours('ZADD', P .. 'outlived', keep_until, key)
+            elseif owner == id then
+                call('HDEL', P .. 'keys', key)
+            end
         end
     end
-    place_ready()
-    return promoted
+
+    return {
+        laid_to_rest = laid_to_rest,
+        before = before,
+        schedule = schedule,
+        ready = ready,
+        place_ready = place_ready,
+        withdraw = withdraw,
+        promote = promote,
+        forget = forget,
+    }
 end
 
--- Forgets a job that has left every structure. Its key outlives it where its lifetime does and `keys_live`.
-local function forget(id, seq, key, keys_live)
-    call('DEL', JOB .. id, P .. 'attempts:' .. id)
-    local index = index_of(seq)
-    ours('HDEL', index, int(seq))
-    if call('EXISTS', index) == 0 then
-        ours('ZREM', P .. 'chunks', int(math.floor(seq / INDEXED)))
-    end
-    local held = key and ours('HGET', P .. 'keys', key)
-    if held then
-        local keep_until, owner = string.match(held, '^(%d+) (.*)$')
-        if owner == id and keys_live and number(keep_until) > now then
-            ours('ZADD', P .. 'outlived', keep_until, key)
-        elseif owner == id then
-            call('HDEL', P .. 'keys', key)
-        end
-    end
+local moves
+local function moving()
+    moves = moves or make_moving()
+    return moves
 end

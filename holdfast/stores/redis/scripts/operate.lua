@@ -16,13 +16,13 @@ local answers = {}
 local function cancel(id, v, known)
     if v[1] == 'running' then
         call('HSET', JOB .. id, 'cancel', 1)
-        tell('worker:' .. (v[6] or ''))
+        tell('news', 'worker:' .. (v[6] or ''))
         return 'running'
     end
     if v[1] ~= 'queued' and v[1] ~= 'scheduled' and v[1] ~= 'failed' and v[1] ~= 'waiting' then
         return nil
     end
-    withdraw(id, known, v[1], number(v[4]))
+    moving().withdraw(id, known, v[1], number(v[4]))
     call('HDEL', JOB .. id, 'losses')
     call('HSET', JOB .. id, 'state', 'cancelled', 'reason', 'cancelled', 'endTime', NOW)
     call('HSETNX', JOB .. id, 'error', 'cancelled')
@@ -35,7 +35,7 @@ local function replay(id, v, known)
     if v[1] ~= 'failed' and v[1] ~= 'dead' and v[1] ~= 'cancelled' and not (force and v[1] == 'succeeded') then
         return nil
     end
-    withdraw(id, known, v[1], 0)
+    moving().withdraw(id, known, v[1], 0)
     call('HDEL', JOB .. id, 'losses', 'reason', 'endTime', 'cancel')
     drop(id, 'error')
     drop(id, 'result')
@@ -48,8 +48,8 @@ local function replay(id, v, known)
         pieces(fields, 'payload', string.sub(ARGV[5], 2), whole)
     end
     call('HSET', JOB .. id, unpack(fields))
-    ready(known, now, number(v[5]), id, 0)
-    tell('queue:' .. known.queue)
+    moving().ready(known, now, number(v[5]), id, 0)
+    tell('news', 'queue:' .. known.queue)
     return 'queued'
 end
 
@@ -57,8 +57,8 @@ local function delete(id, v, known)
     if v[1] == 'running' then
         return nil
     end
-    withdraw(id, known, v[1], number(v[4]))
-    forget(id, number(v[5]), v[9], false)
+    moving().withdraw(id, known, v[1], number(v[4]))
+    moving().forget(id, number(v[5]), v[9], false)
     return v[1]
 end
 
@@ -83,6 +83,6 @@ for i = 7, #ARGV, 2 do
     end
 end
 call('SET', DONE, cmsgpack.pack(answers), 'EX', REMEMBERED)
-place_ready()
+moving().place_ready()
 finish()
 return answers

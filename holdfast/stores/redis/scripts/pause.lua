@@ -2,7 +2,7 @@
 even_if_full()
 ours(ARGV[3] == '1' and 'SADD' or 'SREM', P .. 'paused', ARGV[4])
 if ARGV[3] ~= '1' then
-    tell('queue:' .. ARGV[4])
+    tell('news', 'queue:' .. ARGV[4])
 end
 finish()
 return 0

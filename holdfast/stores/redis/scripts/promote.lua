@@ -5,11 +5,11 @@ local queues = ours('ZRANGEBYSCORE', P .. 'due', '-inf', NOW, 'LIMIT', 0, MOST)
 queues[#queues + 1] = 'default' -- somebody may have put a job there by hand
 for _, queue in ipairs(queues) do
     if promoted < most then
-        local made_ready = promote(queue, most - promoted)
+        local made_ready = moving().promote(queue, most - promoted)
         promoted = promoted + made_ready
         rescheduled[queue] = true
         if made_ready > 0 then
-            tell('queue:' .. queue)
+            tell('news', 'queue:' .. queue)
         end
     end
 end

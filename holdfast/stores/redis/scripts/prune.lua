@@ -11,7 +11,7 @@ local function remove(id, ended_at)
     if not known or v[1] ~= state or number(v[3]) ~= ended_at then
         return -- it ran again since, or is gone
     end
-    forget(id, number(v[4]), v[5], true)
+    moving().forget(id, number(v[4]), v[5], true)
     count(known.queue, state, -1)
     pruned = pruned + 1
 end

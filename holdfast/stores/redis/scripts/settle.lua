@@ -109,14 +109,14 @@ local function let_go(n, lease)
     elseif ENDED[state] then
         ours('ZADD', P .. 'ended:' .. state, NOW, id)
     elseif state == 'queued' then
-        ready(known, run_at, number(v[11]), id, losses)
+        moving().ready(known, run_at, number(v[11]), id, losses)
     elseif state ~= 'waiting' then
-        schedule(known.queue, run_at, id)
+        moving().schedule(known.queue, run_at, id)
     end
     if ENDED[state] then
         endings[#endings + 1] = id
     else
-        tell('queue:' .. known.queue)
+        tell('news', 'queue:' .. known.queue)
     end
     return { 1, state, int(run_at) }
 end
@@ -141,6 +141,8 @@ for kind, number_of in pairs(succeeded) do
         count(known.queue, 'succeeded', number_of)
     end
 end
-place_ready()
+if moves then
+    moves.place_ready()
+end
 finish()
 return answers

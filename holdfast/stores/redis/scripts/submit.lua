@@ -143,7 +143,7 @@ for _, kind in ipairs(kinds_here) do
     if kind.queued + kind.scheduled > 0 then
         count(kind.queue, 'queued', kind.queued)
         count(kind.queue, 'scheduled', kind.scheduled)
-        tell('queue:' .. kind.queue)
+        tell('news', 'queue:' .. kind.queue)
     end
 end
 if seq > first then

@@ -82,8 +82,8 @@ async def test_a_short_absence_is_not_even_noticed(proxy: FaultProxy, proxied_ur
 async def test_a_listener_that_went_silent_costs_one_poll_and_is_replaced(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(news, "_PROOF", 0.5)
-    monkeypatch.setattr(news, "_PROVEN_IN", 0.5)
+    monkeypatch.setattr(news, "PROOF", 0.5)
+    monkeypatch.setattr(news, "PROVEN_IN", 0.5)
     async with opened(proxied_url) as worker, opened(proxied_url) as submitter:
         await worker.wait(["queue:default"], timeout=0.1)
         proxy.hold(of=b"LISTEN")

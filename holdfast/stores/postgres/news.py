@@ -11,47 +11,48 @@ where they are awaited.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from uuid import uuid4
 
 import asyncpg
 
 from holdfast.errors import HoldfastError
+from holdfast.stores.hearing import PROOF, PROVEN_IN, Hearing
 from holdfast.stores.postgres.links import Connection, Links
 from holdfast.stores.postgres.statements import Query
-from holdfast.stores.waiters import Waiter, Waiters
 
 RATE = 20.0  # notifications a second and channel that a busy process sends
 SPARSE = 0.02  # seconds without news, after which the next goes at once
 _BURST = 10.0  # and how many it may send at once before that
 _PAYLOAD = 7900  # bytes; PostgreSQL takes 7,999
 _NAMED_MOST = 150  # endings told by name; more do not fit, and are told as some
-_LOOK = 1.0  # seconds between looks at an awaited job, whatever is heard
-_PROOF = 15.0  # seconds between proofs that the listening connection lives
-_PROVEN_IN = 5.0  # seconds it has for one
-_RETRY, _RETRY_MOST = 0.1, 5.0  # seconds between tries to listen again
 
 _NOTIFY = Query("notify", "select pg_notify($1, $2)", ("channel", "payload"))
 
-Settled = Callable[[], Awaitable[bool]]
 
+class News(Hearing):
+    """The waiters of one event loop, its voices and its ears."""
 
-class News:
-    """The waiters of one event loop, its voice and its ear."""
+    trouble = (
+        OSError,
+        TimeoutError,
+        asyncpg.PostgresError,
+        asyncpg.InterfaceError,
+        asyncpg.InternalClientError,
+        HoldfastError,
+    )
 
     def __init__(self, links: Links) -> None:
+        super().__init__()
+        self.deaf = links.address.pooled
         self._links = links
         self._name = uuid4().hex[:12]  # so that we know what we said ourselves
-        self._waiters = Waiters()
         schema = links.address.schema
         self._voices = {
             kind: _Voice(links, f"{schema}_{kind}", self._name, coarse)
             for kind, coarse in (("ready", "queue:*\nworker:*"), ("ended", "job:*"))
         }
-        self._ears: dict[str, asyncio.Task[None]] = {}
-        self._hearing: dict[str, asyncio.Event] = {}
         self.on_queue: Callable[[str], None] = lambda queue: None
         """Told each queue that others have news of."""
 
@@ -66,7 +67,7 @@ class News:
 
     def tell_here(self, topics: Iterable[str]) -> None:
         """The same to this process alone: the others have heard."""
-        self._waiters.tell(topics)
+        self.waiters.tell(topics)
 
     def along(self, topic: str) -> dict[str, str]:
         """Channel and text of a NOTIFY that a transaction is to take along; empty where its news go after it."""
@@ -83,71 +84,21 @@ class News:
             async with asyncio.timeout(1.0):
                 await self.flush()
         except TimeoutError:
-            self._waiters.tell(())  # nobody is told more: the polls find it
-        for ear in self._ears.values():
-            ear.cancel()
-        await asyncio.gather(*self._ears.values(), return_exceptions=True)
-        self._ears.clear()
+            self.waiters.tell(())  # nobody is told more: the polls find it
+        await self.deafen()
 
-    # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def wait(self, topics: Sequence[str], timeout: float, settled: Settled) -> None:
-        """Return at news of a topic, when ``settled`` says so, or after ``timeout`` seconds."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        news = loop.create_future()
-        awaits_jobs = any(topic.startswith("job:") for topic in topics)
-        waiter = Waiter(frozenset(topics), lambda: _resolve(news))
-        with self._waiters.listed(waiter):
-            await self._listening(waiter, deadline)
-            while not news.done():
-                if awaits_jobs and await settled():
-                    return
-                left = deadline - loop.time()
-                if left <= 0:
-                    return
-                await asyncio.wait([news], timeout=min(left, _LOOK) if awaits_jobs else left)
+    # ── hearing ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def listen(self, kind: str, began: Callable[[], None]) -> None:
+        link = await self._links.connect()
+        try:
+            await link.add_listener(f"{self._links.address.schema}_{kind}", self._heard)
+            began()
+            await self._prove(link)
+        finally:
+            link.terminate()
 
-    async def _listening(self, waiter: Waiter, deadline: float) -> None:
-        """Begin to hear what this waiter waits for; not for long, where there is nothing to hear with."""
-        if self._links.address.pooled:
-            return
-        kinds = {"ended" if topic.startswith("job:") else "ready" for topic in waiter.topics}
-        for kind in kinds:
-            if kind not in self._ears:
-                self._hearing[kind] = asyncio.Event()
-                self._ears[kind] = asyncio.create_task(self._hear(kind), name=f"holdfast-listener-{kind}")
-            if not self._hearing[kind].is_set():
-                left = deadline - asyncio.get_running_loop().time()
-                hearing = asyncio.ensure_future(self._hearing[kind].wait())
-                await asyncio.wait([hearing], timeout=max(0.0, min(_LOOK, left)))
-                hearing.cancel()
-
-    async def _hear(self, kind: str) -> None:
-        """Listen on a channel for ever: a connection that fails, or proves dead, is replaced."""
-        pause = _RETRY
-        while True:
-            try:
-                link = await self._links.connect()
-                try:
-                    await link.add_listener(f"{self._links.address.schema}_{kind}", self._heard)
-                    self._hearing[kind].set()
-                    self._waiters.tell(("queue:*", "worker:*", "job:*"))  # whatever came while nobody listened
-                    pause = _RETRY
-                    await self._prove(link)
-                finally:
-                    link.terminate()
-            except (
-                OSError,
-                TimeoutError,
-                asyncpg.PostgresError,
-                asyncpg.InterfaceError,
-                asyncpg.InternalClientError,
-                HoldfastError,
-            ):
-                # Not told: the polls go on, and the store's own calls say what is wrong with the server.
-                self._hearing[kind].clear()
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(2 * pause, _RETRY_MOST)
+    def lost(self) -> None:
+        """The calls on the other connections find out for themselves."""
 
     async def _prove(self, link: Connection) -> None:
         """Return never; fail when the connection does."""
@@ -155,10 +106,10 @@ class News:
         link.add_termination_listener(lambda _: closed.set())
         while True:
             try:
-                async with asyncio.timeout(_PROOF):
+                async with asyncio.timeout(PROOF):
                     await closed.wait()
             except TimeoutError:
-                await link.execute("select 1", timeout=_PROVEN_IN)
+                await link.execute("select 1", timeout=PROVEN_IN)
             else:
                 raise ConnectionError("the listening connection was closed")
 
@@ -170,7 +121,7 @@ class News:
             kind, _, name = topic.partition(":")
             if kind == "queue":
                 self.on_queue(name)
-        self._waiters.tell(topics)
+        self.waiters.tell(topics)
 
 
 class _Voice:
@@ -232,8 +183,3 @@ class _Voice:
         self._allowed_at = now
         self._allowance -= 1.0
         return 0.0 if self._allowance >= 0 else -self._allowance / RATE
-
-
-def _resolve(news: asyncio.Future[None]) -> None:
-    if not news.done():
-        news.set_result(None)

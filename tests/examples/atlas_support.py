@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -16,13 +12,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from tests.examples.common import PATIENCE, asked, until
+from tests.examples.programs import ROOT, Database, Program, environment
 from tests.support.postgres import Postgres
 from tests.support.servers import Port
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "atlas_jobs"
 DUE = """update holdfast.job set run_at = (extract(epoch from now()) * 1000000)::bigint
     where id = any(%s::uuid[]) and state = 3"""
@@ -77,23 +74,12 @@ def held() -> Iterator[tuple[str, threading.Event]]:
         server.server_close()
 
 
-class Atlas:
+class Atlas(Database):
     """One database, its instances, and what happened in it."""
 
     def __init__(self, server: Postgres, folder: Path) -> None:
-        self.server = server
+        super().__init__(server)
         self.folder = folder
-        self.database = server.create_database()
-        self.url = server.url(self.database)
-
-    def sql(self, statement: str, *values: object) -> list[Any]:
-        """Run a statement as the owner of the database."""
-        return self.server.execute(statement, *values, database=self.database, user="app")
-
-    def value(self, statement: str, *values: object) -> Any:
-        """The one value of a statement."""
-        ((value,),) = self.sql(statement, *values)
-        return value
 
     def row(self, job_id: str) -> dict[str, Any]:
         """A row of the table ``jobs``."""
@@ -105,9 +91,7 @@ class Atlas:
 
     def environment(self, **variables: str) -> dict[str, str]:
         """Of an instance: it looks for jobs more often than the settings file says, and ends at once."""
-        known = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "ATLAS_"))}
-        path = os.pathsep.join([str(ROOT), str(EXAMPLE)])
-        return {**known, "PYTHONPATH": path, "HOLDFAST_URL": self.url, **HURRIED, **variables}
+        return environment(EXAMPLE, ["ATLAS_"], HOLDFAST_URL=self.url, **{**HURRIED, **variables})
 
     def application(self) -> Any:
         """A Holdfast of this process on the same jobs, with Atlas' settings and no tasks."""
@@ -131,7 +115,7 @@ class Atlas:
             yield instance
 
 
-class Instance:
+class Instance(Program):
     """``python -m atlas_jobs``, on a port of its own."""
 
     def __init__(self, atlas: Atlas, worker_id: str, **variables: str) -> None:
@@ -139,46 +123,23 @@ class Instance:
         self.worker_id = worker_id
         self._port = Port()
         self.port = self._port.number
-        self._variables = {"ATLAS_WORKER_ID": worker_id, "SERVER_PORT": str(self.port), **variables}
-        self._log = atlas.folder / f"log-{self.port}"
-        self.start()
+        self._answers_only = "ATLAS_SCHEDULING_ENABLED" in variables
+        named = {"ATLAS_WORKER_ID": worker_id, "SERVER_PORT": str(self.port), **variables}
+        super().__init__(["atlas_jobs"], atlas.folder, atlas.environment(**named))
 
-    def start(self) -> None:
-        """Start the process; again, after it was killed."""
-        environment = self.atlas.environment(**self._variables)
-        with self._log.open("a", encoding="utf-8") as log:
-            command = [sys.executable, "-m", "atlas_jobs"]
-            self.process = subprocess.Popen(command, cwd=self.atlas.folder, env=environment, stdout=log, stderr=log)
-
-    def __enter__(self) -> Instance:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
-            asked = self.process.poll() is None
-            self.process.send_signal(signal.SIGTERM)
-            code = self.process.wait(PATIENCE)
+            super().__exit__(kind, error, trace)
         finally:
-            self.process.kill()
-            self.process.wait()
             self._port.release()
-        if failure[0] is None and asked:
-            assert code == 0, (code, self.log())
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.process.kill()
-        self.process.wait()
-
-    def log(self) -> str:
-        """All it has said."""
-        return self._log.read_text(encoding="utf-8")
 
     def ready(self) -> None:
         """Wait until it answers, and runs jobs unless it was told not to."""
         until(self._answers, f"an answer of {self.worker_id}")
-        if "ATLAS_SCHEDULING_ENABLED" not in self._variables:
-            until(lambda: "worker_started" in self.log(), "the worker's start")
+        if not self._answers_only:
+            self.says("worker_started")
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.log()
@@ -241,5 +202,4 @@ class Instance:
 
     def starts(self) -> list[str]:
         """The jobs whose handlers it began to run, in their order."""
-        events = (json.loads(line) for line in self.log().splitlines() if line.startswith("{"))
-        return [event["job_id"] for event in events if event["event"] == "handler_start"]
+        return [event["job_id"] for event in self.events("handler_start")]

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -22,11 +18,12 @@ from holdfast import Holdfast, Settings
 from holdfast.job import as_ulid, instant
 from holdfast.store import Store
 from holdfast.stores import open_store
-from tests.examples.common import PATIENCE, asked, until
+from tests.examples import programs
+from tests.examples.common import asked, until
+from tests.examples.programs import ROOT
 from tests.support.redis import Redis
 from tests.support.servers import Port
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "delayed_queue"
 SETTINGS = EXAMPLE / "holdfast.toml"
 QUERY = urlsplit(Settings.load(path=SETTINGS, environ={}).url).query
@@ -49,52 +46,12 @@ def lateness(jobs: Sequence[dict[str, str]]) -> float:
     return max(late) / SECOND
 
 
-class Program:
+class Program(programs.Program):
     """One process of the example's."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-        self._log = folder / f"log-{len(list(folder.glob('log-*')))}"
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", *command], cwd=folder, env=environment, stdout=log, stderr=log
-            )
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        asked = self.process.poll() is None
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            code = self.process.wait(PATIENCE)
-        finally:
-            self.process.kill()
-            self.process.wait()
-        if failure[0] is None and asked:
-            assert code == 0, (code, self.log())
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.process.kill()
-        self.process.wait()
-
-    def log(self) -> str:
-        """All it has said."""
-        return self._log.read_text(encoding="utf-8")
-
-    def says(self, text: str) -> None:
-        """Wait until it has said that."""
-
-        def said() -> bool:
-            assert self.process.poll() is None, self.log()
-            return text in self.log()
-
-        until(said, text)
 
     def starts(self) -> list[str]:
         """The jobs whose callbacks it began to run, in their order, by ULID."""
-        events = (json.loads(line) for line in self.log().splitlines() if line.startswith("{"))
-        return [as_ulid(event["job_id"]) for event in events if event["event"] == "handler_start"]
+        return [as_ulid(event["job_id"]) for event in self.events("handler_start")]
 
 
 class Delayed:
@@ -119,11 +76,9 @@ class Delayed:
     # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────
     def environment(self, **variables: str) -> dict[str, str]:
         """Of a process on this database; its folder is the test's, its settings file the example's."""
-        ours = ("HOLDFAST_", "JOB_COUNT", "TIME_OFFSET_SEC", "API_URL", "SERVER_PORT")
-        known = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        path = os.pathsep.join([str(ROOT), str(EXAMPLE)])
+        ours = ("JOB_COUNT", "TIME_OFFSET_SEC", "API_URL", "SERVER_PORT")
         said = {"HOLDFAST_CONFIG": str(SETTINGS), "HOLDFAST_URL": self.url, "HOLDFAST_GRACE": "0s"}
-        return {**known, "PYTHONPATH": path, **said, **variables}
+        return programs.environment(EXAMPLE, ours, **{**said, **variables})
 
     @contextmanager
     def workers(self, *arguments: Sequence[str], **variables: str) -> Iterator[list[Program]]:
@@ -131,7 +86,7 @@ class Delayed:
         environment = self.environment(**variables)
         with ExitStack() as stack:
             started = [
-                stack.enter_context(Program(["holdfast", "worker", "start", *each], environment, self.folder))
+                stack.enter_context(Program(["holdfast", "worker", "start", *each], self.folder, environment))
                 for each in arguments
             ]
             for worker in started:
@@ -145,7 +100,7 @@ class Delayed:
             servers = [Server(self.free_port()) for _ in range(count)]
             for server in servers:
                 environment = self.environment(SERVER_PORT=str(server.port))
-                program = Program(["delayed_queue", "server"], environment, self.folder)
+                program = Program(["delayed_queue", "server"], self.folder, environment)
                 server.program = stack.enter_context(program)
             for server in servers:
                 server.program.says("answering")

@@ -11,8 +11,8 @@ from pathlib import Path
 def named_rows(source: str, seed: str) -> Iterator[int]:
     """The rows of one seed, by its letter, in the names of the functions of a module."""
     for function in ast.parse(source).body:
-        if isinstance(function, ast.FunctionDef) and re.match(rf"(test_)?{seed}\d", function.name):
-            yield from map(int, re.findall(rf"(?<={seed})\d+(?=_)", function.name))
+        if isinstance(function, ast.FunctionDef) and re.match(r"(test_)?[a-z]\d", function.name):
+            yield from map(int, re.findall(rf"(?<![a-z0-9]){seed}(\d+)(?=_)", function.name))
 
 
 def checked_rows(pattern: str, seed: str) -> set[int]:

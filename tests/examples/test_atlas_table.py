@@ -14,8 +14,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.examples.atlas_support import EXAMPLE, ROOT, Atlas
+from tests.examples.atlas_support import EXAMPLE, Atlas
 from tests.examples.common import until
+from tests.examples.programs import ROOT
 from tests.support.postgres import Postgres
 from tests.support.servers import base
 

@@ -16,8 +16,9 @@ import pytest
 
 from holdfast import Holdfast, JobState
 from holdfast.job import instant
-from tests.examples.atlas_support import ROOT, Atlas, Instance, held
+from tests.examples.atlas_support import Atlas, Instance, held
 from tests.examples.common import until
+from tests.examples.programs import ROOT
 from tests.support.postgres import Postgres
 
 pytestmark = pytest.mark.timeout(400)

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from tests.examples.common import PATIENCE, until
-from tests.examples.delayed_support import EXAMPLE, QUERY, ROOT, SETTINGS, Delayed, Server
+from tests.examples.delayed_support import EXAMPLE, QUERY, SETTINGS, Delayed, Server
+from tests.examples.programs import ROOT
 from tests.support.servers import base
 
 pytestmark = pytest.mark.timeout(400)

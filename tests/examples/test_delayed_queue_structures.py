@@ -15,7 +15,8 @@ from collections import Counter
 import pytest
 
 from tests.examples.common import PATIENCE
-from tests.examples.delayed_support import ROOT, SECOND, Delayed
+from tests.examples.delayed_support import SECOND, Delayed
+from tests.examples.programs import ROOT
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -9,7 +9,6 @@ Every problem of every source is reported at once.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -18,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, overload
 
 from holdfast import toml
+from holdfast.conflicts import conflicts
 from holdfast.errors import ConfigError, Invalid, shown
 from holdfast.kinds import (
     FLAG,
@@ -25,6 +25,7 @@ from holdfast.kinds import (
     LEVEL,
     PROGRAMS,
     QUEUES,
+    REDIS_KEY,
     RETRY,
     TARGET,
     URL,
@@ -39,7 +40,7 @@ from holdfast.kinds import (
     unless,
 )
 from holdfast.retry import Retry
-from holdfast.values import KEY_LIMIT, format_duration, nearest
+from holdfast.values import KEY_LIMIT, nearest
 
 T = TypeVar("T")
 
@@ -118,6 +119,20 @@ class Settings:
         "sqlite:///holdfast.db",
         "Where jobs are kept. A relative SQLite path starts at the folder of the settings file that says it; "
         "said elsewhere, at the working directory.",
+    )
+    transport = Setting(
+        choice("none", "redis_list", "redis_stream"),
+        "none",
+        "What carries the wake-ups: the store itself, or a Redis that holds the ids of ready jobs (on PostgreSQL).",
+    )
+    transport_url = Setting(
+        unless("none", URL), "none", "The Redis of the transport, with the parameters of its driver only."
+    )
+    transport_key = Setting(
+        REDIS_KEY, "{holdfast}:ready", "The transport's key for queue default; :QUEUE is appended for another."
+    )
+    transport_dead_key = Setting(
+        REDIS_KEY, "{holdfast}:dead", "The key of the list, or stream, of dead letters, in the same way."
     )
     app = Setting(unless("none", TARGET), "none", "The application whose tasks commands and workers use.")
     queues = Setting(
@@ -287,7 +302,7 @@ class Settings:
         values, sources, again = dict(self._loaded.values), dict(self._loaded.sources), self._loaded.again
         for name, value in arguments.items():
             values[name], sources[name] = SETTINGS[_known(name)].kind.parse(name, value), "argument"
-        if problems := [problem for _, problem in _conflicts(values)]:
+        if problems := [problem for _, problem in conflicts(values)]:
             raise ConfigError(_listed(problems))
         return Settings(
             self._loaded._replace(
@@ -432,35 +447,11 @@ def _resolve(said: list[Said], problems: list[str]) -> tuple[dict[str, Any], dic
             problems.append(f"{source}: {error}")
     if "beat" not in sources:  # a lease alone may be said: the beat that nobody named follows it
         values["beat"] = min(values["beat"], timedelta(microseconds=values["lease"] // timedelta(microseconds=3)))
-    for involved, problem in _conflicts(values):
+    for involved, problem in conflicts(values):
         if wrong.isdisjoint(involved):
             places = ", ".join(dict.fromkeys(sources[name] for name in involved if name in sources))
             problems.append(f"{places}: {problem}")
     return values, sources
-
-
-def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Values that are each valid and cannot stand together: their names, and what to do."""
-    lease, beat = values["lease"], values["beat"]
-    if beat * 3 > lease:
-        most = format_duration(timedelta(milliseconds=math.floor(lease / timedelta(milliseconds=3))))
-        problem = (
-            f"beat: {format_duration(beat)} is more than a third of the lease of {format_duration(lease)}; "
-            f"set beat to at most {most}, or lease to at least {format_duration(beat * 3)}"
-        )
-        yield ("beat", "lease"), problem
-    attempts, limit = values["max_attempts"], values["max_attempts_limit"]
-    if attempts is not None and attempts > limit:
-        yield (
-            ("max_attempts", "max_attempts_limit"),
-            f"max_attempts: {attempts} is over max_attempts_limit, {limit}; lower the one or raise the other",
-        )
-    if values["processes"] > 1 and ":memory:" in values["url"]:
-        problem = "several processes cannot share a store in memory; set processes to 1, or url to a file"
-        yield ("processes", "url"), f"processes: {values['processes']}: {problem}"
-    if values["processes"] > 1 and values["worker_id"] is not None:
-        problem = f"worker_id: {values['worker_id']} names one worker, but processes is {values['processes']}"
-        yield ("processes", "worker_id"), f"{problem}; set processes to 1, or worker_id to minted"
 
 
 def _listed(problems: list[str]) -> str:

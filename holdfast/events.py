@@ -170,12 +170,13 @@ class LeaseLost(Event, frozen=True, kw_only=True, gc=False):
 
 
 class SweepComplete(Event, frozen=True, kw_only=True, gc=False):
-    """A round of maintenance that found something to do."""
+    """A round of maintenance that found something to do. ``reminded``: ready jobs that the transport had lost."""
 
     name: ClassVar[str] = "sweep_complete"
     requeued: int
     recovered: int
     pruned: int
+    reminded: int = 0
 
 
 class LoopBlocked(Event, frozen=True, kw_only=True, gc=False):
@@ -197,6 +198,23 @@ class StoreTrouble(Event, frozen=True, kw_only=True, gc=False):
     service: str
     error: str
     retry_in: float
+
+
+class TransportAway(Event, frozen=True, kw_only=True, gc=False):
+    """The transport cannot be used: until it is back, workers ask the store itself. Told once for each absence."""
+
+    name: ClassVar[str] = "transport_away"
+    level: ClassVar[str] = "warning"
+    place: str
+    error: str
+
+
+class TransportBack(Event, frozen=True, kw_only=True, gc=False):
+    """The transport is back, and carries what becomes ready."""
+
+    name: ClassVar[str] = "transport_back"
+    place: str
+    seconds: float  # it was away
 
 
 class WorkerStarted(Event, frozen=True, kw_only=True, gc=False):

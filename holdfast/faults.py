@@ -23,6 +23,7 @@ POINTS = frozenset(
     {
         "submit.before",
         "submit.after",
+        "announce.before",
         "claim.before",
         "claim.after",
         "handler.before",

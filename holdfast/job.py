@@ -160,10 +160,14 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Submitted(msgspec.Struct, frozen=True, gc=False):
-    """``created`` is False where the key or the id already stood for a job: that job is the answer."""
+    """``created`` is False where the key or the id already stood for a job: that job is the answer.
+
+    ``wake_up_delayed``: the job is stored, but the transport could not be told; the next sweep or poll finds it.
+    """
 
     job_id: str
     created: bool
+    wake_up_delayed: bool = False
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -214,6 +218,22 @@ class Claim(msgspec.Struct, frozen=True):
     next_due: timedelta | None = None  # when the next job of these queues falls due; None: none is scheduled
     quarantined: bool = False  # a job that lost two leases in a row waits to be run alone
     lease_until_us: int | None = None  # of all its jobs
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """An id as a transport delivered it."""
+
+    job_id: str  # whatever somebody has put there
+    queue: str  # the one it was delivered for
+    receipt: str = ""  # by which the transport knows this delivery; "" where it needs none
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """What a claim of delivered ids brought. ``claim.refused`` counts what cannot be claimed by its id any more."""
+
+    claim: Claim
+    left: list[str]  # ready, and not taken: their queue is paused, or there was no room for them
+    paused: frozenset[str]  # every queue that is
 
 
 class Held(StrEnum):
@@ -283,6 +303,7 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool
     states: dict[str, int]
     oldest_ready: timedelta | None
+    announced: int | None = None  # ids that its transport holds; None: it has none, or it is away
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):

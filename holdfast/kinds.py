@@ -138,6 +138,12 @@ def _parse_retry(field: str, value: object) -> Retry:
     return Retry.parse(value)
 
 
+def _parse_redis_key(field: str, value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[!-~]{1,100}", value):
+        raise Invalid(field, value, "give 1 to 100 visible ASCII characters, such as shop:jobs")
+    return value
+
+
 FLAG: Kind[bool] = Kind(
     "true or false", lambda field, value: parse_boolean(value, field), lambda flag: str(flag).lower()
 )
@@ -150,6 +156,7 @@ WORKER_ID: Kind[str] = Kind("name", check_worker_id, str)
 RETRY: Kind[Retry] = Kind("retry policy", _parse_retry, str)
 URL: Kind[str] = Kind("URL", _parse_url, mask_url)
 TARGET: Kind[str] = Kind("module:attribute", _parse_target, str)
+REDIS_KEY: Kind[str] = Kind("Redis key", _parse_redis_key, str)
 PROGRAMS = names("a program's name or path", r"[^,]+")
 FOLDERS = names("an absolute directory", r"/[^,]*")
 VARIABLES = names("a variable's name", r"[A-Za-z_][A-Za-z0-9_]*")

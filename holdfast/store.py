@@ -22,7 +22,8 @@ Stores raise the errors of ``holdfast.errors`` and nothing of their drivers.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator, Mapping, Sequence
+import asyncio
+from collections.abc import Collection, Coroutine, Generator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -33,9 +34,12 @@ from holdfast.job import (
     Beat,
     Claim,
     Completion,
+    Delivered,
+    Delivery,
     Finding,
     Job,
     JobFilter,
+    JobState,
     Lease,
     NewJob,
     Operated,
@@ -135,6 +139,10 @@ class Store(Protocol):
     async def expired(self, *, limit: int) -> list[Job]:
         """Running jobs whose lease ran out. The remedy is ``settle``."""
 
+    async def remind(self) -> int:
+        """Tell the transport again of ready jobs that it has lost; how many. A store that wakes its waiters itself has
+        nothing to tell."""
+
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
         """Delete jobs of each terminal state that ended longer ago than given, keys that outlived their job and
         workers that fell silent long ago; how many jobs."""
@@ -226,3 +234,98 @@ class TransactionalStore(Store, Protocol):
 
     async def completed(self, lease: Lease) -> Completion:
         """What became of a ``completion`` once its caller had it in hand. Waits for nobody's transaction."""
+
+
+class AnnouncingStore(TransactionalStore, Protocol):
+    """A store whose ready jobs a transport can carry: it says which ids those are, and takes jobs by their ids."""
+
+    async def claim_delivered(
+        self,
+        worker: str,
+        wants: Mapping[str, int],
+        ids: Sequence[str],
+        *,
+        limit: int,
+        lease_for: timedelta,
+        suspects: int = 0,
+    ) -> Delivered:
+        """``claim`` of these ids, and of what it says the rest. Makes nothing ready: ``next_due`` is 0 where something
+        is due. Every id is a UUID in its canonical form."""
+
+    async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
+        """Make due jobs of these queues (None: of every queue) ready; their ids by queue, in the order of claims."""
+
+    async def ready_queues(self) -> list[str]:
+        """The queues that have ready jobs and are not paused."""
+
+    async def depths(self, mosts: Mapping[str, int]) -> dict[str, int]:
+        """How many jobs are ready in each of these queues, counted up to the number given with it."""
+
+    async def oldest(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
+        """Of the first ``limit`` ready jobs of a queue, those that have been so for ``aged`` at least."""
+
+    async def places(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
+        """Queue and state of each of these jobs that exists."""
+
+    async def newest_dead(self, *, limit: int) -> dict[str, list[str]]:
+        """The last ``limit`` dead jobs by queue, the oldest first."""
+
+    async def tell(self, topics: Sequence[str]) -> None:
+        """Wake whoever waits for these topics, here or elsewhere. Beside those of ``wait`` there is ``due:QUEUE``: when
+        its next job falls due may have changed, or it was resumed."""
+
+
+class Transport(Protocol):
+    """Carries the ids of ready jobs from who made them ready to a worker: a hint. It may lose, repeat or delay, and
+    nothing breaks: the store is the truth. Belongs to one event loop. Raises the errors of ``holdfast.errors``."""
+
+    place: str
+    """The server in words."""
+
+    async def probe(self) -> None:
+        """Raise unless everything can be read and written."""
+
+    async def close(self) -> None:
+        """Let go."""
+
+    async def announce(self, ready: Mapping[str, Sequence[str]]) -> None:
+        """These jobs are ready, by queue and in this order."""
+
+    async def receive(self, wants: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
+        """What waits, in the order of its arrival: of each queue at most what it wants, of ``closed`` ones nothing."""
+
+    async def listen(
+        self, queues: Sequence[str], *, closed: Collection[str], timeout: float, stop: asyncio.Event
+    ) -> list[Delivery]:
+        """Wait until something arrives for one of the queues, for ``timeout`` seconds or until ``stop`` is set, and
+        take it. Not to be cancelled: that might lose what it takes."""
+
+    async def done(self, deliveries: Sequence[Delivery]) -> None:
+        """What these stood for is settled, or was none of ours."""
+
+    async def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """These are for somebody else, the first of them first."""
+
+    async def touch(self, deliveries: Sequence[Delivery]) -> None:
+        """Somebody still works on what these stand for."""
+
+    async def backlog(self, queues: Sequence[str]) -> dict[str, int]:
+        """How many ids wait for each queue."""
+
+    async def head(self, queue: str, *, limit: int) -> set[str]:
+        """The ids that are to be delivered next."""
+
+    async def bury(self, dead: Mapping[str, Sequence[str]]) -> None:
+        """These jobs, by queue, are dead letters."""
+
+    async def mirror(self, dead: Mapping[str, Sequence[str]]) -> None:
+        """Make the lists of dead letters hold exactly these."""
+
+    async def recover(self) -> list[Delivery]:
+        """What was delivered to who has died since is ours now. Clears away what nobody needs."""
+
+    async def begin_sweep(self) -> bool:
+        """Whether nobody else sweeps now; then nobody will until ``end_sweep``, or for some seconds."""
+
+    async def end_sweep(self) -> None:
+        """Others may sweep again."""

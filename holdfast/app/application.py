@@ -37,6 +37,7 @@ from holdfast.portal import drive, running_loop
 from holdfast.store import Selection, Store
 from holdfast.stores import Within, open_store
 from holdfast.task import Registry, Task, decode_payload, encode_payload
+from holdfast.transports import InHand, Way, carried
 from holdfast.values import check_name, check_task_name, nearest, parse_count
 
 T = TypeVar("T")
@@ -76,6 +77,7 @@ class Holdfast(Register):
         self._store: Store | None = None
         self._making = threading.Lock()
         self._users = 0
+        self._in_hand = InHand()
         self._submitter = Submitter(self.opened, lambda: self.settings, self.events)
         self.within = Within(self.opened, self._reached)
         """What is done inside transactions that others hold."""
@@ -124,7 +126,12 @@ class Holdfast(Register):
 
     def new_store(self) -> Store:
         """Another, unopened, store on the same jobs: for a thread that needs its own connection."""
-        return open_store(self.settings.url, now=self.now)
+        settings = self.settings
+        store = open_store(settings.url, now=self.now)
+        if settings.transport == "none" or settings.transport_url is None:
+            return store
+        way = Way(settings.transport, settings.transport_url, settings.transport_key, settings.transport_dead_key)
+        return carried(store, way, lease=settings.lease, in_hand=self._in_hand, emit=self.events.emit)
 
     def _unopened(self) -> Store:
         with self._making:
@@ -204,7 +211,7 @@ class Holdfast(Register):
             answer = await self._submitter.submit(job)
         else:
             (answer,) = await self._submitted_within(connection, [job])
-        return JobHandle(self, answer.job_id, created=answer.created)
+        return JobHandle(self, answer.job_id, created=answer.created, wake_up_delayed=answer.wake_up_delayed)
 
     async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
         answers = await self.within.submit(connection, jobs)
@@ -224,7 +231,10 @@ class Holdfast(Register):
             answers = []
             async for each in batches(jobs, size):
                 answers += await self._submitted_within(connection, each)
-        return [JobHandle(self, answer.job_id, created=answer.created) for answer in answers]
+        return [
+            JobHandle(self, answer.job_id, created=answer.created, wake_up_delayed=answer.wake_up_delayed)
+            for answer in answers
+        ]
 
     async def enqueue_stream(
         self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch: int = 1000
@@ -233,7 +243,10 @@ class Holdfast(Register):
         of the next before."""
         async for each in batches(jobs, _batch_size(batch)):
             answers = await self._submitter.submit_all(each)
-            yield [JobHandle(self, answer.job_id, created=answer.created) for answer in answers]
+            yield [
+                JobHandle(self, answer.job_id, created=answer.created, wake_up_delayed=answer.wake_up_delayed)
+                for answer in answers
+            ]
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
     def handle(self, job_id: str) -> JobHandle[Any]:

@@ -18,14 +18,16 @@ _LOOK = 5.0  # seconds between looks at the job while waiting: what a lost wake-
 
 
 class JobHandle(Generic[R]):
-    """A job by its id. ``created`` is False where a key or id already stood for it."""
+    """A job by its id. ``created`` is False where a key or id already stood for it. ``wake_up_delayed``: it is stored,
+    but the transport could not be told; a worker's next sweep or poll finds it."""
 
-    __slots__ = ("_app", "created", "id")
+    __slots__ = ("_app", "created", "id", "wake_up_delayed")
 
-    def __init__(self, app: Holdfast, job_id: str, *, created: bool = True) -> None:
+    def __init__(self, app: Holdfast, job_id: str, *, created: bool = True, wake_up_delayed: bool = False) -> None:
         self._app = app
         self.id = job_id
         self.created = created
+        self.wake_up_delayed = wake_up_delayed
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.id}>"

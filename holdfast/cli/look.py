@@ -17,7 +17,7 @@ from holdfast.desk.documents import attempt_document, job_document, plain, statu
 from holdfast.desk.words import clip, moment, safe, span
 from holdfast.job import Attempt, Job, QueueInfo, WorkerInfo, as_ulid
 
-QUEUE_COLUMNS = [
+_QUEUE_COLUMNS = [
     Column("QUEUE", "id"),
     *(
         Column(state.value.upper(), "number", spare=state in (JobState.CANCELLED, JobState.SCHEDULED))
@@ -59,21 +59,24 @@ def status(session: Session) -> None:
         return
     print_facts([("store", store)])
     click.echo()
-    print_table(QUEUE_COLUMNS, queue_rows(queues), empty="no jobs")
+    print_table(*queue_table(queues), empty="no jobs")
     click.echo()
     print_table(WORKER_COLUMNS, worker_rows(workers, now), empty="no workers: start one with `holdfast worker start`")
 
 
-def queue_rows(queues: Iterable[QueueInfo]) -> list[list[object]]:
-    """One row a queue; what waits for others counts as scheduled here."""
+def queue_table(queues: Sequence[QueueInfo]) -> tuple[list[Column], list[list[object]]]:
+    """Columns, and one row a queue; what waits for others counts as scheduled here. With a transport: what it holds."""
+    carried = any(each.announced is not None for each in queues)
+    columns = [*_QUEUE_COLUMNS, Column("ANNOUNCED", "number", spare=True)] if carried else _QUEUE_COLUMNS
     rows: list[list[object]] = []
     for each in queues:
         counts = Counter(each.states)
         counts["scheduled"] += counts.pop("waiting", 0)
         name = f"{each.name} (paused)" if each.paused else each.name
         numbers = [counts[state.value] or "-" for state in JobState if state is not JobState.WAITING]
-        rows.append([name, *numbers, "-" if each.oldest_ready is None else span(each.oldest_ready)])
-    return rows
+        age = "-" if each.oldest_ready is None else span(each.oldest_ready)
+        rows.append([name, *numbers, age, *([each.announced] if carried else [])])
+    return columns, rows
 
 
 def worker_rows(workers: Iterable[WorkerInfo], now: int) -> list[list[object]]:

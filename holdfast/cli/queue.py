@@ -7,7 +7,7 @@ import click
 from holdfast import JobFilter, JobState
 from holdfast.cli.base import group
 from holdfast.cli.choosing import operate_on_all
-from holdfast.cli.look import QUEUE_COLUMNS, queue_rows
+from holdfast.cli.look import queue_table
 from holdfast.cli.operate import print_operated
 from holdfast.cli.session import Session
 from holdfast.cli.show import note, print_json, print_table
@@ -33,7 +33,7 @@ def queue_list(session: Session) -> None:
     if session.json:
         print_json({"queues": [queue_document(each) for each in queues]})
     else:
-        print_table(QUEUE_COLUMNS, queue_rows(queues), empty="no queues")
+        print_table(*queue_table(queues), empty="no queues")
 
 
 @queue.command("pause", examples=["holdfast queue pause mail"])

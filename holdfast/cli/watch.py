@@ -17,11 +17,10 @@ from holdfast.cli.base import command
 from holdfast.cli.choosing import now_us
 from holdfast.cli.look import (
     JOB_COLUMNS,
-    QUEUE_COLUMNS,
     WORKER_COLUMNS,
     attempts_of,
     job_rows,
-    queue_rows,
+    queue_table,
     worker_rows,
 )
 from holdfast.cli.session import Session, store_of
@@ -119,7 +118,7 @@ class _Watcher:
         workers: list[WorkerInfo] = self._app.sync.workers()
         return Group(
             safe(self._store),
-            table(QUEUE_COLUMNS, queue_rows(self._app.sync.queues())),
+            table(*queue_table(self._app.sync.queues())),
             table(WORKER_COLUMNS, worker_rows(workers, now_us(self._app))),
             "Ctrl-C stops watching",
         )

@@ -87,6 +87,10 @@ class QueueDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES
     paused: Annotated[bool, Meta(description="No worker takes a job of it.")]
     oldest_ready_seconds: Annotated[float | None, Meta(description="The age of its oldest ready job.")]
     states: Annotated[dict[str, int], Meta(description="How many of its jobs are in each state.")]
+    announced: Annotated[
+        int | None,
+        Meta(description="Ids of its ready jobs that wait in the transport; none without one, or while it is away."),
+    ] = None
 
 
 class WorkerDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
@@ -219,6 +223,7 @@ def queue_document(queue: QueueInfo) -> QueueDocument:
         paused=queue.paused,
         oldest_ready_seconds=None if queue.oldest_ready is None else queue.oldest_ready.total_seconds(),
         states={state.value: queue.states.get(state.value, 0) for state in JobState},
+        announced=queue.announced,
     )
 
 

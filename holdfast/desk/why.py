@@ -47,6 +47,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     silence: timedelta = timedelta(days=1)  # how long a worker that lives may say nothing
     ahead: int = 0  # ready jobs of its queue that go first
     exact: bool = True  # or at most that many
+    deaf: bool = False  # what carries the wake-ups of its queue cannot be reached
 
     @property
     def alive(self) -> list[WorkerInfo]:
@@ -58,9 +59,11 @@ async def known(app: Holdfast, job: Job) -> Known:
     store = await app.opened()
     workers = await store.workers()
     ahead, exact = await _ahead(store, job) if job.state is JobState.QUEUED else (0, True)
+    queues = [queue for queue in await store.queues() if queue.name == job.queue]
     return Known(
         now_us=await store.now_us(),
-        paused=any(queue.paused for queue in await store.queues() if queue.name == job.queue),
+        paused=any(queue.paused for queue in queues),
+        deaf=app.settings.transport != "none" and any(queue.announced is None for queue in queues),
         workers=tuple(workers),
         gone=frozenset(each.pulse.worker for each in workers if _is_gone(each.pulse)),
         silence=app.settings.beat + _LATE,
@@ -207,6 +210,11 @@ def _obstacles(job: Job, known: Known) -> Iterator[Because]:
             others = f"; {many(len(known.alive), 'living worker')} {does} stopping"
         text = f"no living worker serves queue {job.queue}{others}"
         yield Because("no_worker", text, f"holdfast worker start --queues {job.queue}")
+    elif known.deaf:
+        text = (
+            "the transport cannot be reached from here; workers that cannot reach it either ask the store now and then"
+        )
+        yield Because("transport_away", text, "holdfast doctor says what is wrong with it")
 
 
 def _unknown_task(job: Job, known: Known) -> Iterator[Because]:

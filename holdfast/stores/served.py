@@ -228,6 +228,9 @@ class ServedStore(ABC, Generic[OpenedT]):
     async def expired(self, *, limit: int) -> list[Job]:
         return await self._open.operate.expired(limit=limit)
 
+    async def remind(self) -> int:
+        return 0
+
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
         return await self._open.operate.prune(ended_for, limit=limit)
 

@@ -50,7 +50,7 @@ class Waiters:
             if not heard:
                 self._missed.update(topic for topic in told if not topic.startswith("job:"))
                 if len(self._missed) > _MISSED_MOST:
-                    self._missed = {"queue:*", "worker:*"}
+                    self._missed = {"queue:*", "worker:*", "due:*"}
         for waiter in heard:
             waiter.wake()
 

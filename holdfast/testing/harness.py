@@ -14,7 +14,6 @@ from holdfast.clock import ManualClock
 from holdfast.errors import HoldfastError
 from holdfast.job import JobFilter, JobState, instant
 from holdfast.store import Store
-from holdfast.stores import open_store
 from holdfast.testing.places import lent
 from holdfast.testing.watched import Activity, Gate, watched
 from holdfast.values import check_span
@@ -41,7 +40,7 @@ class Hand:
         self.running = asyncio.create_task(self._run(), name=f"harness-{self.worker.id}")
 
     def _new_store(self) -> Store:
-        return watched(open_store(self._app.settings.url, now=self._app.now), self._activity, self._gate)
+        return watched(Holdfast.new_store(self._app), self._activity, self._gate)
 
     async def _run(self) -> None:
         try:
@@ -122,7 +121,7 @@ class Harness:
         return self
 
     def _new_store(self) -> Store:
-        return watched(open_store(self.app.settings.url, now=self.clock), self._activity, Gate(), self._hope)
+        return watched(Holdfast.new_store(self.app), self._activity, Gate(), self._hope)
 
     def _hope(self) -> float | None:
         """How many real seconds the test may wait for a job: none to speak of, unless a worker is at it."""

@@ -28,7 +28,8 @@ def lent(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> Iterator[N
     """
     before = dict(vars(app))
     with tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder:
-        settings = app.settings.but(**{"url": f"sqlite:///{Path(folder) / 'jobs.db'}", **changed})
+        own = {"url": f"sqlite:///{Path(folder) / 'jobs.db'}", "transport": "none"}
+        settings = app.settings.but(**({} if "url" in changed else own), **changed)
         submitter = Submitter(app.opened, lambda: settings, app.events)
         vars(app).update({"settings": settings, "_store": None, "_submitter": submitter, _MARK: True, **others})
         try:

@@ -28,6 +28,7 @@ _NEWS: Mapping[str, frozenset[str]] = {
     "submit": frozenset({"queue"}),
     "claim": frozenset({"queue"}),  # it may have made more jobs ready than it took
     "promote": frozenset({"queue"}),
+    "remind": frozenset({"queue"}),
     "replay": frozenset({"queue"}),
     "resume": frozenset({"queue"}),
     "settle": frozenset({"queue", "job"}),
@@ -207,7 +208,7 @@ class WatchedStore:
         self._activity.began()
         try:
             answer = await call(*args, **kwargs)
-            if name in _NEWS and not (name == "claim" and not answer.jobs):
+            if name in _NEWS and not (name == "claim" and not answer.jobs) and not (name == "remind" and not answer):
                 self._activity.news.tell(_NEWS[name])
             return answer
         finally:

@@ -1,5 +1,5 @@
 """The sweeper: on its own clock, under load too, in any number of workers at once: settles expired leases, makes due
-jobs ready in queues nobody reads, and prunes what retention lets go."""
+jobs ready in queues nobody reads, reminds the transport of what it has lost, and prunes what retention lets go."""
 
 from __future__ import annotations
 
@@ -48,7 +48,13 @@ class Sweeper:
         """One round. A part that fails does not keep the others from theirs."""
         done = {}
         failed: HoldfastError | None = None
-        for name, part in (("recovered", self._recover_all), ("requeued", self._promote), ("pruned", self._prune)):
+        parts = {
+            "recovered": self._recover_all,
+            "requeued": self._promote,
+            "reminded": self._store.remind,
+            "pruned": self._prune,
+        }
+        for name, part in parts.items():
             try:
                 done[name] = await part()
             except HoldfastError as error:

@@ -12,7 +12,7 @@ import pytest
 from holdfast.clock import ManualClock
 from holdfast.store import Store
 from tests.conformance.support import Opener
-from tests.support.stores import STORES, stores_of
+from tests.support.stores import CARRIED, STORES, stores_of
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -47,6 +47,13 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty database."""
     with STORES[request.param](tmp_path) as url:
         yield url
+
+
+@pytest.fixture
+def carried(request: pytest.FixtureRequest) -> bool:
+    """Whether a transport carries the ready jobs: then they come in the order of their arrival there, one at a time to
+    whoever waits."""
+    return request.node.callspec.params["home"] in CARRIED
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from holdfast import Holdfast
 from holdfast.clock import ManualClock
 from holdfast.job import (
     TERMINAL,
@@ -25,7 +26,6 @@ from holdfast.job import (
 )
 from holdfast.lifecycle import Lost, decide
 from holdfast.store import Store
-from holdfast.stores import open_store
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -47,7 +47,7 @@ class Opener:
         return store
 
     def unopened(self) -> Store:
-        store = open_store(self._url, now=self._clock)
+        store = Holdfast(self._url, now=self._clock).new_store()
         self._opened.append(store)
         return store
 

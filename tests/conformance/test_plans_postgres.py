@@ -16,6 +16,7 @@ from psycopg import sql
 from holdfast.clock import ManualClock
 from holdfast.stores import open_store
 from holdfast.stores.postgres.cursors import START
+from holdfast.stores.postgres.hot import NOBODY
 from holdfast.stores.postgres.rows import EVERYTHING
 from holdfast.stores.postgres.statements import numbered
 from holdfast.stores.sql import load_statements
@@ -84,7 +85,13 @@ CASES = [
     Case("claim", ("job_due_anywhere()",), {"anywhere": True, "promote": True}),
     Case("ready_queues", ("job_ready(queue)", "job_suspect(queue)", "job_quarantined(queue)")),
     Case("claim_quarantined", ("job_quarantined(queue)", BY_ID)),
-    Case("claim_delivered", (BY_ID,), {"ids": ids(0)}),
+    Case("claim_delivered", (BY_ID, "job_due(queue)", "job_quarantined(queue)"), {"ids": ids(0)}),
+    Case("claim_delivered", (BY_ID, "job_due_anywhere()"), {"ids": ids(0), "anywhere": True}),
+    Case("claim_delivered", (BY_ID, "job_due(queue)"), {"ids": [NOBODY]}),
+    Case("places", (BY_ID,)),
+    Case("depths", ("job_ready(queue)", "job_suspect(queue)")),
+    Case("oldest", ("job_ready(queue)", "job_suspect(queue)")),
+    Case("newest_dead", ("job_unsuccessful(state, id)",)),
     Case("promote_queues", ("job_due(queue, run_at)", BY_ID)),
     Case("promote_anywhere", ("job_due_anywhere(run_at)", BY_ID)),
     Case("promote_delivered", (BY_ID,), {"ids": ids(1)}),
@@ -158,8 +165,10 @@ VALUES: dict[str, Any] = {
     "worker": "worker",
     "lease_for": 30_000_000,
     "queue": None,
-    "excluded": [],
+    "others": BATCH,
     "most": 1,
+    "mosts": [BATCH] * len(QUEUES),
+    "aged": 1_000_000,
     "key": "key of nothing",
     "error": None,
     "results": [None] * BATCH,
@@ -184,6 +193,7 @@ OWN = {
     "insert_lone_job": ALIKE | {"channel": "somewhere", "news": "queue:default"},
     "insert_keyed_jobs": COLUMNS,
     "beat": {"queues": "default"},
+    "oldest": {"queue": "default"},
     "find": {"states": None},
     "choose_again": {"states": [6]},
     "find_ended": {"states": [6], "state": 6},

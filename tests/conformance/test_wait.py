@@ -79,7 +79,8 @@ async def test_a_submission_wakes_who_waits_for_every_queue(store: Store, opener
     assert await seconds_until_woken(await opener(), ["queue:*"], news) < SOON
 
 
-async def test_everybody_who_waits_is_woken(store: Store, opener: Opener) -> None:
+async def test_everybody_who_waits_is_woken(store: Store, opener: Opener, carried: bool) -> None:
+    """A transport wakes one for each id it carries."""
     others = [store, *[await opener() for _ in range(4)]]
     for each in others:
         await quiet(each, ["queue:default"])
@@ -87,7 +88,8 @@ async def test_everybody_who_waits_is_woken(store: Store, opener: Opener) -> Non
     waiters = [asyncio.create_task(each.wait(["queue:default"], timeout=LONG)) for each in others for _ in range(3)]
     await asyncio.sleep(0.05)
 
-    await put(store)
+    jobs = [new_job() for _ in waiters] if carried else [new_job()]
+    await put(store, *jobs)
     await asyncio.gather(*waiters)
 
     assert time.monotonic() - started < SOON

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from holdfast.config import PREFIX
+from holdfast.config import SETTINGS as SETTINGS_TABLE
 from tests.crash import ledger
 from tests.crash.checker import Frozen
 from tests.crash.database import database_of
@@ -33,6 +35,8 @@ SETTINGS = {
     "concurrency": "5",
     "log_level": "warning",
 }
+TOLD = frozenset(f"{PREFIX}{name.upper()}" for name in SETTINGS_TABLE if name.startswith("transport"))
+"""What a home says by the environment."""
 LEASE, SWEEP = 2.0, 0.5 * 1.2  # seconds; sweeps are jittered by a fifth
 WORKER = "tests.crash.programs.worker"
 
@@ -60,7 +64,7 @@ class Fleet:
         self._reader = ledger.Reader(self.ledger)
         self._mark = uuid.uuid4().hex
         self._environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")},
+            **{name: value for name, value in os.environ.items() if not name.startswith(PREFIX) or name in TOLD},
             **{f"HOLDFAST_{name.upper()}": value for name, value in {**SETTINGS, **settings}.items()},
             "HOLDFAST_URL": self.url,
             "HOLDFAST_CONFIG": str(folder / "holdfast.toml"),
@@ -109,6 +113,11 @@ class Fleet:
                 except OSError:  # it has just ended, or is not ours to read
                     continue
         return found
+
+    @property
+    def carried(self) -> bool:
+        """Whether a transport carries the jobs' ids."""
+        return f"{PREFIX}TRANSPORT" in self._environment
 
     def another(self, name: str) -> str:
         """The URL of one more empty store."""

@@ -18,8 +18,9 @@ from tests.crash.scenarios import (
     servers,
     stops,
     submitters,
+    transports,
 )
-from tests.support.stores import OLDER, STORES, Home
+from tests.support.stores import CARRIED, OLDER, STORES, Home
 
 Scenario = Callable[[Path, Callable[[int], int], int], Report]
 """``scenario(folder, count, seed)``; ``count(n)`` is n times the scale that was asked for, at least 1."""
@@ -53,6 +54,12 @@ ON_EVERY_STORE: dict[str, OnStore] = {
         folder, home, jobs=count(1000), within=10.0, workers=4, late=0.05, busiest=1.5, seed=seed
     ),
     "crowd": lambda folder, home, count, seed: crowds.crowd(folder, home, kills=count(50), seed=seed),
+}
+ON_CARRIED: dict[str, OnStore] = {
+    "unannounced": lambda folder, home, count, seed: transports.unannounced(folder, home, kills=count(50), seed=seed),
+    "emptied": lambda folder, home, count, seed: transports.emptied(
+        folder, home, jobs=count(20_000), times=count(50), seed=seed
+    ),
 }
 ON_SQLITE: dict[str, Scenario] = {
     "backups-sqlite": lambda folder, count, seed: files.killed_backups(folder, kills=count(50), seed=seed),
@@ -91,6 +98,7 @@ SCENARIOS: dict[str, Scenario] = {
         if store not in OLDER
         for name, scenario in ON_EVERY_STORE.items()
     },
+    **{f"{name}-{store}": _on(STORES[store], each) for store in CARRIED for name, each in ON_CARRIED.items()},
     **ON_SQLITE,
     **ON_POSTGRES,
 }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import pytest
+
+from holdfast.config import PREFIX
 from tests.support import postgres, redis
 
 Home = Callable[[Path], AbstractContextManager[str]]
@@ -42,16 +46,52 @@ def redis_namespace(kind: str) -> Home:
     return home
 
 
+def carried(kind: str) -> Home:
+    """A schema whose ready jobs a transport carries, by keys of its own, on the servers that the tests of this process
+    share. Everything in this process, and what it starts, is told so by the environment."""
+
+    @contextmanager
+    def home(folder: Path) -> Iterator[str]:
+        server = redis.shared()
+        with postgres_schema(postgres.MAIN)(folder) as url, server.fresh_namespace() as namespace:
+            said = {
+                "TRANSPORT": kind,
+                "TRANSPORT_URL": server.url(),
+                "TRANSPORT_KEY": f"{{{namespace}}}:ready",
+                "TRANSPORT_DEAD_KEY": f"{{{namespace}}}:dead",
+            }
+            with pytest.MonkeyPatch.context() as patch:
+                for name, value in said.items():
+                    patch.setenv(PREFIX + name, value)
+                yield url
+
+    return home
+
+
 STORES: dict[str, Home] = {
     "sqlite": sqlite_file,
     "postgres": postgres_schema(postgres.MAIN),
     "postgres16": postgres_schema(postgres.FLOOR),
     "redis": redis_namespace(redis.MAIN),
+    "postgres_list": carried("redis_list"),
+    "postgres_stream": carried("redis_stream"),
     **{f"redis{number}": redis_namespace(kind) for number, kind in zip((6,), redis.FLOORS, strict=False)},
 }
 """Every store there is, by the name that tests of it alone have in the names of their files."""
 OLDER = frozenset({"postgres16", "redis6"})
 """Of them, the older versions: conformance alone is tested on each of these."""
+
+
+CARRIED = frozenset({"postgres_list", "postgres_stream"})
+"""Of them, those whose ready jobs a transport carries: jobs come in the order of their arrival there (promise 6)."""
+
+
+def one_carried(names: list[str], test: str) -> list[str]:
+    """These stores, but of those with a transport one, by the test's name: what is the same over both of them is tested
+    on one."""
+    carried = [name for name in names if name in CARRIED]
+    spared = carried and carried[zlib.crc32(test.encode()) % len(carried)]
+    return [name for name in names if name != spared or len(carried) < 2]
 
 
 def stores_of(file: str, *, older: bool = True) -> list[str]:

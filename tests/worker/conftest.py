@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast
-from tests.support.stores import STORES, stores_of
+from tests.support.stores import STORES, one_carried, stores_of
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -26,7 +26,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "home" in metafunc.fixturenames:
         names = stores_of(metafunc.module.__name__.rpartition(".")[2], older=False)
-        metafunc.parametrize("home", names, indirect=True)
+        metafunc.parametrize("home", one_carried(names, metafunc.function.__name__), indirect=True)
 
 
 @pytest.fixture

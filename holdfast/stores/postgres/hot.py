@@ -16,6 +16,7 @@ from holdfast.errors import HoldfastError
 from holdfast.job import (
     Beat,
     Claim,
+    Delivered,
     Held,
     Job,
     JobState,
@@ -52,6 +53,10 @@ _QUEUES_MOST = 32  # queues that one statement looks into
 _TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim looks again for what others promote
 _REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed
 _SHOWN = 13  # columns of a claimed job, its place in the order included
+
+
+NOBODY = "00000000-0000-0000-0000-000000000000"
+"""The id of no job. Of no ids at all a planner that sees them concludes that any partial index will do."""
 
 
 class Hot:
@@ -135,7 +140,7 @@ class Hot:
         """Make due jobs ready, take what is wanted, say when the next falls due."""
         wants = {queue: slots for queue, slots in wish.wants.items() if slots > 0}
         if wish.only is not None:
-            return await self._claim_delivered(wish, wants)
+            return await self._claim_named(wish)
         if wish.alone:
             return await self._claim_quarantined(wish, wants)
         claiming = _Claiming(wish, wants)
@@ -254,7 +259,7 @@ class Hot:
             rows = await self._links.fetch(self._sql["promote_anywhere"], limit=PROMOTE_MOST)
         else:
             rows = await self._links.fetch(self._sql["promote_queues"], queues=list(claiming.wants), limit=PROMOTE_MOST)
-        for queue, rank, run_at in rows:
+        for queue, rank, run_at, _ in rows:
             self.ready(queue, Place(rank, run_at, 0))
         return len(rows)
 
@@ -283,30 +288,43 @@ class Hot:
             await self._give_back_unanswered(wish.worker, rows[0][_SHOWN] - (span_us(wish.lease_for) or 0))
         return Claim(jobs=await self._readable(rows), lease_until_us=rows[0][_SHOWN] if rows else None)
 
-    async def _claim_delivered(self, wish: Wish, wants: Mapping[str, int]) -> Claim:
-        ids = list(dict.fromkeys(filter(is_id, wish.only or ())))
+    async def claim_delivered(self, wish: Wish) -> Delivered:
+        """Take those of ``wish.only`` that are ready."""
+        wants = {queue: slots for queue, slots in wish.wants.items() if queue != EVERY_QUEUE}
+        ids = list(wish.only or ())
+        rows = await self._links.fetch(
+            self._sql["claim_delivered"],
+            doubt=lambda: self._unanswered.add(wish.worker),
+            ids=ids or [NOBODY],
+            queues=list(wants),
+            slots=list(wants.values()),
+            others=wish.wants.get(EVERY_QUEUE, 0),
+            anywhere=EVERY_QUEUE in wish.wants,
+            most=1 << 30 if wish.alone else 1,
+            suspects=1 << 30 if wish.alone else wish.suspects,
+            limit=1 if wish.alone else wish.limit,
+            worker=wish.worker,
+            lease_for=span_us(wish.lease_for),
+        )
+        due_in, until, quarantined, left, paused = rows[0][_SHOWN:]
+        await self._give_back_unanswered(wish.worker, until - (span_us(wish.lease_for) or 0))
+        jobs = await self._readable([] if rows[0][0] is None else rows)
+        claim = Claim(
+            jobs=jobs,
+            refused=len(ids) - len(jobs) - len(left),
+            next_due=None if due_in is None else timedelta(microseconds=max(0, due_in)),
+            quarantined=quarantined,
+            lease_until_us=until if jobs else None,
+        )
+        return Delivered(claim, left, frozenset(paused))
+
+    async def _claim_named(self, wish: Wish) -> Claim:
+        """A claim of ids by who has not asked a transport: what is left is refused too."""
+        named = msgspec.structs.replace(wish, only=list(dict.fromkeys(filter(is_id, wish.only or ()))))
         if wish.promote:
-            await self._links.fetch(self._sql["promote_delivered"], ids=ids)
-        jobs: list[Job] = []
-        until = None
-        for queue, slots in wants.items():
-            every = queue == EVERY_QUEUE
-            rows = await self._links.fetch(
-                self._sql["claim_delivered"],
-                doubt=lambda: self._unanswered.add(wish.worker),
-                ids=ids,
-                queue=None if every else queue,
-                excluded=sorted(wish.wants) if every else [],
-                most=1 << 30 if wish.alone else min(1, wish.suspects),
-                limit=min(slots, (1 if wish.alone else wish.limit) - len(jobs)),
-                worker=wish.worker,
-                lease_for=span_us(wish.lease_for),
-            )
-            if rows:
-                until = rows[0][_SHOWN]
-                await self._give_back_unanswered(wish.worker, until - (span_us(wish.lease_for) or 0))
-            jobs += await self._readable(rows)
-        return Claim(jobs=jobs, refused=len(wish.only or ()) - len(jobs), lease_until_us=until)
+            await self._links.fetch(self._sql["promote_delivered"], ids=list(named.only or ()))
+        delivered = await self.claim_delivered(named)
+        return msgspec.structs.replace(delivered.claim, refused=len(wish.only or ()) - len(delivered.claim.jobs))
 
     async def _readable(self, rows: Rows) -> list[Job]:
         """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""

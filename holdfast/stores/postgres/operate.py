@@ -132,9 +132,19 @@ class Operate:
 
     async def promote(self, *, limit: int) -> int:
         """Make due jobs of every queue ready."""
-        rows = await self._links.fetch(self._sql["promote_anywhere"], limit=limit)
-        self._tell_ready({queue for queue, _, _ in rows})
-        return len(rows)
+        return sum(map(len, (await self.make_ready(None, limit=limit)).values()))
+
+    async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
+        """The same for these queues, or every one; their ids by queue, in the order of claims."""
+        if queues is None:
+            rows = await self._links.fetch(self._sql["promote_anywhere"], limit=limit)
+        else:
+            rows = await self._links.fetch(self._sql["promote_queues"], queues=list(queues), limit=limit)
+        ready: dict[str, list[str]] = {}
+        for queue, _, _, job_id in sorted(rows, key=lambda row: row[1:]):
+            ready.setdefault(queue, []).append(job_id)
+        self._tell_ready(set(ready))
+        return ready
 
     async def expired(self, *, limit: int) -> list[Job]:
         """Running jobs whose lease ran out."""

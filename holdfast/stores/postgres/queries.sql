@@ -195,12 +195,33 @@ select t.*, :lease_for + :now
 from taken t;
 
 -- own: claim_delivered
-with chosen as materialized (
-    select id from holdfast.job
+-- Takes of the delivered what is ready, of each queue up to its slots, and says which of the rest is ready too. Makes nothing
+-- ready, but says when the next falls due. Always answers with one row at least.
+with paused as materialized (
+    select name from holdfast.queue where paused
+), standing as materialized (
+    select id, queue, losses, rank, run_at, seq from holdfast.job
     where id = any(:ids::uuid[]) and state + 0 = 0 and losses + 0 <= :most
-      and (:queue::text is null or queue = :queue) and not queue = any(:excluded::text[])
-      and not exists (select from holdfast.queue p where p.name = queue and p.paused)
-    order by rank, run_at, seq limit :limit for no key update skip locked
+    for no key update skip locked
+), welcome as materialized (
+    select s.*, row_number() over (partition by s.losses > 0 order by s.rank, s.run_at, s.seq) as turn
+    from standing s where not s.queue = any(array(select name from paused))
+), wanted as materialized (
+    select e.*, row_number() over (partition by e.queue order by e.rank, e.run_at, e.seq) as place
+    from welcome e where e.losses = 0 or e.turn <= :suspects
+), chosen as materialized (
+    select w.id from wanted w left join unnest(:queues::text[], :slots::int[]) q (queue, slots) on q.queue = w.queue
+    where w.place <= coalesce(q.slots, :others)
+    order by w.rank, w.run_at, w.seq limit :limit
+), due as materialized (
+    select min(n.run_at) as run_at from (
+        select d.run_at
+        from unnest(:queues::text[]) w (queue) cross join lateral (
+            select run_at from holdfast.job where state in (1, 3) and queue = w.queue order by run_at limit 1) d
+        where not :anywhere
+        union all
+        (select run_at from holdfast.job where (+state) in (1, 3) and :anywhere order by run_at limit 1)
+    ) n
 ), taken as (
     update holdfast.job
     set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
@@ -208,8 +229,17 @@ with chosen as materialized (
     where id = any(array(select id from chosen))
     returning -- include: claimed
 )
-select t.*, :lease_for + :now
-from taken t order by t.priority desc, t.run_at, t.seq;
+select t.*, due.run_at - :now, :lease_for + :now,
+    exists (select from unnest(:queues::text[]) w (queue) cross join lateral (
+        select from holdfast.job j where j.state = 0 and j.losses > 1 and j.queue = w.queue limit 1) q
+        where not :anywhere and not w.queue = any(array(select name from paused)))
+    or exists (select from holdfast.job j where j.state = 0 and j.losses > 1 and :anywhere
+        and not j.queue = any(array(select name from paused))),
+    array(select s.id::text from standing s where not s.id = any(array(select id from chosen)) and s.losses < 2
+        order by s.rank, s.run_at, s.seq),
+    array(select name from paused)
+from due left join taken t on true
+order by t.priority desc, t.run_at, t.seq;
 
 -- own: promote_queues
 update holdfast.job set state = 0
@@ -218,14 +248,14 @@ where id = any(array(
         select id from holdfast.job where state in (1, 3) and queue = w.queue and run_at <= :now
         order by run_at limit :limit for no key update skip locked) d
     limit :limit))
-returning queue, rank, run_at;
+returning queue, rank, run_at, id::text;
 
 -- name: promote_anywhere
 update holdfast.job set state = 0
 where id = any(array(
     select id from holdfast.job where (+state) in (1, 3) and run_at <= :now
     order by run_at limit :limit for no key update skip locked))
-returning queue, rank, run_at;
+returning queue, rank, run_at, id::text;
 
 -- own: promote_delivered
 update holdfast.job set state = 0
@@ -413,6 +443,37 @@ order by j.id for update;
 
 -- own: lock_jobs
 select id::text from holdfast.job where id = any(:ids::uuid[]) order by id for update;
+
+-- own: places
+select id::text, queue, state from holdfast.job where id = any(:ids::uuid[]);
+
+-- own: depths
+-- Ready jobs of each queue, up to a number.
+select w.queue, (
+    select count(*) from (
+        (select from holdfast.job where state = 0 and losses = 0 and queue = w.queue order by rank, run_at, seq limit w.most)
+        union all
+        (select from holdfast.job where state = 0 and losses = 1 and queue = w.queue order by rank, run_at, seq limit w.most)
+    ) r)
+from unnest(:queues::text[], :mosts::int[]) w (queue, most);
+
+-- own: oldest
+select o.id::text from (
+    select * from (
+        (select id, rank, run_at, seq from holdfast.job where state = 0 and losses = 0 and queue = :queue
+         order by rank, run_at, seq limit :limit)
+        union all
+        (select id, rank, run_at, seq from holdfast.job where state = 0 and losses = 1 and queue = :queue
+         order by rank, run_at, seq limit :limit)
+    ) r order by rank, run_at, seq limit :limit
+) o where o.run_at <= :now - :aged::bigint
+order by o.rank, o.run_at, o.seq;
+
+-- own: newest_dead
+select j.queue, j.id::text from holdfast.job j
+where (+j.state) > 5 and (j.state, j.id) >= (6::smallint, '00000000-0000-0000-0000-000000000000'::uuid)
+  and (j.state, j.id) <= (6::smallint, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid)
+order by j.state desc, j.id desc limit :limit;
 
 -- name: set_paused
 insert into holdfast.queue (name, paused) values (:queue, :paused)

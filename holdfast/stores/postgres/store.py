@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from importlib.resources import files
 
 from holdfast.errors import ConfigError
-from holdfast.job import Completion, Finding, Lease, NewJob, Settled, Submitted
+from holdfast.job import Completion, Delivered, Finding, JobState, Lease, NewJob, Settled, Submitted
 from holdfast.store import Dialogue
 from holdfast.stores.postgres import care, within
+from holdfast.stores.postgres.announcing import Announcing
 from holdfast.stores.postgres.doctor import examine
 from holdfast.stores.postgres.hot import Hot
 from holdfast.stores.postgres.links import Links, parse_url
@@ -18,6 +20,7 @@ from holdfast.stores.postgres.read import Read
 from holdfast.stores.postgres.statements import numbered
 from holdfast.stores.served import Opened, ServedStore
 from holdfast.stores.sql import chosen_migrations, load_migrations, load_statements
+from holdfast.stores.verbs import Wish
 
 
 class PostgresStore(ServedStore["_Opened"]):
@@ -64,6 +67,41 @@ class PostgresStore(ServedStore["_Opened"]):
     async def completed(self, lease: Lease) -> Completion:
         return await within.completed(self._open.links, self.sql, lease)
 
+    # ── for a transport ───────────────────────────────────────────────────────────────────────────────────────
+    async def claim_delivered(
+        self,
+        worker: str,
+        wants: Mapping[str, int],
+        ids: Sequence[str],
+        *,
+        limit: int,
+        lease_for: timedelta,
+        suspects: int = 0,
+    ) -> Delivered:
+        wish = Wish(worker, wants, limit, lease_for, suspects, alone=False, only=ids, promote=False)
+        return await self._open.hot.claim_delivered(wish)
+
+    async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
+        return await self._open.operate.make_ready(queues, limit=limit)
+
+    async def ready_queues(self) -> list[str]:
+        return await self._open.announcing.ready_queues()
+
+    async def depths(self, mosts: Mapping[str, int]) -> dict[str, int]:
+        return await self._open.announcing.depths(mosts)
+
+    async def oldest(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
+        return await self._open.announcing.oldest(queue, limit=limit, aged=aged)
+
+    async def places(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
+        return await self._open.announcing.places(job_ids)
+
+    async def newest_dead(self, *, limit: int) -> dict[str, list[str]]:
+        return await self._open.announcing.newest_dead(limit=limit)
+
+    async def tell(self, topics: Sequence[str]) -> None:
+        self._open.news.tell(topics)
+
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
         return await examine(self._open.links, self.sql)
@@ -80,6 +118,9 @@ class _Opened(Opened):
     """The connections of one event loop and the verbs on them."""
 
     links: Links
+    news: News
+    hot: Hot
+    operate: Operate
 
     def __init__(self, store: PostgresStore) -> None:
         self.links = Links(store.address, now=store.now)
@@ -87,6 +128,7 @@ class _Opened(Opened):
         self.hot = Hot(self.links, self.news, store.sql)
         self.operate = Operate(self.links, self.news, store.sql, self.hot.ready)
         self.read = Read(self.links, store.sql)
+        self.announcing = Announcing(self.links, store.sql)
         self._migrations = store.migrations
         super().__init__()
 

@@ -208,6 +208,9 @@ class SQLiteStore:
         now_us = self._now()
         return await self._reading(lambda reader: self._operate.expired(reader, now_us, limit=limit))
 
+    async def remind(self) -> int:
+        return 0
+
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
         return await self._open.writer.call(
             lambda transaction: self._operate.prune(transaction, ended_for, limit=limit)

@@ -1,0 +1,48 @@
+"""What is asked of a store whose ready jobs a transport carries: which are ready, how many, what became of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from holdfast.job import JobState
+from holdfast.stores.postgres.links import Links
+from holdfast.stores.postgres.rows import is_id, span_us
+from holdfast.stores.postgres.statements import Query
+from holdfast.stores.sql import STATES
+
+
+class Announcing:
+    """The verbs, over the store's named statements."""
+
+    def __init__(self, links: Links, statements: Mapping[str, Query]) -> None:
+        self._links = links
+        self._sql = statements
+
+    async def ready_queues(self) -> list[str]:
+        """Queues with ready jobs that are not paused."""
+        rows = await self._links.fetch(self._sql["ready_queues"])
+        paused = {name for name, is_paused in await self._links.fetch(self._sql["known_queues"]) if is_paused}
+        return [queue for (queue,) in rows if queue not in paused]
+
+    async def depths(self, mosts: Mapping[str, int]) -> dict[str, int]:
+        """Ready jobs of each queue, counted up to the number given."""
+        queues, numbers = list(mosts), list(mosts.values())
+        return dict(await self._links.fetch(self._sql["depths"], queues=queues, mosts=numbers) if queues else ())
+
+    async def oldest(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
+        """Of the first ready jobs those that are old enough."""
+        rows = await self._links.fetch(self._sql["oldest"], queue=queue, limit=limit, aged=span_us(aged))
+        return [job_id for (job_id,) in rows]
+
+    async def places(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
+        """Queue and state of each."""
+        rows = await self._links.fetch(self._sql["places"], ids=list(filter(is_id, job_ids)))
+        return {job_id: (queue, STATES[code]) for job_id, queue, code in rows}
+
+    async def newest_dead(self, *, limit: int) -> dict[str, list[str]]:
+        """The last dead jobs by queue, the oldest first."""
+        dead: dict[str, list[str]] = {}
+        for queue, job_id in reversed(await self._links.fetch(self._sql["newest_dead"], limit=limit)):
+            dead.setdefault(queue, []).append(job_id)
+        return dead

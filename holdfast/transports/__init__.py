@@ -1,0 +1,58 @@
+"""How workers hear of ready jobs by Redis, while PostgreSQL holds the jobs.
+
+carried.py      a store whose ready jobs' ids a transport carries: it announces them, and claims what arrives
+claiming.py     one claim of what arrived
+carrier.py      what one event loop has in hand of its transport, and whether the transport is there
+reminding.py    the sweep: what the transport has lost is announced again
+base.py         what both transports have in common
+redis_list.py   a list of ids for each queue
+redis_stream.py a stream of ids for each queue, read by a consumer group
+scripts/        each step that happens whole
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NamedTuple, cast
+
+from holdfast.errors import ConfigError
+from holdfast.events import Event
+from holdfast.store import AnnouncingStore, Store, Transport
+from holdfast.transports.carried import Carried
+from holdfast.transports.carrier import InHand
+
+__all__ = ["InHand", "Way", "carried"]
+
+
+class Way(NamedTuple):
+    """Which transport, where it is, and what its keys are called."""
+
+    kind: str
+    """``redis_list`` or ``redis_stream``."""
+    url: str
+    key: str
+    dead_key: str
+
+
+def carried(store: Store, way: Way, *, lease: timedelta, in_hand: InHand, emit: Callable[[Event], None]) -> Store:
+    """``store``, whose ready jobs' ids that transport carries. It must be an AnnouncingStore.
+
+    ``lease``: for how long who has a delivery may be silent. ``in_hand`` is shared by the stores of an application.
+    ``emit`` is told when the transport leaves and when it is back.
+    """
+    try:
+        from holdfast.transports.base import Names, server_of
+        from holdfast.transports.redis_list import RedisList
+        from holdfast.transports.redis_stream import RedisStream
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"transport: Redis needs {error.name}; pip install 'holdfast[redis]'") from None
+    names = Names(way.key, way.dead_key)
+    server = server_of(way.url, names)
+
+    def made() -> Transport:
+        if way.kind == "redis_list":
+            return RedisList(server, names, in_hand.consumer)
+        return RedisStream(server, names, in_hand.consumer, silence=lease)
+
+    return Carried(cast(AnnouncingStore, store), made, in_hand, emit)

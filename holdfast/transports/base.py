@@ -1,0 +1,237 @@
+"""What a list and a stream have in common as transports: keys, scripts, a lock, and how to block for what comes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from redis import exceptions as driver
+
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.job import Delivery
+from holdfast.links.redis import Links, Script, in_pieces, script_of
+from holdfast.links.redis_url import Server, parse_server
+from holdfast.links.wire import Argument, Wire
+
+PATIENCE = 0.3  # seconds a call waits for a server that is away: long enough for a connection that was cut
+DEADLINE = 2.0  # seconds a call may take: a submission waits for no more
+_PIECE = 1000  # ids one script handles
+_WATCHED_MOST = 128  # queues that who waits for every queue blocks on: those used last
+_BLOCK = 15.0  # seconds at most until a blocked connection must say that it lives
+_PROVEN_IN = 5.0  # seconds it has for that
+_NUDGE = 0.05  # seconds until who is to stop blocking is told again
+_LOCKED = 10_000  # milliseconds a sweep may take before another does not wait for it
+
+_TROUBLE = (OSError, TimeoutError, EOFError, driver.RedisError)
+
+
+class Names(NamedTuple):
+    """What the keys are called. A queue other than ``default`` is appended after a colon."""
+
+    key: str
+    dead_key: str
+
+
+def server_of(url: str, names: Names) -> Server:
+    """Where the transport is; ConfigError for keys that a cluster would not keep together."""
+    server, _ = parse_server(url, field="transport_url")
+    if server.kind == "cluster":
+        tags = {found[1] if (found := re.search(r"\{([^}]+)\}", key)) else "" for key in names}
+        if len(tags) > 1 or "" in tags:
+            raise ConfigError(
+                f"transport_key: {names.key!r} and transport_dead_key {names.dead_key!r} must have the same {{tag}}: "
+                "in a cluster all keys must be in one hash slot"
+            )
+    return server
+
+
+@cache
+def scripts_of(kind: str) -> Mapping[str, Script]:
+    """The scripts of one kind of transport by name, each with what it begins with."""
+    here = files("holdfast.transports") / "scripts"
+    texts = {entry.name.removesuffix(".lua"): entry.read_text(encoding="utf-8") for entry in here.iterdir()}
+    before = texts.pop("common") + {each: texts.pop(each) for each in ("list", "stream")}[kind]
+    return {name: script_of(name, before + text) for name, text in texts.items()}
+
+
+class RedisTransport(ABC):
+    """Ids of ready jobs in keys of a Redis. Not connected until it is used."""
+
+    kind: str
+    """Which scripts it uses."""
+
+    def __init__(self, server: Server, names: Names, consumer: str) -> None:
+        self.names = names
+        self.consumer = consumer
+        self.links = Links(server, names.key, patience=PATIENCE, deadline=DEADLINE)
+        self.place = self.links.place
+        self._scripts = scripts_of(self.kind)
+        self._served = ""  # the queue served last
+        self._sweep = ""  # what our lock holds
+        self._ears: list[Ear] = []  # connections to block on that nobody uses
+
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
+    async def run(self, name: str, *arguments: Argument) -> Any:
+        """What a script answers."""
+        return await self.links.evaluate(self._scripts[name], self.names, self.consumer, *arguments)
+
+    async def run_grouped(self, name: str, grouped: Mapping[str, Sequence[Argument]]) -> None:
+        """Run a script that takes QUEUE, NUMBER and that many arguments, in pieces."""
+        for queue, arguments in grouped.items():
+            for piece in in_pieces(arguments, _PIECE):
+                await self.run(name, queue, len(piece), *piece)
+
+    async def probe(self) -> None:
+        await self.run("probe")
+
+    async def close(self) -> None:
+        while self._ears:
+            self._ears.pop().close()
+        await self.links.close()
+
+    # ── ids come and go ───────────────────────────────────────────────────────────────────────────────────────
+    async def announce(self, ready: Mapping[str, Sequence[str]]) -> None:
+        await self.run_grouped("announce", ready)
+
+    async def receive(self, wants: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
+        slots = [word for queue, number in wants.items() for word in (queue, number)]
+        flat = await self.run("take", limit, self._served, len(closed), *closed, *slots)
+        deliveries = deliveries_of(flat)
+        if deliveries:
+            self._served = deliveries[-1].queue
+        return deliveries
+
+    async def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        back: dict[str, list[Argument]] = {}
+        for each in deliveries:
+            back.setdefault(each.queue, []).extend((each.receipt, each.job_id))
+        await self.run_grouped("unpop", back)
+
+    async def backlog(self, queues: Sequence[str]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for piece in in_pieces(queues, _PIECE):
+            found |= zip(piece, map(int, await self.run("backlog", *piece)), strict=True)
+        return found
+
+    async def head(self, queue: str, *, limit: int) -> set[str]:
+        return {text_of(each) for each in await self.run("head", queue, limit)}
+
+    async def bury(self, dead: Mapping[str, Sequence[str]]) -> None:
+        await self.run_grouped("bury", dead)
+
+    async def mirror(self, dead: Mapping[str, Sequence[str]]) -> None:
+        words: list[Argument] = []
+        for queue, ids in dead.items():
+            words += (queue, len(ids), *ids)
+        await self.run("mirror", *words)
+
+    async def begin_sweep(self) -> bool:
+        token = uuid4().hex
+        got = await self.links.command("SET", f"{self.names.key}@sweep", token, "NX", "PX", _LOCKED)
+        self._sweep = token if got is not None else ""
+        return bool(self._sweep)
+
+    async def end_sweep(self) -> None:
+        await self.run("release", self._sweep)
+
+    # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def listen(
+        self, queues: Sequence[str], *, closed: Collection[str], timeout: float, stop: asyncio.Event
+    ) -> list[Delivery]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while (left := deadline - loop.time()) > 0 and not stop.is_set():
+            watched = await self._watched(queues, closed)
+            ear = self._ears.pop() if self._ears else await self._ear()
+            try:
+                found = await self._block(ear, watched, min(left, _BLOCK), stop)
+            except _TROUBLE as error:
+                ear.close()
+                raise Unavailable(f"{self.place} cannot be reached: {' '.join(str(error).split())}") from error
+            except BaseException:
+                ear.close()
+                raise
+            self._ears.append(ear)
+            if found is not None:
+                return found
+        return []
+
+    async def _watched(self, queues: Sequence[str], closed: Collection[str]) -> list[str]:
+        """The queues to block on; "" stands for news of queues that nobody knew."""
+        named = [queue for queue in queues if queue != "*"]
+        if "*" in queues:
+            known = [text_of(each) for each in await self.run("known", _WATCHED_MOST)]
+            named = list(dict.fromkeys(["", *named, *known, "default"]))
+        return [queue for queue in named if queue not in closed]
+
+    @abstractmethod
+    async def _block(
+        self, ear: Ear, queues: Sequence[str], seconds: float, stop: asyncio.Event
+    ) -> list[Delivery] | None:
+        """Block until one of these has something, for some seconds or until ``stop``. None: look again."""
+
+    def key_of(self, queue: str) -> str:
+        """The key of what is ready in a queue; of the bell for ""."""
+        if not queue:
+            return f"{self.names.key}@bell"
+        return self.names.key if queue == "default" else f"{self.names.key}:{queue}"
+
+    def queue_of(self, key: bytes) -> str:
+        """The queue whose key this is; "" for the bell."""
+        rest = text_of(key).removeprefix(self.names.key)
+        return "" if rest == "@bell" else rest.removeprefix(":") or "default"
+
+    async def _ear(self) -> Ear:
+        try:
+            wire = await self.links.connect(protocol=2)
+            return Ear(wire, self.links, int(await wire.ask("CLIENT", "ID")))
+        except _TROUBLE as error:
+            raise Unavailable(f"{self.place} cannot be reached: {' '.join(str(error).split())}") from error
+
+
+class Ear:
+    """A connection of its own to block on, that can be told to stop without losing what it may just have taken."""
+
+    def __init__(self, wire: Wire, links: Links, number: int) -> None:
+        """``number``: by which another connection can unblock this one."""
+        self._wire = wire
+        self._links = links
+        self._number = number
+
+    async def ask(self, *words: Argument, seconds: float, stop: asyncio.Event) -> Any:
+        """The answer to a command that blocks for so long; sooner where ``stop`` is set, what it has taken included."""
+        answering = self._wire.ask(*words)
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            async with asyncio.timeout(seconds + _PROVEN_IN):
+                await asyncio.wait([answering, stopping], return_when=asyncio.FIRST_COMPLETED)
+                while not answering.done():
+                    await self._links.command("CLIENT", "UNBLOCK", self._number)
+                    await asyncio.wait([answering], timeout=_NUDGE)
+            return answering.result()
+        finally:
+            stopping.cancel()
+
+    def close(self) -> None:
+        """Let go."""
+        self._wire.close()
+
+
+def deliveries_of(flat: Sequence[bytes]) -> list[Delivery]:
+    """QUEUE, RECEIPT, ID by turns."""
+    texts = [text_of(each) for each in flat]
+    return [
+        Delivery(job_id, queue, receipt)
+        for queue, receipt, job_id in zip(texts[::3], texts[1::3], texts[2::3], strict=True)
+    ]
+
+
+def text_of(data: bytes) -> str:
+    """Whatever somebody has put there."""
+    return data.decode("utf-8", "replace")

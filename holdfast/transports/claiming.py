@@ -1,0 +1,165 @@
+"""One claim of what a transport delivers: rounds of receiving and claiming until there is no room, or nothing more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.job import Claim, Delivered, Delivery, Job, parse_id
+from holdfast.store import EVERY_QUEUE, AnnouncingStore
+from holdfast.transports.carrier import Away, Carrier, InHand
+
+_ROUNDS = 20  # of receiving, in one claim
+_MANY = 500  # ids received at once where most of the last ones could not be claimed
+_PROMOTED_MOST = 1000  # due jobs made ready by one claim; more are made ready by the next
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a claim asks for; see ``Store.claim``."""
+
+    worker: str
+    wants: Mapping[str, int]
+    limit: int
+    lease_for: timedelta
+    suspects: int
+    promote: bool
+
+
+class Claiming:
+    """One claim's progress. What it has taken it keeps, whatever happens to the transport meanwhile."""
+
+    def __init__(self, store: AnnouncingStore, carrier: Carrier, in_hand: InHand, asked: Asked) -> None:
+        self._store = store
+        self._carrier = carrier
+        self._in_hand = in_hand
+        self._asked = asked
+        self._jobs: list[Job] = []
+        self._taken: Counter[str] = Counter()
+        self._left: list[Delivery] = []
+        self._over: list[Delivery] = []  # they stand for nothing that can be claimed
+        self._promoted: int | None = None
+        self._last: Claim = Claim(jobs=[])
+        self._quarantined = False
+
+    async def run(self) -> Claim:
+        """Claim. Away where the transport is, and nothing was taken."""
+        try:
+            await self._rounds()
+        except (Away, HoldfastError):
+            if not self._jobs:  # else nobody would know of their leases
+                raise
+        finally:
+            await self._part()
+        return msgspec.structs.replace(
+            self._last,
+            jobs=self._jobs,
+            refused=len(self._over),
+            promoted=self._promoted or 0,
+            quarantined=self._quarantined,
+        )
+
+    async def _rounds(self) -> None:
+        many = promoted = False
+        for turn in range(_ROUNDS):
+            deliveries = await self._receive(many=many, first=turn == 0)
+            if turn and not deliveries and not promoted:
+                return
+            over, paused = len(self._over), self._carrier.paused
+            await self._claim(deliveries)
+            many = len(self._over) - over > len(deliveries) // 2
+            promoted = await self._promote()
+            more = deliveries or not paused <= self._carrier.paused
+            if not promoted and (self._room <= 0 or not more):
+                return
+
+    @property
+    def _room(self) -> int:
+        return self._asked.limit - len(self._jobs)
+
+    def _wants(self) -> dict[str, int]:
+        """What is still wanted of each queue."""
+        wants = dict(self._asked.wants)
+        others = wants.get(EVERY_QUEUE)
+        for queue, number in self._taken.items():
+            if queue in wants or others is not None:
+                wants[queue] = wants.get(queue, others or 0) - number
+        return {queue: max(0, slots) for queue, slots in wants.items()}
+
+    async def _receive(self, *, many: bool, first: bool) -> list[Delivery]:
+        wants, carrier = self._wants(), self._carrier
+        deliveries: list[Delivery] = []
+        if first:
+            deliveries, rest = carrier.taken(wants, self._room)
+            self._left += rest
+        limit = _MANY if many else self._room
+        if many:
+            wants = {queue: _MANY for queue, slots in wants.items() if slots > 0}
+        if self._room > len(deliveries) and any(wants.values()):
+            arrived = carrier.transport.receive(wants, limit=limit - len(deliveries), closed=carrier.paused)
+            try:
+                deliveries += await carrier.reach(arrived)
+            except Away:
+                self._left += deliveries
+                raise
+        return deliveries
+
+    async def _claim(self, deliveries: list[Delivery]) -> None:
+        """Claim these by their ids, each id once; note what becomes of each delivery."""
+        by_id: dict[str, Delivery] = {}
+        for each in deliveries:
+            canonical = parse_id(each.job_id) if len(each.job_id) <= 64 else None
+            if canonical is None or canonical in by_id:
+                self._over.append(each)
+            else:
+                by_id[canonical] = each
+        asked = self._asked
+        suspects = asked.suspects - sum(1 for job in self._jobs if job.losses)
+        try:
+            delivered = await self._store.claim_delivered(
+                asked.worker,
+                self._wants(),
+                list(by_id),
+                limit=self._room,
+                lease_for=asked.lease_for,
+                suspects=max(0, suspects),
+            )
+        except BaseException:
+            self._left += by_id.values()
+            raise
+        self._note(delivered, by_id)
+
+    def _note(self, delivered: Delivered, by_id: dict[str, Delivery]) -> None:
+        self._last = delivered.claim
+        self._quarantined = self._quarantined or delivered.claim.quarantined
+        self._carrier.paused = delivered.paused
+        for job in delivered.claim.jobs:
+            self._jobs.append(job)
+            self._taken[job.queue] += 1
+            self._in_hand.take(job.lease, by_id.pop(job.id))
+        self._left += [by_id.pop(job_id) for job_id in delivered.left]
+        self._over += by_id.values()
+
+    async def _promote(self) -> bool:
+        """Make ready and announce what is due, once; whether there was any."""
+        due = self._last.next_due
+        if not self._asked.promote or self._promoted is not None or due is None or due > timedelta(0):
+            return False
+        wants = self._asked.wants
+        queues = None if EVERY_QUEUE in wants else [queue for queue, slots in wants.items() if slots > 0]
+        ready = await self._store.make_ready(queues, limit=_PROMOTED_MOST)
+        self._promoted = sum(map(len, ready.values()))
+        if ready:
+            await self._carrier.reach(self._carrier.transport.announce(ready))
+        return bool(ready)
+
+    async def _part(self) -> None:
+        """Give back what others can take, in its order, and acknowledge what nobody can."""
+        carrier = self._carrier
+        if self._left:
+            await carrier.attempt(carrier.transport.give_back(self._left))
+        if self._over:
+            await carrier.attempt(carrier.transport.done(self._over))

@@ -1,0 +1,25 @@
+"""How a transport is, each finding with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.errors import HoldfastError
+from holdfast.job import Finding, QueueInfo
+from holdfast.store import Transport
+
+_REMEDY = "until it is back, workers poll the store; check transport_url and that server"
+
+
+async def examine(transport: Transport, queues: Sequence[QueueInfo]) -> list[Finding]:
+    """Whether it can be used, and how many ids it holds beside how many jobs are ready."""
+    names = [queue.name for queue in queues]
+    try:
+        await transport.probe()
+        backlog = await transport.backlog(names)
+    except HoldfastError as error:
+        return [Finding("transport", "error", str(error), _REMEDY)]
+    ready = sum(queue.states.get("queued", 0) for queue in queues)
+    return [
+        Finding("transport", "ok", f"{transport.place} holds {sum(backlog.values()):,} ids for {ready:,} ready jobs")
+    ]

@@ -1,0 +1,36 @@
+"""A list of ids for each queue, pushed on the left and popped from the right: first in, first out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from holdfast.job import Delivery
+from holdfast.transports.base import Ear, RedisTransport, text_of
+
+
+class RedisList(RedisTransport):
+    """What was popped is forgotten: a job whose id was lost on its way is announced again by the next sweep."""
+
+    kind = "list"
+
+    async def done(self, deliveries: Sequence[Delivery]) -> None:
+        return
+
+    async def touch(self, deliveries: Sequence[Delivery]) -> None:
+        return
+
+    async def recover(self) -> list[Delivery]:
+        await self.run("tend", 0, 0)
+        return []
+
+    async def _block(
+        self, ear: Ear, queues: Sequence[str], seconds: float, stop: asyncio.Event
+    ) -> list[Delivery] | None:
+        keys = [self.key_of(queue) for queue in queues]
+        reply = await ear.ask("BRPOP", *keys, f"{seconds:.3f}", seconds=seconds, stop=stop)
+        if reply is None:
+            return None
+        key, job_id = reply
+        queue = self.queue_of(key)
+        return [Delivery(text_of(job_id), queue)] if queue else []

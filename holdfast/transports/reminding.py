@@ -1,0 +1,125 @@
+"""The sweep of a transport: what it has lost is announced again, its lists of dead letters are made true, and what
+consumers that died had in hand goes to others.
+
+Each queue's ready jobs are counted and compared with what waits in the transport. Where it holds fewer, the oldest
+ready jobs that do not stand in it are announced: never more than are missing, so nothing piles up. What is just on its
+way is spared by looking twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+
+from holdfast.job import JobState
+from holdfast.store import AnnouncingStore
+from holdfast.transports.carrier import Away, Carrier
+
+ROUND = 10_000
+"""Ids of one queue that one sweep announces at most."""
+MIRRORED = 1000
+"""Dead letters that the transport's lists hold: the newest."""
+_AGED = timedelta(seconds=1)  # what became ready later is surely on its way
+_AGAIN = 0.1  # seconds between the two looks
+_DEEP = 2 * ROUND  # ids that wait; of a queue with n times as many only every n-th sweep counts the jobs
+
+
+class Reminder:
+    """The sweeps of one event loop."""
+
+    def __init__(self, store: AnnouncingStore, carrier: Carrier) -> None:
+        self._store = store
+        self._carrier = carrier
+        self._sweeps: Counter[str] = Counter()
+
+    async def sweep(self) -> int:
+        """One round; how many jobs were announced again."""
+        if self._carrier.away:
+            return 0
+        try:
+            await self._recover()
+            reminded = await self._remind()
+            await self.mirror()
+        except Away:  # the next sweep after its return finds what is to be done
+            return 0
+        return reminded
+
+    async def remind_of(self, queue: str) -> None:
+        """Announce what the transport has lost of one queue."""
+        backlog = await self._carrier.reach(self._carrier.transport.backlog([queue]))
+        await self._announce_lost(await self._missing(backlog))
+
+    async def mirror(self) -> None:
+        """Make the lists of dead letters hold the newest ones there are."""
+        dead = await self._store.newest_dead(limit=MIRRORED)
+        await self._carrier.reach(self._carrier.transport.mirror(dead))
+
+    async def _recover(self) -> None:
+        """Announce again what the dead had in hand and nobody has claimed."""
+        carrier = self._carrier
+        deliveries = await carrier.reach(carrier.transport.recover())
+        if not deliveries:
+            return
+        places = await self._store.places([each.job_id for each in deliveries])
+        ready: dict[str, list[str]] = {}
+        for each in deliveries:
+            queue, state = places.get(each.job_id, ("", None))
+            if state is JobState.QUEUED:
+                ready.setdefault(queue, []).append(each.job_id)
+        await carrier.reach(carrier.transport.announce(ready))
+        await carrier.reach(carrier.transport.done(deliveries))
+
+    async def _remind(self) -> int:
+        queues = await self._store.ready_queues()
+        if not queues:
+            return 0
+        backlog = await self._carrier.reach(self._carrier.transport.backlog(queues))
+        missing = await self._missing(
+            {queue: number for queue, number in backlog.items() if self._counts(queue, number)}
+        )
+        if not missing:
+            return 0
+        carrier = self._carrier
+        if not await carrier.reach(carrier.transport.begin_sweep()):
+            return 0
+        try:
+            return await self._announce_lost(missing)
+        finally:
+            await carrier.attempt(carrier.transport.end_sweep())
+
+    def _counts(self, queue: str, waiting: int) -> bool:
+        """Whether to count this queue's jobs now: that takes as long as the queue is deep."""
+        self._sweeps[queue] += 1
+        if self._sweeps[queue] <= waiting // _DEEP:
+            return False
+        del self._sweeps[queue]
+        return True
+
+    async def _missing(self, backlog: Mapping[str, int]) -> dict[str, int]:
+        """How many ready jobs of each queue do not wait in the transport."""
+        depths = await self._store.depths({queue: waiting + ROUND for queue, waiting in backlog.items()})
+        return {queue: depths[queue] - waiting for queue, waiting in backlog.items() if depths[queue] > waiting}
+
+    async def _announce_lost(self, missing: Mapping[str, int]) -> int:
+        """Announce the oldest jobs that were not in the transport at two looks, a moment apart."""
+        lost: dict[str, list[str]] = {}
+        for queue, number in missing.items():
+            held = await self._head(queue)
+            oldest = await self._store.oldest(queue, limit=number + len(held), aged=_AGED)
+            lost[queue] = [job_id for job_id in oldest if job_id not in held][:number]
+        lost = {queue: ids for queue, ids in lost.items() if ids}
+        if not lost:
+            return 0
+        await asyncio.sleep(_AGAIN)
+        for queue, ids in lost.items():
+            held = await self._head(queue)
+            places = await self._store.places(ids)
+            standing = (queue, JobState.QUEUED)
+            lost[queue] = [job_id for job_id in ids if job_id not in held and places.get(job_id) == standing]
+        await self._carrier.reach(self._carrier.transport.announce({queue: ids for queue, ids in lost.items() if ids}))
+        return sum(map(len, lost.values()))
+
+    async def _head(self, queue: str) -> set[str]:
+        return await self._carrier.reach(self._carrier.transport.head(queue, limit=ROUND))

@@ -1,0 +1,190 @@
+local KIND = 'stream'
+local GROUP = 'holdfast'
+
+local function push(queue, from, to)
+    for at = from, to do
+        redis.call('XADD', of(READY, queue), '*', 'id', ARGV[at])
+    end
+end
+
+local function value(fields)
+    for at = 1, #fields, 2 do
+        if fields[at] == 'id' then return fields[at + 1] end
+    end
+    return ''
+end
+
+-- Whether there is something to read, for our group too, which is made if need be.
+local function group(key)
+    if redis.call('XLEN', key) == 0 then return false end
+    redis.pcall('XGROUP', 'CREATE', key, GROUP, '0')
+    return true
+end
+
+-- What the command answers; nil where there is no stream or no group yet.
+local function ask(...)
+    local reply = redis.pcall(...)
+    if type(reply) == 'table' and reply.err then
+        if string.find(reply.err, 'no such key') then return nil end
+        if not string.find(reply.err, 'NOGROUP') then return redis.call(...) end
+        return nil
+    end
+    return reply
+end
+
+local function read(key, number)
+    return ask('XREADGROUP', 'GROUP', GROUP, ME, 'COUNT', number, 'STREAMS', key, '>')
+end
+
+-- Receipts and ids.
+local function pop(queue, number)
+    local key = of(READY, queue)
+    local reply = read(key, number)
+    if reply == nil and group(key) then reply = read(key, number) end
+    local found = {}
+    if reply then
+        for _, entry in ipairs(reply[1][2]) do
+            found[#found + 1] = {entry[1], value(entry[2])}
+        end
+    end
+    return found
+end
+
+local function drop(key, receipts)
+    if #receipts > 0 then
+        ask('XACK', key, GROUP, unpack(receipts))
+        redis.call('XDEL', key, unpack(receipts))
+    end
+end
+
+-- A stream has no way back: they go to its end.
+local function unpop(queue, from, to)
+    local key = of(READY, queue)
+    for at = from, to, 2 do
+        redis.call('XADD', key, '*', 'id', ARGV[at + 1])
+        drop(key, {ARGV[at]})
+    end
+end
+
+local function pending(key, name)
+    local reply = ask('XPENDING', key, name)
+    if not reply then return 0, nil end
+    return reply[1], reply[2]
+end
+
+local function length(queue)
+    local key = of(READY, queue)
+    return redis.call('XLEN', key) - pending(key, GROUP)
+end
+
+local function groups_of(key)
+    local found = {}
+    for _, flat in ipairs(ask('XINFO', 'GROUPS', key) or {}) do
+        local fields = {}
+        for at = 1, #flat, 2 do
+            fields[flat[at]] = flat[at + 1]
+        end
+        found[#found + 1] = fields
+    end
+    return found
+end
+
+-- What nobody has read, the oldest first.
+local function head(queue, number)
+    local key, from, found = of(READY, queue), '-', {}
+    for _, each in ipairs(groups_of(key)) do
+        if each['name'] == GROUP then from = '(' .. each['last-delivered-id'] end
+    end
+    for _, entry in ipairs(redis.call('XRANGE', key, from, '+', 'COUNT', number)) do
+        found[#found + 1] = value(entry[2])
+    end
+    return found
+end
+
+local function ring(queue, times)
+    for _ = 1, times do
+        redis.call('XADD', BELL, 'MAXLEN', 16, '*', 'id', queue)
+    end
+end
+
+local function bury(queue, from, to)
+    for at = from, to do
+        redis.call('XADD', of(DEAD, queue), '*', 'id', ARGV[at])
+    end
+end
+
+-- Make the dead letters' stream hold exactly these ids; who reads it by a group of their own, goes on.
+local function mirror(queue, from, to)
+    local key, missing = of(DEAD, queue), {}
+    for at = from, to do
+        missing[ARGV[at]] = true
+    end
+    for _, entry in ipairs(redis.call('XRANGE', key, '-', '+')) do
+        local id = value(entry[2])
+        if missing[id] then missing[id] = nil else redis.call('XDEL', key, entry[1]) end
+    end
+    for at = from, to do
+        if missing[ARGV[at]] then bury(queue, at, at) end
+    end
+end
+
+local function parts(id)
+    local milliseconds, number = string.match(id, '^(%d+)-(%d+)$')
+    return tonumber(milliseconds), tonumber(number)
+end
+
+local function earlier(one, other)
+    local a, b = parts(one)
+    local c, d = parts(other)
+    return a < c or (a == c and b < d)
+end
+
+-- What every group has done with goes, should somebody have acknowledged without deleting; nothing else does.
+local function trim(key)
+    local keep
+    for _, each in ipairs(groups_of(key)) do
+        local _, first = pending(key, each['name'])
+        if not first then
+            local milliseconds, number = parts(each['last-delivered-id'])
+            first = string.format('%.0f-%.0f', milliseconds, number + 1)
+        end
+        if not keep or earlier(first, keep) then keep = first end
+    end
+    if keep then redis.call('XTRIM', key, 'MINID', keep) end
+end
+
+-- Who has nothing in hand and was not heard of for three times as long as a consumer may be silent, is dead.
+local function bury_consumers(key, silence)
+    for _, flat in ipairs(ask('XINFO', 'CONSUMERS', key, GROUP) or {}) do
+        local fields = {}
+        for at = 1, #flat, 2 do
+            fields[flat[at]] = flat[at + 1]
+        end
+        if fields['pending'] == 0 and fields['idle'] > 3 * silence and fields['name'] ~= ME then
+            redis.call('XGROUP', 'DELCONSUMER', key, GROUP, fields['name'])
+        end
+    end
+end
+
+-- The deliveries of consumers that are silent for so many milliseconds are ours now.
+local function recover(queue, silence, number)
+    local key, found = of(READY, queue), {}
+    local reply = ask('XAUTOCLAIM', key, GROUP, ME, silence, '0-0', 'COUNT', number, 'JUSTID')
+    for _, receipt in ipairs(reply and reply[2] or {}) do
+        local entry = redis.call('XRANGE', key, receipt, receipt)[1]
+        if entry then
+            found[#found + 1] = {receipt, value(entry[2])}
+        else -- somebody has deleted it
+            redis.call('XACK', key, GROUP, receipt)
+        end
+    end
+    return found
+end
+
+local function tend(queue, silence, number)
+    local key = of(READY, queue)
+    local found = recover(queue, silence, number)
+    bury_consumers(key, silence)
+    trim(key)
+    return found
+end

@@ -1,0 +1,2 @@
+-- QUEUE, NUMBER and that many receipts and ids by turns: they were taken, and are for somebody else.
+groups(2, unpop)

@@ -1,0 +1,51 @@
+"""PostgreSQL with a transport: real servers, real time but for the store's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.redis import Redis, shared
+from tests.support.stores import CARRIED, STORES
+from tests.transports.support import Pairing
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test on a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=55))
+    return True
+
+
+@pytest.fixture(params=sorted(CARRIED))
+def pairing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pairing]:
+    """An empty schema and keys of the test's own, on servers that are spared."""
+    with STORES[request.param](tmp_path) as url:
+        yield Pairing(url, shared())
+
+
+@pytest.fixture
+def redis_of_its_own() -> Iterator[Redis]:
+    """A Redis to be emptied, stopped and filled up."""
+    with Redis() as server:
+        yield server
+
+
+@pytest.fixture(params=["redis_list", "redis_stream"])
+def rough(request: pytest.FixtureRequest, postgres_url: str, redis_of_its_own: Redis) -> Pairing:
+    """An empty schema, and a Redis that the test may hurt."""
+    return Pairing(
+        postgres_url,
+        redis_of_its_own,
+        transport=request.param,
+        transport_url=redis_of_its_own.url(),
+        transport_key="atlas:jobs",
+        transport_dead_key="atlas:dlq",
+    )

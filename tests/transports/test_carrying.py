@@ -1,0 +1,218 @@
+"""What a transport carries, and what becomes of what it delivers."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.job import Held, JobState, Lease, Pulse, Reason
+from holdfast.store import EVERY_QUEUE, Store
+from tests.transports.support import PATIENCE, Pairing, claim, ending, new_job, put, take
+
+SECOND = timedelta(seconds=1)
+
+
+async def into_the_hand(store: Store, pairing: Pairing) -> None:
+    """Wait until what waits has been taken by who waits for it; a wait may end earlier."""
+    async with asyncio.timeout(PATIENCE):
+        while pairing.waiting():
+            await store.wait(["queue:default"], timeout=1)
+
+
+async def test_ids_arrive_in_the_order_of_submission_and_nothing_else_does(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        ids = await put(store, *[new_job(priority=number % 3) for number in range(5)])
+        other = await put(store, new_job(queue="mail"))
+        await put(store, new_job(delay=timedelta(hours=1)))
+
+        assert (pairing.waiting(), pairing.waiting("mail")) == (ids, other)
+        assert [await take(store, 1) for _ in ids] == [[each] for each in ids]
+
+
+async def test_a_delayed_job_is_announced_once_it_is_due(pairing: Pairing) -> None:
+    clock = ManualClock()
+    async with pairing.app(now=clock) as app:
+        store = await app.opened()
+        ids = await put(store, *[new_job(delay=number * SECOND) for number in (3, 1, 2)])
+        clock.advance(2.5)
+        assert await store.promote(limit=10) == 2
+        assert pairing.waiting() == [ids[1], ids[2]]
+        clock.advance(1)
+
+        assert await take(store) == [ids[1], ids[2], ids[0]]
+
+
+async def test_an_instant_in_the_past_is_announced_at_once(pairing: Pairing) -> None:
+    clock = ManualClock()
+    async with pairing.app(now=clock) as app:
+        store = await app.opened()
+        (job_id,) = await put(store, new_job(run_at_us=clock() - 5))
+        await put(store, new_job(run_at_us=clock() + 5))
+
+        assert pairing.waiting() == [job_id]
+
+
+async def test_a_known_key_announces_nothing_more(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        first = await put(store, new_job(key="k"))
+        await put(store, new_job(key="k"))
+
+        assert pairing.waiting() == first
+
+
+async def test_workers_claim_only_what_was_delivered(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        ids = await put(store, new_job(), new_job())
+        pairing.forget()
+        pairing.push(ids[1])
+
+        assert (await take(store), await take(store)) == ([ids[1]], [])
+
+
+async def test_what_cannot_be_claimed_is_counted_once_each_and_gone(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        ended, ready = await put(store, new_job(), new_job())
+        await store.cancel([ended])
+        pairing.push(ready, "hello", "", "x" * 1000, "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77", "a\nb")
+
+        claimed = await claim(store)
+
+        assert ([job.id for job in claimed.jobs], claimed.refused) == ([ready], 7)
+        assert (await claim(store)).refused == 0
+        await store.settle([ending(job) for job in claimed.jobs])
+        assert (pairing.waiting(), pairing.unacknowledged()) == ([], 0)
+
+
+async def test_an_id_in_another_spelling_is_the_same_job(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        (job_id,) = await put(store)
+        pairing.forget()
+        pairing.push(job_id.upper())
+
+        assert await take(store) == [job_id]
+
+
+async def test_two_workers_on_a_list_of_duplicates_share_the_jobs(pairing: Pairing) -> None:
+    async with pairing.app() as one, pairing.app() as two:
+        stores = [await one.opened(), await two.opened()]
+        ids = await put(stores[0], *[new_job() for _ in range(50)])
+        pairing.push(*ids, *reversed(ids))
+
+        claims = [await claim(stores[turn % 2], 7) for turn in range(40)]
+
+        assert sorted(job.id for each in claims for job in each.jobs) == sorted(ids)
+        assert sum(each.refused for each in claims) == 100
+
+
+async def test_a_hundred_thousand_stale_ids_are_worked_off(rough: Pairing) -> None:
+    async with rough.app() as app:
+        store = await app.opened()
+        stale = "01a1feb7-6997-7000-a22a-42bd08d01901"
+        if rough.is_stream:
+            script = "for n = 1, 100000 do redis.call('XADD', KEYS[1], '*', 'id', ARGV[1]) end"
+        else:
+            script = "for n = 1, 100000 do redis.call('LPUSH', KEYS[1], ARGV[1]) end"
+        rough.execute("EVAL", script, 1, rough.key(), stale)
+        (job_id,) = await put(store)
+
+        refused, claimed = 0, []
+        while not claimed:
+            brought = await claim(store, 1)
+            refused, claimed = refused + brought.refused, [job.id for job in brought.jobs]
+
+        assert (refused, claimed) == (100_000, [job_id])
+
+
+async def test_of_a_paused_queue_nothing_is_read(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        ids = await put(store, new_job(), new_job())
+        await store.pause("default")
+        assert [await take(store) for _ in range(3)] == [[], [], []]
+        assert (sorted(pairing.waiting()), await store.remind()) == (sorted(ids), 0)
+
+        await store.resume("default")
+
+        assert sorted(await take(store)) == sorted(ids)
+
+
+async def test_the_star_serves_queues_in_turn(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        await put(store, *[new_job(queue=queue) for queue in ("a", "b", "c") for _ in range(5)])
+
+        served = [job.queue for _ in range(6) for job in (await claim(store, 1, {EVERY_QUEUE: 1})).jobs]
+
+        assert served == ["a", "b", "c", "a", "b", "c"]
+
+
+async def test_what_a_worker_has_no_room_for_goes_to_others(pairing: Pairing) -> None:
+    async with pairing.app() as app, pairing.app() as other:
+        store = await app.opened()
+        await claim(store, 1)
+        (job_id,) = await put(store)
+        await into_the_hand(store, pairing)
+
+        assert await take(store, 1, wants={"elsewhere": 1}) == []
+        assert await take(await other.opened()) == [job_id]
+
+
+async def test_a_store_that_closes_gives_back_what_it_has_in_hand(pairing: Pairing) -> None:
+    async with pairing.app() as other:
+        async with pairing.app() as app:
+            store = await app.opened()
+            (job_id,) = await put(store)
+            await into_the_hand(store, pairing)
+
+        assert await take(await other.opened()) == [job_id]
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD])
+async def test_a_delivery_is_acknowledged_after_its_job_s_settlement(pairing: Pairing, state: JobState) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        await put(store)
+        (job,) = (await claim(store)).jobs
+        assert pairing.unacknowledged() == int(pairing.is_stream)
+
+        await store.settle([ending(job, state, reason=None if state == "succeeded" else Reason.ERROR, error="boom")])
+
+        assert (pairing.unacknowledged(), pairing.waiting()) == (0, [])
+        assert not pairing.is_stream or pairing.execute("XLEN", pairing.key()) == 0
+
+
+async def test_a_released_job_is_announced_again(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        (job_id,) = await put(store)
+        (job,) = (await claim(store)).jobs
+        await store.settle([ending(job, JobState.QUEUED, reason=Reason.RELEASED, refund=True)])
+
+        assert pairing.waiting() == [job_id]
+        assert await take(store) == [job_id]
+
+
+async def test_a_lost_lease_needs_no_delivery(pairing: Pairing) -> None:
+    """The sweep settles what ran out; whoever had it in hand hears that at its next beat."""
+    clock = ManualClock()
+    async with pairing.app(now=clock) as app, pairing.app(now=clock) as other:
+        store, sweeper = await app.opened(), await other.opened()
+        await put(store)
+        (job,) = (await claim(store)).jobs
+        clock.advance(31)
+        (lost,) = await sweeper.expired(limit=10)
+        await sweeper.settle([ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)])
+        assert await take(sweeper) == [job.id]
+
+        pulse = Pulse(worker="w", host="h", pid=1, queues="*", concurrency=1)
+        beat = await store.beat(pulse, [Lease(job.id, job.claims)], lease_for=timedelta(seconds=30))
+
+        assert beat.held == [Held.LOST]

@@ -1,0 +1,206 @@
+"""The sweep: what a transport has lost comes again, and nothing piles up."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast import Holdfast
+from holdfast.events import LeaseRejected, SweepComplete
+from holdfast.faults import Fault, arm
+from holdfast.job import JobFilter, JobState, Reason
+from tests.support.postgres import Postgres
+from tests.transports.support import (
+    QUICK,
+    Pairing,
+    Recorder,
+    claim,
+    ending,
+    new_job,
+    put,
+    take,
+    until,
+    until_succeeded,
+    working,
+)
+
+AGED = 1.2
+"""Seconds after which a ready job counts as lost if the transport does not have it."""
+
+
+def noop(app: Holdfast, done: list[Any], seconds: float = 0.0) -> None:
+    """Register the task ``work``, which notes its job."""
+
+    @app.task("work")
+    async def work() -> None:
+        if seconds:
+            await asyncio.sleep(seconds)
+        done.append(1)
+
+
+async def test_what_was_lost_is_announced_again_in_order(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        ids = await put(store, *[new_job() for _ in range(20)], *[new_job(queue="mail") for _ in range(3)])
+        pairing.forget()
+        await asyncio.sleep(AGED)
+
+        assert await store.remind() == 23
+        assert (pairing.waiting(), pairing.waiting("mail")) == (ids[:20], ids[20:])
+        assert await store.remind() == 0
+
+
+async def test_only_what_is_missing_is_announced(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        ids = await put(store, *[new_job() for _ in range(10)])
+        pairing.forget()
+        pairing.push(*ids[5:])
+        await asyncio.sleep(AGED)
+
+        assert await store.remind() == 5
+        assert pairing.waiting() == [*ids[5:], *ids[:5]]
+
+
+async def test_what_has_just_become_ready_is_on_its_way(pairing: Pairing) -> None:
+    """Between a commit and its push a sweep may look: nothing is announced twice."""
+    async with pairing.app() as app:
+        store = await app.opened()
+        await put(store, new_job())
+        pairing.forget()
+
+        assert await store.remind() == 0
+
+
+async def test_stale_ids_only_delay_what_was_lost(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        (lost,) = await put(store)
+        pairing.forget()
+        pairing.push(*["01a1feb7-6997-7000-a22a-42bd08d01901"] * 3)
+        await asyncio.sleep(AGED)
+        assert await store.remind() == 0
+        assert (await claim(store)).refused == 3
+
+        assert await store.remind() == 1
+        assert await take(store) == [lost]
+
+
+async def test_a_paused_queue_is_not_announced_again_until_it_is_resumed(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        ids = await put(store, new_job(), new_job())
+        await store.pause("default")
+        pairing.forget()
+        await asyncio.sleep(AGED)
+        assert (await store.remind(), pairing.waiting()) == (0, [])
+
+        await store.resume("default")
+
+        assert pairing.waiting() == ids
+
+
+async def test_a_suspect_that_was_lost_is_announced_again(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        (job_id,) = await put(store)
+        await claim(store, lease_for=timedelta(milliseconds=30))
+        await asyncio.sleep(AGED)
+        (lost,) = await store.expired(limit=10)
+        await store.settle([ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)])
+        pairing.forget()
+
+        assert await store.remind() == 1
+        assert await take(store) == [job_id]
+
+
+async def test_the_dead_letters_list_is_a_mirror(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        ids = await put(store, *[new_job() for _ in range(4)])
+        jobs = (await claim(store)).jobs
+        await store.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
+        assert sorted(pairing.dead()) == sorted(ids)
+
+        await store.replay([ids[1]])
+        await store.delete([ids[2]])
+        assert sorted(pairing.dead()) == sorted([ids[0], ids[3]])
+
+        pairing.forget()
+        await store.remind()
+        assert pairing.dead() == [ids[0], ids[3]]
+        await store.delete(JobFilter(states=(JobState.DEAD,)))
+        assert pairing.dead() == []
+
+
+async def test_nothing_piles_up_under_load(pairing: Pairing) -> None:
+    """Submitters, workers and sweeps at once: the transport never holds more ids than there are ready jobs, but for
+    those on their way, and no claim is refused."""
+    done: list[int] = []
+    app, other = pairing.app(concurrency=5, sweep="50ms"), pairing.app(concurrency=5, sweep="50ms")
+    noop(app, done, 0.005)
+    noop(other, done, 0.005)
+    rejected = [Recorder(app), Recorder(other)]
+    excess: list[int] = []
+    async with app, other, working(app, other):
+        store = await app.opened()
+        rng = random.Random(7)
+        for _ in range(60):
+            await put(store, *[new_job() for _ in range(rng.randint(1, 40))])
+            waiting = len(pairing.waiting())
+            ready = await store.count(JobFilter(states=(JobState.QUEUED,)))
+            excess.append(waiting - ready)
+            await asyncio.sleep(rng.uniform(0, 0.05))
+        total = await store.count(JobFilter())
+        await until_succeeded(app, total)
+    assert max(excess) <= 40  # what workers took between the two looks
+    assert sum(event.count for each in rejected for event in each.of(LeaseRejected)) == 0
+    assert sum(event.reminded for each in rejected for event in each.of(SweepComplete)) == 0
+
+
+@pytest.mark.parametrize("transport", ["redis_list", "redis_stream"])
+async def test_emptied_in_the_middle_of_5000_jobs_nothing_is_lost(
+    transport: str, postgres: Postgres, postgres_url: str, redis_of_its_own: Any
+) -> None:
+    """The sweep of each second announces what is missing; no other wake-up is left."""
+    done: list[int] = []
+    settings = {"transport": transport, "transport_url": redis_of_its_own.url(), "transport_key": "atlas:jobs"}
+    app = Holdfast(postgres_url, concurrency=20, sweep="1s", poll="1s", **settings)
+    noop(app, done, 0.002)
+    async with app:
+        store = await app.opened()
+        await put(store, *[new_job() for _ in range(5000)])
+        async with working(app):
+            await until(lambda: len(done) >= 1500, "the first jobs")
+            redis_of_its_own.execute("FLUSHALL")
+            lost_at = len(done)
+            await until_succeeded(app, 5000)
+    assert lost_at < 5000
+
+
+async def test_an_announcement_that_never_came_is_made_up_for(pairing: Pairing) -> None:
+    """The submitter dies between its commit and its push; here the push fails."""
+    done: list[int] = []
+    app = pairing.app(**QUICK)
+    noop(app, done)
+    async with app:
+        arm(Fault("announce.before", "fail"))
+        handle = await app.enqueue("work")
+        assert (handle.wake_up_delayed, pairing.waiting()) == (True, [])
+        async with working(app):
+            await until(lambda: bool(done), "the job to run")
+
+
+async def test_a_transactional_submission_is_found_by_the_sweep(pairing: Pairing) -> None:
+    done: list[int] = []
+    app = pairing.app(**QUICK)
+    noop(app, done)
+    async with app, working(app):
+        async with await psycopg.AsyncConnection.connect(pairing.url.partition("?")[0]) as connection:
+            await app.enqueue("work", connection=connection)
+        await until(lambda: bool(done), "the job to run")

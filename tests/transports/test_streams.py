@@ -1,0 +1,169 @@
+"""What a consumer group has beyond a list: deliveries that are known, taken over, acknowledged and trimmed."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from holdfast import Context
+from holdfast.job import JobState, Lease, Pulse, Reason
+from tests.support.redis import Redis
+from tests.transports.support import Pairing, claim, ending, new_job, put, take, until, until_succeeded, working
+
+GROUP = "holdfast"
+PULSE = Pulse(worker="w", host="h", pid=1, queues="*", concurrency=1)
+
+
+@pytest.fixture
+def stream(postgres_url: str, redis_of_its_own: Redis) -> Pairing:
+    """A stream on a Redis that the test may hurt."""
+    return Pairing(
+        postgres_url,
+        redis_of_its_own,
+        transport="redis_stream",
+        transport_url=redis_of_its_own.url(),
+        transport_key="s",
+        transport_dead_key="dead",
+        lease="300ms",
+    )
+
+
+def consumers(stream: Pairing) -> dict[str, int]:
+    """What each consumer has in hand."""
+    with stream.server.client() as client:
+        return {each["name"].decode(): each["pending"] for each in client.xinfo_consumers("s", GROUP)}
+
+
+async def test_each_process_is_one_consumer_of_the_group(stream: Pairing) -> None:
+    async with stream.app() as one, stream.app() as two:
+        await put(await one.opened(), *[new_job() for _ in range(4)])
+        for app in (one, two):
+            await claim(await app.opened(), 2)
+        assert sorted(consumers(stream).values()) == [2, 2]
+        assert stream.execute("TYPE", "s") == b"stream"
+
+
+async def test_what_a_dead_consumer_had_in_hand_goes_to_others(stream: Pairing) -> None:
+    """It died with two ids it had not claimed yet; and another job runs on."""
+    async with stream.app() as app, stream.app() as other:
+        store = await app.opened()
+        ids = await put(store, new_job(), new_job(), new_job())
+        assert await take(store, 1, lease_for=timedelta(minutes=5)) == ids[:1]
+        stream.execute("XREADGROUP", "GROUP", GROUP, "dead", "COUNT", 9, "STREAMS", "s", ">")
+        await asyncio.sleep(1.2)
+        sweeper = await other.opened()
+
+        await sweeper.remind()
+
+        assert sorted(await take(sweeper)) == sorted(ids[1:])
+        assert "dead" not in {name for name, number in consumers(stream).items() if number}
+
+
+async def test_a_long_job_s_delivery_stays_its_worker_s(stream: Pairing) -> None:
+    async with stream.app() as app, stream.app() as other:
+        store, sweeper = await app.opened(), await other.opened()
+        await put(store)
+        (job,) = (await claim(store, lease_for=timedelta(minutes=5))).jobs
+        (holder,) = consumers(stream)
+        for _ in range(8):
+            await store.beat(PULSE, [Lease(job.id, job.claims)], lease_for=timedelta(minutes=5))
+            await asyncio.sleep(0.1)
+            await sweeper.remind()
+        assert {name for name, number in consumers(stream).items() if number} == {holder}
+        await store.settle([ending(job)])
+        await until(lambda: not stream.pending(), "the acknowledgement")
+
+
+async def test_consumers_that_are_silent_and_have_nothing_are_forgotten(stream: Pairing) -> None:
+    async with stream.app() as app:
+        store = await app.opened()
+        await put(store)
+        stream.execute("XGROUP", "CREATE", "s", GROUP, "0")
+        stream.execute("XGROUP", "CREATECONSUMER", "s", GROUP, "old")
+        await asyncio.sleep(1.1)
+
+        await store.remind()
+
+        assert "old" not in consumers(stream)
+
+
+async def test_what_others_have_not_read_is_not_trimmed(stream: Pairing) -> None:
+    """Somebody acknowledged without deleting. What is behind every group goes, and nothing else."""
+    async with stream.app() as app:
+        store = await app.opened()
+        ids = await put(store, *[new_job() for _ in range(6)])
+        for group, read in (("audit", 2), (GROUP, 4)):
+            stream.execute("XGROUP", "CREATE", "s", group, "0")
+            with stream.server.client() as client:
+                ((_, entries),) = client.xreadgroup(group, "c", {"s": ">"}, count=read)
+                client.xack("s", group, *[entry for entry, _ in entries])
+
+        await store.remind()
+
+        assert [fields[b"id"].decode() for _, fields in stream.entries("s")] == ids[2:]
+        assert await take(store) == ids[4:]
+
+
+async def test_entries_that_were_deleted_under_a_consumer_are_forgotten(stream: Pairing) -> None:
+    async with stream.app() as app:
+        store = await app.opened()
+        await put(store, new_job(), new_job())
+        with stream.server.client() as client:
+            client.xgroup_create("s", GROUP, "0")
+            client.xreadgroup(GROUP, "dead", {"s": ">"})
+            client.xdel("s", *[entry for entry, _ in client.xrange("s")])
+        await asyncio.sleep(0.5)
+
+        await store.remind()
+
+        assert stream.pending() == []
+
+
+async def test_a_group_that_was_destroyed_is_made_again(stream: Pairing) -> None:
+    done: list[int] = []
+    app = stream.app(sweep="300ms", poll="10s")
+
+    @app.task("work")
+    async def work() -> None:
+        done.append(1)
+
+    async with app, working(app):
+        await app.enqueue("work")
+        await until(lambda: len(done) == 1, "the first job")
+        stream.execute("XGROUP", "DESTROY", "s", GROUP)
+        await app.enqueue("work")
+        await until(lambda: len(done) == 2, "the second")
+        stream.execute("DEL", "s")
+        await app.enqueue("work")
+        await until(lambda: len(done) == 3, "the third")
+
+
+async def test_who_reads_the_dead_letters_by_a_group_goes_on(stream: Pairing) -> None:
+    async with stream.app() as app:
+        store = await app.opened()
+        ids = await put(store, new_job(), new_job())
+        jobs = (await claim(store)).jobs
+        await store.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
+        stream.execute("XGROUP", "CREATE", "dead", "mailer", "0")
+        await store.replay([ids[0]])
+
+        with stream.server.client() as client:
+            ((_, entries),) = client.xreadgroup("mailer", "c", {"dead": ">"})
+        assert [fields[b"id"].decode() for _, fields in entries] == [ids[1]]
+
+
+async def test_a_handler_that_completes_its_job_itself_leaves_no_entry(stream: Pairing) -> None:
+    app = stream.app(lease="30s")
+
+    @app.task("work")
+    async def work(ctx: Context) -> None:
+        async with await psycopg.AsyncConnection.connect(stream.url.partition("?")[0]) as connection:
+            await ctx.complete(connection)
+
+    async with app, working(app):
+        await app.enqueue("work")
+        await until_succeeded(app, 1)
+        await until(lambda: not stream.pending(), "the acknowledgement")

@@ -16,8 +16,8 @@ from tests.support.stores import CARRIED, STORES, Home, stores_of
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
 
 
-# Redis is crashed by the storm alone (`python -m tests.storm --store redis`), transports by a few tests of their own: these
-# are long enough.
+# These are long enough: Redis is for the storm alone (`python -m tests.storm --store redis`), and transports have a few
+# tests of their own.
 @pytest.fixture(params=[name for name in stores_of("test_crash", older=False) if name not in {"redis", *CARRIED}])
 def home(request: pytest.FixtureRequest) -> Home:
     """Where the scenario's store is."""

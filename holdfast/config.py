@@ -20,13 +20,16 @@ from holdfast import toml
 from holdfast.conflicts import conflicts
 from holdfast.errors import ConfigError, Invalid, shown
 from holdfast.kinds import (
+    FILE,
     FLAG,
     FOLDERS,
+    HOST,
     LEVEL,
     PROGRAMS,
     QUEUES,
     REDIS_KEY,
     RETRY,
+    SERVICE,
     TARGET,
     URL,
     VARIABLES,
@@ -192,6 +195,12 @@ class Settings:
     strict_idempotency = Setting(
         FLAG, False, "Whether the same key with a different submission is a conflict instead of the first job."
     )
+    key_required = Setting(FLAG, False, "Whether a submission over HTTP must carry an idempotency key.")
+    api_host = Setting(HOST, "127.0.0.1", "The address `holdfast api` listens on.")
+    api_port = Setting(count(0, 65_535), 8000, "The port `holdfast api` listens on; 0: a free one.")
+    tls_certificate = Setting(unless("none", FILE), "none", "The certificate with which `holdfast api` speaks TLS.")
+    tls_key = Setting(unless("none", FILE), "none", "The private key of that certificate.")
+    api_service = Setting(SERVICE, "holdfast-api", "What the API calls itself in `/health`.")
     role = Setting(
         choice("auto", "leader", "follower"),
         "auto",

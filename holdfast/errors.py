@@ -1,4 +1,4 @@
-"""Every error Holdfast raises, and what each face makes of it.
+"""Every error Holdfast raises, and what each face makes of it. ``code`` is the stable word for one over HTTP.
 
 HoldfastError                exit 1    HTTP 500   something went wrong in Holdfast itself
 ├── Invalid                  exit 2    HTTP 422   a value we refuse: names the field, the value, the remedy
@@ -34,6 +34,7 @@ class HoldfastError(Exception):
 
     exit_code = 1
     http_status = 500
+    code = "internal"
 
 
 class Invalid(HoldfastError):
@@ -41,24 +42,31 @@ class Invalid(HoldfastError):
 
     exit_code = 2
     http_status = 422
+    code = "invalid"
 
-    def __init__(self, field: str, value: object, remedy: str, problem: str = "is not valid") -> None:
+    def __init__(
+        self, field: str, value: object, remedy: str, problem: str = "is not valid", *, code: str | None = None
+    ) -> None:
         super().__init__(f"{field}: {shown(value)} {problem}; {remedy}")
         self.field = field
         self.value = value
         self.remedy = remedy
+        if code is not None:
+            self.code = code
 
 
 class TooLarge(Invalid):
     """A value over its size limit."""
 
     http_status = 413
+    code = "too_large"
 
 
 class ConfigError(HoldfastError):
     """A setting, URL, module or file that cannot be worked with."""
 
     exit_code = 78
+    code = "configuration"
 
 
 class StoreMismatch(ConfigError):
@@ -69,16 +77,20 @@ class NotFound(HoldfastError):
     """There is no such job, queue or worker."""
 
     http_status = 404
+    code = "not_found"
 
 
 class Conflict(HoldfastError):
     """The state of the thing does not allow what was asked."""
 
     http_status = 409
+    code = "conflict"
 
 
 class LeaseLost(Conflict):
     """The lease was superseded or has expired: the write changed nothing."""
+
+    code = "lease_lost"
 
 
 class Unavailable(HoldfastError):
@@ -86,6 +98,7 @@ class Unavailable(HoldfastError):
 
     exit_code = 75
     http_status = 503
+    code = "unavailable"
 
 
 class ForkedConnection(HoldfastError):

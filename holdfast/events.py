@@ -285,6 +285,32 @@ class SettingsChanged(Event, frozen=True, kw_only=True, gc=False):
     changed: dict[str, str]
 
 
+class ApiStarted(Event, frozen=True, kw_only=True, gc=False):
+    """The HTTP API listens."""
+
+    name: ClassVar[str] = "api_started"
+    address: str
+    store: str  # its URL, without a password
+
+
+class ApiStopping(Event, frozen=True, kw_only=True, gc=False):
+    """The HTTP API takes no more requests."""
+
+    name: ClassVar[str] = "api_stopping"
+    reason: str
+
+
+class RequestFailed(Event, frozen=True, kw_only=True, gc=False):
+    """A request over HTTP ended in an error of ours; its answer was 500 and told nothing but this id."""
+
+    name: ClassVar[str] = "request_failed"
+    level: ClassVar[str] = "error"
+    request_id: str
+    method: str
+    path: str
+    error: str
+
+
 Subscriber = Callable[[Event], None]
 
 

@@ -144,6 +144,18 @@ def _parse_redis_key(field: str, value: object) -> str:
     return value
 
 
+def _parse_file(field: str, value: object) -> str:
+    if not isinstance(value, str) or not is_plain(value):
+        raise Invalid(field, value, "write a file's path")
+    return value
+
+
+def _parse_host(field: str, value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9.:_-]{1,253}", value):
+        raise Invalid(field, value, "write an address or a host name, such as 127.0.0.1, :: or localhost")
+    return value
+
+
 FLAG: Kind[bool] = Kind(
     "true or false", lambda field, value: parse_boolean(value, field), lambda flag: str(flag).lower()
 )
@@ -152,6 +164,9 @@ QUEUES: Kind[Mapping[str, int | None]] = Kind(
     lambda field, value: MappingProxyType(parse_queues(value, field)),
     lambda queues: format_queues(dict(queues)),
 )
+FILE: Kind[str] = Kind("file", _parse_file, str)
+HOST: Kind[str] = Kind("address or host name", _parse_host, str)
+SERVICE: Kind[str] = Kind("name", check_worker_id, str)
 WORKER_ID: Kind[str] = Kind("name", check_worker_id, str)
 RETRY: Kind[Retry] = Kind("retry policy", _parse_retry, str)
 URL: Kind[str] = Kind("URL", _parse_url, mask_url)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
+from holdfast.cli.api import api
 from holdfast.cli.base import CONTEXT, Group, common_options
 from holdfast.cli.care import backup, doctor, migrate
 from holdfast.cli.completion import completion
@@ -130,6 +131,7 @@ def main(context: click.Context) -> None:
 for _each in (
     worker,
     develop,
+    api,
     enqueue,
     run,
     status,

@@ -4,7 +4,7 @@ The proof is the round trip: a value is written, read again and compared, all in
 Python code walk the value, to tell a harmless difference (a tuple came back as a list) from a loss (NaN became null,
 the key 1 became "1"). So the strictness costs a plain payload a fraction of a microsecond.
 
-Text from outside (CLI, HTTP, a replay's new payload) goes through ``decode_payload``, which is stricter than any JSON
+Text from outside (CLI, HTTP, a replay's new payload) goes through ``decode_object``, which is stricter than any JSON
 parser at hand: duplicate keys, lone surrogates, numbers that a float or Python's int limit would mangle are refused.
 """
 
@@ -55,9 +55,10 @@ class Fault(NamedTuple):
     path: str
     what: str
     remedy: str
+    code: str = "invalid"
 
     def error(self, field: str) -> Invalid:
-        return Invalid(field + self.path, Said(self.what), self.remedy)
+        return Invalid(field + self.path, Said(self.what), self.remedy, code=self.code)
 
 
 class Rule(Enum):
@@ -175,53 +176,64 @@ def check_keys(text: bytes, field: str) -> None:
             raise Invalid(field, Said(f"a key of {len(key):,} bytes"), remedy)
 
 
-def _too_deep(text: bytes) -> bool:
-    if text.count(b"{") + text.count(b"[") <= DEPTH_LIMIT:
+def _too_deep(text: bytes, limit: int = DEPTH_LIMIT) -> bool:
+    if text.count(b"{") + text.count(b"[") <= limit:
         return False
     brackets = _STRINGS.sub(b"", text).translate(bytes.maketrans(b"[]", b"{}"))
     brackets = re.sub(rb"[^{}]+", b"", brackets)
-    for _ in range(DEPTH_LIMIT):
+    for _ in range(limit):
         brackets = brackets.replace(b"{}", b"")  # takes one level off everywhere
     return b"{" in brackets
 
 
 # ── text from outside ─────────────────────────────────────────────────────────────────────────────────────────────
 class _Refused(Exception):
-    """Raised inside the parser's hooks: what is wrong, and the remedy."""
+    """Raised inside the parser's hooks: what is wrong, the remedy, and the stable word for it."""
 
-    def __init__(self, what: str, remedy: str) -> None:
+    def __init__(self, what: str, remedy: str, code: str = "invalid") -> None:
         super().__init__(what)
-        self.what, self.remedy = what, remedy
+        self.what, self.remedy, self.code = what, remedy, code
 
 
 def decode_payload(text: str | bytes, limit: int = PAYLOAD_LIMIT) -> dict[str, Any]:
-    """The object a payload text stands for: UTF-8, no duplicate keys, nothing a parser would silently change."""
-    data = _utf8(text)
+    """The object a payload text stands for, as ``decode_object`` reads it."""
+    return decode_object(text, limit, "payload")
+
+
+def decode_object(text: str | bytes, limit: int, field: str, depth: int = DEPTH_LIMIT) -> dict[str, Any]:
+    """The object a text stands for: UTF-8, no duplicate keys, nothing a parser would silently change. ``depth``: how
+    many objects and arrays may stand inside one another."""
+    data = _utf8(text, field)
     if len(data) > limit:
-        raise TooLarge("payload", Said(f"{len(data):,} bytes"), f"at most {limit:,} bytes are stored")
-    if _too_deep(data):
-        raise Invalid("payload", Said("a text that " + _DEEPER), f"nest at most {DEPTH_LIMIT} levels")
+        raise TooLarge(field, Said(f"{len(data):,} bytes"), f"at most {limit:,} bytes are stored")
+    if _too_deep(data, depth):
+        raise Invalid(
+            field, Said(f"a text nested deeper than {depth} levels"), f"nest at most {depth} levels", code="too_deep"
+        )
     try:
-        payload = _STRICT_JSON.decode(data.decode())
+        decoded = _STRICT_JSON.decode(data.decode())
     except _Refused as refused:
-        raise Invalid("payload", Said(refused.what), refused.remedy) from None
+        raise Invalid(field, Said(refused.what), refused.remedy, code=refused.code) from None
     except json.JSONDecodeError as error:
-        raise Invalid("payload", data.decode(), f"give JSON: {error.msg} at character {error.pos}") from None
-    if not isinstance(payload, dict):
-        raise Invalid("payload", payload, "give a JSON object: the arguments by name")
-    if b"\\u" in data and (fault := find_fault(payload, rule=Rule.STRICT)):
-        raise fault.error("payload")  # an escape is the one way a lone surrogate gets into valid UTF-8
-    return payload
+        remedy = f"give JSON: {error.msg} at character {error.pos}"
+        raise Invalid(field, data.decode(), remedy, code="invalid_json") from None
+    if not isinstance(decoded, dict):
+        raise Invalid(field, decoded, "give a JSON object" + (": the arguments by name" if field == "payload" else ""))
+    if b"\\u" in data and (fault := find_fault(decoded, rule=Rule.STRICT, limit=depth)):
+        raise fault.error(field)  # an escape is the one way a lone surrogate gets into valid UTF-8
+    return decoded
 
 
-def _utf8(text: str | bytes) -> bytes:
+def _utf8(text: str | bytes, field: str) -> bytes:
     try:
         data = text.encode() if isinstance(text, str) else bytes(text)
         data.decode()
     except UnicodeError:
-        raise Invalid("payload", Said("text that is not valid UTF-8"), "give JSON in UTF-8") from None
+        what = Said("text that is not valid UTF-8")
+        raise Invalid(field, what, "give JSON in UTF-8", code="invalid_unicode") from None
     if data.startswith(b"\xef\xbb\xbf"):
-        raise Invalid("payload", Said("text with a byte order mark"), "give JSON in UTF-8 without one")
+        what = Said("text with a byte order mark")
+        raise Invalid(field, what, "give JSON in UTF-8 without one", code="invalid_unicode")
     return data
 
 
@@ -229,7 +241,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise _Refused(f"the key {shown(key)} twice in one object", "give each key once")
+            raise _Refused(f"the key {shown(key)} twice in one object", "give each key once", "duplicate_key")
         if len(key) * 3 > KEY_LIMIT and len(key.encode("utf-8", "replace")) > KEY_LIMIT:
             raise _Refused("a long key", f"a key of an object may take at most {KEY_LIMIT:,} bytes")
         found[key] = value
@@ -238,18 +250,18 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _whole(digits: str) -> int:
     if len(digits) > DIGIT_LIMIT:
-        raise _Refused(f"a number of {len(digits):,} digits", f"{_DIGITS_KEPT}; send text")
+        raise _Refused(f"a number of {len(digits):,} digits", f"{_DIGITS_KEPT}; send text", "number_too_long")
     return int(digits)
 
 
 def _decimal(digits: str) -> float:
     if math.isfinite(number := float(digits)):
         return number
-    raise _Refused(f"the number {shown(digits)}", "it is out of a float's range; send text")
+    raise _Refused(f"the number {shown(digits)}", "it is out of a float's range; send text", "number_out_of_range")
 
 
 def _no_number(word: str) -> NoReturn:
-    raise _Refused(word, "JSON has no such number; send null or text")
+    raise _Refused(word, "JSON has no such number; send null or text", "invalid_json")
 
 
 _STRICT_JSON = json.JSONDecoder(
@@ -278,10 +290,12 @@ def _unwritable(value: Any, error: Exception) -> Fault:
     return found or Fault("", _a(value), f"it cannot be written as JSON ({type(error).__name__})")
 
 
-def find_fault(value: Any, path: str = "", rule: Rule = Rule.LOOSE, depth: int = 0) -> Fault | None:
+def find_fault(
+    value: Any, path: str = "", rule: Rule = Rule.LOOSE, depth: int = 0, limit: int = DEPTH_LIMIT
+) -> Fault | None:
     """The first place in ``value`` that JSON text cannot keep; None when it is harmless."""
     if isinstance(value, dict | list | tuple | set | frozenset):
-        return _fault_inside(value, path, rule, depth + 1)
+        return _fault_inside(value, path, rule, depth + 1, limit)
     if rule is Rule.STRICT and not (value is None or isinstance(value, str | int | float)):
         remedy = "nothing says how to read it again: annotate the parameter, or pass text or a number"
         return Fault(path, _a(value), remedy)
@@ -296,17 +310,17 @@ def find_fault(value: Any, path: str = "", rule: Rule = Rule.LOOSE, depth: int =
     return Fault(path, _a(value), "it cannot be written as JSON; pass plain data")
 
 
-def _fault_inside(value: Any, path: str, rule: Rule, depth: int) -> Fault | None:
-    if depth > DEPTH_LIMIT:
-        return Fault(path[:DEPTH_LIMIT], "a value that " + _DEEPER, f"nest at most {DEPTH_LIMIT} levels")
+def _fault_inside(value: Any, path: str, rule: Rule, depth: int, limit: int) -> Fault | None:
+    if depth > limit:
+        return Fault(path[:limit], "a value that " + _DEEPER, f"nest at most {limit} levels")
     if isinstance(value, dict):
         return _first(
-            _fault_of_key(key, path, rule) or find_fault(each, path + step(key), rule, depth)
+            _fault_of_key(key, path, rule) or find_fault(each, path + step(key), rule, depth, limit)
             for key, each in value.items()
         )
     if isinstance(value, set | frozenset) and rule is not Rule.TYPED:
         return Fault(path, _a(value), "a set has no order and comes back as an array: give a sorted list")
-    return _first(find_fault(each, f"{path}[{index}]", rule, depth) for index, each in enumerate(value))
+    return _first(find_fault(each, f"{path}[{index}]", rule, depth, limit) for index, each in enumerate(value))
 
 
 def _fault_of_key(key: Any, path: str, rule: Rule) -> Fault | None:
@@ -321,7 +335,8 @@ def _fault_of_scalar(value: str | float, path: str) -> Fault | None:
     if isinstance(value, str):
         if value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value):
             return None
-        return Fault(path, shown(value), "it holds a lone surrogate, which UTF-8 cannot carry")
+        remedy = "it holds a lone surrogate, which UTF-8 cannot carry"
+        return Fault(path, shown(value), remedy, "invalid_unicode")
     if isinstance(value, int):
         if _LOWEST <= value <= _HIGHEST:
             return None

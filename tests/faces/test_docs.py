@@ -17,8 +17,8 @@ from tests.support.pages import ROOT, Block, Reader, blocks
 from tests.support.postgres import shared
 
 DOCS = ROOT / "docs"
-MADE = {"cli.md", "settings.md"}  # from the commands and from the table of settings
-ELSEWHERE = {"cli.md", "testing.md"}  # run by tests of the command line, and of the testing kit
+MADE = {"cli.md", "http-api.md", "settings.md"}  # from commands, operations and the table of settings
+ELSEWHERE = {"cli.md", "http-api.md", "testing.md"}  # run by tests of the command line, the API and the testing kit
 GUIDES = [ROOT / "README.md", *sorted(path for path in DOCS.glob("*.md") if path.name not in ELSEWHERE)]
 RECORDS = sorted((DOCS / "adr").glob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md")), *RECORDS]
@@ -116,7 +116,7 @@ def _named_paths() -> list[str]:
 
 
 def test_every_path_the_architecture_names_exists() -> None:
-    rooms = ("stores/sqlite", "stores/postgres", "worker")
+    rooms = ("stores/sqlite", "stores/postgres", "web", "worker")
     places = (ROOT, ROOT / "holdfast", *[ROOT / "holdfast" / room for room in rooms])
     assert [name for name in _named_paths() if not any((place / name).exists() for place in places)] == []
 

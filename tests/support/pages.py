@@ -8,7 +8,7 @@ sh       each line is a command, which exits 0, or as ``# exits 1`` behind it sa
 console  the same for the lines after ``$``; the others are what must be printed, in this order. Numbers and ids may
          differ; ``…`` stands for anything.
 
-A worker that does not drain goes on in the background until the page ends, and must then stop well.
+A worker that does not drain, or the API, goes on in the background until the page ends, and must then stop well.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from holdfast import Holdfast
 from holdfast.worker import Worker
+from tests.support.servers import Port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +41,7 @@ _FILE = re.compile(r"# ([\w/]+\.(?:py|toml|jsonl))$")
 _EXPORT = re.compile(r"export (\w+)=(\S*)$")
 _EXITS = re.compile(r"\s+# exits (\d+)$")
 _PRINTED = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
-_FOR_EVER = re.compile(r"holdfast (worker start|dev)\b(?!.*--drain)")
+_FOR_EVER = re.compile(r"holdfast (worker start|dev|api)\b(?!.*--drain)")
 _VARYING = re.compile(r"([0-9a-f]{8}-[0-9a-f-]{27})|(…)|(\d[\d.,]*)|(\s+)|([^\d\s…]+)")
 _SKIPPED = ("pip install", "make ", "python -m venv")
 
@@ -76,6 +77,7 @@ class Reader:
             shim.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
             shim.chmod(0o700)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        self._port = Port()
         self._environment = {
             **kept,
             "PATH": f"{programs}:{kept['PATH']}",
@@ -111,6 +113,7 @@ class Reader:
         for worker in self._background:
             worker.send_signal(signal.SIGTERM)
         codes = [worker.wait(20) for worker in self._background]
+        self._port.release()
         assert not any(codes), f"workers of the page ended with {codes}"
 
     # ── Python ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,6 +153,7 @@ class Reader:
     def _command(self, command: str, expected: list[str], line: int) -> None:
         if command.startswith(_SKIPPED):
             return
+        command = command.replace("8000", str(self._port.number))  # whoever reads may have it; here others may
         if said := _EXPORT.match(command):
             self._environment[said[1]] = said[2]
             return
@@ -181,7 +185,7 @@ class Reader:
         self._background.append(worker)
         pause = threading.Event()
         for _ in range(200):
-            if "worker_started" in log.read_text():
+            if re.search("worker_started|api_started", log.read_text()):
                 return
             assert worker.poll() is None, f"{command}: exit code {worker.returncode}\n{log.read_text()}"
             pause.wait(0.05)

@@ -1,0 +1,33 @@
+"""``api``: the HTTP API."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.cli.base import command
+from holdfast.cli.session import Session
+from holdfast.cli.show import note
+
+
+@command("api", examples=["holdfast api", "holdfast api --app shop.jobs:app --port 8080"])
+@click.option("--host", "api_host", metavar="ADDRESS", help="The address to listen on [127.0.0.1].")
+@click.option("--port", "api_port", metavar="N", help="The port; 0 takes a free one [8000].")
+@click.option("--exposed", is_flag=True, help="Serve other hosts without keys: who reaches the port may do anything.")
+@click.pass_obj
+def api(session: Session, *, api_host: str | None, api_port: str | None, exposed: bool) -> int:
+    """Serve the HTTP API until told to stop.
+
+    An application is not needed; where one is named, its tasks check payloads before they are stored. SIGTERM and
+    Ctrl-C let requests under way finish within the grace, a second signal ends at once.
+    """
+    from holdfast.observe.logs import configure_logs
+    from holdfast.web.serve import serve
+
+    app = session.load(api_host=api_host, api_port=api_port)
+    for warning in app.settings.warnings:
+        note(f"warning: {warning}")
+    finish_logs = configure_logs(app.settings, app.events)
+    try:
+        return serve(app, app.settings, exposed=exposed)
+    finally:
+        finish_logs()

@@ -1,0 +1,173 @@
+"""The ASGI application: what every request passes through, from its first byte to its answer."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+from holdfast.app import Holdfast
+from holdfast.errors import Unavailable
+from holdfast.events import RequestFailed
+from holdfast.web import dead, health, lanes, looking, operating, submitting
+from holdfast.web.bodies import Gone, read_document
+from holdfast.web.fields import read_query
+from holdfast.web.messages import Answer, Receive, Refusal, Request, Send
+from holdfast.web.openapi import with_description
+from holdfast.web.problems import answer_to
+from holdfast.web.routing import Call, Operation, Routes
+
+OPERATIONS = with_description(
+    (
+        *submitting.OPERATIONS,
+        *looking.OPERATIONS,
+        *operating.OPERATIONS,
+        *dead.OPERATIONS,
+        *lanes.OPERATIONS,
+        *health.OPERATIONS,
+    )
+)
+"""Everything that can be asked."""
+
+_PATIENCE = 30.0  # seconds a body may take to arrive
+_HEADERS_MOST = 32 * 1024  # bytes of all headers
+_PATH_MOST = 8 * 1024
+_SINGLE, _BATCH = 4, 20  # payload limits a body may be as long as
+_SECURE = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+)
+_SAFE_METHODS = frozenset({"GET", "HEAD"})
+
+
+def asgi(app: Holdfast) -> Api:
+    """The HTTP API of this application, to be served, or mounted in any ASGI application.
+
+    Served by itself it opens the application at the start and closes it at the end, unless somebody else has it open.
+    Mounted, nobody tells it of a start: the first request opens the store, and closing it is the outer application's.
+    """
+    return Api(app)
+
+
+class Api:
+    """Made by ``asgi``."""
+
+    def __init__(self, app: Holdfast, *, patience: float = _PATIENCE) -> None:
+        self._app = app
+        self._routes = Routes(OPERATIONS)
+        self._patience = patience
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                await self._http(scope, receive, send)
+            case "lifespan":
+                await self._lifespan(receive, send)
+            case _:  # no operation is a web socket
+                await receive()
+                await send({"type": "websocket.close", "code": 1000})
+
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
+    async def _http(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, segments_of(scope))
+        try:
+            answer = await self._answer(scope, request)
+        except Gone:
+            return
+        except Exception as error:
+            answer = answer_to(error, request.id)
+            if answer.status == 500:
+                self._tell_failure(request, error)
+        await _send(send, request, answer)
+
+    async def _answer(self, scope: Mapping[str, Any], request: Request) -> Answer:
+        _check_size(scope)
+        operation, path = self._routes.find(request.method, request.segments)
+        if request.method not in _SAFE_METHODS:
+            _check_site(request)
+        call = Call(
+            app=self._app,
+            request=request,
+            path=path,
+            query=read_query(request.query, operation.query),
+            body=await self._body(request, operation),
+        )
+        return await operation.handler(call)
+
+    async def _body(self, request: Request, operation: Operation) -> Mapping[str, Any]:
+        if operation.body is None:
+            return {}
+        limit = self._app.settings.payload_limit * (_BATCH if operation.batch else _SINGLE)
+        said = await read_document(request, limit, self._patience, optional=operation.body_optional)
+        return said if operation.raw else operation.body.read(said)
+
+    def _tell_failure(self, request: Request, error: Exception) -> None:
+        if self._app.events.listens(RequestFailed):
+            text = "".join(traceback.format_exception(error))
+            path = "/" + "/".join(request.segments)
+            self._app.events.emit(
+                RequestFailed(request_id=request.id, method=request.method, path=path[:200], error=text)
+            )
+
+    # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self._app.__aenter__()
+        except Unavailable:
+            entered = False  # requests are answered 503, and the first that finds the store opens it
+        except Exception as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        else:
+            entered = True
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        if entered:
+            await self._app.__aexit__()
+        else:
+            await self._app.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def segments_of(scope: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parts of the path below where the application is mounted. ``%2F`` in a part is part of it."""
+    root = scope.get("root_path", "").rstrip("/")
+    raw = scope.get("raw_path")
+    path = raw.decode("latin-1").partition("?")[0] if raw else quote(scope["path"])
+    mounted = quote(root)
+    for prefix in (root, mounted):
+        if prefix and (path == prefix or path.startswith(prefix + "/")):
+            path = path[len(prefix) :]
+            break
+    return tuple(unquote(part) for part in path[1:].split("/"))
+
+
+def _check_size(scope: Mapping[str, Any]) -> None:
+    if len(scope["path"]) > _PATH_MOST:
+        raise Refusal(414, "path_too_long", "the path is too long", f"give at most {_PATH_MOST:,} characters")
+    if sum(len(name) + len(value) for name, value in scope["headers"]) > _HEADERS_MOST:
+        raise Refusal(431, "headers_too_large", "the headers are too large", f"send at most {_HEADERS_MOST:,} bytes")
+
+
+def _check_site(request: Request) -> None:
+    """A browser says whether a page of another site makes it ask: such pages may change nothing."""
+    if request.headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+        detail = "a page of another site may not change anything"
+        raise Refusal(403, "cross_site", detail, "call from the same origin, or from outside a browser")
+
+
+async def _send(send: Send, request: Request, answer: Answer) -> None:
+    headers = [
+        *_SECURE,
+        (b"x-request-id", request.id.encode()),
+        *answer.headers,
+    ]
+    if answer.status != 204:
+        headers += (b"content-type", answer.media), (b"content-length", str(len(answer.body)).encode())
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else answer.body})

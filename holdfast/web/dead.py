@@ -1,0 +1,140 @@
+"""Dead letters, queue by queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.desk.deeds import replaying
+from holdfast.desk.documents import job_document
+from holdfast.errors import Conflict, NotFound
+from holdfast.job import Job, JobState
+from holdfast.values import check_name
+from holdfast.web.examples import DEAD_JOB, JOB
+from holdfast.web.fields import FILTERS, PAGING, Field, Form, an_object
+from holdfast.web.looking import JobPage, JobStory, filters, find_job, story
+from holdfast.web.messages import Answer, document
+from holdfast.web.operating import DRY_RUN, FILTER, LIMIT, REPLAY_ONE, Done, carried_out, one, replayed
+from holdfast.web.routing import Call, Operation, Told
+
+_DEAD = (JobState.DEAD,)
+_FIXED = ("status", "queue")  # what the path says
+_FILTER = Form(
+    name="DeadFilter",
+    doc="Every field that is given must match.",
+    fields=tuple(field for field in FILTER.fields if field.name not in _FIXED),
+)
+
+
+def _filter(value: Any, field: str) -> dict[str, Any]:
+    return _FILTER.read(an_object(value, field), f"{field}.")
+
+
+REPLAY_DEAD = Form(
+    name="ReplayDead",
+    doc="Which of the queue's dead letters: all, unless a filter says otherwise.",
+    fields=(
+        Field(
+            name="filter",
+            schema={"$ref": "#/components/schemas/DeadFilter"},
+            doc="Those that match.",
+            check=_filter,
+        ),
+        DRY_RUN,
+        LIMIT,
+    ),
+    inner=(_FILTER,),
+)
+
+
+async def find(call: Call) -> Answer:
+    """A page of the dead letters of a queue."""
+    query = dict(call.query)
+    limit, cursor = query.pop("limit", 50), query.pop("cursor", None)
+    query["queue"] = check_name("queue", call.path["queue"])
+    where = await filters(query).build(call.app, _DEAD)
+    page = await call.app.find(where, limit=limit, cursor=cursor)
+    return document(200, JobPage([job_document(job) for job in page.jobs], page.cursor))
+
+
+async def show(call: Call) -> Answer:
+    """A dead letter with its story."""
+    return document(200, await story(call.app, await _dead_letter(call)))
+
+
+async def replay_one(call: Call) -> Answer:
+    """Queue a dead letter again."""
+    return await replayed(call, await _dead_letter(call))
+
+
+async def _dead_letter(call: Call) -> Job:
+    queue = check_name("queue", call.path["queue"])
+    job = await find_job(call.app, call.path["id"])
+    if job.queue != queue:
+        raise NotFound(f"queue {queue} has no job {job.id}")
+    if job.state is not JobState.DEAD:
+        raise Conflict(f"job {job.id} is no dead letter: it is {job.state}")
+    return job
+
+
+async def replay(call: Call) -> Answer:
+    """Queue dead letters of a queue again."""
+    queue = check_name("queue", call.path["queue"])
+    said = {**call.body, "filter": {**call.body.get("filter", {}), "queue": queue}}
+    return document(200, await carried_out(call.app, replaying(states=_DEAD), said))
+
+
+OPERATIONS = (
+    Operation(
+        name="list_dead",
+        method="GET",
+        path="/v1/queues/{queue}/dead",
+        scope="read",
+        group="Dead letters",
+        summary="List the dead letters of a queue",
+        doc="Newest first.",
+        handler=find,
+        query=(*(field for field in FILTERS if field.name not in _FIXED), *PAGING),
+        answers={200: Told(JobPage, "A page.", {"jobs": [DEAD_JOB], "cursor": None})},
+    ),
+    Operation(
+        name="show_dead",
+        method="GET",
+        path="/v1/queues/{queue}/dead/{id}",
+        scope="read",
+        group="Dead letters",
+        summary="Show a dead letter",
+        handler=show,
+        answers={200: Told(JobStory, "The dead letter.", DEAD_JOB | {"history": []})},
+        refusals=(404, 409),
+    ),
+    msgspec.structs.replace(
+        one(
+            "replay_dead",
+            replay_one,
+            "Queue a dead letter again with a new budget",
+            REPLAY_ONE,
+            path="/v1/queues/{queue}/dead/{id}/replay",
+            example=JOB,
+        ),
+        group="Dead letters",
+    ),
+    Operation(
+        name="replay_dead",
+        method="POST",
+        path="/v1/queues/{queue}/dead/replay",
+        scope="operate",
+        group="Dead letters",
+        summary="Queue many dead letters again",
+        doc="`more` says whether to call again; `dry_run` only counts.",
+        handler=replay,
+        body=REPLAY_DEAD,
+        body_optional=True,
+        answers={
+            200: Told(
+                Done, "What was done.", {"dry_run": True, "count": 4, "changed": [], "refused": [], "more": False}
+            )
+        },
+    ),
+)

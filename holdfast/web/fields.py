@@ -1,0 +1,298 @@
+"""What may be said in a query or a body: each field's schema, example and check in one place.
+
+The schema tells a client what the check takes; ``tests/faces`` holds one against the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from holdfast.errors import Invalid
+from holdfast.job import JobState, Reason
+from holdfast.task.codec import Said
+from holdfast.values import (
+    KEY_LIMIT,
+    check_key,
+    check_name,
+    check_tag,
+    check_task_name,
+    check_worker_id,
+    nearest,
+    parse_boolean,
+    parse_count,
+)
+
+Check = Callable[[Any, str], Any]
+"""From a value and what the client calls it to what the value means; raises Invalid."""
+Schema = Mapping[str, Any]
+
+NAME_PATTERN = "^[a-z0-9][a-z0-9._-]{0,63}$"
+_UUID = "[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}"
+_ULID = "[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}"
+REFERENCE_PATTERN = f"^(?:{_UUID}|{_ULID}|key:.{{1,512}})$"
+TASK_PATTERN = "^[A-Za-z0-9_][A-Za-z0-9._:/-]{0,127}$"
+WORKER_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+PAGE_MOST = 500
+"""Jobs on one page."""
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that may be said. ``many``: a query may say it several times."""
+
+    name: str
+    schema: Schema
+    doc: str
+    check: Check
+    example: Any = None
+    required: bool = False
+    many: bool = False
+
+
+class Form:
+    """The fields of a body, under a name of their own. ``inner``: those its schema refers to."""
+
+    def __init__(self, *, name: str, doc: str, fields: Sequence[Field], inner: Sequence[Form] = ()) -> None:
+        self.name = name
+        self.doc = doc
+        self.fields = tuple(fields)
+        self.inner = tuple(inner)
+        self._known = {field.name: field.check for field in fields}
+        self._required = [field.name for field in fields if field.required]
+
+    def read(self, said: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+        """What was said, checked, by name; Invalid names the field, with ``path`` before it."""
+        values = {}
+        for name, value in said.items():
+            check = self._known.get(name)
+            if check is None:
+                raise _unknown(path + name, name, list(self._known))
+            if value is None:
+                raise Invalid(path + name, None, "leave the field out where there is nothing to say")
+            values[name] = check(value, path + name)
+        for name in self._required:
+            if name not in values:
+                raise _missing(path + name)
+        return values
+
+
+def read_query(text: bytes, fields: Sequence[Field]) -> dict[str, Any]:
+    """What a query says, checked, by name."""
+    if not text and not fields:
+        return {}
+    known = {field.name: field for field in fields}
+    said: dict[str, list[str]] = {}
+    for name, value in _pairs(text):
+        if name not in known:
+            raise _unknown(name, name, list(known))
+        said.setdefault(name, []).append(value)
+    values: dict[str, Any] = {}
+    for field in fields:
+        texts = said.get(field.name)
+        if texts is None:
+            if field.required:
+                raise _missing(field.name)
+        elif field.many:
+            values[field.name] = tuple(field.check(each, field.name) for each in texts)
+        elif len(texts) > 1:
+            raise Invalid(field.name, Said(f"said {len(texts)} times"), "say it once", code="duplicate_key")
+        else:
+            values[field.name] = field.check(texts[0], field.name)
+    return values
+
+
+def _pairs(text: bytes) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
+    except ValueError:  # a wrong encoding, or too many
+        remedy = "percent-encode UTF-8, and say at most 100 things"
+        raise Invalid("query", text.decode("ascii", "replace"), remedy) from None
+
+
+def _unknown(path: str, name: str, known: Sequence[str]) -> Invalid:
+    there = f"there are {', '.join(known)}" if known else "there are none here"
+    return Invalid(path, name, there + nearest(name, known), "is not known here", code="unknown_field")
+
+
+def _missing(path: str) -> Invalid:
+    return Invalid(path, Said("nothing"), "it is required", "was given", code="missing")
+
+
+# ── checks ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def as_it_is(value: Any, field: str) -> Any:
+    """No check here: the value is checked where it is used."""
+    return value
+
+
+def text(least: int, most: int) -> Check:
+    """Text of that many characters."""
+
+    def check(value: Any, field: str) -> str:
+        if not isinstance(value, str) or not least <= len(value) <= most:
+            raise Invalid(field, value, f"give text of {least} to {most} characters")
+        return value
+
+    return check
+
+
+def count(least: int, most: int) -> Check:
+    """A whole number; in a query, its text."""
+    return lambda value, field: parse_count(value, field, least=least, most=most)
+
+
+def number(least: int, most: int) -> Check:
+    """A whole number in a body: no text."""
+    return lambda value, field: parse_count(value, field, least=least, most=most, text=False)
+
+
+def choice(*words: str) -> Check:
+    """One of these words."""
+
+    def check(value: Any, field: str) -> str:
+        if value not in words:
+            raise Invalid(field, value, f"give one of {', '.join(words)}{nearest(str(value), words)}")
+        return str(value)
+
+    return check
+
+
+def flag(value: Any, field: str) -> bool:
+    """true or false, of JSON."""
+    if not isinstance(value, bool):
+        raise Invalid(field, value, "give true or false")
+    return value
+
+
+def flag_text(value: Any, field: str) -> bool:
+    """The words true or false, of a query."""
+    return parse_boolean(value, field)
+
+
+def an_object(value: Any, field: str) -> dict[str, Any]:
+    """A JSON object."""
+    if not isinstance(value, dict):
+        raise Invalid(field, value, "give a JSON object")
+    return value
+
+
+def array_of(check: Check, most: int) -> Check:
+    """A JSON array of at most ``most`` entries, and at least one."""
+
+    def check_all(value: Any, field: str) -> list[Any]:
+        if not isinstance(value, list) or not 1 <= len(value) <= most:
+            shown = Said(f"an array of {len(value):,}") if isinstance(value, list) else value
+            raise Invalid(field, shown, f"give a JSON array of 1 to {most:,}")
+        return [check(each, f"{field}[{place}]") for place, each in enumerate(value)]
+
+    return check_all
+
+
+def key(value: Any, field: str) -> str:
+    """An idempotency key; too long is wrong here like any other fault, not a matter of size."""
+    return check_key(text(1, KEY_LIMIT)(value, field), field)
+
+
+def tag(value: Any, field: str) -> str:
+    """One tag."""
+    return check_tag(text(1, 100)(value, field), field)
+
+
+def queue_name(value: Any, field: str) -> str:
+    """A queue's name."""
+    return check_name(field, value)
+
+
+def worker_name(value: Any, field: str) -> str:
+    """A worker's id."""
+    return check_worker_id(field, value)
+
+
+# ── fields of several operations ──────────────────────────────────────────────────────────────────────────────────
+STATES = [state.value for state in JobState]
+_WHEN = {"type": "string", "minLength": 2, "maxLength": 40}
+
+QUEUE = Field(
+    name="queue",
+    schema={"type": "string", "pattern": NAME_PATTERN},
+    doc="Jobs of this queue.",
+    check=queue_name,
+    example="default",
+)
+FILTERS = (
+    Field(
+        name="status",
+        schema={"type": "string", "enum": STATES},
+        doc="Jobs in this state; several: in any of them.",
+        check=choice(*STATES),
+        example="dead",
+        many=True,
+    ),
+    QUEUE,
+    Field(
+        name="type",
+        schema={"type": "string", "pattern": TASK_PATTERN},
+        doc="Jobs of this task; several: of any of them.",
+        check=check_task_name,
+        example="email.send",
+        many=True,
+    ),
+    Field(
+        name="tag",
+        schema={"type": "string", "minLength": 1, "maxLength": 100},
+        doc="Jobs that carry this tag.",
+        check=tag,
+        example="spring",
+    ),
+    Field(
+        name="reason",
+        schema={"type": "string", "enum": [reason.value for reason in Reason]},
+        doc="Jobs that failed for this reason.",
+        check=choice(*Reason),
+        example="budget",
+    ),
+    Field(
+        name="worker",
+        schema={"type": "string", "pattern": WORKER_PATTERN},
+        doc="Jobs this worker took last.",
+        check=worker_name,
+    ),
+    Field(
+        name="error",
+        schema={"type": "string", "minLength": 1, "maxLength": 1000},
+        doc="Jobs whose error contains this text.",
+        check=text(1, 1000),
+        example="connection refused",
+    ),
+    Field(
+        name="since",
+        schema=_WHEN,
+        doc='Submitted after: an instant, or how long ago ("2h").',
+        check=text(1, 40),
+        example="2h",
+    ),
+    Field(
+        name="until",
+        schema=_WHEN,
+        doc='Submitted before: an instant, or how long ago ("7d").',
+        check=text(1, 40),
+        example="2030-01-31T08:00:00Z",
+    ),
+)
+PAGING = (
+    Field(
+        name="limit",
+        schema={"type": "integer", "minimum": 1, "maximum": PAGE_MOST, "default": 50},
+        doc="Jobs on this page.",
+        check=count(1, PAGE_MOST),
+        example=50,
+    ),
+    Field(
+        name="cursor",
+        schema={"type": "string", "minLength": 1, "maxLength": 100},
+        doc="Continue where an earlier page ended.",
+        check=text(1, 100),
+    ),
+)

@@ -1,0 +1,197 @@
+"""Queues, workers, and figures of all of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.desk.documents import (
+    QueueDocument,
+    WorkerDocument,
+    queue_document,
+    totals,
+    worker_document,
+)
+from holdfast.errors import NotFound
+from holdfast.values import check_name, mask_url
+from holdfast.web.examples import QUEUE, WORKER
+from holdfast.web.fields import WORKER_PATTERN, Field, Form, array_of, flag, worker_name
+from holdfast.web.messages import Answer, document
+from holdfast.web.operating import NOTHING
+from holdfast.web.routing import Call, Handler, Operation, Told
+
+
+class Queues(msgspec.Struct, frozen=True):
+    """Every queue that has jobs or is paused, by name."""
+
+    queues: list[QueueDocument]
+
+
+class Workers(msgspec.Struct, frozen=True):
+    """Every registered worker process."""
+
+    workers: list[WorkerDocument]
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The workers that were asked to stop."""
+
+    asked: Annotated[list[str], Meta(description="Their ids.")]
+    drain: Annotated[bool, Meta(description="They empty their queues first.")]
+
+
+class Pausing(msgspec.Struct, frozen=True):
+    """Whether a queue is paused."""
+
+    name: str
+    paused: bool
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything at a glance."""
+
+    store: Annotated[str, Meta(description="Where the jobs are kept, without a password.")]
+    counts: Annotated[dict[str, int], Meta(description="How many jobs are in each state, in all queues.")]
+    queues: list[QueueDocument]
+    workers: list[WorkerDocument]
+
+
+async def find(call: Call) -> Answer:
+    """Every queue."""
+    return document(200, Queues([queue_document(each) for each in await call.app.queues()]))
+
+
+async def show(call: Call) -> Answer:
+    """One queue."""
+    name = check_name("queue", call.path["queue"])
+    for each in await call.app.queues():
+        if each.name == name:
+            return document(200, queue_document(each))
+    raise NotFound(f"queue {name} has no jobs, and is not paused")
+
+
+def _pausing(*, paused: bool) -> Handler:
+    async def handle(call: Call) -> Answer:
+        name = check_name("queue", call.path["queue"])
+        await (call.app.pause if paused else call.app.resume)(name)
+        return document(200, Pausing(name, paused))
+
+    return handle
+
+
+async def workers(call: Call) -> Answer:
+    """Every worker."""
+    return document(200, Workers([worker_document(each) for each in await call.app.workers()]))
+
+
+async def stop(call: Call) -> Answer:
+    """Ask workers to stop."""
+    named, drain = call.body.get("workers"), call.body.get("drain", False)
+    asked = await call.app.stop_workers(named, drain=drain)
+    missing = sorted(set(named or ()) - set(asked))
+    if missing:
+        raise NotFound(f"there is no living worker {', '.join(missing)}")
+    return document(200, Asked(asked, drain))
+
+
+async def stats(call: Call) -> Answer:
+    """Everything at a glance."""
+    queues = await call.app.queues()
+    told = Stats(
+        store=mask_url((await call.app.opened()).url),
+        counts=totals(queues),
+        queues=[queue_document(each) for each in queues],
+        workers=[worker_document(each) for each in await call.app.workers()],
+    )
+    return document(200, told)
+
+
+STOP = Form(
+    name="Stop",
+    doc="Which workers are to stop, and how.",
+    fields=(
+        Field(
+            name="workers",
+            schema={
+                "type": "array",
+                "minItems": 1,
+                "maxItems": 1000,
+                "items": {"type": "string", "pattern": WORKER_PATTERN},
+            },
+            doc="These; every living one where none is named.",
+            check=array_of(worker_name, 1000),
+            example=["w-7c1f"],
+        ),
+        Field(
+            name="drain",
+            schema={"type": "boolean", "default": False},
+            doc="Let them empty their queues first.",
+            check=flag,
+            example=False,
+        ),
+    ),
+)
+
+
+def _reading(name: str, path: str, group: str, summary: str, handler: Handler, told: Told) -> Operation:
+    return Operation(
+        name=name,
+        method="GET",
+        path=path,
+        scope="read",
+        group=group,
+        summary=summary,
+        handler=handler,
+        answers={200: told},
+        refusals=(404,) if "{" in path else (),
+    )
+
+
+def _switch(name: str, summary: str, *, paused: bool) -> Operation:
+    return Operation(
+        name=name,
+        method="POST",
+        path=f"/v1/queues/{{queue}}/{name}",
+        scope="operate",
+        group="Queues",
+        summary=summary,
+        handler=_pausing(paused=paused),
+        body=NOTHING,
+        body_optional=True,
+        answers={200: Told(Pausing, "How it is now.", {"name": "default", "paused": paused})},
+    )
+
+
+_STATS: dict[str, Any] = {
+    "store": "sqlite:////var/lib/holdfast.db",
+    "counts": QUEUE["counts"],
+    "queues": [QUEUE],
+    "workers": [WORKER],
+}
+OPERATIONS = (
+    _reading("list_queues", "/v1/queues", "Queues", "List queues", find, Told(Queues, "All.", {"queues": [QUEUE]})),
+    _reading(
+        "show_queue", "/v1/queues/{queue}", "Queues", "Show a queue", show, Told(QueueDocument, "The queue.", QUEUE)
+    ),
+    _switch("pause", "Let no worker take a job of a queue; what runs goes on", paused=True),
+    _switch("resume", "Let workers take jobs of a queue again", paused=False),
+    _reading(
+        "list_workers", "/v1/workers", "Workers", "List workers", workers, Told(Workers, "All.", {"workers": [WORKER]})
+    ),
+    Operation(
+        name="stop_workers",
+        method="POST",
+        path="/v1/workers/stop",
+        scope="operate",
+        group="Workers",
+        summary="Ask workers to stop, wherever they run",
+        handler=stop,
+        body=STOP,
+        body_optional=True,
+        answers={200: Told(Asked, "Those that were asked.", {"asked": ["w-7c1f"], "drain": False})},
+        refusals=(404,),
+    ),
+    _reading("stats", "/v1/stats", "Queues", "Show everything at a glance", stats, Told(Stats, "The figures.", _STATS)),
+)

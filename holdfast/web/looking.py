@@ -1,0 +1,171 @@
+"""Looking at jobs: one with its story, pages of them, why one does not run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.app import Holdfast
+from holdfast.desk.choosing import Filters
+from holdfast.desk.documents import (
+    HTTP_NAMES,
+    ID,
+    AttemptDocument,
+    JobDocument,
+    JobId,
+    attempt_document,
+    job_document,
+)
+from holdfast.desk.why import Because, explain, known
+from holdfast.job import TERMINAL, Job, JobState
+from holdfast.values import check_key
+from holdfast.web.examples import JOB
+from holdfast.web.fields import FILTERS, PAGING, Field, count
+from holdfast.web.messages import Answer, Request, document
+from holdfast.web.routing import Call, Operation, Told
+
+WAIT_MOST = 60
+"""Seconds a client may wait for a job to end."""
+_LOOK = 5.0  # seconds between looks at a job that is waited for: what a lost wake-up costs at most
+
+
+class JobStory(JobDocument, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """A job with its attempts that did not succeed."""
+
+    history: Annotated[list[AttemptDocument], Meta(description="Attempts that did not succeed, oldest first.")]
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    """Newest first."""
+
+    jobs: list[JobDocument]
+    cursor: Annotated[str | None, Meta(description="Continues the listing; null: that was all.")]
+
+
+class Reasons(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """Why a job is where it is."""
+
+    id: JobId
+    state: JobState
+    reasons: Annotated[list[Because], Meta(description="The most telling first; never empty.", min_length=1)]
+
+
+async def find_job(app: Holdfast, reference: str) -> Job:
+    """The job a path names: by id, or by ``key:NAME``."""
+    if reference.startswith("key:"):
+        check_key(reference.removeprefix("key:"), "id")
+    return await app.get(reference)
+
+
+async def story(app: Holdfast, job: Job) -> JobStory:
+    """Everything about one job."""
+    attempts = await app.attempts(job.id) if job.claims else []
+    told = msgspec.structs.asdict(job_document(job))
+    return JobStory(**told, history=[attempt_document(each) for each in attempts])
+
+
+async def show(call: Call) -> Answer:
+    """One job, at once or when it has ended."""
+    job = await find_job(call.app, call.path["id"])
+    wait = call.query.get("wait", 0)
+    if wait and job.state not in TERMINAL:
+        job = await _ended(call, job, wait)
+    return document(200, await story(call.app, job))
+
+
+async def _ended(call: Call, job: Job, most: float) -> Job:
+    """The job when it has ended, or as it stands after so many seconds, or once nobody is there any more."""
+    store = await call.app.opened()
+    clock = call.app.clock
+    deadline = clock.monotonic() + most
+    gone = asyncio.create_task(_left(call.request))
+    try:
+        while job.state not in TERMINAL and not gone.done():
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                break
+            await store.wait([f"job:{job.id}"], timeout=min(left, _LOOK))
+            job = await call.app.get(job.id)
+    finally:
+        gone.cancel()
+    return job
+
+
+async def _left(request: Request) -> None:
+    """Return when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def find(call: Call) -> Answer:
+    """A page of jobs."""
+    query = dict(call.query)
+    limit, cursor = query.pop("limit", 50), query.pop("cursor", None)
+    where = await filters(query).build(call.app)
+    page = await call.app.find(where, limit=limit, cursor=cursor)
+    return document(200, JobPage([job_document(job) for job in page.jobs], page.cursor))
+
+
+def filters(said: dict[str, object]) -> Filters:
+    """Filters as a query or a body says them."""
+    names = {"status": "state", "type": "task"}
+    return msgspec.convert({names.get(name, name): value for name, value in said.items()}, Filters)
+
+
+async def why(call: Call) -> Answer:
+    """Why a job is where it is."""
+    job = await find_job(call.app, call.path["id"])
+    reasons = list(explain(job, await known(call.app, job)))
+    return document(200, Reasons(id=job.id, state=job.state, reasons=reasons))
+
+
+_WAIT = Field(
+    name="wait",
+    schema={"type": "integer", "minimum": 0, "maximum": WAIT_MOST, "default": 0},
+    doc="Answer when the job has ended, at the latest after this many seconds.",
+    check=count(0, WAIT_MOST),
+    example=0,
+)
+_BEHIND = {"code": "behind", "text": "it waits behind 4 jobs of queue default", "remedy": "start more workers"}
+
+OPERATIONS = (
+    Operation(
+        name="list_jobs",
+        method="GET",
+        path="/v1/jobs",
+        scope="read",
+        group="Jobs",
+        summary="List jobs",
+        doc="Newest first. Every filter that is given must match.",
+        handler=find,
+        query=(*FILTERS, *PAGING),
+        answers={200: Told(JobPage, "A page.", {"jobs": [JOB], "cursor": None})},
+    ),
+    Operation(
+        name="show_job",
+        method="GET",
+        path="/v1/jobs/{id}",
+        scope="read",
+        group="Jobs",
+        summary="Show a job",
+        doc="With its result, and the attempts that did not succeed. With `wait` the answer comes when it has ended.",
+        handler=show,
+        query=(_WAIT,),
+        answers={200: Told(JobStory, "The job.", JOB | {"history": []})},
+        refusals=(404,),
+    ),
+    Operation(
+        name="why",
+        method="GET",
+        path="/v1/jobs/{id}/why",
+        scope="read",
+        group="Jobs",
+        summary="Say why a job is where it is",
+        handler=why,
+        answers={200: Told(Reasons, "The reasons.", {"id": ID, "status": "queued", "reasons": [_BEHIND]})},
+        refusals=(404,),
+    ),
+)

@@ -1,0 +1,73 @@
+"""A request and its answer, free of any server's or framework's classes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import msgspec
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+JSON = b"application/json"
+PROBLEM = b"application/problem+json"
+TEXT = b"text/plain; charset=utf-8"
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+class Request:
+    """What a client asks. ``headers`` hold the first of each name; ``repeated`` names those that came more than once.
+    ``id`` is the client's own X-Request-Id where that is a sensible one."""
+
+    __slots__ = ("client", "headers", "id", "method", "query", "receive", "repeated", "segments")
+
+    def __init__(self, scope: Mapping[str, Any], receive: Receive, segments: tuple[str, ...]) -> None:
+        self.method: str = scope["method"]
+        self.query: bytes = scope.get("query_string", b"")
+        self.client: str = (scope.get("client") or ("",))[0]
+        self.receive = receive
+        self.segments = segments
+        self.headers: dict[bytes, bytes] = {}
+        self.repeated: set[bytes] = set()
+        for name, value in scope["headers"]:
+            if name in self.headers:
+                self.repeated.add(name)
+            else:
+                self.headers[name] = value
+        said = self.headers.get(b"x-request-id")
+        self.id = said.decode() if said is not None and _REQUEST_ID.fullmatch(said) else os.urandom(8).hex()
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What it is told."""
+
+    status: int
+    body: bytes = b""
+    media: bytes = JSON
+    headers: tuple[Header, ...] = ()
+
+
+class Refusal(Exception):
+    """A request that is refused for what it is as HTTP, before its meaning matters."""
+
+    def __init__(self, status: int, code: str, detail: str, remedy: str, *headers: Header) -> None:
+        super().__init__(detail)
+        self.status, self.code, self.detail, self.remedy, self.headers = status, code, detail, remedy, headers
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def document(status: int, value: Any, *headers: Header) -> Answer:
+    """An answer of JSON."""
+    return Answer(status, _encode(value), JSON, headers)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words for a sentence: ``a, b and c``."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

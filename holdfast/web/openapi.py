@@ -1,0 +1,201 @@
+"""The table of operations as an OpenAPI 3.1 document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from http import HTTPStatus
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+
+from holdfast.desk.documents import ID
+from holdfast.web.fields import NAME_PATTERN, REFERENCE_PATTERN, Field, Form
+from holdfast.web.messages import Answer
+from holdfast.web.problems import Problem
+from holdfast.web.routing import Call, Operation, Told
+
+_REF = "#/components/schemas/{name}"
+_ALWAYS = (403, 431, 503)
+_PLACES: dict[str, dict[str, Any]] = {
+    "id": {
+        "description": "The job's id (a UUID, or its ULID form), or `key:` and its idempotency key.",
+        "schema": {"type": "string", "pattern": REFERENCE_PATTERN},
+        "example": ID,
+    },
+    "queue": {
+        "description": "The queue's name.",
+        "schema": {"type": "string", "pattern": NAME_PATTERN},
+        "example": "default",
+    },
+}
+REFUSALS = {
+    403: "A page of another site asked.",
+    404: "There is no such job, queue or worker.",
+    405: "This method is not possible here.",
+    408: "The body did not arrive in time.",
+    409: "The state does not allow it.",
+    413: "The body, or a value in it, is too large.",
+    415: "The body is not `application/json`.",
+    422: "A value is refused; `field` names it.",
+    431: "The headers are too large.",
+    503: "The store is away, busy or full: try again.",
+}
+
+
+def with_description(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """These operations, and the one that describes them all."""
+
+    async def show(call: Call) -> Answer:
+        return Answer(200, body)
+
+    description = Operation(
+        name="openapi",
+        method="GET",
+        path="/openapi.json",
+        scope="read",
+        group="Health",
+        summary="This description, for programs",
+        handler=show,
+        answers={200: Told(dict, "An OpenAPI 3.1 document.")},
+    )
+    every = (*operations, description)
+    body = msgspec.json.encode(openapi(every))
+    return every
+
+
+def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
+    """The whole document."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Holdfast",
+            "version": _version(),
+            "description": "A durable job queue: what was acknowledged is never lost.",
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        "paths": paths,
+        "components": {"schemas": _schemas(operations)},
+    }
+
+
+def _version() -> str:
+    try:
+        return version("holdfast")
+    except PackageNotFoundError:
+        return "0"
+
+
+def refusals_of(operation: Operation) -> list[int]:
+    """The statuses it may refuse a request with."""
+    statuses = {*operation.refusals, *_ALWAYS}
+    if operation.query or operation.headers or operation.body or "{" in operation.path:
+        statuses.add(422)
+    if operation.body is not None:
+        statuses |= {408, 413, 415}
+    if operation.method == "GET":
+        statuses.discard(403)
+    return sorted(statuses)
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "operationId": operation.name,
+        "tags": [operation.group],
+        "summary": operation.summary,
+        "responses": {
+            **{str(status): _response(told) for status, told in operation.answers.items()},
+            **{str(status): _refusal(status) for status in refusals_of(operation)},
+        },
+    }
+    if operation.doc:
+        said["description"] = operation.doc
+    if parameters := list(_parameters(operation)):
+        said["parameters"] = parameters
+    if operation.body is not None:
+        schema = {"$ref": _REF.format(name=operation.body.name)}
+        content = {"application/json": {"schema": schema, "example": example(operation.body)}}
+        said["requestBody"] = {"required": not operation.body_optional, "content": content}
+    return said
+
+
+def _response(told: Told) -> dict[str, Any]:
+    said: dict[str, Any] = {"description": told.doc, "headers": {"X-Request-Id": _REQUEST_ID}}
+    if told.document is not None:
+        schema = {"type": "object"} if told.document is dict else {"$ref": _REF.format(name=told.document.__name__)}
+        content: dict[str, Any] = {"schema": schema}
+        if told.example is not None:
+            content["example"] = told.example
+        said["content"] = {"application/json": content}
+    return said
+
+
+_REQUEST_ID = {"description": "Names this request in logs.", "schema": {"type": "string"}}
+
+
+def _refusal(status: int) -> dict[str, Any]:
+    headers: dict[str, Any] = {"X-Request-Id": _REQUEST_ID}
+    if status == 503:
+        headers["Retry-After"] = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
+    schema = {"$ref": _REF.format(name="Problem")}
+    doc = REFUSALS.get(status) or HTTPStatus(status).phrase
+    return {"description": doc, "headers": headers, "content": {"application/problem+json": {"schema": schema}}}
+
+
+def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
+    for name in re.findall(r"{(\w+)}", operation.path):
+        yield {"name": name, "in": "path", "required": True, **_PLACES[name]}
+    for place, fields in (("query", operation.query), ("header", operation.headers)):
+        for field in fields:
+            yield _parameter(place, field)
+
+
+def _parameter(place: str, field: Field) -> dict[str, Any]:
+    schema = {"type": "array", "items": field.schema, "minItems": 1} if field.many else field.schema
+    said: dict[str, Any] = {"name": field.name, "in": place, "description": field.doc, "schema": schema}
+    if field.required:
+        said["required"] = True
+    if field.example is not None:
+        said["example"] = [field.example] if field.many else field.example
+    return said
+
+
+# ── schemas ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def _schemas(operations: Sequence[Operation]) -> dict[str, Any]:
+    documents = {told.document for each in operations for told in each.answers.values()} - {None, dict}
+    _, schemas = msgspec.json.schema_components([Problem, *documents], ref_template=_REF)
+    forms = [each.body for each in operations if each.body is not None]
+    return dict(sorted({**schemas, **{form.name: schema_of(form) for form in _with_inner(forms)}}.items()))
+
+
+def _with_inner(forms: Iterable[Form]) -> Iterator[Form]:
+    for form in forms:
+        yield form
+        yield from _with_inner(form.inner)
+
+
+def schema_of(form: Form) -> dict[str, Any]:
+    """A body's schema."""
+    return {
+        "type": "object",
+        "description": form.doc,
+        "additionalProperties": False,
+        "required": [field.name for field in form.fields if field.required],
+        "properties": {field.name: _property(field) for field in form.fields},
+    }
+
+
+def _property(field: Field) -> dict[str, Any]:
+    said = {**field.schema, "description": field.doc}
+    return said if field.example is None else {**said, "examples": [field.example]}
+
+
+def example(form: Form) -> dict[str, Any]:
+    """A body as it may be: what is required, or the first thing that can be said."""
+    shown = [field for field in form.fields if field.example is not None]
+    wanted = [field for field in shown if field.required] or shown[:1]
+    return {field.name: field.example for field in wanted}

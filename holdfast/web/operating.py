@@ -1,0 +1,260 @@
+"""Cancelling, replaying and deleting: one job, or all that ids or a filter name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.app import Holdfast
+from holdfast.desk.deeds import CANCEL, DELETE, Deed, by_state, replaying
+from holdfast.desk.documents import ID, JobDocument, Standing, job_document
+from holdfast.errors import Conflict, Invalid, NotFound
+from holdfast.job import Job, JobFilter, JobState
+from holdfast.lifecycle import check_replay
+from holdfast.task.codec import Said
+from holdfast.web.examples import JOB
+from holdfast.web.fields import FILTERS, Field, Form, an_object, array_of, flag, number, text
+from holdfast.web.looking import filters, find_job
+from holdfast.web.messages import Answer, document
+from holdfast.web.routing import Call, Handler, Operation, Told
+
+MOST = 1000
+"""Jobs one call changes."""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operation on many jobs did, or would do."""
+
+    dry_run: bool
+    count: Annotated[int, Meta(description="Jobs that were changed, or would be.", ge=0)]
+    changed: Annotated[list[Standing], Meta(description="Those jobs as they are now; none for a dry run.")]
+    refused: Annotated[
+        list[Standing], Meta(description="Named jobs whose state does not allow it, or that are not there.")
+    ]
+    more: Annotated[bool, Meta(description="Matching jobs are left: call again.")]
+
+
+def _many(field: Field) -> Field:
+    if not field.many:
+        return field
+    schema = {"type": "array", "minItems": 1, "maxItems": 100, "items": field.schema}
+    return msgspec.structs.replace(field, schema=schema, check=array_of(field.check, 100), example=[field.example])
+
+
+FILTER = Form(name="Filter", doc="Every field that is given must match.", fields=tuple(map(_many, FILTERS)))
+
+
+def _filter(value: Any, field: str) -> dict[str, Any]:
+    return FILTER.read(an_object(value, field), f"{field}.")
+
+
+_IDS = {"type": "array", "minItems": 1, "maxItems": MOST, "items": {"type": "string", "minLength": 1, "maxLength": 600}}
+LIMIT = Field(
+    name="limit",
+    schema={"type": "integer", "minimum": 1, "maximum": MOST, "default": MOST},
+    doc="Jobs this call changes at most.",
+    check=number(1, MOST),
+    example=MOST,
+)
+DRY_RUN = Field(
+    name="dry_run", schema={"type": "boolean", "default": False}, doc="Only count.", check=flag, example=True
+)
+_FORCE = Field(
+    name="force",
+    schema={"type": "boolean", "default": False},
+    doc="Also what has succeeded.",
+    check=flag,
+    example=False,
+)
+_PAYLOAD = Field(
+    name="payload",
+    schema={"type": "object"},
+    doc="Edited arguments; leave it out to keep them.",
+    check=an_object,
+    example={"to": "a@b.c"},
+)
+_SELECTION = (
+    Field(
+        name="ids",
+        schema=_IDS,
+        doc="These jobs, each by its id or `key:NAME`.",
+        check=array_of(text(1, 600), MOST),
+        example=[ID],
+    ),
+    Field(
+        name="filter",
+        schema={"$ref": "#/components/schemas/Filter"},
+        doc="The jobs that match.",
+        check=_filter,
+    ),
+    Field(name="all", schema={"const": True}, doc="Every job there is.", check=flag),
+    DRY_RUN,
+    LIMIT,
+)
+SELECTION = Form(name="Selection", doc="Which jobs: give `ids`, `filter` or `all`.", fields=_SELECTION, inner=(FILTER,))
+REPLAY = Form(
+    name="Replay", doc="Which jobs: give `ids`, `filter` or `all`.", fields=(*_SELECTION, _FORCE), inner=(FILTER,)
+)
+REPLAY_ONE = Form(name="ReplayOne", doc="How to replay a job.", fields=(_FORCE, _PAYLOAD))
+NOTHING = Form(name="Nothing", doc="Nothing more is to be said.", fields=())
+
+
+# ── one job ───────────────────────────────────────────────────────────────────────────────────────────────────────
+async def cancel_one(call: Call) -> Answer:
+    """Cancel a job that waits, or ask one that runs to stop."""
+    job = await find_job(call.app, call.path["id"])
+    await call.app.cancel_one(job.id)
+    return document(200, job_document(await call.app.get(job.id)))
+
+
+async def replay_one(call: Call) -> Answer:
+    """Queue a job again."""
+    job = await find_job(call.app, call.path["id"])
+    return await replayed(call, job)
+
+
+async def replayed(call: Call, job: Job) -> Answer:
+    """Queue this job again as the body says; the answer."""
+    force, payload = call.body.get("force", False), call.body.get("payload")
+    operated = await call.app.replay(job.id, force=force, payload=payload)
+    if not operated.changed:
+        state = operated.refused[0][1]
+        if state is None:
+            raise NotFound(f"there is no job {job.id}")
+        check_replay(job.id, state, force=force)
+    return document(200, job_document(await call.app.get(job.id)))
+
+
+async def delete_one(call: Call) -> Answer:
+    """Delete a job that is not running."""
+    job = await find_job(call.app, call.path["id"])
+    operated = await call.app.delete(job.id)
+    if not operated.changed:
+        state = operated.refused[0][1]
+        if state is None:
+            raise NotFound(f"there is no job {job.id}")
+        raise Conflict(f"job {job.id} cannot be deleted: {DELETE.advice}")
+    return Answer(204)
+
+
+# ── many ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _on_many(deed: Deed | None) -> Handler:
+    async def handle(call: Call) -> Answer:
+        chosen = deed or replaying(force=call.body.get("force", False))
+        return document(200, await carried_out(call.app, chosen, call.body))
+
+    return handle
+
+
+async def carried_out(app: Holdfast, deed: Deed, said: dict[str, Any] | Any, states: Sequence[JobState] = ()) -> Done:
+    """Do it, or count; ``states``: where the filter names none."""
+    ids = said.get("ids")
+    ways = [name for name in ("ids", "filter", "all") if said.get(name) is not None and said.get(name) is not False]
+    if len(ways) != 1:
+        given = Said(" and ".join(ways) or "nothing")
+        raise Invalid("ids", given, "give exactly one of ids, filter and all", "does not say which jobs")
+    limit, dry_run = said.get("limit", MOST), said.get("dry_run", False)
+    if ids is not None:
+        return await _named(app, deed, ids, dry_run=dry_run)
+    wheres = by_state(await filters(said.get("filter") or {}).build(app, tuple(states)), deed.legal)
+    return await (_counted(app, wheres) if dry_run else _matched(app, deed, wheres, limit))
+
+
+async def _named(app: Holdfast, deed: Deed, ids: Sequence[str], *, dry_run: bool) -> Done:
+    if dry_run:
+        jobs = [await find_job(app, each) for each in ids]
+        return Done(
+            dry_run=True, count=sum(job.state in deed.legal for job in jobs), changed=[], refused=[], more=False
+        )
+    operated = await getattr(app, deed.name)(ids, limit=len(ids), **deed.options)
+    return _done(operated.changed, operated.refused, more=False)
+
+
+async def _counted(app: Holdfast, wheres: Sequence[JobFilter]) -> Done:
+    number = sum([await app.count(where) for where in wheres])
+    return Done(dry_run=True, count=number, changed=[], refused=[], more=False)
+
+
+async def _matched(app: Holdfast, deed: Deed, wheres: Sequence[JobFilter], limit: int) -> Done:
+    """Change at most ``limit`` of what matches, one state after the other."""
+    changed: list[tuple[str, JobState]] = []
+    for place, where in enumerate(wheres):
+        operated = await getattr(app, deed.name)(where, limit=limit - len(changed), **deed.options)
+        changed += operated.changed
+        if operated.more or len(changed) >= limit:
+            more = operated.more or any([await app.count(left) for left in wheres[place + 1 :]])
+            return _done(changed, [], more=more)
+    return _done(changed, [], more=False)
+
+
+def _done(
+    changed: Sequence[tuple[str, JobState]], refused: Sequence[tuple[str, JobState | None]], *, more: bool
+) -> Done:
+    return Done(
+        dry_run=False,
+        count=len(changed),
+        changed=[Standing(id=job_id, state=state) for job_id, state in changed],
+        refused=[Standing(id=job_id, state=state) for job_id, state in refused],
+        more=more,
+    )
+
+
+def _example(state: str) -> dict[str, Any]:
+    changed = [{"id": ID, "status": state}]
+    return {"dry_run": False, "count": 1, "changed": changed, "refused": [], "more": False}
+
+
+def one(name: str, handler: Handler, summary: str, body: Form, *, path: str = "", example: Any = JOB) -> Operation:
+    """An operation on one job, which answers with the job."""
+    return Operation(
+        name=f"{name}_one",
+        method="POST",
+        path=path or f"/v1/jobs/{{id}}/{name}",
+        scope="operate",
+        group="Jobs",
+        summary=summary,
+        handler=handler,
+        body=body,
+        body_optional=True,
+        answers={200: Told(JobDocument, "The job as it is now.", example)},
+        refusals=(404, 409),
+    )
+
+
+def _on_selection(name: str, deed: Deed | None, summary: str, body: Form, state: str) -> Operation:
+    return Operation(
+        name=name,
+        method="POST",
+        path=f"/v1/jobs/{name}",
+        scope="operate",
+        group="Jobs",
+        summary=summary,
+        doc=f"At most {MOST:,} a call; `more` says whether to call again. `dry_run` only counts.",
+        handler=_on_many(deed),
+        body=body,
+        answers={200: Told(Done, "What was done.", _example(state))},
+        refusals=(404,),
+    )
+
+
+OPERATIONS = (
+    one("cancel", cancel_one, "Cancel a job that waits, or ask one that runs to stop", NOTHING),
+    one("replay", replay_one, "Queue a dead, failed or cancelled job again with a new budget", REPLAY_ONE),
+    Operation(
+        name="delete_one",
+        method="DELETE",
+        path="/v1/jobs/{id}",
+        scope="operate",
+        group="Jobs",
+        summary="Delete a job that is not running; its key is free again",
+        handler=delete_one,
+        answers={204: Told(None, "It is gone.")},
+        refusals=(404, 409),
+    ),
+    _on_selection("cancel", CANCEL, "Cancel many jobs", SELECTION, "cancelled"),
+    _on_selection("replay", None, "Replay many jobs", REPLAY, "queued"),
+    _on_selection("delete", DELETE, "Delete many jobs", SELECTION, "dead"),
+)

@@ -1,0 +1,77 @@
+"""Errors as RFC 9457 problem documents: a stable code, the field, the value shown safely, the remedy."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from holdfast.errors import HoldfastError, Invalid, Unavailable, shown
+from holdfast.web.messages import PROBLEM, Answer, Header, Refusal
+
+RETRY_AFTER = 2
+"""Seconds after which a client may try again where the store was away."""
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong, and what to do about it (RFC 9457)."""
+
+    type: Annotated[str, Meta(description="A name for the kind of problem.", examples=["urn:holdfast:problem:invalid"])]
+    title: Annotated[str, Meta(description="The status in words.", examples=["Unprocessable Content"])]
+    status: Annotated[int, Meta(examples=[422])]
+    detail: Annotated[
+        str,
+        Meta(
+            description="What is wrong this time, for people.",
+            examples=["priority: 101 is not valid; give a whole number from -100 to 100"],
+        ),
+    ]
+    code: Annotated[str, Meta(description="The stable word for it, for programs.", examples=["invalid"])]
+    request_id: Annotated[str, Meta(description="As in the header X-Request-Id.", examples=["6f1c2a9e0b7d4c35"])]
+    field: Annotated[
+        str | UnsetType, Meta(description="What is wrong, where it is a value.", examples=["priority"])
+    ] = UNSET
+    value: Annotated[
+        str | UnsetType, Meta(description="The value, quoted and cut to 64 characters.", examples=["101"])
+    ] = UNSET
+    remedy: Annotated[
+        str | UnsetType, Meta(description="What to do.", examples=["give a whole number from -100 to 100"])
+    ] = UNSET
+
+
+_encode = msgspec.json.Encoder().encode
+_TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}  # older Pythons call them otherwise
+
+
+def answer_to(error: Exception, request_id: str) -> Answer:
+    """The answer to a request that ended in this error. What is no error of ours says nothing about itself."""
+    match error:
+        case Refusal():
+            return problem(error.status, error.code, error.detail, request_id, *error.headers, remedy=error.remedy)
+        case Invalid():
+            said = {"field": error.field, "value": shown(error.value), "remedy": error.remedy}
+            return problem(error.http_status, error.code, str(error), request_id, **said)
+        case Unavailable():
+            retry = (b"retry-after", str(RETRY_AFTER).encode())
+            remedy = "try again; with an idempotency key or an id that is harmless"
+            return problem(503, error.code, str(error), request_id, retry, remedy=remedy)
+        case HoldfastError():
+            return problem(error.http_status, error.code, str(error), request_id)
+    detail = "something went wrong in Holdfast itself; its log has the cause under this request_id"
+    return problem(500, "internal", detail, request_id)
+
+
+def problem(status: int, code: str, detail: str, request_id: str, *headers: Header, **said: Any) -> Answer:
+    """A problem document as an answer."""
+    body = Problem(
+        type=f"urn:holdfast:problem:{code}",
+        title=_TITLES.get(status) or HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        code=code,
+        request_id=request_id,
+        **said,
+    )
+    return Answer(status, _encode(body), PROBLEM, headers)

@@ -1,0 +1,120 @@
+"""Operations: what can be asked, in one table. Server, OpenAPI document and reference page are made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.app import Holdfast
+from holdfast.web.fields import Field, Form
+from holdfast.web.messages import Answer, Refusal, Request, listed
+
+
+class Call(msgspec.Struct, kw_only=True):
+    """One request, understood: what an operation works on."""
+
+    app: Holdfast
+    request: Request
+    path: Mapping[str, str]
+    query: Mapping[str, Any]
+    body: Mapping[str, Any]
+
+
+Handler = Callable[[Call], Awaitable[Answer]]
+
+
+class Told(NamedTuple):
+    """One answer an operation may give: the type of its document, what it says, an example of it."""
+
+    document: Any
+    doc: str
+    example: Any = None
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that can be asked.
+
+    ``scope``: what a key must be allowed to; None: anybody may ask. ``batch``: the body may be that much larger.
+    ``raw``: its handler reads the body's fields itself.
+    """
+
+    name: str
+    method: str
+    path: str
+    scope: str | None
+    group: str
+    summary: str
+    handler: Handler
+    doc: str = ""
+    query: tuple[Field, ...] = ()
+    headers: tuple[Field, ...] = ()
+    body: Form | None = None
+    body_optional: bool = False
+    raw: bool = False
+    batch: bool = False
+    answers: Mapping[int, Told]
+    refusals: tuple[int, ...] = ()
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        return tuple(self.path.strip("/").split("/"))
+
+
+class Routes:
+    """Finds the operation a request means."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self.operations = tuple(operations)
+        self._literal: dict[tuple[str, ...], dict[str, Operation]] = {}
+        self._patterns: dict[int, list[tuple[tuple[str, ...], dict[str, Operation]]]] = {}
+        for operation in operations:
+            self._methods(operation.segments)[operation.method] = operation
+
+    def _methods(self, segments: tuple[str, ...]) -> dict[str, Operation]:
+        if not any(part.startswith("{") for part in segments):
+            return self._literal.setdefault(segments, {})
+        patterns = self._patterns.setdefault(len(segments), [])
+        for pattern, methods in patterns:
+            if pattern == segments:
+                return methods
+        patterns.append((segments, {}))
+        return patterns[-1][1]
+
+    def find(self, method: str, segments: tuple[str, ...]) -> tuple[Operation, dict[str, str]]:
+        """The operation and what stands in the places of its path; Refusal 404 or 405. Words go before places."""
+        allowed: set[str] = set()
+        for methods, path in self._matches(segments):
+            operation = methods.get("GET" if method == "HEAD" else method)
+            if operation is not None:
+                return operation, path
+            allowed.update(methods)
+        if not allowed:
+            remedy = "GET /openapi.json lists what there is"
+            raise Refusal(404, "unknown_path", "there is nothing at this path", remedy)
+        names = sorted(allowed)
+        header = (b"allow", ", ".join(names).encode())
+        remedy = f"use {listed(names)}"
+        raise Refusal(405, "method_not_allowed", f"{method[:16]!r} is not possible here", remedy, header)
+
+    def _matches(self, segments: tuple[str, ...]) -> list[tuple[dict[str, Operation], dict[str, str]]]:
+        found: list[tuple[dict[str, Operation], dict[str, str]]] = []
+        literal = self._literal.get(segments)
+        if literal is not None:
+            found.append((literal, {}))
+        for pattern, methods in self._patterns.get(len(segments), ()):
+            path = _fitted(pattern, segments)
+            if path is not None:
+                found.append((methods, path))
+        return found
+
+
+def _fitted(pattern: tuple[str, ...], segments: tuple[str, ...]) -> dict[str, str] | None:
+    path: dict[str, str] = {}
+    for part, segment in zip(pattern, segments, strict=True):
+        if part.startswith("{") and segment:
+            path[part[1:-1]] = segment
+        elif part != segment:
+            return None
+    return path

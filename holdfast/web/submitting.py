@@ -1,0 +1,249 @@
+"""Submitting: one job, or a batch of them as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from holdfast.app import Holdfast, JobHandle
+from holdfast.desk.documents import HTTP_NAMES, ID, JobDocument, JobId, job_document
+from holdfast.errors import Invalid, Unavailable
+from holdfast.job import NewJob
+from holdfast.retry import Retry
+from holdfast.task.codec import Said
+from holdfast.values import KEY_LIMIT, check_task_name
+from holdfast.web.examples import JOB
+from holdfast.web.fields import NAME_PATTERN, TASK_PATTERN, Field, Form, an_object, array_of, as_it_is, key, tag, text
+from holdfast.web.messages import Answer, Request, document
+from holdfast.web.routing import Call, Operation, Told
+
+BATCH_MOST = 1000
+"""Jobs in one batch."""
+KEY_HEADER = "Idempotency-Key"
+_SPAN = {"type": ["number", "string"], "minimum": 0, "maxLength": 40}
+
+
+def _retry(value: Any, field: str) -> Retry:
+    if isinstance(value, str):
+        return Retry.parse(text(1, 200)(value, field))
+    return Retry.from_builtins(an_object(value, field))
+
+
+def _attempts(value: Any, field: str) -> Any:
+    if value != "unlimited" and (isinstance(value, bool) or not isinstance(value, int)):
+        raise Invalid(field, value, 'give a whole number, or "unlimited"')
+    return value
+
+
+def _payload(value: Any, field: str) -> dict[str, Any]:
+    return an_object(value, field)
+
+
+def _field(name: str, schema: Mapping[str, Any], doc: str, check: Any = as_it_is, example: Any = None) -> Field:
+    return Field(name=name, schema=schema, doc=doc, check=check, example=example, required=name in ("type", "payload"))
+
+
+_TYPE = {"type": "string", "pattern": TASK_PATTERN}
+_KEY = {"type": "string", "minLength": 1, "maxLength": KEY_LIMIT}
+_ATTEMPTS = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 25}, {"const": "unlimited"}]}
+SUBMISSION = Form(
+    name="Submission",
+    doc="A job to be stored. What is not said stands in its task, else in the settings.",
+    fields=(
+        _field("type", _TYPE, "The task's name.", check_task_name, "email.send"),
+        _field("payload", {"type": "object"}, "The arguments by name.", _payload, {"to": "a@b.c"}),
+        _field("queue", {"type": "string", "pattern": NAME_PATTERN}, "The queue it waits in.", example="default"),
+        _field("priority", {"type": "integer", "minimum": -100, "maximum": 100}, "Higher runs first.", example=0),
+        _field("delay", _SPAN, 'Not before this long from now: seconds, or "5m".', example=60),
+        _field(
+            "run_at",
+            {"type": "string", "format": "date-time"},
+            "Not before this instant: RFC 3339 with its offset, from 2000 to 2199. Not together with `delay`.",
+            example="2030-01-31T08:00:00Z",
+        ),
+        _field("key", _KEY, "An idempotency key; the header goes before it.", key, "welcome-42"),
+        _field("key_for", _SPAN, "How long the key lives at least; it lives as long as its job's row anyway."),
+        _field(
+            "max_attempts", _ATTEMPTS, 'Executions it may have, up to max_attempts_limit, or "unlimited".', _attempts, 5
+        ),
+        _field(
+            "timeout", {"type": ["number", "string"], "exclusiveMinimum": 0}, "What one attempt may take.", example=30
+        ),
+        _field(
+            "retry",
+            {"type": ["string", "object"], "minLength": 1, "maxLength": 200},
+            "When to try again, as text or as a job shows it.",
+            _retry,
+            "exponential:base=5",
+        ),
+        _field(
+            "tags",
+            {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": 100,
+                "items": {"type": "string", "minLength": 1, "maxLength": 100},
+            },
+            "Words to find it by.",
+            array_of(tag, 100),
+            ["spring"],
+        ),
+        _field("metadata", {"type": "object"}, "Your own, kept with the job; at most 16 KiB.", an_object),
+        _field("id", {"type": "string", "format": "uuid"}, "An id of your own making; the same id again is harmless."),
+    ),
+)
+BATCH = Form(
+    name="Batch",
+    doc="Jobs to be stored together: all of them or none.",
+    fields=(
+        Field(
+            name="jobs",
+            schema={
+                "type": "array",
+                "minItems": 1,
+                "maxItems": BATCH_MOST,
+                "items": {"$ref": "#/components/schemas/Submission"},
+            },
+            doc="The jobs, in their order.",
+            check=array_of(an_object, BATCH_MOST),
+            example=[{"type": "email.send", "payload": {"to": "a@b.c"}, "key": "welcome-42"}],
+            required=True,
+        ),
+    ),
+    inner=(SUBMISSION,),
+)
+_HEADER = Field(
+    name=KEY_HEADER,
+    schema=_KEY,
+    doc="At most one job exists for a key; it goes before the body's.",
+    check=key,
+    example="welcome-42",
+)
+
+
+WakeUp = Annotated[
+    Literal["delayed"] | UnsetType,
+    Meta(description="There where the transport could not be told: the job is stored, and the next sweep finds it."),
+]
+
+
+class SubmittedJob(JobDocument, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """The job that was submitted."""
+
+    wake_up: WakeUp = UNSET
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """One job of a batch."""
+
+    id: JobId
+    created: Annotated[bool, Meta(description="false: its key or id stood for this job already.")]
+    wake_up: WakeUp = UNSET
+
+
+class StoredBatch(msgspec.Struct, frozen=True):
+    """The jobs of a batch, in its order."""
+
+    jobs: list[Stored]
+
+
+async def submit(call: Call) -> Answer:
+    """Store one job; when the answer is there, it is stored."""
+    key = header_key(call.request)
+    if key is None and call.app.settings.key_required and "key" not in call.body:
+        raise Invalid(KEY_HEADER, Said("nothing"), "send one; the settings require it", "was given", code="missing")
+    handle = await call.app.submit(draft(call.app, call.body, key=key))
+    try:
+        job = await call.app.get(handle.id)
+    except Unavailable as error:
+        raise Unavailable(f"job {handle.id} is stored, but could not be read back: {error}") from None
+    location = (b"location", b"/v1/jobs/" + handle.id.encode())
+    told = SubmittedJob(**msgspec.structs.asdict(job_document(job)), wake_up=_wake_up(handle))
+    return document(201 if handle.created else 200, told, location)
+
+
+def _wake_up(handle: JobHandle[Any]) -> Literal["delayed"] | UnsetType:
+    return "delayed" if handle.wake_up_delayed else UNSET
+
+
+def header_key(request: Request) -> str | None:
+    """The idempotency key of the header, if there is one."""
+    raw = request.headers.get(b"idempotency-key")
+    if raw is None:
+        return None
+    if b"idempotency-key" in request.repeated:
+        raise Invalid(KEY_HEADER, Said("several"), "send one", "were given", code="duplicate_key")
+    try:
+        return key(raw.decode(), KEY_HEADER)
+    except UnicodeDecodeError:
+        raise Invalid(KEY_HEADER, raw.decode("latin-1"), "send UTF-8", code="invalid_unicode") from None
+
+
+def draft(app: Holdfast, said: Mapping[str, Any], path: str = "", key: str | None = None) -> NewJob:
+    """The job a submission stands for; Invalid names the field, with ``path`` before it."""
+    options = SUBMISSION.read(said, path)
+    if key is not None:
+        options["key"] = key
+    try:
+        return app.draft(options.pop("type"), options.pop("payload"), **options)
+    except Invalid as error:
+        error.args, error.field = (path + str(error),), path + error.field
+        raise
+
+
+async def submit_batch(call: Call) -> Answer:
+    """Store a batch in one transaction."""
+    if header_key(call.request) is not None:
+        raise Invalid(KEY_HEADER, Said("a key for a batch"), "give each job of the batch its own key", "was given")
+    required = call.app.settings.key_required
+    jobs = [draft(call.app, said, f"jobs[{place}].") for place, said in enumerate(call.body["jobs"])]
+    for place, job in enumerate(jobs):
+        if required and job.key is None:
+            remedy = "give one; the settings require it"
+            raise Invalid(f"jobs[{place}].key", Said("nothing"), remedy, "was given", code="missing")
+    handles = await call.app.enqueue_many(jobs, batch=BATCH_MOST)
+    stored = StoredBatch([Stored(handle.id, handle.created, _wake_up(handle)) for handle in handles])
+    return document(201 if any(handle.created for handle in handles) else 200, stored)
+
+
+OPERATIONS = (
+    Operation(
+        name="submit",
+        method="POST",
+        path="/v1/jobs",
+        scope="submit",
+        group="Jobs",
+        summary="Submit a job",
+        doc="When the answer is there, the job is stored. A key that stands for a job already answers 200 with that "
+        "job, whatever the body says; with the setting `strict_idempotency` a different submission is a conflict.",
+        handler=submit,
+        headers=(_HEADER,),
+        body=SUBMISSION,
+        raw=True,
+        answers={
+            201: Told(SubmittedJob, "The job was stored.", JOB),
+            200: Told(SubmittedJob, "The key or the id stood for this job already.", JOB),
+        },
+        refusals=(409,),
+    ),
+    Operation(
+        name="submit_batch",
+        method="POST",
+        path="/v1/jobs/batch",
+        scope="submit",
+        group="Jobs",
+        summary="Submit many jobs",
+        doc=f"All of them or none, at most {BATCH_MOST:,}; on Redis each 200 of them.",
+        handler=submit_batch,
+        body=BATCH,
+        batch=True,
+        answers={
+            201: Told(StoredBatch, "The jobs were stored.", {"jobs": [{"id": ID, "created": True}]}),
+            200: Told(StoredBatch, "Every job was there already.", {"jobs": [{"id": ID, "created": False}]}),
+        },
+        refusals=(409,),
+    ),
+)

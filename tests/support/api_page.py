@@ -1,0 +1,107 @@
+"""The reference page of the HTTP API, made from its table of operations.
+
+``python -m tests.support.api_page > docs/http-api.md``
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from holdfast.web.asgi import OPERATIONS
+from holdfast.web.fields import Field
+from holdfast.web.openapi import REFUSALS, example, refusals_of
+from holdfast.web.routing import Operation
+
+_HEAD = """\
+# HTTP API reference
+
+<!-- Made by `python -m tests.support.api_page > docs/http-api.md`, and compared by a test. -->
+
+[The HTTP API](http.md) tells how to run and use it. `GET /openapi.json` has the same for programs, with the schema of
+every document. In paths `{id}` is a job's id (a UUID or its ULID form), or `key:` and its idempotency key,
+percent-encoded.
+
+Every operation may also answer 403, 404, 405, 431 or 503, and those with a body 408, 413 or 415; each with a problem
+document ([errors](http.md#errors)).
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return _HEAD + "".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    groups = list(dict.fromkeys(operation.group for operation in OPERATIONS))
+    ordered = sorted(OPERATIONS, key=lambda operation: groups.index(operation.group))
+    for group, operations in groupby(ordered, key=lambda operation: operation.group):
+        yield f"\n## {group}\n"
+        for operation in operations:
+            yield from _operation(operation)
+
+
+def _operation(operation: Operation) -> Iterator[str]:
+    yield f"\n### {operation.method} {operation.path}\n\n{operation.summary}.\n"
+    if operation.doc:
+        yield f"\n{operation.doc}\n"
+    yield from _fields("header", operation.headers)
+    yield from _fields("query", operation.query)
+    if operation.body is not None:
+        said = " (may be left out)" if operation.body_optional else ""
+        if operation.body.fields:
+            yield from _fields(f"body{said}", operation.body.fields)
+            yield f"\n```json\n{_spread(example(operation.body))}\n```\n"
+    yield "\n| answer | |\n|---|---|\n"
+    for status, told in operation.answers.items():
+        yield f"| {status} | {told.doc} |\n"
+    for status in refusals_of(operation):
+        if status in operation.refusals:
+            yield f"| {status} | {REFUSALS[status]} |\n"
+    first = next(iter(operation.answers.values()))
+    if first.example is not None:
+        yield f"\n```json\n{_spread(first.example)}\n```\n"
+
+
+def _fields(place: str, fields: tuple[Field, ...]) -> Iterator[str]:
+    if fields:
+        yield f"\n| {place} | | |\n|---|---|---|\n"
+    for field in fields:
+        required = ", required" if field.required else ""
+        several = ", several times" if field.many else ""
+        yield f"| `{field.name}` | {_form(field.schema)}{required}{several} | {field.doc} |\n"
+
+
+def _form(schema: Any) -> str:
+    match schema:
+        case {"$ref": str(name)}:
+            return name.rpartition("/")[2]
+        case {"enum": list(words)}:
+            return "one of " + ", ".join(f"`{word}`" for word in words)
+        case {"const": value}:
+            return f"`{json.dumps(value)}`"
+        case {"anyOf": list(ways)}:
+            return " or ".join(map(_form, ways))
+        case {"type": "array", "items": items}:
+            return f"array of {_form(items)}"
+        case {"type": "integer", "minimum": least, "maximum": most}:
+            return f"whole number, {least} to {most}"
+        case {"type": list(kinds)}:
+            return " or ".join(kinds)
+        case {"format": "date-time"}:
+            return "instant"
+        case {"type": "string", "maxLength": most}:
+            return f"text, at most {most}"
+        case {"type": kind}:
+            return str(kind)
+    raise ValueError(f"no words for {schema}")
+
+
+def _spread(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

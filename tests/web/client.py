@@ -1,0 +1,146 @@
+"""A client of the API in this process, and what a worker would do beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+
+from holdfast import Holdfast
+from holdfast.job import Job
+from holdfast.lifecycle import Failed, Outcome, Succeeded, decide
+from holdfast.retry import Retry
+from holdfast.web import asgi
+
+T = TypeVar("T")
+
+JSON = {"content-type": "application/json"}
+UNKNOWN_ID = "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77"
+
+
+class Api:
+    """Asks, and checks what holds for every answer: no error of ours, a problem document where it is a refusal."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        self.app = Holdfast(url, **settings)
+        self._runner = asyncio.Runner()
+        self._client = httpx.AsyncClient(transport=httpx.ASGITransport(asgi(self.app)), base_url="http://api")
+
+    def __enter__(self) -> Api:
+        self._runner.__enter__()
+        self.run(self.app.opened())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.run(self._close())
+        self._runner.__exit__(kind, error, trace)
+
+    async def _close(self) -> None:
+        await self._client.aclose()
+        await self.app.close()
+
+    def run(self, call: Awaitable[T]) -> T:
+        """Await on the loop the store was opened on."""
+
+        async def awaited() -> T:
+            async with asyncio.timeout(50):
+                return await call
+
+        return self._runner.run(awaited())
+
+    # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────
+    async def raw(self, method: str, path: str, **said: Any) -> httpx.Response:
+        """Ask."""
+        return await self._client.request(method, path, **said)
+
+    async def send(self, method: str, path: str, **said: Any) -> httpx.Response:
+        """Ask, and check the answer's form."""
+        answer = await self.raw(method, path, **said)
+        check_form(answer)
+        return answer
+
+    def ask(self, method: str, path: str, **said: Any) -> httpx.Response:
+        """The same for a test that is not async."""
+        return self.run(self.send(method, path, **said))
+
+    def get(self, path: str, **query: Any) -> Any:
+        """The document of an answer that is no refusal."""
+        return _document(self.ask("GET", path, params=query or None), 200)
+
+    def post(self, path: str, body: Any = None, status: int = 200, **headers: str) -> Any:
+        """The same for a JSON body."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        content = None if body is None else json.dumps(body)
+        given = JSON if body is not None else {}
+        return _document(self.ask("POST", path, content=content, headers={**given, **named}), status)
+
+    def refused(self, method: str, path: str, status: int, **said: Any) -> dict[str, Any]:
+        """The problem of an answer that refuses with this status."""
+        answer = self.ask(method, path, **said)
+        assert answer.status_code == status, answer.text
+        problem: dict[str, Any] = answer.json()
+        return problem
+
+    def submit(self, status: int = 201, **said: Any) -> dict[str, Any]:
+        """Submit a job of task work, unless another is named."""
+        document: dict[str, Any] = self.post("/v1/jobs", {"type": "work", "payload": {}, **said}, status)
+        return document
+
+    def count(self) -> int:
+        """How many jobs are stored."""
+
+        async def ask() -> int:
+            return await self.app.count()
+
+        return self.run(ask())
+
+    # ── what a worker would do ────────────────────────────────────────────────────────────────────────────────────
+    async def claim(self, job_id: str) -> Job:
+        """Take this very job, as worker-1."""
+        store = await self.app.opened()
+        claim = await store.claim("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1), only=[job_id])
+        return claim.jobs[0]
+
+    async def end(self, job_id: str, outcome: Outcome) -> None:
+        """Take this very job and let it end so."""
+        job = await self.claim(job_id)
+        store = await self.app.opened()
+        await store.settle([decide(job, outcome, Retry.fixed(3600), random.Random(0))])
+
+    def succeed(self, job_id: str, result: str | None = None) -> None:
+        """Let this job succeed."""
+        self.run(self.end(job_id, Succeeded(result=result)))
+
+    def dead(self, error: str = "it broke", **said: Any) -> str:
+        """The id of a new dead letter."""
+        job_id: str = self.submit(**said)["id"]
+        self.run(self.end(job_id, Failed(error=error, retryable=False)))
+        return job_id
+
+
+def check_form(answer: httpx.Response) -> None:
+    """What holds for every answer."""
+    assert answer.status_code < 500 or answer.status_code == 503, answer.text
+    assert answer.headers["x-request-id"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    if answer.status_code >= 400:
+        assert answer.headers["content-type"] == "application/problem+json"
+        problem = answer.json()
+        assert problem["status"] == answer.status_code
+        assert problem["type"] == f"urn:holdfast:problem:{problem['code']}"
+        assert problem["request_id"] == answer.headers["x-request-id"]
+        assert {"title", "detail"} <= set(problem)
+        assert len(problem.get("value", "")) <= 64
+
+
+def _document(answer: httpx.Response, status: int) -> Any:
+    assert answer.status_code == status, answer.text
+    return json.loads(answer.content) if answer.content else None

@@ -1,0 +1,147 @@
+"""GET /v1/jobs and what hangs below it: one job, its story, pages, reasons."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from holdfast.job import as_ulid
+from holdfast.lifecycle import Failed, Succeeded
+from tests.web.client import UNKNOWN_ID, Api
+
+
+def test_a_job_is_found_by_uuid_ulid_and_key(api: Api) -> None:
+    job = api.submit(key="a/b c:d")
+    spellings = (job["id"], job["id"].upper(), as_ulid(job["id"]), "key:a%2Fb%20c:d")
+    assert {api.get(f"/v1/jobs/{each}")["id"] for each in spellings} == {job["id"]}
+
+
+@pytest.mark.parametrize(
+    ("reference", "status"),
+    [
+        (UNKNOWN_ID, 404),
+        ("key:nobody", 404),
+        ("not-a-uuid", 422),
+        ("key:", 422),
+        ("key:%00", 422),
+        ("key:%0a", 422),
+        ("%00", 422),
+        ("%ff%fe", 422),
+        ("%2e%2e%2fetc", 422),
+        ("x" * 4000, 422),
+        ("", 404),
+        (f"{UNKNOWN_ID}/", 404),
+    ],
+)
+def test_what_names_no_job_is_told_from_what_names_nothing(api: Api, reference: str, status: int) -> None:
+    api.refused("GET", f"/v1/jobs/{reference}", status)
+
+
+def test_the_story_has_result_and_attempts(api: Api) -> None:
+    job_id = api.submit(max_attempts=2)["id"]
+    api.run(api.end(job_id, Failed(error="no route", traceback="Traceback …", retryable=True)))
+    story = api.get(f"/v1/jobs/{job_id}")
+    assert (story["status"], story["attempts"], story["failures"], story["error"]) == ("failed", 1, 1, "no route")
+    (attempt,) = story["history"]
+    assert (attempt["status"], attempt["error"], attempt["traceback"]) == ("failed", "no route", "Traceback …")
+    assert (attempt["worker"], story["worker"]) == ("worker-1", "worker-1")
+    done = api.submit()["id"]
+    api.succeed(done, '{"sent": true}')
+    story = api.get(f"/v1/jobs/{done}")
+    assert (story["status"], story["result"], story["history"]) == ("succeeded", {"sent": True}, [])
+    assert story["started_at"] <= story["ended_at"]
+
+
+def test_waiting_answers_when_the_job_ends(api: Api) -> None:
+    job_id = api.submit()["id"]
+
+    async def wait_and_end() -> dict[str, Any]:
+        waiting = asyncio.create_task(api.send("GET", f"/v1/jobs/{job_id}?wait=60"))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await api.end(job_id, Succeeded(result="42"))
+        document: dict[str, Any] = (await waiting).json()
+        return document
+
+    assert api.run(wait_and_end())["result"] == 42
+
+
+def test_waiting_in_vain_answers_with_the_job_as_it_stands(api: Api) -> None:
+    job_id = api.submit()["id"]
+    assert api.get(f"/v1/jobs/{job_id}", wait=1)["status"] == "queued"
+    for wrong in ("61", "-1", "1e9", "soon", ""):
+        assert api.refused("GET", f"/v1/jobs/{job_id}?wait={wrong}", 422)["field"] == "wait"
+
+
+def test_pages_are_newest_first_and_meet_every_job_once(api: Api) -> None:
+    ids = [api.submit(tags=["page"])["id"] for _ in range(5)]
+    api.submit(queue="other")
+    met: list[str] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = api.get("/v1/jobs", limit=2, tag="page", **cursor)
+        assert len(page["jobs"]) <= 2
+        met += [job["id"] for job in page["jobs"]]
+        if page["cursor"] is None:
+            break
+        cursor = {"cursor": page["cursor"]}
+    assert met == ids[::-1]
+
+
+def test_filters_must_all_match(api: Api) -> None:
+    dead = api.dead(error="connection refused by host", type="mail.send", queue="mail")
+    other = api.submit(type="report", queue="mail")["id"]
+
+    def found(**query: Any) -> set[str]:
+        return {job["id"] for job in api.get("/v1/jobs", **query)["jobs"]}
+
+    assert found() == {dead, other}
+    assert found(status="dead") == found(reason="error") == found(error="refused by") == {dead}
+    assert (
+        found(status=["dead", "queued"]) == found(type=["mail.send", "report"]) == found(queue="mail") == {dead, other}
+    )
+    assert found(status="queued", type="mail.send") == set()
+    assert found(worker="worker-1", since="1h") == {dead}
+    assert found(until="1h") == found(since="2199-01-01T00:00:00Z") == set()
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("limit=0", "limit"),
+        ("limit=-1", "limit"),
+        ("limit=501", "limit"),
+        ("limit=1e9", "limit"),
+        ("limit=abc", "limit"),
+        ("limit=999999999999999999999", "limit"),
+        ("limit=1&limit=2", "limit"),
+        ("cursor=forged", "cursor"),
+        ("cursor=", "cursor"),
+        ("cursor=-1", "cursor"),
+        ("status=gone", "status"),
+        ("state=dead", "state"),
+        ("queue=a/b", "queue"),
+        ("queue=%2e%2e", "queue"),
+        ("tag=%00", "tag"),
+        ("tag=%ff", "query"),
+        ("since=yesterday", "since"),
+        ("since=2024-02-30T00:00:00Z", "since"),
+        ("error=" + "(a%2B)" * 2000, "error"),
+        ("filter=(a%2B)%2B%24", "filter"),
+        ("&".join("status=dead" for _ in range(101)), "query"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_a_wrong_query_is_refused_and_named(api: Api, query: str, field: str) -> None:
+    assert api.refused("GET", f"/v1/jobs?{query}", 422)["field"] == field
+
+
+def test_why_tells_what_holds_a_job_back(api: Api) -> None:
+    job_id = api.submit(queue="mail")["id"]
+    api.post("/v1/queues/mail/pause")
+    told = api.get(f"/v1/jobs/{job_id}/why")
+    assert (told["id"], told["status"]) == (job_id, "queued")
+    assert {reason["code"] for reason in told["reasons"]} == {"paused", "no_worker"}
+    api.refused("GET", f"/v1/jobs/{UNKNOWN_ID}/why", 404)

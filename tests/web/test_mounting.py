@@ -1,0 +1,118 @@
+"""The API inside other applications, and by itself: who opens the store, who closes it, which path is whose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from holdfast import Holdfast
+from holdfast.web import asgi
+
+JOB = {"type": "work", "payload": {}}
+
+
+def test_it_is_mounted_below_a_path_of_somebody_s_site(home: str) -> None:
+    app = Holdfast(home)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with app:
+            yield
+
+    site = Starlette(lifespan=lifespan, routes=[Mount("/ünser/queue", asgi(app))])
+
+    async def use() -> None:
+        async with (
+            site.router.lifespan_context(site),
+            httpx.AsyncClient(transport=httpx.ASGITransport(site), base_url="http://site/%C3%BCnser/queue") as client,
+        ):
+            job = await client.post("/v1/jobs", json={**JOB, "key": "a/b"})
+            assert job.status_code == 201
+            assert (await client.get("/v1/jobs/key:a%2Fb")).json()["id"] == job.json()["id"]
+            assert (await client.get("/v1/nothing")).status_code == 404
+            assert (await client.get("/openapi.json")).status_code == 200
+
+    asyncio.run(asyncio.wait_for(use(), 50))
+
+
+async def _lifespan(api: Any) -> tuple[list[str], asyncio.Event, asyncio.Task[None]]:
+    """Start the API as a server would; what it said, what ends it, and its task."""
+    said: list[str] = []
+    begun, end = asyncio.Event(), asyncio.Event()
+    messages = iter(("lifespan.startup", "lifespan.shutdown"))
+
+    async def receive() -> dict[str, Any]:
+        message = next(messages)
+        if message == "lifespan.shutdown":
+            await end.wait()
+        return {"type": message}
+
+    async def send(message: dict[str, Any]) -> None:
+        said.append(message["type"])
+        begun.set()
+
+    task = asyncio.create_task(api({"type": "lifespan"}, receive, send))
+    await begun.wait()
+    return said, end, task
+
+
+def test_served_by_itself_it_opens_and_closes_the_application(home: str) -> None:
+    app = Holdfast(home)
+
+    async def use() -> None:
+        said, end, task = await _lifespan(asgi(app))
+        assert said == ["lifespan.startup.complete"]
+        store = await app.opened()
+        end.set()
+        await task
+        assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+        assert await app.opened() is not store  # the first was let go of
+        await app.close()
+
+    asyncio.run(asyncio.wait_for(use(), 50))
+
+
+def test_what_somebody_else_opened_stays_open(home: str) -> None:
+    app = Holdfast(home)
+
+    async def use() -> None:
+        async with app:
+            store = await app.opened()
+            _, end, task = await _lifespan(asgi(app))
+            end.set()
+            await task
+            assert await app.opened() is store
+
+    asyncio.run(asyncio.wait_for(use(), 50))
+
+
+def test_a_store_that_is_not_ours_fails_the_start(tmp_path: Any) -> None:
+    (tmp_path / "notes.txt").write_text("not a database")
+    api = asgi(Holdfast(f"sqlite:///{tmp_path}/notes.txt"))
+
+    async def use() -> None:
+        said, end, task = await _lifespan(api)
+        end.set()
+        await task
+        assert said == ["lifespan.startup.failed"]
+
+    asyncio.run(asyncio.wait_for(use(), 50))
+
+
+def test_a_web_socket_is_closed(home: str) -> None:
+    said: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        said.append(message["type"])
+
+    asyncio.run(asgi(Holdfast(home))({"type": "websocket", "path": "/", "headers": []}, receive, send))
+    assert said == ["websocket.close"]

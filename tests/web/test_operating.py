@@ -1,0 +1,186 @@
+"""Cancelling, replaying and deleting; dead letters; queues; workers."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from holdfast.job import Pulse
+from tests.web.client import UNKNOWN_ID, Api
+
+
+def test_a_waiting_job_is_cancelled_once(api: Api) -> None:
+    job = api.submit(key="k")
+    assert api.post("/v1/jobs/key:k/cancel")["status"] == "cancelled"
+    assert api.refused("POST", f"/v1/jobs/{job['id']}/cancel", 409)["code"] == "conflict"
+    api.refused("POST", f"/v1/jobs/{UNKNOWN_ID}/cancel", 404)
+
+
+def test_a_running_job_is_asked_to_stop(api: Api) -> None:
+    job_id = api.submit()["id"]
+    api.run(api.claim(job_id))
+    job = api.post(f"/v1/jobs/{job_id}/cancel", {})
+    assert (job["status"], job["cancelling"]) == ("running", True)
+    assert api.refused("DELETE", f"/v1/jobs/{job_id}", 409)["code"] == "conflict"
+
+
+def test_a_dead_job_is_replayed_with_edited_arguments(api: Api) -> None:
+    job_id = api.dead()
+    job = api.post(f"/v1/jobs/{job_id}/replay", {"payload": {"n": 2}})
+    assert (job["status"], job["attempts"], job["error"], job["payload"]) == ("queued", 0, None, {"n": 2})
+    assert api.refused("POST", f"/v1/jobs/{job_id}/replay", 409)["code"] == "conflict"
+    api.refused("POST", f"/v1/jobs/{UNKNOWN_ID}/replay", 404)
+
+
+def test_what_has_succeeded_is_replayed_by_force_only(api: Api) -> None:
+    job_id = api.submit()["id"]
+    api.succeed(job_id)
+    api.refused("POST", f"/v1/jobs/{job_id}/replay", 409)
+    assert api.post(f"/v1/jobs/{job_id}/replay", {"force": True})["status"] == "queued"
+
+
+def test_a_deleted_job_is_gone_and_its_key_free(api: Api) -> None:
+    first = api.submit(key="k")
+    answer = api.ask("DELETE", "/v1/jobs/key:k")
+    assert (answer.status_code, answer.content) == (204, b"")
+    api.refused("GET", f"/v1/jobs/{first['id']}", 404)
+    api.refused("DELETE", f"/v1/jobs/{first['id']}", 404)
+    assert api.submit(201, key="k")["id"] != first["id"]
+
+
+# ── many ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_dry_run_counts_and_changes_nothing(api: Api) -> None:
+    for queue in ("mail", "mail", "other"):
+        api.submit(queue=queue)
+    done = api.post("/v1/jobs/cancel", {"filter": {"queue": "mail"}, "dry_run": True})
+    assert done == {"dry_run": True, "count": 2, "changed": [], "refused": [], "more": False}
+    assert api.post("/v1/jobs/delete", {"all": True, "dry_run": True})["count"] == 3
+    assert {job["status"] for job in api.get("/v1/jobs")["jobs"]} == {"queued"}
+
+
+def test_a_filter_changes_what_matches_up_to_the_limit(api: Api) -> None:
+    ids = {api.submit(queue="mail")["id"] for _ in range(5)}
+    kept = api.submit()["id"]
+    done = api.post("/v1/jobs/cancel", {"filter": {"queue": "mail", "status": ["queued"]}, "limit": 3})
+    assert (done["count"], done["more"]) == (3, True)
+    rest = api.post("/v1/jobs/cancel", {"filter": {"queue": "mail"}})
+    assert (rest["count"], rest["more"]) == (2, False)
+    assert {each["id"] for each in done["changed"] + rest["changed"]} == ids
+    assert {each["status"] for each in done["changed"] + rest["changed"]} == {"cancelled"}
+    assert api.get(f"/v1/jobs/{kept}")["status"] == "queued"
+
+
+def test_named_jobs_are_changed_or_refused_one_by_one(api: Api) -> None:
+    waiting, dead = api.submit(key="w")["id"], api.dead()
+    done = api.post("/v1/jobs/cancel", {"ids": ["key:w", dead, UNKNOWN_ID]})
+    assert done["changed"] == [{"id": waiting, "status": "cancelled"}]
+    refused = {each["id"]: each["status"] for each in done["refused"]}
+    assert refused == {dead: "dead", UNKNOWN_ID: None}
+    assert api.post("/v1/jobs/replay", {"ids": [waiting, dead]})["count"] == 2
+    assert api.post("/v1/jobs/delete", {"ids": [waiting], "dry_run": True})["count"] == 1
+    assert api.post("/v1/jobs/delete", {"all": True})["count"] == 2
+    assert api.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "ids"),
+        ({"dry_run": True}, "ids"),
+        ({"all": False}, "ids"),
+        ({"all": True, "ids": [UNKNOWN_ID]}, "ids"),
+        ({"filter": {"queue": "a"}, "all": True}, "ids"),
+        ({"ids": []}, "ids"),
+        ({"ids": [5]}, "ids[0]"),
+        ({"ids": ["nothing"]}, "id"),
+        ({"filter": {"queu": "a"}}, "filter.queu"),
+        ({"filter": {"status": "dead"}}, "filter.status"),
+        ({"filter": {"status": ["gone"]}}, "filter.status[0]"),
+        ({"filter": []}, "filter"),
+        ({"all": True, "limit": 0}, "limit"),
+        ({"all": True, "limit": "5"}, "limit"),
+        ({"all": True, "dry_run": "yes"}, "dry_run"),
+        ({"all": True, "force": True}, "force"),
+        ({"all": None}, "all"),
+    ],
+    ids=str,
+)
+def test_what_does_not_say_which_jobs_changes_none(api: Api, body: dict[str, Any], field: str) -> None:
+    api.submit()
+    assert api.refused("POST", "/v1/jobs/cancel", 422, json=body)["field"] == field
+    assert api.get("/v1/jobs")["jobs"][0]["status"] == "queued"
+
+
+# ── dead letters ──────────────────────────────────────────────────────────────────────────────────────────────────
+def test_dead_letters_are_listed_shown_and_replayed_by_queue(api: Api) -> None:
+    mail = [api.dead(queue="mail", type=name) for name in ("a", "b", "b")]
+    other, waiting = api.dead(queue="other"), api.submit(queue="mail")["id"]
+    listed = api.get("/v1/queues/mail/dead")
+    assert [job["id"] for job in listed["jobs"]] == mail[::-1]
+    assert [job["id"] for job in api.get("/v1/queues/mail/dead", type="a")["jobs"]] == mail[:1]
+    story = api.get(f"/v1/queues/mail/dead/{mail[0]}")
+    assert (story["status"], story["history"][0]["error"]) == ("dead", "it broke")
+    api.refused("GET", f"/v1/queues/mail/dead/{other}", 404)
+    api.refused("GET", f"/v1/queues/mail/dead/{waiting}", 409)
+    api.refused("GET", "/v1/queues/a%2Fb/dead", 422)
+    assert api.post(f"/v1/queues/mail/dead/{mail[0]}/replay")["status"] == "queued"
+    assert api.post("/v1/queues/mail/dead/replay", {"dry_run": True})["count"] == 2
+    done = api.post("/v1/queues/mail/dead/replay", {"filter": {"type": ["b"]}})
+    assert {each["id"] for each in done["changed"]} == set(mail[1:])
+    assert api.post("/v1/queues/mail/dead/replay")["count"] == 0
+    assert api.get(f"/v1/jobs/{other}")["status"] == "dead"
+
+
+def test_of_ten_replays_at_once_one_wins(api: Api) -> None:
+    job_id = api.dead()
+
+    async def race() -> list[int]:
+        answers = await asyncio.gather(*[api.send("POST", f"/v1/jobs/{job_id}/replay") for _ in range(10)])
+        return sorted(answer.status_code for answer in answers)
+
+    assert api.run(race()) == [200] + [409] * 9
+
+
+# ── queues, workers, figures ──────────────────────────────────────────────────────────────────────────────────────
+def test_queues_count_their_jobs_and_are_paused_and_resumed(api: Api) -> None:
+    api.submit(queue="mail")
+    api.submit(queue="mail", delay=3600)
+    api.dead(queue="other")
+    mail, other = api.get("/v1/queues")["queues"]
+    assert (mail["name"], mail["counts"]["queued"], mail["counts"]["scheduled"]) == ("mail", 1, 1)
+    assert mail["oldest_ready_seconds"] >= 0
+    assert (other["name"], other["counts"]["dead"], other["oldest_ready_seconds"]) == ("other", 1, None)
+    assert api.post("/v1/queues/mail/pause") == {"name": "mail", "paused": True}
+    assert api.get("/v1/queues/mail")["paused"] is True
+    assert api.post("/v1/queues/mail/resume", {}) == {"name": "mail", "paused": False}
+    assert api.get("/v1/queues/mail")["paused"] is False
+    api.refused("GET", "/v1/queues/nothing", 404)
+    api.refused("POST", "/v1/queues/%7Btag%7D/pause", 422)
+    totals = api.get("/v1/stats")["counts"]
+    assert {state: number for state, number in totals.items() if number} == {"queued": 1, "scheduled": 1, "dead": 1}
+
+
+def test_workers_are_listed_and_asked_to_stop(api: Api) -> None:
+    async def beat() -> None:
+        store = await api.app.opened()
+        pulse = Pulse(worker="w-1", host="here", pid=1, queues="mail:2", concurrency=2)
+        await store.beat(pulse, [], lease_for=timedelta(minutes=1))
+
+    assert api.get("/v1/workers") == {"workers": []}
+    api.run(beat())
+    (worker,) = api.get("/v1/workers")["workers"]
+    assert (worker["id"], worker["status"], worker["queues"]) == ("w-1", "working", "mail:2")
+    api.refused("POST", "/v1/workers/stop", 404, json={"workers": ["w-2"]})
+    assert api.post("/v1/workers/stop", {"workers": ["w-1"], "drain": True}) == {"asked": ["w-1"], "drain": True}
+    assert api.get("/v1/workers")["workers"][0]["status"] == "draining"
+    assert api.post("/v1/workers/stop")["asked"] == ["w-1"]
+
+
+def test_health_names_the_service(home: str) -> None:
+    with Api(home, api_service="atlasqueue-api") as api:
+        assert api.ask("GET", "/health").text == '{"status":"ok","service":"atlasqueue-api"}'
+        assert api.get("/health/live") == api.get("/health")
+        assert api.get("/health/ready")["status"] == "ready"

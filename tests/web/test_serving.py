@@ -1,0 +1,154 @@
+"""``holdfast api``: a process, its socket and its signals; slow clients; crashes under submitting clients."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from holdfast import Holdfast
+from tests.faces.cli import ROOT, Cli
+from tests.web.serving import Served
+
+JOB = {"type": "work", "payload": {}}
+
+
+def test_it_serves_and_ends_well_on_sigterm(home: str, tmp_path: Path) -> None:
+    with Served(tmp_path, home) as served, served.client() as client:
+        assert client.get("/health").json() == {"status": "ok", "service": "holdfast-api"}
+        job = client.post("/v1/jobs", json=JOB)
+        assert (job.status_code, "server" in job.headers) == (201, False)
+        assert client.get(f"/v1/jobs/{job.json()['id']}").json()["status"] == "queued"
+        assert served.stop() == 0
+        assert served.line("api_stopping")["reason"] == "SIGTERM"
+
+
+def test_64_parallel_posts_of_one_key_over_sockets_make_one_job(home: str, tmp_path: Path) -> None:
+    with Served(tmp_path, home) as served:
+        gate, codes, ids = threading.Barrier(64), [], set()
+
+        def post() -> None:
+            with served.client() as client:
+                gate.wait(30)
+                answer = client.post("/v1/jobs", json=JOB, headers={"Idempotency-Key": "one"})
+                codes.append(answer.status_code)
+                ids.add(answer.json()["id"])
+
+        threads = [threading.Thread(target=post) for _ in range(64)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert (sorted(codes), len(ids)) == ([200] * 63 + [201], 1)
+
+
+def test_killed_under_clients_that_retry_with_their_keys_it_loses_and_doubles_nothing(
+    home: str, tmp_path: Path
+) -> None:
+    clients, each = 8, 12
+    acknowledged: dict[str, str] = {}
+    address = {"now": ""}
+
+    def submit(number: int) -> None:
+        for place in range(each):
+            key = f"{number}-{place}"
+            while key not in acknowledged:
+                with contextlib.suppress(httpx.HTTPError):
+                    answer = httpx.post(
+                        f"{address['now']}/v1/jobs", json=JOB, headers={"Idempotency-Key": key}, timeout=20
+                    )
+                    if answer.status_code in (200, 201):
+                        acknowledged[key] = answer.json()["id"]
+                        continue
+                time.sleep(0.05)
+
+    served = Served(tmp_path, home)
+    address["now"] = served.address
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for least in (clients * 2, clients * 5, clients * 8):
+        while len(acknowledged) < least:
+            time.sleep(0.01)
+        served.kill()
+        served = Served(tmp_path, home)
+        address["now"] = served.address
+    for thread in threads:
+        thread.join()
+    with served:
+        app = Holdfast(home)
+        assert app.sync.count() == len(acknowledged) == clients * each
+        assert all(app.sync.get(f"key:{key}").id == job_id for key, job_id in acknowledged.items())
+        app.sync.close()
+
+
+def test_slow_clients_do_not_hold_others_up(tmp_path: Path) -> None:
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
+    with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db") as served, contextlib.ExitStack() as open_ones:
+        for number in range(200):
+            slow = open_ones.enter_context(served.connect())
+            slow.sendall(head if number % 2 else head[:40])
+        with served.client() as client:
+            for _ in range(20):
+                assert client.post("/v1/jobs", json=JOB).status_code == 201
+
+
+def test_a_body_over_the_limit_is_answered_before_it_has_arrived(tmp_path: Path) -> None:
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1073741824\r\n\r\n"
+    with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db") as served, served.connect() as connection:
+        connection.sendall(head)
+        answer = b""
+        while part := connection.recv(65_536):  # until the server closes
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["code"] == "too_large"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--host", "0.0.0.0"], "--exposed"),  # noqa: S104 - that it is refused is the test
+        (["--host", "::"], "--exposed"),
+        (["--host", "not a host"], "api_host"),
+        (["--port", "70000"], "api_port"),
+        (["--port", "http"], "api_port"),
+    ],
+    ids=str,
+)
+def test_an_address_that_is_not_to_be_served_is_refused(tmp_path: Path, words: list[str], told: str) -> None:
+    program = [sys.executable, "-m", "holdfast", "api", *words]
+    ran = subprocess.run(
+        program, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=40, check=False
+    )
+    assert ran.returncode in (2, 78)
+    assert told in ran.stderr.replace("--host", "api_host").replace("--port", "api_port")
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with Served(tmp_path, url) as served:
+        ran = Cli(tmp_path).complete("api", "--port", str(served.port))
+    assert ran.returncode == 78
+    assert b"cannot listen on 127.0.0.1" in ran.stderr
+
+
+def test_it_speaks_tls(tmp_path: Path) -> None:
+    files = {"tls_certificate": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
+    wanted = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    made = ["-out", files["tls_certificate"], "-keyout", files["tls_key"]]
+    subprocess.run(["openssl", *wanted.split(), *made], check=True, capture_output=True)
+    trusted = ssl.create_default_context(cafile=files["tls_certificate"])
+    with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db", **files) as served, served.client(verify=trusted) as client:
+        assert served.address.startswith("https://")
+        assert client.post("/v1/jobs", json=JOB).status_code == 201
+        assert served.stop(signal.SIGINT) == 0

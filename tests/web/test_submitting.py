@@ -1,0 +1,188 @@
+"""POST /v1/jobs and /v1/jobs/batch: stored once, whole or not at all, and told so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from holdfast.job import as_ulid, new_id
+from tests.web.client import JSON, Api
+
+FIELDS = {"id", "type", "status", "attempts", "max_attempts", "payload", "run_at", "created_at"}
+
+
+def test_a_new_job_answers_201_with_the_job(api: Api) -> None:
+    answer = api.ask("POST", "/v1/jobs", json={"type": "noop", "payload": {"hello": "world"}})
+    job = answer.json()
+    assert (answer.status_code, answer.headers["location"]) == (201, f"/v1/jobs/{job['id']}")
+    assert set(job) >= FIELDS
+    assert (job["type"], job["status"], job["attempts"], job["max_attempts"]) == ("noop", "queued", 0, 5)
+    assert job["payload"] == {"hello": "world"}
+    assert job["run_at"] == job["created_at"]
+    assert job["created_at"].endswith("Z")
+    shown = api.get(f"/v1/jobs/{job['id']}")
+    assert {name: shown[name] for name in job} == job
+
+
+def test_every_option_is_stored_as_it_was_said(api: Api) -> None:
+    said: dict[str, Any] = {
+        "queue": "mail",
+        "priority": -7,
+        "delay": "5m",
+        "key": "welcome-42",
+        "key_for": 60,
+        "max_attempts": 25,
+        "timeout": 1.5,
+        "retry": "1,5,25",
+        "tags": ["spring", "a b"],
+        "metadata": {"asked_by": "ada"},
+        "id": new_id(),
+    }
+    job = api.submit(**said)
+    kept = ("id", "queue", "priority", "key", "max_attempts", "timeout", "tags", "metadata")
+    assert {name: job[name] for name in kept} == {name: said[name] for name in kept}
+    assert (job["status"], job["retry"]["delays"]) == ("scheduled", [1, 5, 25])
+    assert job["run_at"] > job["created_at"]
+    again = api.submit(retry=job["retry"], run_at="2030-01-31T09:00:00+01:00", max_attempts="unlimited")
+    assert (again["retry"], again["run_at"], again["max_attempts"]) == (
+        job["retry"],
+        "2030-01-31T08:00:00.000000Z",
+        None,
+    )
+
+
+def test_a_known_key_answers_200_with_the_first_job_whatever_the_body(api: Api) -> None:
+    first = api.submit(key="k", payload={"n": 1})
+    assert api.submit(200, key="k", payload={"n": 2}, queue="other") == first
+    assert api.post("/v1/jobs", {"type": "work", "payload": {}}, 200, Idempotency_Key="k") == first
+    assert api.count() == 1
+
+
+def test_the_header_goes_before_the_body(api: Api) -> None:
+    job = api.post("/v1/jobs", {"type": "work", "payload": {}, "key": "body"}, 201, Idempotency_Key="header")
+    assert job["key"] == "header"
+    assert api.submit(201, key="body")["id"] != job["id"]
+
+
+@pytest.mark.parametrize(("length", "status"), [(0, 422), (1, 201), (512, 201), (513, 422)])
+def test_a_key_has_1_to_512_characters(api: Api, length: int, status: int) -> None:
+    api.post("/v1/jobs", {"type": "work", "payload": {}}, status, Idempotency_Key="k" * length)
+    assert api.count() == (status == 201)
+
+
+def test_a_key_may_be_any_visible_text_in_utf_8(api: Api) -> None:
+    headers = [(b"content-type", b"application/json"), (b"idempotency-key", "schlüssel/ü".encode())]
+    answer = api.ask("POST", "/v1/jobs", content=b'{"type": "work", "payload": {}}', headers=headers)
+    assert (answer.status_code, answer.json()["key"]) == (201, "schlüssel/ü")
+    assert api.get("/v1/jobs/key:schl%C3%BCssel%2F%C3%BC")["id"] == answer.json()["id"]
+
+
+def test_the_same_id_again_is_the_same_job(api: Api) -> None:
+    job = api.submit(id=new_id())
+    assert api.submit(200, id=job["id"].upper()) == job
+    assert api.submit(200, id=as_ulid(job["id"])) == job
+
+
+def test_64_parallel_posts_of_one_key_make_one_job(api: Api) -> None:
+    body = {"type": "work", "payload": {}}
+
+    async def race() -> list[Any]:
+        return await asyncio.gather(
+            *[api.send("POST", "/v1/jobs", json=body, headers={"Idempotency-Key": "one"}) for _ in range(64)]
+        )
+
+    answers = api.run(race())
+    assert Counter(answer.status_code for answer in answers) == {201: 1, 200: 63}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert api.count() == 1
+
+
+def test_a_payload_comes_back_as_it_went_in(api: Api) -> None:
+    payload = {
+        "unicode": "żółć 🎉 \u0000 \u202e",
+        "deep": [[[{"a": []}]]],
+        "big": 9007199254740993,
+        "huge": 10**300,
+        "float": 0.1,
+        "tiny": 5e-324,
+        "empty": {},
+        "$enc": 1,
+        "__proto__": None,
+        "text": "x" * 100_000,
+    }
+    job = api.submit(payload=payload)
+    assert api.get(f"/v1/jobs/{job['id']}")["payload"] == payload == job["payload"]
+
+
+def test_a_task_that_is_registered_checks_its_payload(api: Api) -> None:
+    @api.app.task("mail.send", queue="mail", max_attempts=3, tags=["mail"])
+    async def send(to: str, copies: int = 1) -> None: ...
+
+    problem = api.refused("POST", "/v1/jobs", 422, json={"type": "mail.send", "payload": {"to": "a", "copies": "many"}})
+    assert "copies" in problem["detail"]
+    job = api.submit(type="mail.send", payload={"to": "a"})
+    assert (job["queue"], job["max_attempts"], job["tags"]) == ("mail", 3, ["mail"])
+
+
+def test_settings_may_require_a_key(home: str) -> None:
+    with Api(home, key_required=True) as api:
+        assert api.refused("POST", "/v1/jobs", 422, json={"type": "w", "payload": {}})["field"] == "Idempotency-Key"
+        batch = {"jobs": [{"type": "w", "payload": {}, "key": "a"}, {"type": "w", "payload": {}}]}
+        assert api.refused("POST", "/v1/jobs/batch", 422, json=batch)["field"] == "jobs[1].key"
+        assert api.count() == 0
+        api.submit(key="k")
+
+
+def test_strict_idempotency_answers_409(home: str) -> None:
+    with Api(home, strict_idempotency=True) as api:
+        first = api.submit(key="k", payload={"n": 1})
+        assert api.submit(200, key="k", payload={"n": 1}) == first
+        body = {"type": "work", "payload": {"n": 2}, "key": "k"}
+        assert api.refused("POST", "/v1/jobs", 409, json=body)["code"] == "conflict"
+        assert api.count() == 1
+
+
+# ── batches ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def _job(**said: Any) -> dict[str, Any]:
+    return {"type": "work", "payload": {}, **said}
+
+
+def test_a_batch_is_answered_in_its_order(api: Api) -> None:
+    first = api.submit(key="b")
+    ids = [new_id() for _ in range(4)]
+    jobs = [_job(id=ids[0]), _job(id=ids[1], key="b"), _job(id=ids[2], key="c"), _job(id=ids[3], key="c")]
+    stored = api.post("/v1/jobs/batch", {"jobs": jobs}, 201)["jobs"]
+    assert stored == [
+        {"id": ids[0], "created": True},
+        {"id": first["id"], "created": False},
+        {"id": ids[2], "created": True},
+        {"id": ids[2], "created": False},
+    ]
+    known = {"jobs": [_job(key="b"), _job(key="c")]}
+    assert [each["created"] for each in api.post("/v1/jobs/batch", known, 200)["jobs"]] == [False, False]
+    assert api.count() == 3
+
+
+def test_a_batch_with_one_bad_job_stores_nothing_and_names_it(api: Api) -> None:
+    problem = api.refused("POST", "/v1/jobs/batch", 422, json={"jobs": [_job(), _job(), _job(priority=101)]})
+    assert (problem["field"], problem["value"]) == ("jobs[2].priority", "101")
+    assert problem["detail"].startswith("jobs[2].priority: 101 is not valid")
+    problem = api.refused("POST", "/v1/jobs/batch", 422, json={"jobs": [_job(), {"payload": {}}]})
+    assert (problem["field"], problem["code"]) == ("jobs[1].type", "missing")
+    assert api.count() == 0
+
+
+def test_a_batch_holds_1_to_1000_jobs(api: Api) -> None:
+    for jobs in ([], [_job()] * 1001):
+        assert api.refused("POST", "/v1/jobs/batch", 422, json={"jobs": jobs})["field"] == "jobs"
+    assert len(api.post("/v1/jobs/batch", {"jobs": [_job()] * 1000}, 201)["jobs"]) == 1000
+    assert api.count() == 1000
+
+
+def test_a_batch_takes_no_key_of_its_own(api: Api) -> None:
+    headers = {**JSON, "Idempotency-Key": "k"}
+    assert api.refused("POST", "/v1/jobs/batch", 422, json={"jobs": [_job()]}, headers=headers)
+    assert api.count() == 0

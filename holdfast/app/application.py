@@ -306,6 +306,11 @@ class Holdfast(Register):
         """What the store finds about itself."""
         return await (await self.opened()).doctor()
 
+    @awaited
+    async def repair(self) -> list[Finding]:
+        """Put right what can be put right in the store without losing a job; what was done."""
+        return await (await self.opened()).repair()
+
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
     @awaited
     async def cancel(self, selection: str | Selection, *, limit: int = 1000) -> Operated:

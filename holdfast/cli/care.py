@@ -67,14 +67,15 @@ def print_sql(session: Session, text: str) -> None:
         click.echo(text, nl=False)
 
 
-@command("doctor", examples=["holdfast doctor", "holdfast doctor --json"])
+@command("doctor", examples=["holdfast doctor", "holdfast doctor --json", "holdfast doctor --repair"])
+@click.option("--repair", is_flag=True, help="First put right what can be put right without losing a job.")
 @click.pass_obj
-def doctor(session: Session) -> int:
+def doctor(session: Session, *, repair: bool) -> int:
     """Check store, clock, settings, application and workers; each finding with its remedy.
 
     Exits 1 if something is an error.
     """
-    findings = list(_findings(session))
+    findings = list(_findings(session, repair=repair))
     worst = 1 if any(finding.level == "error" for finding in findings) else 0
     if session.json:
         print_json({"healthy": not worst, "findings": [finding_document(each) for each in findings]})
@@ -84,7 +85,7 @@ def doctor(session: Session) -> int:
     return worst
 
 
-def _findings(session: Session) -> Iterator[Finding]:
+def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
     try:
         settings = session.settings()
     except ConfigError as error:
@@ -103,6 +104,8 @@ def _findings(session: Session) -> Iterator[Finding]:
         yield Finding("database", "error", *absent)
         return
     with opened(app):
+        if repair:
+            yield from app.sync.repair() or [Finding("repair", "ok", "there was nothing to put right")]
         yield from app.sync.doctor()
         yield from _about_clock(app)
         yield from about_workers(app.sync.queues(), app.sync.workers())

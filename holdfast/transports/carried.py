@@ -71,6 +71,7 @@ class Carried:
         self.attempts = store.attempts
         self.workers = store.workers
         self.backup = store.backup
+        self.repair = store.repair
         self.now_us = store.now_us
         self.recognition = store.recognition
         self.submission = store.submission

@@ -202,6 +202,19 @@ async def test_a_scheduled_job_only_copied_to_the_ready_list_does_not_start_earl
     assert await state_of(store, job_id) is JobState.SCHEDULED
 
 
+async def test_an_id_pushed_by_hand_stays_where_it_is_when_others_fall_due(
+    store: Store, keys: Keys, clock: ManualClock
+) -> None:
+    (due,) = await put(store, new_job(delay=timedelta(seconds=1)))
+    (first,) = await put(store)
+    clock.advance(2)
+    keys.hset("job:by-hand", mapping={"payload": "{}", "task": "work"})
+    keys.rpush("ready", "by-hand")
+    assert await store.promote(limit=10) == 1
+
+    assert set(await take_ids(store)) == {first, due, "by-hand"}
+
+
 async def test_a_hand_pushed_id_wakes_who_waits(store: Store, keys: Keys) -> None:
     await store.wait(["queue:default"], timeout=0.05)
     waiting = asyncio.create_task(store.wait(["queue:default"], timeout=50))

@@ -142,6 +142,12 @@ def test_doctor_names_what_is_odd_with_a_remedy(cli: Cli, monkeypatch: pytest.Mo
     assert "holdfast worker start" in warnings["no worker serves queue default, which holds 1 job"]
 
 
+def test_doctor_repairs_when_it_is_told_to(cli: Cli) -> None:
+    cli.run("migrate")
+    (repaired,) = [each for each in cli.json("doctor", "--repair")["findings"] if each["name"] == "repair"]
+    assert (repaired["level"], repaired["text"]) == ("ok", "there was nothing to put right")
+
+
 def test_doctor_exits_1_where_something_is_an_error(cli: Cli) -> None:
     cli.run("migrate")
     report = cli.json("doctor", "--app", cli.write_jobs("1 / 0"), code=1)

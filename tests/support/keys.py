@@ -52,7 +52,8 @@ class Keys:
 
     def jobs(self) -> dict[str, dict[str, str]]:
         """Every job's hash, texts in pieces put together."""
-        ids = [name.removeprefix("job:") for name in self.all() if name.startswith("job:")]
+        names = [name for name in self.all() if name.startswith("job:") and ":foreign:" not in name]
+        ids = [name.removeprefix("job:") for name in names]
         found = {}
         for start in range(0, len(ids), 1000):
             piece = ids[start : start + 1000]
@@ -77,7 +78,7 @@ class Keys:
     # ── consistency ───────────────────────────────────────────────────────────────────────────────────────────
     def strays(self) -> Iterator[str]:
         """What is not where its job says, nobody else writing meanwhile."""
-        jobs, names = self.jobs(), self.all()
+        jobs, names = self.jobs(), {name for name in self.all() if ":foreign:" not in name}
         yield from self._miscounted(jobs)
         indexed = {job: int(seq) for name in names if name.startswith("index:") for seq, job in self.hash(name).items()}
         if indexed != {job: int(fields["seq"]) for job, fields in jobs.items()}:
@@ -94,6 +95,7 @@ class Keys:
             if places.pop(job, []) != ([expected] if expected else []):
                 yield f"{job}, {fields['state']}, is not in {expected} alone"
         yield from (f"{job} is in {places[job]}, and there is no such job" for job in places)
+        yield from (f"{name} is of nobody" for name in names if name.startswith("attempts:") and name[9:] not in jobs)
         owners = {held.partition(" ")[2] for held in self.hash("keys").values()}
         yield from (f"{job} has lost its key" for job, fields in jobs.items() if "key" in fields and job not in owners)
 

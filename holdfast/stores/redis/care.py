@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from holdfast.errors import ConfigError, StoreMismatch
-from holdfast.job import Finding
 from holdfast.links.redis import Script
 from holdfast.stores.redis.address import LEVELS
 from holdfast.stores.redis.links import Links
@@ -67,11 +66,11 @@ def _check(facts: Facts, links: Links) -> None:
     if LEVELS.index(facts.durability) < LEVELS.index(needed):
         raise ConfigError(
             f"{links.place} keeps less than was declared: {facts.settings}, which is durability={facts.durability}, "
-            f"not {declared}; {_REMEDIES[needed]}, or accept it: ?durability={facts.durability}"
+            f"not {declared}; {REMEDIES[needed]}, or accept it: ?durability={facts.durability}"
         )
 
 
-_REMEDIES = {
+REMEDIES = {  # for what is too weak, by the level that was declared
     "always": "config set appendonly yes and appendfsync always",
     "everysec": "config set appendonly yes",
     "none": "",
@@ -111,89 +110,3 @@ async def _settings(links: Links) -> dict[str, str]:
 def _parsed(text: bytes) -> dict[str, str]:
     lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines() if ":" in line)
     return {name: value for name, _, value in lines}
-
-
-# ── the doctor ────────────────────────────────────────────────────────────────────────────────────────────────────
-async def examine(links: Links, scripts: Mapping[str, Script]) -> list[Finding]:
-    """What the server's settings and counters say about this store: effective durability first."""
-    facts = await look(links)
-    overdue, odd = await links.run(scripts["ailing"])
-    return [
-        _durability(facts, links.address.durability),
-        Finding("version", "ok", facts.name),
-        _eviction(facts),
-        _memory(facts.info),
-        _persistence(facts.info),
-        _access(facts.info, links),
-        _leases(int(overdue)),
-        _odd(*(int(each) for each in odd)),
-    ]
-
-
-_LOSES = {
-    "always": "an acknowledged job survives a kill and a power cut",
-    "everysec": "a power cut loses the last 1 to 2 seconds; a kill of Redis, while the disk keeps up, nothing",
-    "none": "a crash of Redis loses everything since its last snapshot",
-}
-
-
-def _durability(facts: Facts, declared: str) -> Finding:
-    effective = "always" if declared == "waitaof" and facts.durability != "none" else facts.durability
-    text = f"{facts.settings}{' WAITAOF' if declared == 'waitaof' else ''} (declared {declared}): {_LOSES[effective]}"
-    if effective == "none":
-        return Finding("durability", "error", text, _REMEDIES["everysec"])
-    if LEVELS.index(effective) < LEVELS.index(declared):
-        return Finding("durability", "error", text, _REMEDIES["always"])
-    return Finding("durability", "ok", text)
-
-
-def _eviction(facts: Facts) -> Finding:
-    if facts.policy in ("", "noeviction"):
-        return Finding("eviction", "ok", f"maxmemory-policy={facts.policy or 'hidden'}")
-    remedy = "config set maxmemory-policy noeviction"
-    return Finding("eviction", "error", f"maxmemory-policy={facts.policy}: a full Redis drops jobs", remedy)
-
-
-def _memory(info: Mapping[str, str]) -> Finding:
-    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
-    if not most:
-        return Finding("memory", "ok", f"{used:,} bytes used, no limit")
-    text = f"{used:,} of {most:,} bytes used"
-    if used < 0.8 * most:
-        return Finding("memory", "ok", text)
-    remedy = "raise maxmemory, prune ended jobs, or shorten retention"
-    return Finding("memory", "error" if used >= most else "warning", text, remedy)
-
-
-def _persistence(info: Mapping[str, str]) -> Finding:
-    failed = [name for name in ("aof_last_write_status", "aof_last_bgrewrite_status") if info.get(name, "ok") != "ok"]
-    failed += ["rdb_last_bgsave_status"] if info.get("rdb_last_bgsave_status", "ok") != "ok" else []
-    if failed:
-        return Finding("disk", "error", f"the last write failed: {', '.join(failed)}", "look into the server's log")
-    delayed = int(info.get("aof_delayed_fsync", 0))
-    text = f"writes succeed; fsync was late {delayed} times since the start"
-    return Finding("disk", "ok" if not delayed else "warning", text, "" if not delayed else "give Redis a quicker disk")
-
-
-def _access(info: Mapping[str, str], links: Links) -> Finding:
-    replicas = info.get("connected_slaves", "0")
-    guarded = bool(links.server.options.get("password"))
-    text = f"role={info.get('role', '?')}, {replicas} replicas, {'with' if guarded else 'without'} password"
-    if not guarded and links.server.hosts[0][0] not in ("localhost", "127.0.0.1", "::1"):
-        return Finding(
-            "access", "warning", text, "whoever reaches this port owns the queue: set a password or ACL user"
-        )
-    return Finding("access", "ok", text)
-
-
-def _leases(overdue: int) -> Finding:
-    if not overdue:
-        return Finding("leases", "ok", "no job runs under a lease that expired over a minute ago")
-    return Finding("leases", "warning", f"{overdue} jobs run under expired leases", "start a worker: it recovers them")
-
-
-def _odd(orphans: int, foreign: int) -> Finding:
-    if not orphans and not foreign:
-        return Finding("keys", "ok", "no id without a job, no key of another type was met")
-    text = f"{orphans} ids without a job were dropped, {foreign} keys of another type were moved to …:foreign:…"
-    return Finding("keys", "warning", text, "find out who else writes here; then delete what was moved")

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from holdfast.errors import ConfigError, Invalid
 from holdfast.job import Finding
-from holdfast.stores.redis import care
+from holdfast.stores.redis import care, doctor, repair
 from holdfast.stores.redis.address import parse_url
 from holdfast.stores.redis.hot import Hot
 from holdfast.stores.redis.links import Links
@@ -45,7 +45,10 @@ class RedisStore(ServedStore["_Opened"]):
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
-        return await care.examine(self._open.links, self.scripts)
+        return await doctor.examine(self._open.links, self.scripts)
+
+    async def repair(self) -> list[Finding]:
+        return await repair.repair(self.address, await self.now_us())
 
     async def backup(self, path: str) -> None:
         raise ConfigError(

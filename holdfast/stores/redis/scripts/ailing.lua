@@ -1,4 +1,53 @@
--- For the doctor: leases that ended over a minute ago, and what odd things scripts have met.
+-- For the doctor: leases that ended over a minute ago, what odd things scripts have met, and for each kind of structure its
+-- name, how many jobs are counted there and how many ids it holds.
+local function size(command, key)
+    local number_of = redis.pcall(command, key)
+    return type(number_of) == 'number' and number_of or 0
+end
+
+local function listed(command, ...)
+    local found = redis.pcall(command, ...)
+    return found.err and {} or found
+end
+
+local counted, queues = {}, { default = true }
+local counts = listed('HGETALL', P .. 'counts')
+for n = 1, #counts, 2 do
+    local state, queue = string.match(counts[n], '^(%w+):(.*)$')
+    if state then
+        counted[state] = (counted[state] or 0) + number(counts[n + 1])
+        queues[queue] = true
+    end
+end
+for _, queue in ipairs(listed('ZRANGE', P .. 'queues', 0, -1)) do
+    queues[queue] = true
+end
+
+local ready, delayed = 0, 0
+for queue in pairs(queues) do
+    local levels = listed('ZRANGE', levels_of(queue), 0, -1)
+    levels[#levels + 1] = '0'
+    for _, level in ipairs(levels) do
+        ready = ready + size('LLEN', ready_of(queue, level))
+    end
+    ready = ready + size('ZCARD', quarantine_of(queue))
+    delayed = delayed + size('ZCARD', schedule_of(queue))
+end
+if size('HLEN', P .. 'ghosts') <= 10000 then
+    for _, times in ipairs(listed('HVALS', P .. 'ghosts')) do
+        ready = ready - number(times)
+    end
+else -- too many to add them up while everybody waits
+    ready = counted.queued or 0
+end
+
+local sizes = {
+    { 'queued', counted.queued or 0, ready },
+    { 'scheduled or failed', (counted.scheduled or 0) + (counted.failed or 0), delayed },
+    { 'running', counted.running or 0, size('ZCARD', LEASES) },
+    { 'dead', counted.dead or 0, size('ZCARD', P .. 'ended:dead') },
+    { 'cancelled', counted.cancelled or 0, size('ZCARD', P .. 'ended:cancelled') },
+}
 local overdue = ours('ZCOUNT', LEASES, '-inf', int(now - 60000000))
-local met = call('HMGET', P .. 'meta', 'orphans', 'foreign')
-return { overdue, { number(met[1]), number(met[2]) } }
+local met = ours('HMGET', P .. 'meta', 'orphans', 'foreign')
+return { overdue, { number(met[1]), number(met[2]) }, sizes }

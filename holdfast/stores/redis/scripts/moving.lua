@@ -52,22 +52,23 @@ local function make_moving()
         end
     end
 
-    -- Takes what stands beyond the group off one end of the list, into the group.
+    -- Takes what stands beyond the group off one end of the list, into the group. An id that somebody pushed by hand has no
+    -- place of its own: what it stands behind, it stays behind.
     local function displace(list, group, at_tail)
         local ids = ours('LRANGE', list, at_tail and -REACH or 0, at_tail and -1 or REACH - 1)
         local edge, taken = group[at_tail and 1 or #group], 0
         for n = 1, #ids do
             local id = ids[at_tail and #ids + 1 - n or n]
-            local place = (at_tail or not laid_to_rest(id)) and standing(id)
-            if place and not (at_tail and before(edge, place) or not at_tail and before(place, edge)) then
-                break
-            end
-            taken = n
-            if place then
+            local ghost = not at_tail and laid_to_rest(id)
+            local place = not ghost and standing(id)
+            if place and (at_tail and before(edge, place) or not at_tail and before(place, edge)) then
                 group[#group + 1] = place
+            elseif not ghost and (place or call('EXISTS', JOB .. id) == 1) then
+                break
             elseif at_tail then
                 laid_to_rest(id)
             end
+            taken = n
         end
         if at_tail then
             call('LTRIM', list, 0, -taken - 1)

@@ -1,0 +1,125 @@
+"""What a server says of itself, and its keys of each other; each finding with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from holdfast.job import Finding
+from holdfast.links.redis import Script
+from holdfast.stores.redis.address import LEVELS
+from holdfast.stores.redis.care import REMEDIES, Facts, look
+from holdfast.stores.redis.links import Links
+
+
+async def examine(links: Links, scripts: Mapping[str, Script]) -> list[Finding]:
+    """What the server's settings and counters say about this store: effective durability first."""
+    facts = await look(links)
+    overdue, met, sizes = await links.run(scripts["ailing"])
+    return [
+        _durability(facts, links.address.durability),
+        Finding("version", "ok", facts.name),
+        _eviction(facts),
+        _memory(facts.info),
+        _persistence(facts.info),
+        _failover(facts.info, links),
+        _access(links),
+        _leases(int(overdue)),
+        _keys(*(int(each) for each in met)),
+        _agreement([(name.decode(), int(counted), int(held)) for name, counted, held in sizes]),
+    ]
+
+
+_LOSES = {
+    "always": "an acknowledged job survives a kill and a power cut",
+    "everysec": "a power cut loses the last 1 to 2 seconds; a kill of Redis, while the disk keeps up, nothing",
+    "none": "a crash of Redis loses everything since its last snapshot",
+}
+
+
+def _durability(facts: Facts, declared: str) -> Finding:
+    effective = "always" if declared == "waitaof" and facts.durability != "none" else facts.durability
+    text = f"{facts.settings}{' WAITAOF' if declared == 'waitaof' else ''} (declared {declared}): {_LOSES[effective]}"
+    if effective == "none":
+        return Finding("durability", "error", text, REMEDIES["everysec"])
+    if LEVELS.index(effective) < LEVELS.index(declared):
+        return Finding("durability", "error", text, REMEDIES["always"])
+    return Finding("durability", "ok", text)
+
+
+def _eviction(facts: Facts) -> Finding:
+    if facts.policy in ("", "noeviction"):
+        return Finding("eviction", "ok", f"maxmemory-policy={facts.policy or 'hidden'}")
+    remedy = "config set maxmemory-policy noeviction"
+    return Finding("eviction", "error", f"maxmemory-policy={facts.policy}: a full Redis drops jobs", remedy)
+
+
+def _memory(info: Mapping[str, str]) -> Finding:
+    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    if not most:
+        return Finding("memory", "ok", f"{used:,} bytes used, no limit")
+    text = f"{used:,} of {most:,} bytes used"
+    if used < 0.8 * most:
+        return Finding("memory", "ok", text)
+    remedy = "raise maxmemory, prune ended jobs, or shorten retention"
+    return Finding("memory", "error" if used >= most else "warning", text, remedy)
+
+
+def _persistence(info: Mapping[str, str]) -> Finding:
+    failed = [name for name in ("aof_last_write_status", "aof_last_bgrewrite_status") if info.get(name, "ok") != "ok"]
+    failed += ["rdb_last_bgsave_status"] if info.get("rdb_last_bgsave_status", "ok") != "ok" else []
+    if failed:
+        return Finding("disk", "error", f"the last write failed: {', '.join(failed)}", "look into the server's log")
+    delayed = int(info.get("aof_delayed_fsync", 0))
+    text = f"writes succeed; fsync was late {delayed} times since the start"
+    return Finding("disk", "ok" if not delayed else "warning", text, "" if not delayed else "give Redis a quicker disk")
+
+
+def _failover(info: Mapping[str, str], links: Links) -> Finding:
+    there, waited = int(info.get("connected_slaves", "0")), links.address.replicas
+    text = f"role={info.get('role', '?')}, {there} replicas, {waited} waited for"
+    if there < waited:
+        return Finding("failover", "error", f"{text}: nothing is acknowledged", "start replicas, or wait for fewer")
+    if waited and there == waited:
+        remedy = "start one more: while one of these is away nothing is acknowledged"
+        return Finding("failover", "warning", text, remedy)
+    if there and not waited and links.address.server.kind != "direct":
+        text = f"{text}: a failover loses what had not reached the replica"
+        return Finding("failover", "warning", text, "?replicas=1 acknowledges when a replica has it; have two of them")
+    return Finding("failover", "ok", text)
+
+
+def _access(links: Links) -> Finding:
+    guarded = bool(links.address.server.options.get("password"))
+    text = f"{'with' if guarded else 'without'} password, {'with' if links.address.server.secure else 'without'} TLS"
+    near = ("localhost", "127.0.0.1", "::1")
+    if not guarded and any(host not in near for host, _ in links.address.server.hosts):
+        remedy = "whoever reaches this port owns the queue: set a password or ACL user"
+        return Finding("access", "warning", text, remedy)
+    return Finding("access", "ok", text)
+
+
+def _leases(overdue: int) -> Finding:
+    if not overdue:
+        return Finding("leases", "ok", "no job runs under a lease that expired over a minute ago")
+    return Finding("leases", "warning", f"{overdue} jobs run under expired leases", "start a worker: it recovers them")
+
+
+def _keys(orphans: int, foreign: int) -> Finding:
+    if not orphans and not foreign:
+        return Finding("keys", "ok", "no id without a job, no key of another type was met")
+    text = f"{orphans} ids without a job were dropped, {foreign} keys of another type were moved to …:foreign:…"
+    remedy = f"find out who else writes here; then delete what was moved, and {_REPAIR}"
+    return Finding("keys", "warning", text, remedy)
+
+
+_REPAIR = "holdfast doctor --repair"
+
+
+def _agreement(sizes: Sequence[tuple[str, int, int]]) -> Finding:
+    """Whether there is an entry for each job where its state says, and none besides."""
+    wrong = [f"{counted} jobs are {name} and {held} stand there" for name, counted, held in sizes if counted != held]
+    if not wrong:
+        return Finding("structures", "ok", "each structure holds as many jobs as are counted")
+    stranded = any(held < counted for _, counted, held in sizes)
+    remedy = f"{_REPAIR} puts back what nobody would find" if stranded else f"wait for a claim, or {_REPAIR}"
+    return Finding("structures", "error" if stranded else "warning", "; ".join(wrong), remedy)

@@ -1,0 +1,287 @@
+"""What Redis holds when it was spoiled: the doctor sees it, a repair makes everything agree: RELIABILITY F52, B84."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.job import Finding, JobFilter, JobState, Lease, Options, new_id
+from holdfast.store import EVERY_QUEUE, Store
+from holdfast.stores.redis import repair
+from tests.conformance.support import (
+    ended,
+    ending,
+    lose,
+    new_job,
+    put,
+    running,
+    stored,
+    take,
+    take_ids,
+)
+from tests.support.keys import Keys
+
+HOUR = timedelta(hours=1)
+QUEUES = ("default", "mail")
+
+
+@pytest.fixture
+def keys(home: str) -> Iterator[Keys]:
+    keys = Keys(home)
+    yield keys
+    keys.client.close()
+
+
+async def fill(store: Store, clock: ManualClock) -> None:
+    """Something in every structure."""
+    mark = new_id()
+    await ended(store, JobState.SUCCEEDED, key=f"outlived-{mark}", key_for=HOUR)
+    clock.advance(0.001)
+    await store.prune({"succeeded": timedelta(0)}, limit=1)
+    for queue in QUEUES:
+        for priority in (0, 5, -3):
+            await put(store, *[new_job(queue=queue, priority=priority) for _ in range(3)])
+        await put(store, new_job(queue=queue, delay=HOUR), new_job(queue=queue, key=f"{queue}-{mark}"))
+        for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.FAILED):
+            await ended(store, state, queue=queue, key=f"{state}-{queue}-{mark}", options=Options(tags=("t",)))
+        (gone,) = await put(store, new_job(queue=queue))
+        await store.cancel([gone])
+        poison = await running(store, queue=queue)
+        for _ in range(2):
+            await lose(store, clock, poison)
+            if not poison.losses:
+                (poison,) = await take(store, 1, {queue: 1}, only=[poison.id], suspects=1)
+        await running(store, queue=queue)
+
+
+def told(findings: list[Finding], name: str) -> Finding:
+    (found,) = [each for each in findings if each.name == name]
+    return found
+
+
+async def everything_agrees(store: Store, keys: Keys) -> None:
+    """Nothing is left to repair, and all that is ready can be taken, once."""
+    assert list(keys.strays()) == []
+    assert await store.repair() == []
+    findings = await store.doctor()
+    assert told(findings, "structures").level == "ok", told(findings, "structures")
+    ready = {
+        job.id for job in (await store.find(JobFilter(states=(JobState.QUEUED,)), limit=10_000)).jobs if job.losses < 2
+    }
+    taken = []
+    while jobs := await take_ids(store, 100, {EVERY_QUEUE: 100}, suspects=100):
+        taken += jobs
+    assert sorted(taken) == sorted(ready)
+    while jobs := await take(store, 1, {EVERY_QUEUE: 1}, alone=True):
+        await store.settle([ending(jobs[0], JobState.DEAD, error="poison")])
+
+
+async def test_there_is_nothing_to_repair_where_nothing_is_wrong(store: Store, keys: Keys, clock: ManualClock) -> None:
+    assert await store.repair() == []
+    await fill(store, clock)
+
+    await everything_agrees(store, keys)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ready", "ready:mail", "ready@5", "ready@-3:mail", "schedule", "schedule:mail", "leases", "counts", "chunks"),
+        *("index:0", "queues", "levels:default", "quarantine:mail", "due", "ghosts", "keys", "ended:succeeded"),
+        *("ended:dead", "ended:cancelled", "outlived"),
+    ],
+)
+@pytest.mark.parametrize("other", [False, True], ids=["missing", "of another type"])
+async def test_a_structure_that_is_gone_is_made_again(
+    store: Store, keys: Keys, clock: ManualClock, name: str, other: bool
+) -> None:
+    await fill(store, clock)
+    (ghost,) = await put(store)
+    await put(store)
+    await store.cancel([ghost])
+    before = {job.id: job.state for job in (await store.find(JobFilter(), limit=1000)).jobs}
+    assert keys.delete(name) == 1
+    if other:
+        keys.set(name, "not ours")
+
+    done = await store.repair()
+
+    assert {each.level for each in done} == {"ok"} or name in ("outlived", "ghosts")
+    assert {job.id: job.state for job in (await store.find(JobFilter(), limit=1000)).jobs} == before
+    await everything_agrees(store, keys)
+
+
+async def test_a_stranded_job_is_an_error_and_runs_after_the_repair(store: Store, keys: Keys) -> None:
+    first, second = await put(store, new_job(), new_job())
+    keys.lrem("ready", 0, first)
+    held = await running(store)
+    keys.zrem("leases", held.id)
+
+    finding = told(await store.doctor(), "structures")
+    assert (finding.level, "2 jobs are queued and 1 stand there" in finding.text) == ("error", True)
+    assert "1 jobs are running and 0 stand there" in finding.text
+    assert "doctor --repair" in finding.remedy
+    assert await store.repair() == [Finding("repair", "ok", "2 jobs put back where they belong")]
+
+    assert await take_ids(store) == [first, second]
+    assert [job.id for job in await store.expired(limit=10)] == [held.id]
+
+
+@pytest.mark.parametrize("number", [3, 20_000])
+async def test_ids_without_a_job_are_dropped_however_many(store: Store, keys: Keys, number: int) -> None:
+    kept = await put(store, *[new_job(key=f"k{n}") for n in range(5)])
+    ids = [f"nobody-{n}" for n in range(number)]
+    for start in range(0, number, 5000):
+        piece = ids[start : start + 5000]
+        keys.lpush("ready", *piece)
+        for name in ("schedule", "leases", "quarantine:default", "ended:dead"):
+            keys.zadd(name, dict.fromkeys(piece, 1))
+        keys.hset("index:0", mapping={str(900 + n): each for n, each in enumerate(piece)})
+        keys.hset("keys", mapping={each: f"0 {each}" for each in piece})
+        keys.rpush(f"attempts:{piece[0]}", "x")
+    assert told(await store.doctor(), "structures").level == "warning"
+
+    assert {each.text.partition(" ")[2] for each in await store.repair()} >= {"idempotency keys corrected"}
+
+    assert await take_ids(store, 10) == kept
+    assert keys.all() >= {"meta", "seq", "keys"}
+    assert keys.hlen("keys") == 5
+    await everything_agrees(store, keys)
+
+
+async def test_jobs_that_make_no_sense_are_moved_aside(store: Store, keys: Keys) -> None:
+    good, *bad = await put(store, *[new_job() for _ in range(5)])
+    keys.hset(f"job:{bad[0]}", "state", "elsewhere")
+    keys.hset(f"job:{bad[1]}", "kind", "nonsense")
+    keys.hset(f"job:{bad[2]}", "seq", "one")
+    keys.delete(f"job:{bad[3]}")
+    keys.set(f"job:{bad[3]}", "not ours")
+
+    await store.repair()
+
+    assert (await store.find(JobFilter())).jobs == [await stored(store, good)]
+    assert len([name for name in keys.all() if ":foreign:" in name]) == 4
+    await everything_agrees(store, keys)
+
+
+async def test_a_hash_written_by_hand_is_left_to_who_claims_it(store: Store, keys: Keys) -> None:
+    keys.hset("job:by-hand", mapping={"payload": "{}", "task": "work"})
+    keys.rpush("ready", "by-hand")
+    keys.hset("job:later", mapping={"payload": "{}", "task": "work"})
+    keys.zadd("schedule", {"later": 1})
+
+    assert await store.repair() == []
+
+    assert set(await take_ids(store)) == {"by-hand", "later"}
+
+
+async def test_what_scripts_met_is_forgotten_once_it_is_repaired(store: Store, keys: Keys) -> None:
+    keys.lpush("ready", "nobody")
+    await take(store)
+    assert told(await store.doctor(), "keys").level == "warning"
+
+    await store.repair()
+
+    assert told(await store.doctor(), "keys").level == "ok"
+
+
+async def test_nothing_is_put_right_that_changes_meanwhile(
+    store: Store, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *_ = await put(store, *[new_job() for _ in range(5)])
+    keys.lrem("ready", 0, first)
+    mends = repair.mends
+
+    def interrupted(seen: repair.Snapshot) -> list[repair.Mend]:
+        keys.hincrby("counts", "queued:default", 1)
+        keys.hincrby("counts", "queued:default", -1)
+        return mends(seen)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(repair, "mends", interrupted)
+        (finding,) = await store.repair()
+
+    assert (finding.level, "stop workers" in finding.remedy) == ("error", True)
+    assert first not in await take_ids(store, 1)
+    assert len(await store.repair()) == 1
+    assert first in await take_ids(store)
+
+
+async def test_a_repair_beside_workers_and_submitters_loses_nothing(store: Store, keys: Keys) -> None:
+    """It may give up, but what it does is right."""
+    stop = asyncio.Event()
+    ends = 0
+
+    async def work() -> int:
+        done = 0
+        while not stop.is_set():
+            await put(store, *[new_job(priority=random.randint(-2, 2)) for _ in range(random.randint(1, 5))])
+            jobs = await take(store, 3)
+            await store.settle([ending(job) for job in jobs])
+            done += len(jobs)
+            await asyncio.sleep(random.uniform(0, 0.02))
+        return done
+
+    working = [asyncio.create_task(work()) for _ in range(3)]
+    for _ in range(20):
+        await store.repair()
+    stop.set()
+    ends = sum(await asyncio.gather(*working))
+
+    assert await store.count(JobFilter(states=(JobState.SUCCEEDED,))) == ends
+    await everything_agrees(store, keys)
+
+
+async def test_whatever_is_spoiled_but_the_jobs_themselves_is_repaired(
+    store: Store, keys: Keys, clock: ManualClock
+) -> None:
+    rng = random.Random(random.randrange(1 << 32))
+    for _ in range(6):
+        await fill(store, clock)
+        ids = list(keys.jobs())
+        for _ in range(25):
+            spoil(keys, rng, ids)
+        before = {job: fields["state"] for job, fields in keys.jobs().items()}
+
+        await store.repair()
+
+        assert {job: fields["state"] for job, fields in keys.jobs().items()} == before
+        await everything_agrees(store, keys)
+
+
+def spoil(keys: Keys, rng: random.Random, ids: list[str]) -> None:
+    """Take something away from a structure, or put something into it that is not its own."""
+    names = sorted(name for name in keys.all() if not name.startswith(("job:", "meta", "seq", "worker")))
+    name, job = rng.choice([name for name in names if ":foreign:" not in name]), rng.choice([*ids, "nobody"])
+    kind = keys.type(name)
+    if rng.random() < 0.2:
+        keys.delete(name)
+    elif rng.random() < 0.1:
+        keys.set(name, "not ours")
+    elif kind == "list" and not name.startswith(("attempts:", "ended:")):
+        rng.choice([lambda: keys.lpop(name), lambda: keys.rpush(name, job), lambda: keys.lrem(name, 1, job)])()
+    elif kind == "zset" and name not in ("chunks", "queues", "due", "outlived") and not name.startswith("levels:"):
+        rng.choice([lambda: keys.zpopmin(name), lambda: keys.zadd(name, {job: rng.randrange(10**15)})])()
+    elif kind == "hash" and name.startswith("index:"):
+        keys.hset(name, str(int(name[6:]) * 64 + rng.randrange(64)), job)
+    elif kind == "hash" and name in ("counts", "ghosts"):
+        field = rng.choice(list(keys.hgetall(name)))
+        keys.hset(name, field, rng.randrange(9))
+
+
+async def test_two_jobs_of_one_number_get_one_each(store: Store, keys: Keys) -> None:
+    first, second = await put(store, new_job(), new_job())
+    keys.hset(f"job:{second}", "seq", keys.hget(f"job:{first}", "seq"))
+
+    await store.repair()
+    (third,) = await put(store)
+
+    assert next(job.id for job in (await store.find(JobFilter())).jobs) == third
+    assert len((await store.find(JobFilter())).jobs) == 3
+    await everything_agrees(store, keys)
+    assert not (await store.settle([ending(Lease("nobody", 1))]))[0].accepted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import msgspec
@@ -45,23 +46,32 @@ def submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
     """A batch as arguments of ``submit``. Invalid for what Redis cannot hold exactly."""
     kinds: dict[str, int] = {}
     rest: list[Argument] = []
+    run: tuple[int, str] | None = None  # what the jobs before have in common, and where their number stands
+    number_at = 0
     for job in jobs:
-        if job.run_at_us is None:
-            when = "" if job.delay is None else f"+{span_us(job.delay)}"
-        elif abs(job.run_at_us) >= _MOST:
-            raise Invalid("run_at", job.run_at_us, "give an instant within 200 years")
-        else:
-            when = f"={job.run_at_us}"
-        kind = kind_text(job)
-        rest += (job.id, kinds.setdefault(kind, len(kinds) + 1), when, job.payload)
+        common = kinds.setdefault(kind_text(job), len(kinds) + 1), _when(job)
         if job.key is None and job.options is None:
-            rest.append("")
+            if common != run:
+                run, number_at = common, len(rest)
+                rest += (0, *common, "")
+            rest[number_at] += 1  # type: ignore[operator]
+            rest += (job.id, job.payload)
             continue
+        run = None
         key = "" if job.key is None else "=" + job.key
         keep_for = "" if job.key_for is None else f"={span_us(job.key_for)}"
         options = b"" if job.options is None else b"=" + _encode(job.options)
-        rest += ("x", key, keep_for, options)
+        rest += (1, *common, "x", job.id, job.payload, key, keep_for, options)
     return ["1" if whole else "0", len(kinds), *kinds, *rest]
+
+
+def _when(job: NewJob) -> str:
+    """When it is eligible: at once, after a span, at an instant."""
+    if job.run_at_us is None:
+        return "" if job.delay is None else f"+{span_us(job.delay)}"
+    if abs(job.run_at_us) >= _MOST:
+        raise Invalid("run_at", job.run_at_us, "give an instant within 200 years")
+    return f"={job.run_at_us}"
 
 
 def kind_text(job: NewJob) -> str:
@@ -77,22 +87,42 @@ def kind_text(job: NewJob) -> str:
 def settlements(batch: Sequence[Settlement]) -> list[Argument]:
     """A batch as arguments of ``settle``."""
     found: list[Argument] = []
-    for each in batch:
-        if each.state is JobState.SUCCEEDED and not each.expired and not each.refund and each.delay is None:
-            found += (each.job_id, each.claims, "s", each.result or "")
-            continue
-        found += (
-            each.job_id,
-            each.claims,
-            each.state.value,
-            each.reason.value if each.reason is not None else "",
-            "" if each.delay is None else span_us(each.delay),
-            ("r" if each.refund else "") + ("e" if each.expired else ""),
-            each.result or "",
-            "" if each.error is None else "=" + each.error,
-            "" if each.traceback is None else "=" + each.traceback,
-        )
+    for what, run in groupby(batch, _what):
+        if what > 0:
+            found += ("first", what, "".join([each.job_id for each in run]))
+        elif what == _SUCCESS:
+            some = list(run)
+            found += ("success", len(some))
+            for each in some:
+                found += (each.job_id, each.claims, each.result or "")
+        else:
+            for each in run:
+                found += ("other", *_other(each))
     return found
+
+
+_SUCCESS, _OTHER = 0, -1
+
+
+def _what(each: Settlement) -> int:
+    """The length of its id for a success without a result under a first claim; else what it is."""
+    if each.state is not JobState.SUCCEEDED or each.expired or each.refund or each.delay is not None:
+        return _OTHER
+    return len(each.job_id) if each.claims == 1 and not each.result and each.job_id.isascii() else _SUCCESS
+
+
+def _other(each: Settlement) -> tuple[Argument, ...]:
+    return (
+        each.job_id,
+        each.claims,
+        each.state.value,
+        each.reason.value if each.reason is not None else "",
+        "" if each.delay is None else span_us(each.delay),
+        ("r" if each.refund else "") + ("e" if each.expired else ""),
+        each.result or "",
+        "" if each.error is None else "=" + each.error,
+        "" if each.traceback is None else "=" + each.traceback,
+    )
 
 
 # ── out of Redis ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -108,8 +108,8 @@ end
 
 -- Takes an id that was met in a ready list, if it stands for a job nobody ever claimed, which is the rule.
 local function taken_first(id)
-    local v = read(id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options')
-    if not v or v[1] ~= 'queued' or v[3] or not kind_of(v[2]) then
+    local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options')
+    if v[1] ~= 'queued' or v[3] or not kind_of(v[2]) then -- of another type, it has no first field either
         return false
     end
     take_first(id, 'queued', v[2], v[6], v[4], v[5], v[7])
@@ -141,7 +141,7 @@ local function take_level(queue, level, room)
     for n = #aside, 1, -1 do
         call('LPUSH', list, aside[n])
     end
-    if room > 0 and budget <= 0 and #taken == 0 and call('LLEN', list) > #aside then
+    if room > 0 and budget <= 0 and leased == 0 and call('LLEN', list) > #aside then
         more = 1
     end
     return room
@@ -166,7 +166,7 @@ local function take_from(queue, slots)
     if alone then
         return take_quarantined(queue)
     end
-    local room = math.min(slots, limit - #taken)
+    local room = math.min(slots, limit - leased)
     if call('EXISTS', quarantine_of(queue), levels_of(queue)) > 0 then
         quarantined = ours('ZCARD', quarantine_of(queue)) > 0 and 1 or quarantined
         room = take_levels(queue, room)
@@ -179,7 +179,7 @@ local function take_from(queue, slots)
 end
 
 local function full()
-    return #taken >= (alone and 1 or limit) or budget <= 0
+    return leased >= (alone and 1 or limit) or budget <= 0
 end
 
 local function take_in_turn()

@@ -50,7 +50,7 @@ for _, lane in ipairs(order) do
         end
         return before(a, b)
     end)
-    for n = 1, math.min(#group, named[lane], limit - #taken) do
+    for n = 1, math.min(#group, named[lane], limit - leased) do
         local job = group[n]
         moving().withdraw(job[3], job[5], job[4][1], number(job[4][5]))
         take(job[3], job[4])

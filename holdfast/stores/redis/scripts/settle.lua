@@ -1,27 +1,29 @@
--- Applies each settlement whose guard holds, in order. ARGV: for each: id, claims, then "s" and the result ("" for none) of
--- a success under a live lease; else state, reason, delay, flags ("r" refund, "e" expired), result, error, traceback, with
--- "=" before an error or traceback that is there. Answers 1 (accepted as asked), or {accepted, state, run_at}.
+-- Applies each settlement whose guard holds, in order. ARGV, from 3 on: runs of settlements, each with what it is of first:
+-- "first", a length and ids of that length in one text: successes without a result under a first claim, as most are;
+-- "success", a number, and so often id, claims and result ("" for none); both under a live lease;
+-- "other", id, claims, state, reason, delay, flags ("r" refund, "e" expired), result, error, traceback, "=" before an error
+-- or traceback that is there. Answers 1 (accepted as asked), or {accepted, state, run_at}.
 even_if_full()
-local answers, ended, settled = {}, {}, {}
+local answers, ended, settled, done = {}, {}, {}, 0
 local succeeded = {} -- how many, by kind
+local STAMP = NOW .. ':'
 local ENDED = { succeeded = true, dead = true, cancelled = true }
 local ENDS_CANCELLED = { failed = true, queued = true, scheduled = true, waiting = true }
 
--- Where each settlement begins, and when the lease of its job ends.
-local starts, ids, at = {}, {}, 3
-while at <= #ARGV do
-    starts[#starts + 1] = at
-    ids[#ids + 1] = ARGV[at]
-    at = at + (ARGV[at + 2] == 's' and 4 or 9)
-end
-local leases = ours('ZMSCORE', LEASES, unpack(ids))
+-- Mostly no lease of anybody has expired: then none is asked for its end.
+local oldest = ours('ZRANGE', LEASES, 0, 0, 'WITHSCORES')[2]
+local all_live = oldest and tonumber(oldest) > now
 
-local function succeed(id, claims, result, lease)
+local function lease_end(id)
+    return all_live and math.huge or tonumber(call('ZSCORE', LEASES, id) or nil)
+end
+
+local function succeed(id, claims, result)
     local key = JOB .. id
     local v = redis.pcall('HMGET', key, 'state', 'claims', 'kind', 'cancel')
     if v.err or not v[1] then
         return { 0 }
-    elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or not lease or tonumber(lease) <= now then
+    elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or (not all_live and (lease_end(id) or 0) <= now) then
         return { 0, v[1] }
     end
     if claims ~= '1' or v[4] then -- only then it can have been in trouble
@@ -37,9 +39,10 @@ local function succeed(id, claims, result, lease)
         pieces(fields, 'result', result)
         call('HSET', key, unpack(fields))
     end
-    settled[#settled + 1] = id
+    done = done + 1
+    settled[done] = id
     endings[#endings + 1] = id
-    ended[#ended + 1] = NOW .. ':' .. id
+    ended[#ended + 1] = STAMP .. id
     succeeded[v[3]] = (succeeded[v[3]] or 0) + 1
     return 1
 end
@@ -51,15 +54,15 @@ local function record(id, v, claims, state, reason, error, traceback)
     }))
 end
 
-local function let_go(n, lease)
+local function let_go(n)
     local id, claims, state, reason, delay = ARGV[n], ARGV[n + 1], ARGV[n + 2], ARGV[n + 3], ARGV[n + 4]
     local flags, result, error, traceback = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8]
     local refund, expired = string.find(flags, 'r', 1, true), string.find(flags, 'e', 1, true) ~= nil
     local v = read(id, 'state', 'claims', 'kind', 'cancel', 'attempts', 'worker', 'pickupTime', 'losses', 'dueTime', 'created', 'seq')
-    local known = v and v[3] and kind_of(v[3])
+    local known, lease = v and v[3] and kind_of(v[3]), lease_end(id)
     if not known then
         return { 0 }
-    elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or not lease or (tonumber(lease) <= now) ~= expired then
+    elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or not lease or (lease <= now) ~= expired then
         return { 0, v[1] }
     end
     local asked = reason
@@ -101,11 +104,12 @@ local function let_go(n, lease)
         set('endTime', NOW)
     end
     call('HSET', JOB .. id, unpack(fields))
-    settled[#settled + 1] = id
+    done = done + 1
+    settled[done] = id
     count(known.queue, 'running', -1)
     count(known.queue, state, 1)
     if state == 'succeeded' then
-        ended[#ended + 1] = NOW .. ':' .. id
+        ended[#ended + 1] = STAMP .. id
     elseif ENDED[state] then
         ours('ZADD', P .. 'ended:' .. state, NOW, id)
     elseif state == 'queued' then
@@ -121,14 +125,27 @@ local function let_go(n, lease)
     return { 1, state, int(run_at) }
 end
 
-for n, start in ipairs(starts) do
-    if ARGV[start + 2] == 's' then
-        answers[n] = succeed(ARGV[start], ARGV[start + 1], ARGV[start + 3], leases[n])
+local at = 3
+while at <= #ARGV do
+    local what = ARGV[at]
+    if what == 'first' then
+        local length, ids = tonumber(ARGV[at + 1]), ARGV[at + 2]
+        for n = 1, #ids, length do
+            answers[#answers + 1] = succeed(string.sub(ids, n, n + length - 1), '1', '')
+        end
+        at = at + 3
+    elseif what == 'success' then
+        local last = at + 3 * tonumber(ARGV[at + 1]) - 1
+        for n = at + 2, last, 3 do
+            answers[#answers + 1] = succeed(ARGV[n], ARGV[n + 1], ARGV[n + 2])
+        end
+        at = last + 3
     else
-        answers[n] = let_go(start, leases[n])
+        answers[#answers + 1] = let_go(at + 1)
+        at = at + 10
     end
 end
-if #settled > 0 then
+if done > 0 then
     call('ZREM', LEASES, unpack(settled))
 end
 if #ended > 0 then

@@ -1,6 +1,7 @@
--- Stores a batch of jobs. ARGV: 3 "1" where payloads stay in one piece, 4 number of kinds, the kinds, then for each job:
--- id, kind, when ("" at once, "+delay", "=instant"), payload, and "" or "x" with key, its lifetime and options, "=" before
--- each, "" for none. Answers 1 (created), 0 (known), or the id of the job its key stands for.
+-- Stores a batch of jobs. ARGV: 3 "1" where payloads stay in one piece, 4 number of kinds, the kinds, then runs of jobs, each
+-- with what they have in common first: number, kind, when ("" at once, "+delay", "=instant"), "" or "x"; then id and payload
+-- of each, with "x" also key, its lifetime and options, "=" before each, "" for none. Answers 1 (created), 0 (known), or the
+-- id of the job its key stands for.
 local whole = ARGV[3] == '1'
 local at = 5 + tonumber(ARGV[4])
 local first = number(ours('GET', P .. 'seq'))
@@ -95,31 +96,36 @@ local function create(id, kind, when, payload, key, options)
     entries[#entries + 1] = id
 end
 
-while at <= #ARGV do
-    local id, kind, when, payload = ARGV[at], kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 3]
-    local key, keep_for, options = nil, '', ''
-    if ARGV[at + 4] == 'x' then
-        key = ARGV[at + 5] ~= '' and string.sub(ARGV[at + 5], 2) or nil
-        keep_for, options = ARGV[at + 6], ARGV[at + 7]
-        at = at + 3
-    end
-    at = at + 5
+local function store(id, kind, when, payload, key, keep_for, options)
     local owner = key and owner_of(key)
     if owner and owner ~= id then
-        answers[#answers + 1] = owner
+        return owner
     elseif exists(id) then
         if key and not owner and not call('HGET', JOB .. id, 'key') then
             take_key(key, id, keep_for)
             call('HSET', JOB .. id, 'key', key)
         end
-        answers[#answers + 1] = 0
-    else
-        if key and not owner then
-            take_key(key, id, keep_for)
-        end
-        create(id, kind, when, payload, key, options)
-        answers[#answers + 1] = 1
+        return 0
     end
+    if key and not owner then
+        take_key(key, id, keep_for)
+    end
+    create(id, kind, when, payload, key, options)
+    return 1
+end
+
+while at <= #ARGV do
+    local kind, when, each = kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 3] == 'x' and 5 or 2
+    local last = at + 3 + each * tonumber(ARGV[at])
+    for n = at + 4, last, each do
+        local key, keep_for, options = nil, '', ''
+        if each == 5 then
+            key = ARGV[n + 2] ~= '' and string.sub(ARGV[n + 2], 2) or nil
+            keep_for, options = ARGV[n + 3], ARGV[n + 4]
+        end
+        answers[#answers + 1] = store(ARGV[n], kind, when, ARGV[n + 1], key, keep_for, options)
+    end
+    at = last + 1
 end
 
 for key, list in pairs(lists) do

@@ -1,6 +1,6 @@
 -- What the two scripts that claim have in common. ARGV: 3 worker, 4 lease in microseconds, 5 what by-hand jobs run.
 local worker, until_ = ARGV[3], int(now + tonumber(ARGV[4]))
-local taken, leases, started = {}, {}, {}
+local taken, leases, leased, started = {}, {}, 0, {}
 
 local FIELDS = {
     'state', 'kind', 'claims', 'attempts', 'losses', 'dueTime', 'created', 'payload', 'options', 'seq', 'pickupTime',
@@ -24,9 +24,8 @@ local function adopt(id, queue)
 end
 
 local function lease(id, kind, state)
-    local n = #leases
-    leases[n + 1] = until_
-    leases[n + 2] = id
+    leased = leased + 1
+    leases[2 * leased - 1], leases[2 * leased] = until_, id
     if state == 'queued' then
         started[kind] = (started[kind] or 0) + 1
     else
@@ -42,12 +41,12 @@ end
 local function take_first(id, state, kind, payload, due, created, options)
     call('HSET', JOB .. id, 'state', 'running', 'worker', worker, 'pickupTime', NOW)
     payload = joined(id, 'payload', payload)
-    if created or options then
-        taken[#taken + 1] = { id, kind, payload, due, created, joined(id, 'options', options), '1', '1', false }
-    else
-        taken[#taken + 1] = { id, kind, payload, due }
-    end
     lease(id, kind, state)
+    if created or options then
+        taken[leased] = { id, kind, payload, due, created, joined(id, 'options', options), '1', '1', false }
+    else
+        taken[leased] = { id, kind, payload, due }
+    end
 end
 
 local function take(id, v)
@@ -57,9 +56,9 @@ local function take(id, v)
     local before_now = claims_of(v[3], v[11])
     local claims, attempts = int(number(before_now) + 1), int(number(v[4] or before_now) + 1)
     call('HSET', JOB .. id, 'state', 'running', 'claims', claims, 'attempts', attempts, 'worker', worker, 'pickupTime', NOW)
-    local payload, options = joined(id, 'payload', v[8]), joined(id, 'options', v[9])
-    taken[#taken + 1] = { id, v[2], payload, v[6], v[7], options, claims, attempts, v[5] }
     lease(id, v[2], v[1])
+    local payload, options = joined(id, 'payload', v[8]), joined(id, 'options', v[9])
+    taken[leased] = { id, v[2], payload, v[6], v[7], options, claims, attempts, v[5] }
 end
 
 local function paused_queues()
@@ -71,7 +70,7 @@ local function paused_queues()
 end
 
 local function lease_taken()
-    if #leases > 0 then
+    if leased > 0 then
         ours('ZADD', LEASES, unpack(leases))
     end
     for kind, number_of in pairs(started) do

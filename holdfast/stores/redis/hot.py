@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import chain
@@ -88,22 +89,22 @@ class Hot:
 
     async def _claim_ready(self, wish: Wish) -> Claim:
         claiming = _Claiming(wish)
+        common = (wish.worker, span_us(wish.lease_for), self._links.address.task)
         while not claiming.over:
+            pieces = [(*common, *arguments) for arguments in claiming.pieces(self._served)]
             try:
-                reply = await self._links.run(
-                    self._scripts["claim"],
-                    wish.worker,
-                    span_us(wish.lease_for),
-                    self._links.address.task,
-                    *claiming.arguments(self._served),
-                    doubt=lambda: self._lost.add(wish.worker),
+                replies = await self._links.run_each(
+                    self._scripts["claim"], pieces, doubt=lambda: self._lost.add(wish.worker)
                 )
             except HoldfastError:
+                if len(pieces) > 1:  # some of them may have claimed
+                    self._lost.add(wish.worker)
                 if claiming.jobs:  # these are ours already
                     break
                 raise
-            self._served = reply[5].decode()
-            claiming.take(await self._readable(reply[0]), reply)
+            for reply in replies:
+                self._served = reply[5].decode()
+                claiming.take(await self._readable(reply[0]), reply)
         return claiming.claim()
 
     async def _claim_delivered(self, wish: Wish, only: Sequence[str]) -> Claim:
@@ -277,7 +278,7 @@ class _Claiming:
         self._slots = {queue: max(0, slots) for queue, slots in wish.wants.items()}
         self._star = self._slots.pop(EVERY_QUEUE, 0)
         self._suspects = wish.suspects
-        self._asked = 0
+        self._asked: deque[int] = deque()  # how many jobs each of the scripts under way was asked for
         self._rounds = 0
         self._looks = 0
         self.jobs: list[Job] = []
@@ -287,22 +288,28 @@ class _Claiming:
         self._due_in = -1
         self._until_us: int | None = None
 
-    def arguments(self, served: str) -> list[Argument]:
-        """What the next script is asked."""
+    def pieces(self, served: str) -> list[list[Argument]]:
+        """What the next scripts are asked: one, or, where what the first one takes cannot be too much for any queue, as
+        many as it takes. Suspects only the first may take."""
         wish = self._wish
-        self._asked = 1 if wish.alone else min(PIECE, wish.limit - len(self.jobs))
+        left = 1 if wish.alone else wish.limit - len(self.jobs)
+        ample = all(slots == 0 or slots >= left for slots in (*self._slots.values(), self._star))
+        self._asked = deque(min(PIECE, left - taken) for taken in range(0, left if ample else min(left, PIECE), PIECE))
         named = sorted(self._slots)
         turn = bisect_right(named, served)
         pairs = [argument for queue in named[turn:] + named[:turn] for argument in (queue, self._slots[queue])]
         return [
-            self._asked,
-            max(0, self._suspects),
-            int(wish.alone),
-            int(wish.promote),
-            int(self._rounds + 1 >= _PROMOTE_ROUNDS),
-            self._star or "",
-            served,
-            *pairs,
+            [
+                asked,
+                0 if number else max(0, self._suspects),
+                int(wish.alone),
+                int(wish.promote),
+                int(self._rounds + 1 >= _PROMOTE_ROUNDS),
+                self._star or "",
+                served,
+                *pairs,
+            ]
+            for number, asked in enumerate(self._asked)
         ]
 
     def take(self, jobs: list[Job], reply: Sequence[Any]) -> None:
@@ -319,7 +326,8 @@ class _Claiming:
         self._rounds += more == 2
         self._looks += more == 1
         full = len(self.jobs) >= (1 if self._wish.alone else self._wish.limit)
-        again = more == 2 or (more == 1 and self._looks < _LOOKS_MOST) or len(rows) >= self._asked
+        asked = self._asked.popleft()
+        again = more == 2 or (more == 1 and self._looks < _LOOKS_MOST) or len(rows) >= asked
         self.over = full or not again
 
     def claim(self) -> Claim:

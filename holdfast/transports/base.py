@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +23,8 @@ from holdfast.links.wire import Argument, Wire
 PATIENCE = 0.3  # seconds a call waits for a server that is away: long enough for a connection that was cut
 DEADLINE = 2.0  # seconds a call may take: a submission waits for no more
 _PIECE = 1000  # ids one script handles
-_WATCHED_MOST = 128  # queues that who waits for every queue blocks on: those used last
+_TENDED = 20  # queues that one script looks after
+_WATCHED_MOST = 128  # queues that who waits for every queue blocks on
 _BLOCK = 15.0  # seconds at most until a blocked connection must say that it lives
 _PROVEN_IN = 5.0  # seconds it has for that
 _NUDGE = 0.05  # seconds until who is to stop blocking is told again
@@ -140,6 +142,16 @@ class RedisTransport(ABC):
     async def end_sweep(self) -> None:
         await self.run("release", self._sweep)
 
+    async def tended(self, silence: int) -> list[Delivery]:
+        """Look after every queue used of late; what consumers had in hand that are silent for so many milliseconds."""
+        found: list[Delivery] = []
+        for start in itertools.count(0, _TENDED):
+            queues = await self.run("known", start, _TENDED)
+            if not queues:
+                break
+            found += deliveries_of(await self.run("tend", silence, *queues))
+        return found
+
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
     async def listen(
         self, queues: Sequence[str], *, closed: Collection[str], timeout: float, stop: asyncio.Event
@@ -166,7 +178,7 @@ class RedisTransport(ABC):
         """The queues to block on; "" stands for news of queues that nobody knew."""
         named = [queue for queue in queues if queue != "*"]
         if "*" in queues:
-            known = [text_of(each) for each in await self.run("known", _WATCHED_MOST)]
+            known = map(text_of, await self.run("known", _WATCHED_MOST))
             named = list(dict.fromkeys(["", *named, *known, "default"]))
         return [queue for queue in named if queue not in closed]
 

@@ -199,7 +199,7 @@ class Carried:
         """Beat; what is still held keeps its delivery, what is lost has no use for it."""
         beat = await self._store.beat(pulse, leases, lease_for=lease_for)
         lost = [lease for lease, held in zip(leases, beat.held, strict=True) if held is Held.LOST]
-        over, touched = self._in_hand.let_go(lost), self._in_hand.of(leases)
+        over, touched = self._in_hand.let_go(lost), self._in_hand.held(leases)
         if over or touched:
             self._now().touch(touched, over)
         return beat

@@ -33,6 +33,7 @@ class InHand:
 
     def __init__(self) -> None:
         self._by_lease: dict[Lease, Delivery] = {}
+        self._unheld: set[Lease] = set()
         self._consumer = ""
         self._process = 0
 
@@ -54,8 +55,12 @@ class InHand:
         found = (self._by_lease.pop(lease, None) for lease in leases)
         return [delivery for delivery in found if delivery is not None]
 
-    def of(self, leases: Sequence[Lease]) -> list[Delivery]:
-        """The deliveries of these leases."""
+    def held(self, leases: Sequence[Lease]) -> list[Delivery]:
+        """The deliveries of these leases, which are all there are. What was not among them twice was given up without a
+        word; another consumer will find it."""
+        unheld = self._by_lease.keys() - set(leases)
+        self.let_go(list(unheld & self._unheld))
+        self._unheld = unheld
         found = (self._by_lease.get(lease) for lease in leases)
         return [delivery for delivery in found if delivery is not None]
 

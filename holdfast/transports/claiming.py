@@ -49,7 +49,7 @@ class Claiming:
         """Claim. Away where the transport is, and nothing was taken."""
         try:
             await self._rounds()
-        except (Away, HoldfastError):
+        except HoldfastError:
             if not self._jobs:  # else nobody would know of their leases
                 raise
         finally:

@@ -21,14 +21,13 @@ class RedisList(RedisTransport):
         return
 
     async def recover(self) -> list[Delivery]:
-        await self.run("tend", 0, 0)
-        return []
+        return await self.tended(0)
 
     async def _block(
         self, ear: Ear, queues: Sequence[str], seconds: float, stop: asyncio.Event
     ) -> list[Delivery] | None:
         keys = [self.key_of(queue) for queue in queues]
-        reply = await ear.ask("BRPOP", *keys, f"{seconds:.3f}", seconds=seconds, stop=stop)
+        reply = await ear.ask("BRPOP", *keys, f"{max(0.01, seconds):.3f}", seconds=seconds, stop=stop)
         if reply is None:
             return None
         key, job_id = reply

@@ -12,10 +12,9 @@ from redis import exceptions as driver
 from holdfast.job import Delivery
 from holdfast.links.redis_url import Server
 from holdfast.links.wire import Argument
-from holdfast.transports.base import Ear, Names, RedisTransport, deliveries_of, text_of
+from holdfast.transports.base import Ear, Names, RedisTransport, text_of
 
 GROUP = "holdfast"
-_RECOVERED_MOST = 100  # entries of dead consumers that one look takes over, of each queue
 _PAUSE = 0.05  # seconds before a stream that has just gone is made again
 
 
@@ -42,7 +41,7 @@ class RedisStream(RedisTransport):
         await self.run_grouped(name, receipts)
 
     async def recover(self) -> list[Delivery]:
-        return deliveries_of(await self.run("tend", self._silence, _RECOVERED_MOST))
+        return await self.tended(self._silence)
 
     async def _block(
         self, ear: Ear, queues: Sequence[str], seconds: float, stop: asyncio.Event

@@ -1,7 +1,9 @@
--- Push the ids of each queue, and have who waits for every queue look at one that was not known.
+-- Push the ids of each queue. Who waits for every queue blocks on `default`, on queues in which something waits, and on the
+-- bell, which tells of the others.
 groups(2, function(queue, from, to)
     push(queue, from, to)
-    if redis.call('ZADD', QUEUES, seconds(), queue) == 1 then
+    redis.call('ZADD', QUEUES, seconds(), queue)
+    if redis.call('SADD', ACTIVE, queue) == 1 and queue ~= 'default' then
         ring(queue, math.min(16, to - from + 1))
     end
 end)

@@ -1,7 +1,8 @@
 -- KEYS: what the ready ids' and the dead letters' keys are called. ARGV[1]: who asks. What the two kinds of transport do
 -- differently (push, pop, length, head, unpop, ring, KIND) stands in list.lua and stream.lua, one of which follows.
 local READY, DEAD, ME = KEYS[1], KEYS[2], ARGV[1]
-local QUEUES, GRAVES, BELL = READY .. '@queues', DEAD .. '@queues', READY .. '@bell'
+-- Queues used of late, by when; those in which something may wait; those with dead letters; and what rings for new ones.
+local QUEUES, ACTIVE, GRAVES, BELL = READY .. '@queues', READY .. '@active', DEAD .. '@queues', READY .. '@bell'
 local FORGOTTEN = 86400 -- seconds until a queue that nobody uses is left out of the list of queues
 
 local function of(key, queue)

@@ -166,24 +166,29 @@ local function bury_consumers(key, silence)
     end
 end
 
--- The deliveries of consumers that are silent for so many milliseconds are ours now.
-local function recover(queue, silence, number)
-    local key, found = of(READY, queue), {}
-    local reply = ask('XAUTOCLAIM', key, GROUP, ME, silence, '0-0', 'COUNT', number, 'JUSTID')
-    for _, receipt in ipairs(reply and reply[2] or {}) do
-        local entry = redis.call('XRANGE', key, receipt, receipt)[1]
-        if entry then
-            found[#found + 1] = {receipt, value(entry[2])}
-        else -- somebody has deleted it
-            redis.call('XACK', key, GROUP, receipt)
+-- The deliveries of consumers that are silent for so many milliseconds are ours now; a hundred of them, among the first
+-- ten thousand. The rest is another sweep's.
+local function recover(key, silence)
+    local cursor, found = '0-0', {}
+    for _ = 1, 10 do
+        local reply = ask('XAUTOCLAIM', key, GROUP, ME, silence, cursor, 'COUNT', 100, 'JUSTID')
+        for _, receipt in ipairs(reply and reply[2] or {}) do
+            local entry = redis.call('XRANGE', key, receipt, receipt)[1]
+            if entry then
+                found[#found + 1] = {receipt, value(entry[2])}
+            else -- somebody has deleted it
+                redis.call('XACK', key, GROUP, receipt)
+            end
         end
+        cursor = reply and reply[1] or '0-0'
+        if cursor == '0-0' or #found >= 100 then break end
     end
     return found
 end
 
-local function tend(queue, silence, number)
+local function tend(queue, silence)
     local key = of(READY, queue)
-    local found = recover(queue, silence, number)
+    local found = recover(key, silence)
     bury_consumers(key, silence)
     trim(key)
     return found

@@ -11,7 +11,7 @@ for at = first, #ARGV, 2 do
 end
 local others = slots['*']
 if others then
-    for _, queue in ipairs(redis.call('ZRANGE', QUEUES, 0, -1)) do
+    for _, queue in ipairs(redis.call('SMEMBERS', ACTIVE)) do
         slots[queue] = slots[queue] or others
     end
     slots['default'] = slots['default'] or others
@@ -34,6 +34,7 @@ for turn = 0, #names - 1 do
         found[#found + 1] = each[2]
         left = left - 1
     end
+    if length(queue) == 0 then redis.call('SREM', ACTIVE, queue) end
     if left == 0 then break end
 end
 return found

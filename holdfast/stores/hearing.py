@@ -85,7 +85,7 @@ class Hearing(ABC):
             nonlocal pause
             pause = RETRY
             self._hearing[kind].set()
-            self.waiters.tell(("queue:*", "worker:*", "job:*"))  # whatever came while nobody listened
+            self.waiters.tell(("queue:*", "due:*", "worker:*", "job:*"))  # whatever came while nobody listened
 
         while True:
             try:

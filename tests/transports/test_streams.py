@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from datetime import timedelta
 
 import psycopg
@@ -10,25 +11,26 @@ import pytest
 
 from holdfast import Context
 from holdfast.job import JobState, Lease, Pulse, Reason
-from tests.support.redis import Redis
+from tests.support.redis import FLOORS, MAIN, Redis
 from tests.transports.support import Pairing, claim, ending, new_job, put, take, until, until_succeeded, working
 
 GROUP = "holdfast"
 PULSE = Pulse(worker="w", host="h", pid=1, queues="*", concurrency=1)
 
 
-@pytest.fixture
-def stream(postgres_url: str, redis_of_its_own: Redis) -> Pairing:
-    """A stream on a Redis that the test may hurt."""
-    return Pairing(
-        postgres_url,
-        redis_of_its_own,
-        transport="redis_stream",
-        transport_url=redis_of_its_own.url(),
-        transport_key="s",
-        transport_dead_key="dead",
-        lease="300ms",
-    )
+@pytest.fixture(params=[MAIN, *FLOORS])
+def stream(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[Pairing]:
+    """A stream on a Redis of the test's own: versions answer differently."""
+    with Redis(request.param) as server:
+        yield Pairing(
+            postgres_url,
+            server,
+            transport="redis_stream",
+            transport_url=server.url(),
+            transport_key="s",
+            transport_dead_key="dead",
+            lease="300ms",
+        )
 
 
 def consumers(stream: Pairing) -> dict[str, int]:

@@ -51,7 +51,7 @@ class News(Hearing):
         schema = links.address.schema
         self._voices = {
             kind: _Voice(links, f"{schema}_{kind}", self._name, coarse)
-            for kind, coarse in (("ready", "queue:*\nworker:*"), ("ended", "job:*"))
+            for kind, coarse in (("ready", "queue:*\ndue:*\nworker:*"), ("ended", "job:*"))
         }
         self.on_queue: Callable[[str], None] = lambda queue: None
         """Told each queue that others have news of."""

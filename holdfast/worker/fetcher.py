@@ -68,15 +68,16 @@ class Fetcher:
                 claim = await self._claim(room)
                 if claim.quarantined:
                     await self._run_one_alone()
+                # What was in hand when this claim looked may be ready again by now: then it takes another look.
+                if self._draining and empty_handed and not claim.jobs and not shift.held:
+                    if not await self._store.remind():
+                        shift.stopping.set()
+                    continue
             except HoldfastError as error:
                 await self._patience.after(error)
                 continue
             self._patience.reset()
             if not claim.jobs:
-                # What was in hand when this claim looked may be ready again by now: then it takes another look.
-                if self._draining and empty_handed and not shift.held:
-                    shift.stopping.set()
-                    return
                 await self._idle(claim.next_due)
             elif len(claim.jobs) < room // 4 and len(claim.jobs) >= 10:
                 await shift.clock.sleep(_SMALL)

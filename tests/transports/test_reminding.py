@@ -14,6 +14,7 @@ from holdfast import Holdfast
 from holdfast.events import LeaseRejected, SweepComplete
 from holdfast.faults import Fault, arm
 from holdfast.job import JobFilter, JobState, Reason
+from holdfast.worker.worker import Worker
 from tests.support.postgres import Postgres
 from tests.transports.support import (
     QUICK,
@@ -193,6 +194,18 @@ async def test_an_announcement_that_never_came_is_made_up_for(pairing: Pairing) 
         assert (handle.wake_up_delayed, pairing.waiting()) == (True, [])
         async with working(app):
             await until(lambda: bool(done), "the job to run")
+
+
+async def test_a_draining_worker_leaves_nothing_that_was_lost(pairing: Pairing) -> None:
+    done: list[int] = []
+    app = pairing.app()
+    noop(app, done)
+    async with app:
+        await app.enqueue_many(app.draft("work", {}) for _ in range(20))
+        pairing.forget()
+        await asyncio.sleep(AGED)
+        await Worker(app, drain=True).run()
+    assert len(done) == 20
 
 
 async def test_a_transactional_submission_is_found_by_the_sweep(pairing: Pairing) -> None:

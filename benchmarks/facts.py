@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.postgres.server import version as server_version
+from benchmarks.redis.server import allocator
 from benchmarks.redis.server import version as redis_version
 from holdfast.stores.sqlite.connection import file_system
 
@@ -29,7 +30,7 @@ def facts(folder: Path) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "sqlite": sqlite3.sqlite_version,
         "postgres": server_version(),
-        "valkey": redis_version(),
+        "valkey": f"{redis_version()} with {allocator()}",
         "huey": version("huey"),
         "pgqueuer": version("pgqueuer"),
         "file_system": file_system(folder),

@@ -66,8 +66,16 @@ def _install(kind: str, draft: Path) -> None:
 class Redis:
     """One server. As a context it is started and, at the end, removed."""
 
-    def __init__(self, kind: str = MAIN, *, password: str = "", settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        kind: str = MAIN,
+        *,
+        password: str = "",
+        settings: dict[str, str] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.kind = kind
+        self._environment = [f"{name}={value}" for name, value in (environment or {}).items()]
         self.password = password
         self._settings = {**SETTINGS, **({"requirepass": password} if password else {}), **(settings or {})}
         self._folder = private_folder(kind)
@@ -99,7 +107,16 @@ class Redis:
     def start(self) -> None:
         """Start the server and wait until it answers."""
         words = [word for name, value in self._settings.items() for word in (f"--{name}", value)]
-        argv = [installed(self.kind), "--port", str(self.port), "--dir", self._folder, *words]
+        argv = [
+            "/usr/bin/env",
+            *self._environment,
+            installed(self.kind),
+            "--port",
+            str(self.port),
+            "--dir",
+            self._folder,
+            *words,
+        ]
         try:
             self._process = self._guarded.start(argv)
             until(self._answers, f"{self.kind} to answer")

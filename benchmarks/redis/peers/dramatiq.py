@@ -1,6 +1,7 @@
 """Dramatiq: threads, a heartbeat for each process, an acknowledgement for each message; no middlewares.
 
-One thread was the quickest with handlers that do nothing (1, 2, 4 and 8 were tried).
+Its own number of threads and a thousand messages fetched beforehand were the quickest: 1, 4 and 8 threads with its own
+two messages each, 16, 200 and 1,000 were tried.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from redis import Redis as Client
 
 from benchmarks.redis.peers import Peer, noop, ready, stamp
 
-_THREADS = 1
+_THREADS = 8
+_PREFETCH = 1000
 
 
 class Dramatiq(Peer):
@@ -36,6 +38,7 @@ class Dramatiq(Peer):
 
     async def work(self) -> None:
         worker = dramatiq.Worker(self._broker, worker_threads=_THREADS)
+        worker.queue_prefetch = _PREFETCH  # what its environment variable dramatiq_queue_prefetch says
         worker.start()
         try:
             await asyncio.Event().wait()

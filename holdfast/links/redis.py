@@ -192,7 +192,15 @@ class Links:
             self._target = None
             raise
         self._failures = 0
+        try:
+            await self._greet(link)
+        except BaseException:
+            link.close()
+            raise
         return link
+
+    async def _greet(self, link: Wire) -> None:
+        """What comes before the first call on each connection."""
 
     def _give_back(self, link: Wire) -> None:
         if self._closed:

@@ -38,7 +38,7 @@ async def test_a_submission_that_was_stored_and_never_answered_is_acknowledged_o
         await store.delete(await put(store))  # the server knows the script
         for n in range(10):
             job = new_job(payload=f'{{"needle":{n}}}', key=f"key-{n}" if keyed else None)
-            proxy.cut_after(f'"needle":{n}'.encode(), answer=b"*1\r\n:1")
+            proxy.cut_after(f'"needle":{n}'.encode(), answer=b":1")
 
             assert await store.submit([job]) == [Submitted(job.id, True)]
         assert proxy.cuts == 10

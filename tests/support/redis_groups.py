@@ -10,6 +10,8 @@ from urllib.parse import quote, urlencode
 
 from redis import Redis as Client
 from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tests.support.redis import MAIN, Redis, installed
 from tests.support.servers import SERVER_USER, Guarded, Port, private_folder, until
@@ -86,7 +88,7 @@ class Sentinel:
 
     def _knows(self, field: str, value: str) -> bool:
         try:
-            with Client(port=self.port, protocol=2, decode_responses=True) as client:
+            with Client(port=self.port, protocol=2, decode_responses=True, retry=Retry(NoBackoff(), 0)) as client:
                 flat = client.execute_command("SENTINEL", "MASTER", SERVICE)
         except (exceptions.ConnectionError, exceptions.ResponseError):
             return False

@@ -145,7 +145,7 @@ def mends(seen: Snapshot) -> list[Mend]:
         *audit.queues(),
     ]
     meta = seen.hashes.get(seen.names("meta"), {})
-    told = [name for name in (b"orphans", b"foreign") if name in meta]
+    told = [name for name in (b"orphans", b"foreign", b"lost") if name in meta]
     return [*found, Mend("", ("HDEL", seen.names("meta"), *told))] if told else found
 
 

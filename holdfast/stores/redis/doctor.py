@@ -21,10 +21,12 @@ async def examine(links: Links, scripts: Mapping[str, Script]) -> list[Finding]:
         _eviction(facts),
         _memory(facts.info),
         _persistence(facts.info),
+        _log(facts),
         _failover(facts.info, links),
         _access(links),
         _leases(int(overdue)),
-        _keys(*(int(each) for each in met)),
+        _keys(*(int(each) for each in met[:2])),
+        _losses(int(met[2])),
         _agreement([(name.decode(), int(counted), int(held)) for name, counted, held in sizes]),
     ]
 
@@ -74,6 +76,14 @@ def _persistence(info: Mapping[str, str]) -> Finding:
     return Finding("disk", "ok" if not delayed else "warning", text, "" if not delayed else "give Redis a quicker disk")
 
 
+def _log(facts: Facts) -> Finding:
+    torn = facts.version < (7,) and facts.info.get("aof_enabled") == "1"
+    if not torn or facts.info.get("aof_last_rewrite_time_sec") != "-1":
+        return Finding("log", "ok", "a script that a crash tore off is not in it")
+    text = f"{facts.name} leaves half a script in its log where a crash tore it off, and runs that at the next start"
+    return Finding("log", "warning", text, "after each crash: redis-cli bgrewriteaof; or take Redis 7, or Valkey")
+
+
 def _failover(info: Mapping[str, str], links: Links) -> Finding:
     there, waited = int(info.get("connected_slaves", "0")), links.address.replicas
     text = f"role={info.get('role', '?')}, {there} replicas, {waited} waited for"
@@ -110,6 +120,14 @@ def _keys(orphans: int, foreign: int) -> Finding:
     text = f"{orphans} ids without a job were dropped, {foreign} keys of another type were moved to …:foreign:…"
     remedy = f"find out who else writes here; then delete what was moved, and {_REPAIR}"
     return Finding("keys", "warning", text, remedy)
+
+
+def _losses(lost: int) -> Finding:
+    if not lost:
+        return Finding("losses", "ok", "nobody was acknowledged what is not here")
+    text = f"at least {lost} acknowledged writes are gone: Redis crashed, or a replica took over, without them"
+    remedy = f"submit again what is missing; declare ?durability=always or ?replicas=1; then {_REPAIR} forgets this"
+    return Finding("losses", "error", text, remedy)
 
 
 _REPAIR = "holdfast doctor --repair"

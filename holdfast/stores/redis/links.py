@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
@@ -19,12 +20,43 @@ _CONFIRMED = 5.0  # seconds a write waits for the disk and the replicas that wer
 class Links(redis.Links):
     """The connections of one event loop to one namespace."""
 
-    def __init__(self, address: Address, *, now: Callable[[], int] | None) -> None:
+    def __init__(self, address: Address, *, now: Callable[[], int] | None, lost: Script | None = None) -> None:
+        """``lost`` finds out whether a server has less than it has acknowledged."""
         super().__init__(address.server, address.prefix)
         self.address = address
         self.name = uuid4().hex[:12]
         """Who calls: the scripts tell others of what we did, and we know what we said ourselves."""
         self._now = now
+        self._lost = lost
+        self._latest: tuple[bytes, str] | None = None  # number of submission and id of the last job stored for us
+
+    def stored(self, number: bytes, job_id: str) -> None:
+        """The server has acknowledged this job."""
+        self._latest = number, job_id
+
+    async def _greet(self, link: Wire) -> None:
+        """A server that was away, or another in its place, may have lost the end of what it acknowledged: it is asked
+        before it hears of more, and keeps in mind what is missing, for the doctor."""
+        if self._latest is None or self._lost is None:
+            return
+        known = self._latest
+        try:
+            await link.ask("SCRIPT", "LOAD", self._lost.text)
+            lost = int(
+                await link.ask("EVALSHA", self._lost.sha, 5, *self.address.keys, self._instant, self.name, *known)
+            )
+        except driver.ResponseError:
+            return  # it takes no writes now; the call itself says so
+        if lost and self._latest == known:
+            self._latest = None
+        if lost:
+            text = "%s came back without %d or more of the jobs that it had acknowledged"
+            logging.getLogger(__name__).error(text, self.place, lost)
+
+    @property
+    def _instant(self) -> Argument:
+        """For scripts: the store's instant; "" for the server's own."""
+        return "" if self._now is None else self._now()
 
     async def run(
         self,
@@ -51,7 +83,7 @@ class Links(redis.Links):
     ) -> list[Any]:
         """What the script answers to each of these arguments; see ``evaluate_each``."""
         keys = self.address.keys
-        said: tuple[Argument, ...] = ("" if self._now is None else self._now(), self.name)
+        said: tuple[Argument, ...] = (self._instant, self.name)
         confirmed = synced and (self.address.durability == "waitaof" or self.address.replicas)
         after = self._confirm if confirmed else None
         whole = [(*said, *piece) for piece in pieces]

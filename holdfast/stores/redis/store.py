@@ -64,7 +64,7 @@ class _Opened(Opened):
 
     def __init__(self, store: RedisStore) -> None:
         kinds = Kinds()
-        self.links = Links(store.address, now=store.now)
+        self.links = Links(store.address, now=store.now, lost=store.scripts["lost"])
         self.news = News(self.links)
         read = Read(self.links, store.scripts, kinds)
         self.read = read

@@ -49,5 +49,5 @@ local sizes = {
     { 'cancelled', counted.cancelled or 0, size('ZCARD', P .. 'ended:cancelled') },
 }
 local overdue = ours('ZCOUNT', LEASES, '-inf', int(now - 60000000))
-local met = ours('HMGET', P .. 'meta', 'orphans', 'foreign')
-return { overdue, { number(met[1]), number(met[2]) }, sizes }
+local met = ours('HMGET', P .. 'meta', 'orphans', 'foreign', 'lost')
+return { overdue, { number(met[1]), number(met[2]), number(met[3]) }, sizes }

@@ -12,7 +12,7 @@ if ARGV[5] == '1' then
 end
 local answers, extended = { ours('HGET', worker, 'ordered') or 'none' }, {}
 for i = at, #ARGV, 2 do
-    local v = read(ARGV[i], 'state', 'claims', 'cancel', 'worker')
+    local v = read(ARGV[i], 'state', 'claims', 'cancel', 'worker', 'pickupTime')
     -- A failover can bring an old number of claims back: the lease is whose worker has the job now.
     local held = v and v[1] == 'running' and claims_of(v[2], true) == ARGV[i + 1] and v[4] == ARGV[3]
     local lease = held and ours('ZSCORE', LEASES, ARGV[i])
@@ -21,6 +21,9 @@ for i = at, #ARGV, 2 do
         extended[#extended + 1] = ARGV[i]
         answers[#answers + 1] = v[3] and 2 or 1
     else
+        if v and v[1] and number(ARGV[i + 1]) > number(claims_of(v[2], v[5])) then
+            met('lost') -- who gave this lease knew more than we do
+        end
         answers[#answers + 1] = 0
     end
 end

@@ -18,13 +18,21 @@ local function lease_end(id)
     return all_live and math.huge or tonumber(call('ZSCORE', LEASES, id) or nil)
 end
 
+local function refused(id, claims, state)
+    local v = read(id, 'claims', 'pickupTime')
+    if v and number(claims) > number(claims_of(v[1], v[2])) then
+        met('lost') -- who gave this lease knew more than we do
+    end
+    return { 0, state }
+end
+
 local function succeed(id, claims, result)
     local key = JOB .. id
     local v = redis.pcall('HMGET', key, 'state', 'claims', 'kind', 'cancel')
     if v.err or not v[1] then
         return { 0 }
     elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or (not all_live and (lease_end(id) or 0) <= now) then
-        return { 0, v[1] }
+        return refused(id, claims, v[1])
     end
     if claims ~= '1' or v[4] then -- only then it can have been in trouble
         call('HDEL', key, 'losses', 'cancel', 'reason')
@@ -63,7 +71,7 @@ local function let_go(n)
     if not known then
         return { 0 }
     elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or not lease or (lease <= now) ~= expired then
-        return { 0, v[1] }
+        return refused(id, claims, v[1])
     end
     local asked = reason
     if v[4] and ENDS_CANCELLED[state] then

@@ -1,7 +1,7 @@
 -- Stores a batch of jobs. ARGV: 3 "1" where payloads stay in one piece, 4 number of kinds, the kinds, then runs of jobs, each
 -- with what they have in common first: number, kind, when ("" at once, "+delay", "=instant"), "" or "x"; then id and payload
 -- of each, with "x" also key, its lifetime and options, "=" before each, "" for none. Answers 1 (created), 0 (known), or the
--- id of the job its key stands for.
+-- id of the job its key stands for; where any was created, in the end also the number of the last one's submission.
 local whole = ARGV[3] == '1'
 local at = 5 + tonumber(ARGV[4])
 local first = number(ours('GET', P .. 'seq'))
@@ -153,7 +153,9 @@ for _, kind in ipairs(kinds_here) do
     end
 end
 if seq > first then
-    call('SET', P .. 'seq', int(seq))
+    local last = int(seq)
+    call('SET', P .. 'seq', last)
+    answers[#answers + 1] = last
 end
 finish()
 return answers

@@ -62,12 +62,22 @@ class Portal:
         atexit.unregister(self.end)
         if not self._thread.is_alive():
             return
-        last_words = asyncio.run_coroutine_threadsafe(self._at_exit(), self._loop)
+        last_words = asyncio.run_coroutine_threadsafe(self._part(), self._loop)
         wait([last_words], timeout=_AT_EXIT)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=_AT_EXIT)
         if not self._thread.is_alive():
             self._loop.close()
+
+    async def _part(self) -> None:
+        """The last words; then, as ``asyncio.run`` does it, what still goes on is cancelled and may end in peace."""
+        try:
+            await self._at_exit()
+        finally:
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast.portal import drive, forbid_running_loop
+from holdfast.portal import Portal, drive, forbid_running_loop
 
 
 async def _answer(value: int) -> int:
@@ -58,3 +58,26 @@ def test_blocking_inside_a_loop_is_refused_with_advice() -> None:
             forbid_running_loop("await it")
 
     asyncio.run(inside())
+
+
+def test_what_goes_on_in_a_portal_ends_in_peace_before_it() -> None:
+    told: list[str] = []
+
+    async def go_on() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            told.append("what went on")
+
+    async def begin() -> asyncio.Task[None]:
+        return asyncio.create_task(go_on())
+
+    async def last_words() -> None:
+        told.append("last words")
+
+    portal = Portal(at_exit=last_words)
+    task = portal.run(begin())
+    portal.end()
+    assert told == ["last words", "what went on"]
+    assert task.cancelled()

@@ -28,6 +28,7 @@ from holdfast.kinds import (
     PROGRAMS,
     QUEUES,
     REDIS_KEY,
+    REDIS_URL,
     RETRY,
     SERVICE,
     TARGET,
@@ -129,7 +130,7 @@ class Settings:
         "What carries the wake-ups: the store itself, or a Redis that holds the ids of ready jobs (on PostgreSQL).",
     )
     transport_url = Setting(
-        unless("none", URL), "none", "The Redis of the transport, with the parameters of its driver only."
+        unless("none", REDIS_URL), "none", "The Redis of the transport, with the parameters of its driver only."
     )
     transport_key = Setting(
         REDIS_KEY, "{holdfast}:ready", "The transport's key for queue default; :QUEUE is appended for another."

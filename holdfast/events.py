@@ -96,7 +96,7 @@ class JobFailed(Event, frozen=True, kw_only=True, gc=False):
     seconds: float
 
 
-class JobDead(Event, frozen=True, kw_only=True, gc=False):
+class JobDead(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A job is dead: its last attempt failed, or no further one makes sense."""
 
     name: ClassVar[str] = "job_dead"
@@ -107,6 +107,8 @@ class JobDead(Event, frozen=True, kw_only=True, gc=False):
     reason: str
     error: str
     seconds: float
+    dlq_key: str | None = None
+    """Where the transport lists it, if there is one."""
 
 
 class JobCancelled(Event, frozen=True, kw_only=True, gc=False):

@@ -116,11 +116,15 @@ def unless(word: str, kind: Kind[T]) -> Kind[T | None]:
 
 
 # ── kinds of one setting only ─────────────────────────────────────────────────────────────────────────────────────────
-def _parse_url(field: str, value: object) -> str:
-    if not isinstance(value, str) or not re.match(r"[a-z][a-z0-9+.-]*://", value) or not is_plain(value):
-        masked = mask_url(value) if isinstance(value, str) else value
-        raise Invalid(field, masked, "write a store's URL, such as sqlite:///holdfast.db")
-    return value
+def _url(remedy: str) -> Kind[str]:
+    """A URL. ``remedy``: what to write instead of what is none."""
+
+    def parse(field: str, value: object) -> str:
+        if not isinstance(value, str) or not re.match(r"[a-z][a-z0-9+.-]*://", value) or not is_plain(value):
+            raise Invalid(field, mask_url(value) if isinstance(value, str) else value, remedy)
+        return value
+
+    return Kind("URL", parse, mask_url)
 
 
 def _parse_target(field: str, value: object) -> str:
@@ -169,7 +173,8 @@ HOST: Kind[str] = Kind("address or host name", _parse_host, str)
 SERVICE: Kind[str] = Kind("name", check_worker_id, str)
 WORKER_ID: Kind[str] = Kind("name", check_worker_id, str)
 RETRY: Kind[Retry] = Kind("retry policy", _parse_retry, str)
-URL: Kind[str] = Kind("URL", _parse_url, mask_url)
+URL = _url("write a store's URL, such as sqlite:///holdfast.db")
+REDIS_URL = _url("write the URL of a Redis, such as redis://localhost:6379/0")
 TARGET: Kind[str] = Kind("module:attribute", _parse_target, str)
 REDIS_KEY: Kind[str] = Kind("Redis key", _parse_redis_key, str)
 PROGRAMS = names("a program's name or path", r"[^,]+")

@@ -62,9 +62,9 @@ class JsonLines:
             try:
                 fields = encode(event)
             except UnicodeEncodeError:
-                return self.record(moment, level, kind.name, msgspec.structs.asdict(event))
+                return self.record(moment, level, kind.name, msgspec.to_builtins(event))
             if not fields.isascii() or b"=" in fields or b"\x7f" in fields or b"://" in fields:
-                return self.record(moment, level, kind.name, msgspec.structs.asdict(event))
+                return self.record(moment, level, kind.name, msgspec.to_builtins(event))
             return b"".join((b'{"timestamp":"', stamp(moment).encode(), middle, fields[1:], b"\n"))
 
         return line
@@ -87,7 +87,7 @@ class PrettyLines:
         )
 
     def of(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
-        return lambda event: self.record(time.time(), level, kind.name, msgspec.structs.asdict(event) | _pointer(event))
+        return lambda event: self.record(time.time(), level, kind.name, msgspec.to_builtins(event) | _pointer(event))
 
     def record(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
         line = {"timestamp": self._stamp(moment), "level": level, "event": name}

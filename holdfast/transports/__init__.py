@@ -5,6 +5,7 @@ claiming.py     one claim of what arrived
 carrier.py      what one event loop has in hand of its transport, and whether the transport is there
 reminding.py    the sweep: what the transport has lost is announced again
 base.py         what both transports have in common
+names.py        what its keys are called
 redis_list.py   a list of ids for each queue
 redis_stream.py a stream of ids for each queue, read by a consumer group
 scripts/        each step that happens whole
@@ -21,6 +22,7 @@ from holdfast.events import Event
 from holdfast.store import AnnouncingStore, Store, Transport
 from holdfast.transports.carried import Carried
 from holdfast.transports.carrier import InHand
+from holdfast.transports.names import Names
 
 __all__ = ["InHand", "Way", "carried"]
 
@@ -42,7 +44,7 @@ def carried(store: Store, way: Way, *, lease: timedelta, in_hand: InHand, emit: 
     ``emit`` is told when the transport leaves and when it is back.
     """
     try:
-        from holdfast.transports.base import Names, server_of
+        from holdfast.transports.base import server_of
         from holdfast.transports.redis_list import RedisList
         from holdfast.transports.redis_stream import RedisStream
     except ModuleNotFoundError as error:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from redis import exceptions as driver
@@ -19,6 +19,7 @@ from holdfast.job import Delivery
 from holdfast.links.redis import Links, Script, in_pieces, script_of
 from holdfast.links.redis_url import Server, parse_server
 from holdfast.links.wire import Argument, Wire
+from holdfast.transports.names import Names
 
 PATIENCE = 0.3  # seconds a call waits for a server that is away: long enough for a connection that was cut
 DEADLINE = 2.0  # seconds a call may take: a submission waits for no more
@@ -31,13 +32,6 @@ _NUDGE = 0.05  # seconds until who is to stop blocking is told again
 _LOCKED = 10_000  # milliseconds a sweep may take before another does not wait for it
 
 _TROUBLE = (OSError, TimeoutError, EOFError, driver.RedisError)
-
-
-class Names(NamedTuple):
-    """What the keys are called. A queue other than ``default`` is appended after a colon."""
-
-    key: str
-    dead_key: str
 
 
 def server_of(url: str, names: Names) -> Server:
@@ -143,8 +137,9 @@ class RedisTransport(ABC):
         await self.run("release", self._sweep)
 
     async def tended(self, silence: int) -> list[Delivery]:
-        """Look after every queue used of late; what consumers had in hand that are silent for so many milliseconds."""
-        found: list[Delivery] = []
+        """Look after ``default`` and every other queue used of late; what consumers had in hand that are silent for so
+        many milliseconds."""
+        found = deliveries_of(await self.run("tend", silence, "default"))
         for start in itertools.count(0, _TENDED):
             queues = await self.run("known", start, _TENDED)
             if not queues:
@@ -192,7 +187,7 @@ class RedisTransport(ABC):
         """The key of what is ready in a queue; of the bell for ""."""
         if not queue:
             return f"{self.names.key}@bell"
-        return self.names.key if queue == "default" else f"{self.names.key}:{queue}"
+        return self.names.ready(queue)
 
     def queue_of(self, key: bytes) -> str:
         """The queue whose key this is; "" for the bell."""

@@ -12,7 +12,8 @@ from redis import exceptions as driver
 from holdfast.job import Delivery
 from holdfast.links.redis_url import Server
 from holdfast.links.wire import Argument
-from holdfast.transports.base import Ear, Names, RedisTransport, text_of
+from holdfast.transports.base import Ear, RedisTransport, text_of
+from holdfast.transports.names import Names
 
 GROUP = "holdfast"
 _PAUSE = 0.05  # seconds before a stream that has just gone is made again

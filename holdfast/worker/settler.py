@@ -158,6 +158,7 @@ class Settler:
                         reason=reason,
                         error=error,
                         seconds=seconds,
+                        dlq_key=shift.dead_letters(job),
                     )
                 )
             case JobState.CANCELLED:

@@ -21,6 +21,7 @@ from holdfast.job import Job, Lease, Settlement
 from holdfast.lifecycle import Failed, Outcome, decide
 from holdfast.retry import Retry
 from holdfast.task import Context
+from holdfast.transports.names import Names
 
 FULL = 500
 """Settlements that are written without waiting for more, and jobs one claim takes at most."""
@@ -184,6 +185,13 @@ class Shift:
                 self.emit(RetryUnreadable(job_id=job.id, job_type=job.task, error=str(error)))
         task = self.app.registry.get(job.task)
         return (task.retry if task is not None else None) or self.settings.retry
+
+    def dead_letters(self, job: Job) -> str | None:
+        """The key under which the transport lists the job if it is dead; None where there is no transport."""
+        settings = self.settings
+        if settings.transport == "none":
+            return None
+        return Names(settings.transport_key, settings.transport_dead_key).dead(job.queue)
 
     # ── interruptions ─────────────────────────────────────────────────────────────────────────────────────────
     def interrupt(self, lease: Lease, why: Why) -> Run | None:

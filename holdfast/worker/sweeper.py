@@ -128,6 +128,7 @@ class Sweeper:
                         reason="crashed",
                         error=error,
                         seconds=0.0,
+                        dlq_key=shift.dead_letters(job),
                     )
                 )
             elif answer.state is JobState.QUEUED:

@@ -2,8 +2,10 @@
 -- bell, which tells of the others.
 groups(2, function(queue, from, to)
     push(queue, from, to)
-    redis.call('ZADD', QUEUES, seconds(), queue)
-    if redis.call('SADD', ACTIVE, queue) == 1 and queue ~= 'default' then
-        ring(queue, math.min(16, to - from + 1))
+    if queue ~= 'default' then
+        redis.call('ZADD', QUEUES, seconds(), queue)
+        if redis.call('SADD', ACTIVE, queue) == 1 then
+            ring(queue, math.min(16, to - from + 1))
+        end
     end
 end)

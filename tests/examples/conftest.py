@@ -8,15 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples import atlas_support, delayed_support, queuectl_support
-from tests.support.redis import shared
+from tests.examples import atlas_support, atlasqueue_support, delayed_support, queuectl_support
+from tests.support import postgres, redis
 
-sys.path[:0] = [str(each.EXAMPLE) for each in (queuectl_support, atlas_support, delayed_support)]
+EXAMPLES = (queuectl_support, atlas_support, delayed_support, atlasqueue_support)
+sys.path[:0] = [str(each.EXAMPLE) for each in EXAMPLES]
 
 
 @pytest.fixture
 def delayed(tmp_path: Path) -> Iterator[delayed_support.Delayed]:
     """Delayed Queue, empty, on the Redis that the tests of this process share."""
-    delayed = delayed_support.Delayed(shared(), tmp_path)
+    delayed = delayed_support.Delayed(redis.shared(), tmp_path)
     yield delayed
     delayed.close()
+
+
+@pytest.fixture
+def atlasqueue(tmp_path: Path) -> Iterator[atlasqueue_support.Atlasqueue]:
+    """AtlasQueue on the PostgreSQL of its document, 16, and on the servers that the tests of this process share."""
+    queue = atlasqueue_support.Atlasqueue(postgres.shared(postgres.FLOOR), redis.shared(), tmp_path)
+    yield queue
+    queue.app.sync.close()

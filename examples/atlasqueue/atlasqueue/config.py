@@ -1,0 +1,71 @@
+"""AtlasQueue's environment variables, and the settings of Holdfast that each of them stands for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from holdfast import ConfigError, Settings
+from holdfast.config import SETTINGS
+from holdfast.values import parse_duration
+
+FILE = Path(__file__).parents[1] / "holdfast.toml"
+
+VARIABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "DATABASE_URL": ("url",),
+        "REDIS_URL": ("transport_url",),
+        "JOB_QUEUE_KEY": ("transport_key",),
+        "DLQ_KEY": ("transport_dead_key",),
+        "WORKER_LEASE_SECONDS": ("lease",),
+        "WORKER_POLL_TIMEOUT": ("poll", "sweep"),
+        "LOG_LEVEL": ("log_level",),
+    }
+)
+DELAYS: Mapping[str, str] = MappingProxyType(
+    {"RETRY_BASE_DELAY_SECONDS": "base={}", "RETRY_JITTER_MAX_SECONDS": "jitter=add:{}"}
+)
+"""Those that change the retry policy, which is one setting."""
+
+HANDLER_MODULES = "HANDLER_MODULES"
+"""Names modules with handlers, commas between; a worker imports them when it starts."""
+
+
+def settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings of the file, those of HOLDFAST_… before them, AtlasQueue's own before all.
+
+    Invalid and ConfigError name the variable that cannot be right.
+    """
+    said: dict[str, Any] = {}
+    for variable, names in VARIABLES.items():
+        if text := environ.get(variable, "").strip():
+            said |= {name: SETTINGS[name].kind.parse(variable, text) for name in names}
+    if "url" in said:
+        said["url"] = said["url"].replace("postgresql+asyncpg://", "postgresql://", 1)  # as SQLAlchemy writes it
+    delays = [form.format(_seconds(variable, environ)) for variable, form in DELAYS.items() if environ.get(variable)]
+    if delays:
+        said["retry"] = f"atlasqueue:{','.join(delays)}"
+    try:
+        return Settings.load(path=FILE, environ=environ, **said)
+    except ConfigError as error:
+        raise ConfigError(_by_variables(str(error))) from None
+
+
+def handler_modules(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The modules that HANDLER_MODULES names."""
+    return [name.strip() for name in environ.get(HANDLER_MODULES, "").split(",") if name.strip()]
+
+
+def _by_variables(problem: str) -> str:
+    """The same, with the variables that said the settings."""
+    for variable, names in VARIABLES.items():
+        for name in names:
+            problem = problem.replace(f"argument: {name}:", f"{variable}:")
+    return problem
+
+
+def _seconds(variable: str, environ: Mapping[str, str]) -> float:
+    return parse_duration(environ[variable], variable).total_seconds()

@@ -1,0 +1,36 @@
+"""The tables ``jobs`` and ``idempotency_keys``, for SQL and dashboards; changes go through Holdfast."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg
+
+from holdfast import ConfigError, Holdfast
+
+_LOCK = 0x41515545  # two that migrate at once make the views one after another
+_VIEWS = """select array_agg(viewname || pg_get_viewdef((schemaname || '.' || viewname)::regclass) order by viewname)
+    from pg_views where schemaname = current_schema and viewname in ('jobs', 'idempotency_keys')"""
+
+
+async def migrate(app: Holdfast) -> list[str]:
+    """Bring the database up to date: Holdfast's tables, then the views. What was applied."""
+    own = {"schema", "pooled"} & parse_qs(urlsplit(app.settings.url).query).keys()
+    if own:
+        raise ConfigError(f"DATABASE_URL: AtlasQueue has a database to itself; leave out {' and '.join(sorted(own))}")
+    async with app:
+        applied = await app.migrate()
+    link = await asyncpg.connect(app.settings.url)
+    try:
+        async with link.transaction():
+            await link.execute("select pg_advisory_xact_lock($1)", _LOCK)
+            before = await link.fetchval(_VIEWS)
+            await link.execute((files("atlasqueue") / "tables.sql").read_text(encoding="utf-8"))
+            if await link.fetchval(_VIEWS) != before:
+                applied = [*applied, "tables"]
+    except asyncpg.WrongObjectTypeError as error:
+        raise ConfigError(f"DATABASE_URL: {error}: give AtlasQueue a database of its own, or rename that one") from None
+    finally:
+        await link.close()
+    return applied

@@ -1,0 +1,21 @@
+-- AtlasQueue's tables, column by column, as views of Holdfast's.
+create or replace view jobs as
+select
+    j.id,
+    j.task as type,
+    j.payload::json as payload,
+    case when j.state in ('scheduled', 'waiting') then 'queued' else j.state end as status, -- run_at says since when
+    j.attempts,
+    j.max_attempts,
+    j.run_at,
+    j.lease_until as locked_until,
+    case when j.state = 'running' then j.worker end as lock_owner,
+    j.error as last_error,
+    j.created_at,
+    greatest(j.created_at, j.started_at, j.ended_at, (
+        select to_timestamp(max(a.ended_at) / 1000000.0) from holdfast.attempt a where a.job_id = j.id
+    )) as updated_at
+from holdfast.jobs j;
+
+create or replace view idempotency_keys as
+select k.key, k.job_id, j.created_at from holdfast.key k left join holdfast.jobs j on j.id = k.job_id;

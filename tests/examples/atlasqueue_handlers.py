@@ -1,0 +1,54 @@
+"""Handlers for the tests of the AtlasQueue example, in a module that HANDLER_MODULES names."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from atlasqueue.app import app
+from atlasqueue.worker.handlers import register
+
+from holdfast import Context
+
+_meeting = asyncio.Barrier(3)
+
+
+@register("test.echo")
+async def echo(payload: dict[str, Any]) -> dict[str, Any]:
+    """What it was given."""
+    assert type(payload) is dict
+    return payload
+
+
+@register("test.row")
+async def row(payload: dict[str, Any], job: Context) -> dict[str, Any]:
+    """What a handler sees of its job."""
+    return {"id": job.id, "type": job.job.task, "attempts": job.attempts, "max_attempts": job.max_attempts} | payload
+
+
+@register("test.fail")
+async def fail(payload: dict[str, Any], job: Context) -> int:
+    """Fail the first ``times`` attempts, or all; the number of the attempt that did not."""
+    if job.attempts <= payload.get("times", job.attempts):
+        raise LookupError(payload.get("message", "not today") * payload.get("length", 1))
+    return job.attempts
+
+
+@register("test.wait")
+async def wait(payload: dict[str, Any]) -> None:
+    """Take until there is a file of that name."""
+    while not Path(payload["until"]).exists():  # noqa: ASYNC110 - whoever makes it is another process
+        await asyncio.sleep(0.02)
+
+
+@register("test.meet")
+async def meet(payload: dict[str, Any]) -> None:
+    """Take until three jobs are here at once."""
+    await _meeting.wait()
+
+
+@register("test.submit")
+async def submit(payload: dict[str, Any]) -> list[bool]:
+    """Submit a job under each of these keys; whether it is a new one."""
+    return [(await app.enqueue("noop", {}, key=key)).created for key in payload["keys"]]

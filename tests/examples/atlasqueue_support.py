@@ -1,0 +1,177 @@
+"""AtlasQueue in a database and a Redis: real workers as processes, the application to submit with, SQL beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from redis import Redis as Client
+
+from tests.examples.common import until
+from tests.examples.programs import ROOT, Database, Program, environment
+from tests.support.postgres import Postgres
+from tests.support.redis import Redis
+
+if TYPE_CHECKING:
+    from holdfast import Holdfast, JobHandle
+
+EXAMPLE = ROOT / "examples" / "atlasqueue"
+QUEUE, DEAD = "atlasqueue:jobs", "atlasqueue:dlq"
+DATABASE = 7
+"""Of the Redis that the tests of this process share; nobody else's."""
+HURRIED = {
+    "WORKER_POLL_TIMEOUT": "0.3",
+    "RETRY_BASE_DELAY_SECONDS": "0.05",
+    "RETRY_JITTER_MAX_SECONDS": "0",
+    "HANDLER_MODULES": "tests.examples.atlasqueue_handlers",
+    "HOLDFAST_GRACE": "0s",
+}
+DUE = """update holdfast.job set run_at = (extract(epoch from now()) * 1000000)::bigint
+    where id = any(%s::uuid[]) and state in (1, 3)"""
+ENDED = "select count(*) from jobs where id = any(%s::uuid[]) and status = %s"
+
+
+class Atlasqueue(Database):
+    """One database, one list of ids, its workers, and what happened."""
+
+    def __init__(self, server: Postgres, redis: Redis, folder: Path, **variables: str) -> None:
+        super().__init__(server)
+        self.redis = redis
+        self.folder = folder
+        self.variables = {
+            "DATABASE_URL": self.url,
+            "REDIS_URL": redis.url().removesuffix("0") + str(DATABASE),
+            **HURRIED,
+            **variables,
+        }
+        self.app = self.application()
+        self.command("FLUSHDB")
+        asyncio.run(self._migrate())
+
+    async def _migrate(self) -> None:
+        from atlasqueue.tables import migrate
+
+        await migrate(self.application())
+
+    # ── programs ──────────────────────────────────────────────────────────────────────────────────────────────
+    def environment(self, **variables: str) -> dict[str, str]:
+        """Of its processes: quicker than the settings file says, with the handlers of the tests."""
+        own = ["ATLAS", "DATABASE_URL", "REDIS_URL", "JOB_QUEUE_KEY", "DLQ_KEY", "WORKER_", "RETRY_", "LOG_LEVEL"]
+        return environment(EXAMPLE, own, **{**self.variables, **variables})
+
+    def application(self, **variables: str) -> Holdfast:
+        """The application in this process: who submits needs no handlers."""
+        from atlasqueue.config import settings
+
+        from holdfast import Holdfast
+
+        return Holdfast(settings=settings(self.environment(**variables)))
+
+    def program(self, *words: str, **variables: str) -> Program:
+        """``python -m …`` started; its lines go to a file of its own."""
+        return Program(words, self.folder, self.environment(**variables))
+
+    def run(self, *words: str) -> Program:
+        """``python -m atlasqueue …`` run to its end, which must be a good one."""
+        program = self.program("atlasqueue", *words)
+        assert program.process.wait(60) == 0, program.log()
+        return program
+
+    @contextmanager
+    def workers(self, number: int = 1, **variables: str) -> Iterator[list[Program]]:
+        """That many workers, all at work; they must end well, and have said nothing that is no JSON."""
+        with ExitStack() as stack:
+            started = [stack.enter_context(self.program("atlasqueue", "worker", **variables)) for _ in range(number)]
+            for worker in started:
+                until(lambda each=worker: self._is_at_work(each), "the worker's start")
+            yield started
+        for worker in started:
+            lines = [json.loads(line) for line in worker.log().splitlines()]
+            assert all(line["event"] and line["level"] for line in lines)
+
+    def _is_at_work(self, worker: Program) -> bool:
+        """It has registered; it must not have ended."""
+        assert worker.process.poll() is None, worker.log()
+        return bool(self.sql("select id from holdfast.worker where pid = %s", worker.process.pid))
+
+    @contextmanager
+    def worker(self, **variables: str) -> Iterator[Program]:
+        """One worker at work."""
+        with self.workers(1, **variables) as (worker,):
+            yield worker
+
+    # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def post(self, job_type: str = "noop", payload: Mapping[str, Any] | None = None, **options: Any) -> JobHandle[Any]:
+        """Submit a job as the API will: always under a key."""
+        options = {"key": str(uuid4()), **options}
+        handle: JobHandle[Any] = self.app.sync.submit(self.app.draft(job_type, payload or {}, **options))
+        return handle
+
+    def submit(self, job_type: str = "noop", payload: Mapping[str, Any] | None = None, **options: Any) -> str:
+        """The same for a job that must be new; its id."""
+        handle = self.post(job_type, payload, **options)
+        assert handle.created
+        return handle.id
+
+    def submit_many(self, number: int, job_type: str = "noop", payload: Mapping[str, Any] | None = None) -> list[str]:
+        """That many at once."""
+        drafts = [self.app.draft(job_type, payload or {}, key=str(uuid4())) for _ in range(number)]
+        return [handle.id for handle in self.app.sync.enqueue_many(drafts)]
+
+    def unheard(self, number: int = 1, job_type: str = "noop", delay: float = 0) -> list[str]:
+        """Jobs that were stored, and nobody was told: as when whoever submitted them died before it could."""
+        job = json.dumps([{"task": job_type, "delay": delay}] * number)
+        return [str(row[0]) for row in self.sql("select id::text from holdfast.submit(%s::json)", job)]
+
+    def row(self, job_id: str) -> dict[str, Any]:
+        """A row of the table ``jobs``, with instants for its times."""
+        names = "id::text, type, payload, status, attempts, max_attempts, run_at, locked_until, lock_owner, last_error"
+        (values,) = self.sql(f"select {names}, created_at, updated_at from jobs where id = %s", job_id)  # noqa: S608
+        return dict(zip([*names.replace("::text", "").split(", "), "created_at", "updated_at"], values, strict=True))
+
+    def when(self, job_id: str, status: str, attempts: int = 0) -> dict[str, Any]:
+        """The row, once the job has this status and at least so many attempts."""
+
+        def reached() -> dict[str, Any] | None:
+            row = self.row(job_id)
+            return row if row["status"] == status and row["attempts"] >= attempts else None
+
+        return dict(until(reached, f"{job_id} {status} after {attempts} attempts"))
+
+    def all_ended(self, job_ids: Sequence[str], status: str = "succeeded") -> None:
+        """Wait until every one of them has."""
+        until(lambda: self.value(ENDED, list(job_ids), status) == len(job_ids), f"{len(job_ids)} jobs {status}")
+
+    def due(self, *job_ids: str) -> None:
+        """Have these jobs fall due now, and the workers find out by themselves."""
+        self.sql(DUE, list(job_ids))
+
+    # ── Redis ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def command(self, *words: Any) -> Any:
+        """What Redis answers to one command."""
+        with Client(port=self.redis.port, db=DATABASE, socket_timeout=30, decode_responses=True) as client:
+            return client.execute_command(*words)
+
+    def listed(self, key: str = QUEUE) -> list[str]:
+        """What a list holds."""
+        return list(self.command("LRANGE", key, 0, -1))
+
+    def push(self, *job_ids: str) -> None:
+        """Say once more that these are ready."""
+        self.command("LPUSH", QUEUE, *job_ids)
+
+
+def starts(workers: Sequence[Program]) -> Counter[str]:
+    """How often each job's handler began to run in any of these."""
+    return Counter(event["job_id"] for worker in workers for event in worker.events("handler_start"))
+
+
+def rejected(*workers: Program) -> int:
+    """How many ids these were told that they could not claim."""
+    return sum(event["count"] for worker in workers for event in worker.events("lease_rejected"))

@@ -1,0 +1,138 @@
+"""The AtlasQueue example while its servers are stopped, emptied and killed. Tests are named by the rows they prove."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast import Unavailable
+from tests.examples.atlasqueue_support import DEAD, QUEUE, Atlasqueue, starts
+from tests.examples.common import until
+from tests.support.postgres import FLOOR, Postgres
+from tests.support.redis import Redis
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[Postgres, Redis]]:
+    """A PostgreSQL and a Redis that may be stopped; each test leaves them running."""
+    with Postgres(FLOOR) as postgres, Redis() as redis:
+        yield postgres, redis
+
+
+@pytest.fixture
+def mortal(servers: tuple[Postgres, Redis], tmp_path: Path) -> Iterator[Atlasqueue]:
+    queue = Atlasqueue(*servers, tmp_path)
+    yield queue
+    queue.app.sync.close()
+
+
+def test_a8_a26_a27_a41_a55_a56_x26_nothing_is_lost_while_redis_is_down(mortal: Atlasqueue) -> None:
+    with mortal.worker(HOLDFAST_QUEUES="aside") as worker:  # it looks after everything, and runs none of these jobs
+        mortal.redis.stop()
+        job_id = mortal.submit(key="while-redis-is-down")
+        assert mortal.row(job_id)["status"] == "queued"
+        assert (mortal.post(key="while-redis-is-down").id, mortal.app.sync.get(job_id).id) == (job_id, job_id)
+        assert worker.told("transport_away")[0]["error"]
+        mortal.redis.start()
+        until(lambda: mortal.listed() == [job_id], "the sweep after Redis has come back")
+        again = mortal.post(key="while-redis-is-down")
+        assert (again.id, again.created) == (job_id, False)
+        assert worker.process.poll() is None
+    with mortal.worker() as second:
+        mortal.all_ended([job_id])
+    assert starts([worker, second]) == {job_id: 1}
+
+
+def test_a41_a56_workers_poll_while_redis_is_down_and_return_by_themselves(mortal: Atlasqueue) -> None:
+    with mortal.worker() as worker:
+        mortal.redis.stop()
+        mortal.all_ended(mortal.submit_many(20))
+        failing = mortal.submit("test.fail", max_attempts=2)
+        mortal.when(failing, "dead")
+        mortal.redis.start()
+        until(lambda: mortal.listed(DEAD) == [failing], "the mirror of the dead letters")
+        mortal.all_ended([mortal.submit()])
+        until(lambda: mortal.command("CLIENT", "LIST").count("cmd=b") > 0, "a worker that blocks on the list again")
+        worker.told("transport_back")
+    assert [event["event"] for event in worker.events() if event["level"] == "error"] == ["job_dead"]
+
+
+def test_a57_nothing_is_lost_while_postgresql_is_down(mortal: Atlasqueue, tmp_path: Path) -> None:
+    with mortal.worker(WORKER_LEASE_SECONDS="2") as worker:
+        held = mortal.submit("test.wait", {"until": str(tmp_path / "open")})
+        mortal.when(held, "running")
+        waiting = mortal.unheard(20, delay=1)
+        mortal.server.stop()
+        began = time.monotonic()
+        with pytest.raises(Unavailable) as refused:
+            mortal.post(key="while-postgresql-is-down")
+        assert time.monotonic() - began < 10
+        assert refused.value.http_status == 503
+        assert worker.told("store_trouble")[0]["level"] == "error"
+        mortal.server.start()
+        (tmp_path / "open").touch()
+        assert mortal.post(key="while-postgresql-is-down").created
+        mortal.all_ended([held, *waiting])
+        assert worker.process.poll() is None
+
+
+def test_a29_a41_chaos_ends_with_every_job_ended(mortal: Atlasqueue) -> None:
+    """Redis is emptied, a worker killed, Redis killed, PostgreSQL killed."""
+    with mortal.workers(3, WORKER_LEASE_SECONDS="3", HOLDFAST_CONCURRENCY="2") as workers:
+        job_ids = mortal.submit_many(450)
+        job_ids += mortal.submit_many(50, "test.fail")
+        mortal.command("FLUSHALL")
+        workers[0].kill()
+        mortal.redis.kill()
+        mortal.redis.start()
+        mortal.server.kill()
+        mortal.server.start()
+        ended = "select count(*) from jobs where status in ('succeeded', 'dead')"
+        until(lambda: mortal.value(ended) == len(job_ids), "the end of every job")
+        assert dict(mortal.sql("select status, count(*) from jobs group by 1")) == {"succeeded": 450, "dead": 50}
+        until(lambda: len(mortal.listed(DEAD)) == 50, "the dead letters")
+        assert len(set(mortal.listed(DEAD))) == 50
+    lost = {event["job_id"] for worker in workers for event in worker.events("job_failed", "lease_lost")}
+    twice = {job_id for job_id, times in starts(workers).items() if times > 1}
+    assert twice <= lost
+
+
+def test_a12_a39_an_idle_worker_blocks_on_the_list(mortal: Atlasqueue) -> None:
+    with mortal.worker(WORKER_POLL_TIMEOUT="5") as worker:
+        mortal.all_ended([mortal.submit()])
+        process = psutil.Process(worker.process.pid)
+        with mortal.redis.client() as client:
+            commands, used, began = client.info("stats")["total_commands_processed"], _cpu(process), time.monotonic()
+            time.sleep(4)
+            commands = client.info("stats")["total_commands_processed"] - commands
+            seconds = time.monotonic() - began
+        assert (commands - 1) / seconds < 2
+        assert (_cpu(process) - used) / seconds < 0.02
+        assert "cmd=b" in mortal.command("CLIENT", "LIST")
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def test_a68_ids_are_pushed_when_jobs_are_submitted_and_by_the_sweep(mortal: Atlasqueue) -> None:
+    seen: list[str] = []
+    with mortal.redis.client() as client, client.monitor() as monitor:
+        submitted = mortal.submit()
+        (unheard,) = mortal.unheard()
+        with mortal.worker():
+            mortal.all_ended([submitted, unheard])
+        mortal.command("ECHO", "over")
+        for told in monitor.listen():
+            seen.append(told["command"])
+            if told["command"].startswith("ECHO"):
+                break
+    pushes = [words.split() for words in seen if words.upper().startswith("LPUSH")]
+    assert [words[2:] for words in pushes if words[1] == QUEUE] == [[submitted], [unheard]]

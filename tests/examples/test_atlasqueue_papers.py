@@ -1,0 +1,139 @@
+"""The AtlasQueue example's tables, papers and dependencies. Tests are named by the rows they prove."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.examples.atlasqueue_support import EXAMPLE, Atlasqueue
+from tests.examples.common import PATIENCE
+from tests.examples.programs import ROOT
+
+pytestmark = pytest.mark.timeout(400)
+
+README = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+COLUMNS = {
+    "jobs": {
+        "id": "uuid",
+        "type": "text",
+        "payload": "json",
+        "status": "text",
+        "attempts": "bigint",
+        "max_attempts": "bigint",
+        "run_at": "timestamp with time zone",
+        "locked_until": "timestamp with time zone",
+        "lock_owner": "text",
+        "last_error": "text",
+        "created_at": "timestamp with time zone",
+        "updated_at": "timestamp with time zone",
+    },
+    "idempotency_keys": {"key": "text", "job_id": "uuid", "created_at": "timestamp with time zone"},
+}
+IS = "select column_name, data_type from information_schema.columns where table_schema = 'public' and table_name = %s"
+
+
+def test_a10_a44_a126_a149_a150_migrate_makes_the_tables_once(atlasqueue: Atlasqueue) -> None:
+    """On PostgreSQL 16, by two that do it at once; a third finds nothing to do."""
+    assert atlasqueue.value("show server_version").startswith("16.")
+    atlasqueue.sql("drop view jobs, idempotency_keys")
+    atlasqueue.sql("drop schema holdfast cascade")
+    both = [atlasqueue.program("atlasqueue", "migrate") for _ in range(2)]
+    assert [each.process.wait(60) for each in both] == [0, 0]
+    told = [line for each in both for line in each.log().splitlines() if line != "up to date"]
+    assert sorted(told) == ["0001_initial", "tables"]
+    assert {table: dict(atlasqueue.sql(IS, table)) for table in COLUMNS} == COLUMNS
+    assert atlasqueue.run("migrate").log() == "up to date\n"
+
+
+def test_a10_a_table_of_somebody_else_is_left_alone(atlasqueue: Atlasqueue) -> None:
+    atlasqueue.sql("drop view jobs")
+    atlasqueue.sql("create table jobs (id int)")
+    refused = atlasqueue.program("atlasqueue", "migrate")
+    assert refused.process.wait(60) == 78
+    assert refused.log().startswith('error: DATABASE_URL: "jobs" is not a view: give AtlasQueue a database of its own')
+
+
+def test_a62_a124_a_status_is_one_of_five(atlasqueue: Atlasqueue) -> None:
+    states = range(7)  # queued scheduled running failed waiting succeeded dead
+    atlasqueue.sql(
+        """insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, lease_until)
+        select gen_random_uuid(), 'default', 'noop', '{}', n, 0, n, n, n from unnest(%s::int[]) n""",
+        list(states),
+    )
+    told = [status for (status,) in atlasqueue.sql("select status from jobs order by run_at")]
+    assert told == ["queued", "queued", "running", "failed", "queued", "succeeded", "dead"]
+
+
+def test_a75_a103_a_worker_tells_on_stdout(atlasqueue: Atlasqueue) -> None:
+    command = [sys.executable, "-m", "atlasqueue", "worker"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=atlasqueue.folder, env=atlasqueue.environment(), text=True, **pipes) as worker:
+        assert worker.stdout is not None
+        line = json.loads(worker.stdout.readline())
+        worker.send_signal(signal.SIGTERM)
+        _, trouble = worker.communicate(timeout=PATIENCE)
+    assert (line["event"], line["level"], trouble) == ("worker_started", "info", "")
+
+
+# ── the papers ────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a46_a148_a152_what_it_needs_is_no_task_queue() -> None:
+    needed = [*PROJECT["dependencies"], *(each for name in ("postgres", "redis") for each in _extra(name))]
+    names = {re.split(r"[\[<>=;]", each)[0] for each in needed}
+    assert names == {"asyncpg", "click", "msgspec", "redis", "rich", "structlog", "tomlkit", "uvloop"}
+    assert PROJECT["requires-python"] == ">=3.11"
+
+
+def _extra(name: str) -> list[str]:
+    return list(PROJECT["optional-dependencies"][name])
+
+
+def test_a97_a105_the_readme_and_the_compose_file_name_the_same_servers() -> None:
+    compose = (EXAMPLE / "compose.yaml").read_text(encoding="utf-8")
+    words = dict(re.findall(r"POSTGRES_(DB|USER|PASSWORD): (\w+)", compose))
+    url = f"postgresql://{words['USER']}:{words['PASSWORD']}@%s:5432/{words['DB']}"
+    assert f"export DATABASE_URL={url % '127.0.0.1'}\n" in README
+    assert f'url = "{url % "postgres"}"' in (EXAMPLE / "holdfast.toml").read_text(encoding="utf-8")
+    for line in ("image: postgres:16", '"127.0.0.1:5432:5432"', "image: redis:7", '"127.0.0.1:6379:6379"'):
+        assert line in compose
+    assert "atlasqueue-data:/var/lib/postgresql/data" in compose
+    assert "`docker compose down -v` wipes it" in README
+    assert "Docker with Compose v2" in README
+
+
+def test_a128_the_readme_has_every_variable_with_its_default() -> None:
+    from atlasqueue.config import DELAYS, HANDLER_MODULES, VARIABLES, settings
+
+    told = dict(re.findall(r"^\| `([A-Z_]+)` \| ([^|]*) \|", README, re.MULTILINE))
+    assert told.keys() == {*VARIABLES, *DELAYS, HANDLER_MODULES}
+    plain = settings({})
+    for variable, (name, *_) in VARIABLES.items():
+        shown = told[variable].strip("`").replace(":atlasqueue@", ":***@")
+        assert plain.entry(name).text.removesuffix("s") in (shown, shown.removesuffix("s"))
+    assert (told["RETRY_BASE_DELAY_SECONDS"], plain.retry.base) == ("5", 5)
+    assert (told["RETRY_JITTER_MAX_SECONDS"], plain.retry.jitter) == ("2", "add:2")
+    assert urlsplit(plain.url).hostname == "postgres"
+
+
+def test_a36_the_readme_promises_no_more_than_can_be_kept() -> None:
+    assert "| at-least-once delivery; duplicates are detectable, exactly-once is best effort | the same." in README
+
+
+def test_a140_one_documented_command_runs_the_tests() -> None:
+    (word,) = re.findall(r"^pytest tests/examples -k (\w+)$", README, re.MULTILINE)
+    files = {path.name for path in Path(__file__).parent.glob("test_*.py")}
+    assert {name for name in files if word in name} == {name for name in files if name.startswith("test_atlasqueue_")}
+    assert "pip install -e '.[dev]'" in README
+
+
+def test_a153_the_licence_is_mit() -> None:
+    assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith("MIT License")

@@ -1,0 +1,314 @@
+"""The AtlasQueue example's workers: several, killed, late, and told wrong things. Tests are named by rows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast import HoldfastError, Retry, current_job
+from holdfast.store import EVERY_QUEUE
+from holdfast.worker import Worker
+from tests.examples.atlasqueue_support import QUEUE, Atlasqueue, rejected, starts
+from tests.examples.common import until
+from tests.examples.programs import Program
+
+pytestmark = pytest.mark.timeout(400)
+
+SOON = timedelta(seconds=10)
+"""For what is asked to be a matter of a second or two: a loaded machine may take longer."""
+
+
+# ── whoever submits dies ──────────────────────────────────────────────────────────────────────────────────────────
+LOOSE = """select (select count(*) from holdfast.job where not keyed),
+    (select count(*) from jobs j full join idempotency_keys k on k.job_id = j.id where k.key is null or j.id is null)"""
+
+
+def test_a5_a6_a29_a75_a76_jobs_and_keys_are_stored_together_and_run(atlasqueue: Atlasqueue) -> None:
+    """No sweep comes between: each job runs because its id was delivered, and no id is without its row."""
+    client = "tests.examples.atlasqueue_client"
+    number = 750
+    with atlasqueue.workers(2, WORKER_POLL_TIMEOUT="600") as workers:
+        killed = atlasqueue.program(client, "100000")
+        until(lambda: atlasqueue.value("select count(*) from jobs") >= 250, "the first of its jobs")
+        killed.kill()
+        assert atlasqueue.sql(LOOSE) == [(0, 0)]
+        stored = atlasqueue.value("select count(*) from jobs")
+        with atlasqueue.program(client, str(stored + number)) as second:
+            assert second.process.wait(60) == 0
+        assert atlasqueue.sql(LOOSE) == [(0, 0)]
+        assert atlasqueue.value("select count(*) from jobs") == stored + number
+        created = Counter(event["job_id"] for event in second.events("job_created"))
+        assert len(created) == number
+        assert set(created.values()) == {1}
+        assert {event["level"] for event in second.events("job_created")} == {"info"}
+        atlasqueue.all_ended(list(created))
+        assert rejected(*workers) == 0
+
+
+def test_a28_a53_a134_x24_what_nobody_was_told_of_is_found_by_the_sweep(atlasqueue: Atlasqueue) -> None:
+    """Stored, and whoever stored it died before it could say so; stored by SQL alone."""
+    killed = atlasqueue.program("tests.examples.atlasqueue_client", "1", HOLDFAST_FAULTS="announce.before:kill")
+    assert killed.process.wait(60) == -9
+    assert atlasqueue.listed() == []
+    job_ids = [str(job_id) for (job_id,) in atlasqueue.sql("select id from jobs")] + atlasqueue.unheard(20)
+    assert len(job_ids) == 21
+    with atlasqueue.worker(WORKER_POLL_TIMEOUT="1") as worker:
+        atlasqueue.all_ended(job_ids)
+    assert starts([worker]) == dict.fromkeys(job_ids, 1)
+
+
+# ── a worker dies ─────────────────────────────────────────────────────────────────────────────────────────────────
+def _named(workers: list[Program], worker_id: str) -> Program:
+    (found,) = [each for each in workers if each.told("worker_started")[0]["worker_id"] == worker_id]
+    return found
+
+
+def test_a30_a36_a54_a133_x23_the_job_of_a_killed_worker_is_taken_when_its_lease_is_over(
+    atlasqueue: Atlasqueue, tmp_path: Path
+) -> None:
+    with atlasqueue.workers(2, WORKER_LEASE_SECONDS="2", WORKER_POLL_TIMEOUT="0.5") as workers:
+        job_id = atlasqueue.submit("test.wait", {"until": str(tmp_path / "open")})
+        killed = _named(workers, atlasqueue.when(job_id, "running")["lock_owner"])
+        killed.told("handler_start")
+        killed.kill()
+        leased_until = atlasqueue.row(job_id)["locked_until"]
+        row = atlasqueue.when(job_id, "running", 2)
+        again = atlasqueue.value("select started_at from holdfast.jobs where id = %s", job_id)
+        assert leased_until <= again <= leased_until + SOON
+        assert _named(workers, row["lock_owner"]) is not killed
+        (tmp_path / "open").touch()
+        assert atlasqueue.when(job_id, "succeeded")["attempts"] == 2
+    assert starts(workers) == {job_id: 2}
+
+
+# ── several at once ───────────────────────────────────────────────────────────────────────────────────────────────
+def test_a43_an_id_that_is_told_twenty_times_is_run_once(atlasqueue: Atlasqueue) -> None:
+    """By twenty that ask for it at once, and by workers to whom it is delivered over and over."""
+    (asked,) = atlasqueue.unheard()
+
+    async def race() -> list[int]:
+        async with atlasqueue.app as app:
+            store = await app.opened()
+            claims = await asyncio.gather(
+                *(
+                    store.claim(f"w{n}", {EVERY_QUEUE: 1}, limit=1, lease_for=app.settings.lease, only=[asked])
+                    for n in range(20)
+                )
+            )
+        assert sum(claim.refused for claim in claims) == 19
+        return [len(claim.jobs) for claim in claims]
+
+    assert sorted(atlasqueue.app.block(race())) == [0] * 19 + [1]
+    told = atlasqueue.unheard(50)
+    atlasqueue.push(*told * 20)
+    with atlasqueue.workers(2) as workers:
+        atlasqueue.all_ended(told)
+        until(lambda: atlasqueue.listed() == [], "the end of the list")
+        until(lambda: rejected(*workers) >= 19 * 50, "the refused claims")
+    assert starts(workers) == dict.fromkeys(told, 1)
+
+
+def test_a45_ten_workers_take_each_of_a_thousand_jobs_once(atlasqueue: Atlasqueue) -> None:
+    """Ten of them in this process, each with an identity, connections and leases of its own."""
+    job_ids = atlasqueue.submit_many(1000)
+    ran: list[str] = []
+
+    async def work() -> None:
+        async with atlasqueue.application(HOLDFAST_CONCURRENCY="2") as app:
+
+            @app.task("noop")
+            async def noop() -> None:
+                ran.append(current_job().id)
+
+            await Worker(app, drain=True).run()
+
+    async def fleet() -> None:
+        await asyncio.gather(*(work() for _ in range(10)))
+
+    asyncio.run(fleet())
+    assert sorted(ran) == job_ids
+    assert atlasqueue.value("select count(distinct worker) from holdfast.job") > 1
+    assert set(atlasqueue.sql("select status, attempts from jobs")) == {("succeeded", 1)}
+
+
+def test_a24_a42_a60_a66_a82_sweeps_at_once_take_each_due_job_once(atlasqueue: Atlasqueue) -> None:
+    """By four workers that sweep for everybody, and serve another queue themselves."""
+    number = 200
+    job_ids = atlasqueue.unheard(number, "test.fail")
+    atlasqueue.sql("update holdfast.job set state = 3, attempts = 1, claims = 1, payload = '{\"times\": 1}'")
+    with psycopg.connect(atlasqueue.url) as holder:
+        holder.execute("select from holdfast.job where id = %s for update", [job_ids[0]])
+        with atlasqueue.workers(4, HOLDFAST_QUEUES="aside") as sweepers:
+            until(lambda: _requeued(sweepers) == number - 1, "all but the one that is locked")
+            holder.rollback()
+            until(lambda: _requeued(sweepers) >= number, "that one too")
+            assert set(atlasqueue.listed()) == set(job_ids)
+            assert set(atlasqueue.sql("select status from jobs")) == {("queued",)}
+    assert _requeued(sweepers) == number
+    assert {event["level"] for worker in sweepers for event in worker.events("sweep_complete")} == {"info"}
+    with atlasqueue.worker() as worker:
+        atlasqueue.all_ended(job_ids)
+    assert starts([worker]) == dict.fromkeys(job_ids, 1)
+
+
+def _requeued(workers: Sequence[Program]) -> int:
+    return sum(event["requeued"] for worker in workers for event in worker.events("sweep_complete"))
+
+
+def test_a23_x25_the_sweep_comes_under_load_too(atlasqueue: Atlasqueue) -> None:
+    """A list that is never empty: somebody goes on pushing the id of a job that has long ended."""
+    over = threading.Event()
+
+    def push() -> None:
+        while not over.wait(0.005):
+            atlasqueue.push(done)
+
+    with atlasqueue.worker(WORKER_POLL_TIMEOUT="0.5") as worker:
+        done = atlasqueue.submit()
+        atlasqueue.all_ended([done])
+        pusher = threading.Thread(target=push)
+        pusher.start()
+        try:
+            until(lambda: rejected(worker) > 20, "the load")
+            (unheard,) = atlasqueue.unheard()
+            failing = atlasqueue.submit("test.fail", {"times": 2})
+            atlasqueue.all_ended([unheard, failing])
+        finally:
+            over.set()
+            pusher.join()
+
+
+def test_x24_sweeps_do_not_fill_the_list_with_what_is_in_it(atlasqueue: Atlasqueue, tmp_path: Path) -> None:
+    with atlasqueue.worker(HOLDFAST_CONCURRENCY="1", WORKER_POLL_TIMEOUT="0.1"):
+        held = atlasqueue.submit("test.wait", {"until": str(tmp_path / "open")})
+        atlasqueue.when(held, "running")
+        waiting = atlasqueue.submit_many(50)
+        for _ in range(2):
+            waiting += atlasqueue.unheard()  # a sweep that lists this one has seen all the others
+            until(lambda last=waiting[-1]: last in atlasqueue.listed(), "the sweep that lists it")
+        assert sorted(atlasqueue.listed()) == sorted(waiting)
+        (tmp_path / "open").touch()
+        atlasqueue.all_ended([held, *waiting])
+
+
+def test_a49_a_worker_runs_the_jobs_of_its_queues_only(atlasqueue: Atlasqueue) -> None:
+    with atlasqueue.worker(HOLDFAST_QUEUES="mail") as mail, atlasqueue.worker(HOLDFAST_QUEUES="default") as rest:
+        job_ids = {queue: [atlasqueue.submit(queue=queue) for _ in range(10)] for queue in ("mail", "default", "none")}
+        atlasqueue.all_ended([*job_ids["mail"], *job_ids["default"]])
+        assert atlasqueue.listed(f"{QUEUE}:none") == job_ids["none"][::-1]
+    assert starts([mail]) == dict.fromkeys(job_ids["mail"], 1)
+    assert starts([rest]) == dict.fromkeys(job_ids["default"], 1)
+
+
+def test_a48_x22_one_worker_takes_500_ids_the_oldest_first(atlasqueue: Atlasqueue) -> None:
+    job_ids = atlasqueue.submit_many(500)
+    with atlasqueue.worker(HOLDFAST_CONCURRENCY="1") as worker:
+        atlasqueue.all_ended(job_ids)
+    assert atlasqueue.value("select max(ended_at) - min(started_at) from holdfast.jobs") <= SOON
+    assert [event["job_id"] for event in worker.events("handler_start")] == job_ids
+    assert [event for event in worker.events() if event["level"] == "error"] == []
+
+
+# ── settings ──────────────────────────────────────────────────────────────────────────────────────────────────────
+DEFAULTS: dict[str, Any] = {
+    "transport": "redis_list",
+    "transport_url": "redis://redis:6379/0",
+    "transport_key": "atlasqueue:jobs",
+    "transport_dead_key": "atlasqueue:dlq",
+    "lease": timedelta(seconds=30),
+    "poll": timedelta(seconds=5),
+    "sweep": timedelta(seconds=5),
+    "max_attempts": 5,
+    "max_attempts_limit": 25,
+    "log_level": "INFO",
+}
+"""The document's, and what it fixes without a variable."""
+
+
+SAID = {
+    "DATABASE_URL": ("postgresql+asyncpg://u@h/d", "url", "postgresql://u@h/d"),
+    "REDIS_URL": ("redis://h:1/2", "transport_url", "redis://h:1/2"),
+    "JOB_QUEUE_KEY": ("a:b", "transport_key", "a:b"),
+    "DLQ_KEY": ("a:c", "transport_dead_key", "a:c"),
+    "WORKER_LEASE_SECONDS": ("2", "lease", timedelta(seconds=2)),
+    "WORKER_POLL_TIMEOUT": ("1", "sweep", timedelta(seconds=1)),
+    "RETRY_BASE_DELAY_SECONDS": ("1.5", "retry", Retry.parse("atlasqueue:base=1.5")),
+    "RETRY_JITTER_MAX_SECONDS": ("0", "retry", Retry.parse("atlasqueue:jitter=add:0.0")),
+    "LOG_LEVEL": ("debug", "log_level", "DEBUG"),
+}
+
+
+def test_a110_a128_a129_a130_a136_a137_every_variable_says_a_setting() -> None:
+    from atlasqueue.config import settings
+
+    assert {name: settings({}).value(name) for name in DEFAULTS} == DEFAULTS
+    assert settings({}).url.startswith("postgresql://")
+    for variable, (text, name, value) in SAID.items():
+        assert settings({variable: text}).value(name) == value
+        assert settings({variable: ""}).value(name) == settings({}).value(name)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "told"),
+    [
+        ("REDIS_URL", "redis", "REDIS_URL: 'redis' is not valid; write the URL of a Redis"),
+        ("REDIS_URL", "http://h", "REDIS_URL: name a Redis"),
+        ("DLQ_KEY", "atlasqueue:jobs", "DLQ_KEY: it is transport_key too"),
+        ("WORKER_LEASE_SECONDS", "0", "WORKER_LEASE_SECONDS: '0' is not valid"),
+        ("RETRY_BASE_DELAY_SECONDS", "-1", "RETRY_BASE_DELAY_SECONDS: '-1' is not valid"),
+        ("LOG_LEVEL", "LOUD", "LOG_LEVEL: 'LOUD' is not valid; write one of DEBUG, INFO"),
+    ],
+)
+def test_a128_what_cannot_be_right_names_its_variable(variable: str, text: str, told: str) -> None:
+    from atlasqueue.config import settings
+
+    with pytest.raises(HoldfastError, match=re.escape(told)):
+        settings({variable: text})
+
+
+def test_a131_a132_a138_keys_and_levels_are_what_the_environment_says(atlasqueue: Atlasqueue) -> None:
+    named = {"JOB_QUEUE_KEY": "other:jobs", "DLQ_KEY": "other:dlq"}
+    app = atlasqueue.application(**named)
+    dead = app.sync.enqueue("no.handler", key="dead", max_attempts=1).id
+    assert (atlasqueue.listed("other:jobs"), atlasqueue.listed()) == ([dead], [])
+    with atlasqueue.worker(LOG_LEVEL="INFO", **named) as told:
+        app.sync.enqueue("test.submit", {"keys": ["a", "b", "a"]}).sync.result(timeout=60)
+        until(lambda: atlasqueue.listed("other:dlq") == [dead], "the dead letter")
+    with atlasqueue.worker(LOG_LEVEL="WARNING", **named) as quiet:
+        app.sync.enqueue("test.submit", {"keys": ["c", "d"]}).sync.result(timeout=60)
+    app.sync.close()
+    assert len(told.events("job_created")) == 2
+    assert quiet.events() == []
+    refused = atlasqueue.program("atlasqueue", "worker", LOG_LEVEL="LOUD")
+    assert refused.process.wait(60) == 2
+    assert refused.log().startswith("error: LOG_LEVEL: 'LOUD' is not valid; write one of DEBUG, INFO")
+
+
+def test_a118_a121_new_handlers_need_a_new_worker_only(atlasqueue: Atlasqueue) -> None:
+    """Its module stands where the worker starts; whoever submits was there before, and stays."""
+    with atlasqueue.worker(RETRY_BASE_DELAY_SECONDS="3600"):
+        job_id = atlasqueue.submit("invoice.generate", {"invoice_id": 5})
+        assert "no task 'invoice.generate'" in atlasqueue.when(job_id, "failed")["last_error"]
+    (atlasqueue.folder / "invoices.py").write_text(INVOICES, encoding="utf-8")
+    with atlasqueue.worker(HANDLER_MODULES="tests.examples.atlasqueue_handlers, invoices"):
+        atlasqueue.due(job_id)
+        assert atlasqueue.app.handle(job_id).sync.result(timeout=60) == 5
+        assert atlasqueue.post("test.echo", {}).sync.result(timeout=60) == {}
+
+
+INVOICES = """
+from atlasqueue.worker.handlers import register
+
+@register("invoice.generate")
+async def generate_invoice(payload: dict) -> int:
+    return payload["invoice_id"]
+"""

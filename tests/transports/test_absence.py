@@ -8,6 +8,7 @@ import time
 import pytest
 
 from holdfast import Holdfast
+from holdfast.clock import ManualClock
 from holdfast.events import StoreTrouble, TransportAway, TransportBack
 from holdfast.job import Finding, JobFilter, JobState
 from holdfast.store import Store
@@ -93,13 +94,13 @@ async def test_a_restart_with_an_empty_memory_loses_nothing(rough: Pairing) -> N
 
 
 async def test_what_was_submitted_while_redis_was_away_is_announced_once_it_is_back(rough: Pairing) -> None:
-    app = rough.app()
-    async with app:
+    clock = ManualClock()
+    async with rough.app(now=clock) as app:
         store = await app.opened()
         rough.server.kill()
         ids = await put(store, new_job(), new_job())
         rough.server.start()
-        await asyncio.sleep(1.2)
+        clock.advance(2)
         await until_true(lambda: reminds(store, 2), "the sweep that finds them")
         assert rough.waiting() == ids
 

@@ -55,7 +55,7 @@ async def test_what_a_dead_consumer_had_in_hand_goes_to_others(stream: Pairing) 
         ids = await put(store, new_job(), new_job(), new_job())
         assert await take(store, 1, lease_for=timedelta(minutes=5)) == ids[:1]
         stream.execute("XREADGROUP", "GROUP", GROUP, "dead", "COUNT", 9, "STREAMS", "s", ">")
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(0.5)
         sweeper = await other.opened()
 
         await sweeper.remind()
@@ -65,14 +65,14 @@ async def test_what_a_dead_consumer_had_in_hand_goes_to_others(stream: Pairing) 
 
 
 async def test_a_long_job_s_delivery_stays_its_worker_s(stream: Pairing) -> None:
-    async with stream.app() as app, stream.app() as other:
+    async with stream.app(lease="2s") as app, stream.app(lease="2s") as other:
         store, sweeper = await app.opened(), await other.opened()
         await put(store)
         (job,) = (await claim(store, lease_for=timedelta(minutes=5))).jobs
         (holder,) = consumers(stream)
-        for _ in range(8):
+        for _ in range(13):
             await store.beat(PULSE, [Lease(job.id, job.claims)], lease_for=timedelta(minutes=5))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
             await sweeper.remind()
         assert {name for name, number in consumers(stream).items() if number} == {holder}
         await store.settle([ending(job)])

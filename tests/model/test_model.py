@@ -174,6 +174,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(numbers=picks)
     def claim_delivered(self, numbers: list[int]) -> None:
+        if self.carried:  # who names ids makes those that are due ready without a word to the transport
+            self.promote(limit=1000)
         ids = self.chosen(numbers)
         ready = {job_id for queue in QUEUES for job_id in self.innocent(queue)}
         claim = self.claimed("w1", dict.fromkeys(QUEUES, 10), 10, only=ids)

@@ -127,7 +127,7 @@ async def _workers(console: Console, app: Holdfast, folder: Path) -> AsyncIterat
     try:
         yield running
     finally:
-        supervisor.stop()
+        supervisor.stop("demo")
         await running
 
 

@@ -50,5 +50,6 @@ async def test_a_worker_s_own_row_is_not_waited_for_either(store: Store) -> None
         beat = await store.beat(pulse(running=1), [held.lease], lease_for=LEASE * 2)
         assert beat.held == [Held.HELD]
         assert (await stored(store, held.id)).lease_until_us == await store.now_us() + 2 * LEASE.total_seconds() * 1e6
-    while [info.pulse.running for info in await store.workers()] != [1]:  # the server lets go of the row in its own time
+    # The server lets go of the row in its own time.
+    while [info.pulse.running for info in await store.workers()] != [1]:
         await store.beat(pulse(running=1), [], lease_for=LEASE)

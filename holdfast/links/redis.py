@@ -249,7 +249,12 @@ class Links:
         async def once(link: Wire) -> list[Any]:
             sent.append(True)
             replies: list[Any] = []
-            for reply in await link.ask_each([(*head, *piece) for piece in pieces]):
+            commands = [(*head, *piece) for piece in pieces]
+            unsure = len(pieces) > 1 and script.sha not in link.scripts
+            if unsure:  # else the first might find it unknown, and a later one, since somebody brought it, known
+                commands.insert(0, ("SCRIPT", "LOAD", script.text))
+                link.scripts.add(script.sha)
+            for reply in (await link.ask_each(commands))[int(unsure) :]:
                 if isinstance(reply, driver.NoScriptError):  # a new server, or one whose scripts were flushed
                     await link.ask("SCRIPT", "LOAD", script.text)
                     replies.append(await link.ask(*head, *pieces[len(replies)]))

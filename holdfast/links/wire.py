@@ -25,6 +25,8 @@ class Wire(asyncio.Protocol):
 
     def __init__(self, link: Any, heard: Heard | None = None) -> None:
         self.ended = asyncio.Event()
+        self.scripts: set[str] = set()
+        """Those that were loaded here: the server may have forgotten them since."""
         self._reader = hiredis.Reader(protocolError=driver.InvalidResponse, replyError=_error, notEnoughData=_MORE)
         self._asked: deque[_Asked] = deque()
         self._heard = heard

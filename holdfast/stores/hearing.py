@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from holdfast.stores.waiters import Waiter, Waiters
@@ -24,11 +25,13 @@ _RETRY_MOST = 5.0  # seconds between tries to listen again
 
 
 class Hearing(ABC):
-    """The waiters of one event loop, and an ear for each kind of news: ``ready``, what workers wait for, and ``ended``,
-    the endings of jobs, heard only where they are awaited."""
+    """The waiters of one event loop, and an ear for each kind of news, heard only where it is awaited: ``ended``, the
+    endings of jobs, and ``ready``, all else, unless a store tells more kinds apart."""
 
     trouble: tuple[type[BaseException], ...]
     """What a connection may raise that fails."""
+    kinds: Mapping[str, str] = {"job": "ended"}
+    """The kinds of news, by what topics begin with; for others, ``ready``."""
     deaf = False
     """Whether there is nothing to hear with, so that waiting is polling."""
 
@@ -50,24 +53,25 @@ class Hearing(ABC):
         """Return at news of a topic, when ``settled`` says so, or after ``timeout`` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        news = loop.create_future()
+        news = asyncio.Event()
         awaits_jobs = any(topic.startswith("job:") for topic in topics)
-        waiter = Waiter(frozenset(topics), lambda: _resolve(news))
+        waiter = Waiter(frozenset(topics), news.set)
         with self.waiters.listed(waiter):
             await self._begin(waiter, deadline)
-            while not news.done():
+            while not news.is_set():
                 if awaits_jobs and await settled():
                     return
                 left = deadline - loop.time()
                 if left <= 0:
                     return
-                await asyncio.wait([news], timeout=min(left, _LOOK) if awaits_jobs else left)
+                with suppress(TimeoutError):
+                    await within(min(left, _LOOK) if awaits_jobs else left, news.wait())
 
     async def _begin(self, waiter: Waiter, deadline: float) -> None:
         """Begin to hear what this waiter waits for; not for long, where there is nothing to hear with."""
         if self.deaf:
             return
-        for kind in {"ended" if topic.startswith("job:") else "ready" for topic in waiter.topics}:
+        for kind in {self.kinds.get(topic.partition(":")[0], "ready") for topic in waiter.topics}:
             if kind not in self._ears:
                 self._hearing[kind] = asyncio.Event()
                 self._ears[kind] = asyncio.create_task(self._hear(kind), name=f"holdfast-listener-{kind}")
@@ -116,8 +120,3 @@ async def within(seconds: float, awaited: Awaitable[T]) -> T:
     """TimeoutError where it takes longer."""
     async with asyncio.timeout(seconds):  # wait_for() of Python 3.11 can lose a cancellation
         return await awaited
-
-
-def _resolve(news: asyncio.Future[None]) -> None:
-    if not news.done():
-        news.set_result(None)

@@ -14,7 +14,7 @@ LEVELS = ("none", "everysec", "waitaof", "always")
 _NAMES = {"schedule": "schedule", "ready": "ready", "leases": "leases", "job": "job:"}
 """The keys whose names can be chosen, and their names unless they are."""
 _TAKEN = ("meta", "seq", "index:", "chunks", "counts", "queues", "due", "levels:", "quarantine:", "ghosts", "ended:")
-_TAKEN_TOO = ("keys", "outlived", "attempts:", "workers", "worker:", "paused", "news", "ended", "nothing")
+_TAKEN_TOO = ("keys", "outlived", "attempts:", "workers", "worker:", "paused", "news", "orders", "ended", "nothing")
 _OWN = ("namespace", "prefix", "durability", "replicas", "task", "payload", "ids", *_NAMES)
 
 

@@ -1,9 +1,9 @@
 """Who waits for news, and how it reaches them.
 
-In this process waiters are called directly. The scripts publish what they did, one message a call, to the others: on
-one channel what workers wait for, on the other the endings of jobs, heard only where they are awaited. Beside that, a
-process that waits for a queue blocks on its ready list with BLMOVE from the list's head to its head, which changes
-nothing: so it hears of an id that somebody pushed by hand, too.
+In this process waiters are called directly. The scripts publish what they did, one message a call, to the others, on a
+channel for each kind of news, so that nobody is woken by what others wait for. Beside that, a process that waits for a
+queue blocks on its ready list with BLMOVE from the list's head to its head, which changes nothing: so it hears of an id
+that somebody pushed by hand, too.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ _PAUSE, _PAUSE_MOST = 0.05, 2.0  # seconds between looks at a list that nobody e
 
 _TROUBLE = (OSError, TimeoutError, EOFError, driver.RedisError, HoldfastError)
 
-_CHANNELS = {"ready": "news", "ended": "ended"}
+_GRACE = 0.1  # seconds an id may stand there before it counts as pushed by hand: the channel is quicker
+
+_KINDS = {"job": "ended", "worker": "orders"}
+_CHANNELS = {"ready": "news", "orders": "orders", "ended": "ended"}
 
 
 class News(Hearing):
     """The waiters of one event loop, its ears and its watches."""
 
     trouble = _TROUBLE
+    kinds = _KINDS
 
     def __init__(self, links: Links) -> None:
         super().__init__()
@@ -94,7 +98,7 @@ class News(Hearing):
     def _heard(self, kind: str, text: str) -> None:
         sender, *told = text.split("\n")
         if sender != self._links.name:
-            self.waiters.tell(told if kind == "ready" else [f"job:{job_id}" for job_id in told])
+            self.waiters.tell([f"job:{job_id}" for job_id in told] if kind == "ended" else told)
 
 
 class _Watch:
@@ -145,6 +149,9 @@ class _Watch:
                 head = await within(PROOF + PROVEN_IN, blocked)
                 if head is None:
                     continue
+                await asyncio.sleep(_GRACE)
+                if head != await within(PROVEN_IN, link.ask("LINDEX", self._list, 0)):
+                    continue  # who pushed it said so, and it was taken
             elif head == known or not known:
                 # It was there before, and nobody takes it: the queue is paused, or its workers are busy.
                 known = head

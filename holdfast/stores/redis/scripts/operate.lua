@@ -16,7 +16,7 @@ local answers = {}
 local function cancel(id, v, known)
     if v[1] == 'running' then
         call('HSET', JOB .. id, 'cancel', 1)
-        tell('news', 'worker:' .. (v[6] or ''))
+        tell('orders', 'worker:' .. (v[6] or ''))
         return 'running'
     end
     if v[1] ~= 'queued' and v[1] ~= 'scheduled' and v[1] ~= 'failed' and v[1] ~= 'waiting' then

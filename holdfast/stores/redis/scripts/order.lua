@@ -10,7 +10,7 @@ for _, worker in ipairs(workers) do
     if alive and tonumber(alive) > now then
         ours('HSET', P .. 'worker:' .. worker, 'ordered', ARGV[3])
         told[#told + 1] = worker
-        tell('news', 'worker:' .. worker)
+        tell('orders', 'worker:' .. worker)
     end
 end
 finish()

@@ -218,5 +218,5 @@ async def test_many_submitters_at_once_lose_nothing(store: Store, opener: Opener
 
     answers = await asyncio.gather(*[stores[n % 4].submit([job]) for n, job in enumerate(jobs)])
 
-    assert [answer for (answer,) in answers] == [Submitted(job.id, True) for job in jobs]
+    assert [(answer.job_id, answer.created) for (answer,) in answers] == [(job.id, True) for job in jobs]
     assert sorted(await take_ids(store, 500)) == sorted(job.id for job in jobs)

@@ -31,6 +31,7 @@ Rows: TypeAlias = list[Any]
 PATIENCE = 2.0  # seconds a call waits for a server that is away
 DEADLINE = 10.0  # seconds a statement may take
 _CONNECT = 3.0  # seconds until a host that does not answer is given up
+_CLOSED = "this store was closed meanwhile"
 _BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
 _CONFLICTS = 8  # times a deadlock or serialization failure is tried again
@@ -177,6 +178,8 @@ class Links:
                     link.terminate()
                 if isinstance(error, _AWAY):
                     self._drop_idle()
+                if self._closed and isinstance(error, AttributeError):  # the driver's, whose connection we took away
+                    raise HoldfastError(_CLOSED) from error
                 raise
             finally:
                 self._busy.discard(link)
@@ -185,7 +188,7 @@ class Links:
 
     async def _taken(self) -> Connection:
         if self._closed:
-            raise HoldfastError("this store was closed meanwhile")
+            raise HoldfastError(_CLOSED)
         while self._idle:
             link = self._idle.pop()
             if not link.is_closed():

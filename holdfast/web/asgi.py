@@ -12,6 +12,7 @@ from holdfast.errors import Unavailable
 from holdfast.events import RequestFailed
 from holdfast.web import dead, health, lanes, looking, operating, submitting
 from holdfast.web.bodies import Gone, read_document
+from holdfast.web.callers import Caller
 from holdfast.web.fields import read_query
 from holdfast.web.messages import Answer, Receive, Refusal, Request, Send
 from holdfast.web.openapi import with_description
@@ -91,6 +92,7 @@ class Api:
             _check_site(request)
         call = Call(
             app=self._app,
+            caller=Caller(address=request.client),
             request=request,
             path=path,
             query=read_query(request.query, operation.query),

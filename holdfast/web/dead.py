@@ -7,16 +7,14 @@ from typing import Any
 import msgspec
 
 from holdfast.desk.deeds import replaying
-from holdfast.desk.documents import job_document
 from holdfast.errors import Conflict, NotFound
 from holdfast.job import Job, JobState
-from holdfast.values import check_name
 from holdfast.web.examples import DEAD_JOB, JOB
 from holdfast.web.fields import FILTERS, PAGING, Field, Form, an_object
-from holdfast.web.looking import JobPage, JobStory, filters, find_job, story
+from holdfast.web.looking import JobPage, JobStory, chosen, find_job, story
 from holdfast.web.messages import Answer, document
 from holdfast.web.operating import DRY_RUN, FILTER, LIMIT, REPLAY_ONE, Done, carried_out, one, replayed
-from holdfast.web.routing import Call, Operation, Told
+from holdfast.web.routing import Call, Operation, Told, named_queue
 
 _DEAD = (JobState.DEAD,)
 _FIXED = ("status", "queue")  # what the path says
@@ -52,15 +50,15 @@ async def find(call: Call) -> Answer:
     """A page of the dead letters of a queue."""
     query = dict(call.query)
     limit, cursor = query.pop("limit", 50), query.pop("cursor", None)
-    query["queue"] = check_name("queue", call.path["queue"])
-    where = await filters(query).build(call.app, _DEAD)
+    query["queue"] = named_queue(call)
+    where = await chosen(call, query, _DEAD)
     page = await call.app.find(where, limit=limit, cursor=cursor)
-    return document(200, JobPage([job_document(job) for job in page.jobs], page.cursor))
+    return document(200, JobPage([call.shown(job) for job in page.jobs], page.cursor))
 
 
 async def show(call: Call) -> Answer:
     """A dead letter with its story."""
-    return document(200, await story(call.app, await _dead_letter(call)))
+    return document(200, await story(call, await _dead_letter(call)))
 
 
 async def replay_one(call: Call) -> Answer:
@@ -69,8 +67,8 @@ async def replay_one(call: Call) -> Answer:
 
 
 async def _dead_letter(call: Call) -> Job:
-    queue = check_name("queue", call.path["queue"])
-    job = await find_job(call.app, call.path["id"])
+    queue = named_queue(call)
+    job = await find_job(call, call.path["id"])
     if job.queue != queue:
         raise NotFound(f"queue {queue} has no job {job.id}")
     if job.state is not JobState.DEAD:
@@ -80,9 +78,9 @@ async def _dead_letter(call: Call) -> Job:
 
 async def replay(call: Call) -> Answer:
     """Queue dead letters of a queue again."""
-    queue = check_name("queue", call.path["queue"])
+    queue = named_queue(call)
     said = {**call.body, "filter": {**call.body.get("filter", {}), "queue": queue}}
-    return document(200, await carried_out(call.app, replaying(states=_DEAD), said))
+    return document(200, await carried_out(call, replaying(states=_DEAD), said))
 
 
 OPERATIONS = (

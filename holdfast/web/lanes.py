@@ -15,12 +15,13 @@ from holdfast.desk.documents import (
     worker_document,
 )
 from holdfast.errors import NotFound
-from holdfast.values import check_name, mask_url
+from holdfast.job import QueueInfo
+from holdfast.values import mask_url
 from holdfast.web.examples import QUEUE, WORKER
 from holdfast.web.fields import WORKER_PATTERN, Field, Form, array_of, flag, worker_name
 from holdfast.web.messages import Answer, document
 from holdfast.web.operating import NOTHING
-from holdfast.web.routing import Call, Handler, Operation, Told
+from holdfast.web.routing import Call, Handler, Operation, Told, named_queue
 
 
 class Queues(msgspec.Struct, frozen=True):
@@ -58,14 +59,19 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerDocument]
 
 
+async def own_queues(call: Call) -> list[QueueInfo]:
+    """Every queue that is the caller's."""
+    return [each for each in await call.app.queues() if call.caller.allows(each.name)]
+
+
 async def find(call: Call) -> Answer:
     """Every queue."""
-    return document(200, Queues([queue_document(each) for each in await call.app.queues()]))
+    return document(200, Queues([queue_document(each) for each in await own_queues(call)]))
 
 
 async def show(call: Call) -> Answer:
     """One queue."""
-    name = check_name("queue", call.path["queue"])
+    name = named_queue(call)
     for each in await call.app.queues():
         if each.name == name:
             return document(200, queue_document(each))
@@ -74,7 +80,7 @@ async def show(call: Call) -> Answer:
 
 def _pausing(*, paused: bool) -> Handler:
     async def handle(call: Call) -> Answer:
-        name = check_name("queue", call.path["queue"])
+        name = named_queue(call)
         await (call.app.pause if paused else call.app.resume)(name)
         return document(200, Pausing(name, paused))
 
@@ -83,11 +89,13 @@ def _pausing(*, paused: bool) -> Handler:
 
 async def workers(call: Call) -> Answer:
     """Every worker."""
+    call.caller.check_unlimited()
     return document(200, Workers([worker_document(each) for each in await call.app.workers()]))
 
 
 async def stop(call: Call) -> Answer:
     """Ask workers to stop."""
+    call.caller.check_unlimited()
     named, drain = call.body.get("workers"), call.body.get("drain", False)
     asked = await call.app.stop_workers(named, drain=drain)
     missing = sorted(set(named or ()) - set(asked))
@@ -98,12 +106,13 @@ async def stop(call: Call) -> Answer:
 
 async def stats(call: Call) -> Answer:
     """Everything at a glance."""
-    queues = await call.app.queues()
+    queues = await own_queues(call)
+    workers = [] if call.caller.limited else await call.app.workers()
     told = Stats(
         store=mask_url((await call.app.opened()).url),
         counts=totals(queues),
         queues=[queue_document(each) for each in queues],
-        workers=[worker_document(each) for each in await call.app.workers()],
+        workers=[worker_document(each) for each in workers],
     )
     return document(200, told)
 

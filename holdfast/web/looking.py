@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from holdfast.app import Holdfast
 from holdfast.desk.choosing import Filters
 from holdfast.desk.documents import (
     HTTP_NAMES,
@@ -17,10 +17,10 @@ from holdfast.desk.documents import (
     JobDocument,
     JobId,
     attempt_document,
-    job_document,
 )
 from holdfast.desk.why import Because, explain, known
-from holdfast.job import TERMINAL, Job, JobState
+from holdfast.errors import NotFound
+from holdfast.job import TERMINAL, Job, JobFilter, JobState
 from holdfast.values import check_key
 from holdfast.web.examples import JOB
 from holdfast.web.fields import FILTERS, PAGING, Field, count
@@ -53,27 +53,30 @@ class Reasons(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
     reasons: Annotated[list[Because], Meta(description="The most telling first; never empty.", min_length=1)]
 
 
-async def find_job(app: Holdfast, reference: str) -> Job:
-    """The job a path names: by id, or by ``key:NAME``."""
+async def find_job(call: Call, reference: str) -> Job:
+    """The job a path names: by id, or by ``key:NAME``. One of a queue that is not the caller's is not there."""
     if reference.startswith("key:"):
         check_key(reference.removeprefix("key:"), "id")
-    return await app.get(reference)
+    job = await call.app.get(reference)
+    if not call.caller.allows(job.queue):
+        raise NotFound(f"there is no job {reference}")
+    return job
 
 
-async def story(app: Holdfast, job: Job) -> JobStory:
+async def story(call: Call, job: Job) -> JobStory:
     """Everything about one job."""
-    attempts = await app.attempts(job.id) if job.claims else []
-    told = msgspec.structs.asdict(job_document(job))
+    attempts = await call.app.attempts(job.id) if job.claims else []
+    told = msgspec.structs.asdict(call.shown(job))
     return JobStory(**told, history=[attempt_document(each) for each in attempts])
 
 
 async def show(call: Call) -> Answer:
     """One job, at once or when it has ended."""
-    job = await find_job(call.app, call.path["id"])
+    job = await find_job(call, call.path["id"])
     wait = call.query.get("wait", 0)
     if wait and job.state not in TERMINAL:
         job = await _ended(call, job, wait)
-    return document(200, await story(call.app, job))
+    return document(200, await story(call, job))
 
 
 async def _ended(call: Call, job: Job, most: float) -> Job:
@@ -104,20 +107,22 @@ async def find(call: Call) -> Answer:
     """A page of jobs."""
     query = dict(call.query)
     limit, cursor = query.pop("limit", 50), query.pop("cursor", None)
-    where = await filters(query).build(call.app)
+    where = await chosen(call, query)
     page = await call.app.find(where, limit=limit, cursor=cursor)
-    return document(200, JobPage([job_document(job) for job in page.jobs], page.cursor))
+    return document(200, JobPage([call.shown(job) for job in page.jobs], page.cursor))
 
 
-def filters(said: dict[str, object]) -> Filters:
-    """Filters as a query or a body says them."""
+async def chosen(call: Call, said: Mapping[str, object], states: tuple[JobState, ...] = ()) -> JobFilter:
+    """The filter that a query or a body says, within the caller's queues; ``states`` where it names none."""
     names = {"status": "state", "type": "task"}
-    return msgspec.convert({names.get(name, name): value for name, value in said.items()}, Filters)
+    filters = msgspec.convert({names.get(name, name): value for name, value in said.items()}, Filters)
+    where = await filters.build(call.app, states)
+    return msgspec.structs.replace(where, queue=call.caller.own_queue(where.queue))
 
 
 async def why(call: Call) -> Answer:
     """Why a job is where it is."""
-    job = await find_job(call.app, call.path["id"])
+    job = await find_job(call, call.path["id"])
     reasons = list(explain(job, await known(call.app, job)))
     return document(200, Reasons(id=job.id, state=job.state, reasons=reasons))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -10,14 +10,14 @@ from msgspec import Meta
 
 from holdfast.app import Holdfast
 from holdfast.desk.deeds import CANCEL, DELETE, Deed, by_state, replaying
-from holdfast.desk.documents import ID, JobDocument, Standing, job_document
+from holdfast.desk.documents import ID, JobDocument, Standing
 from holdfast.errors import Conflict, Invalid, NotFound
 from holdfast.job import Job, JobFilter, JobState
 from holdfast.lifecycle import check_replay
 from holdfast.task.codec import Said
 from holdfast.web.examples import JOB
 from holdfast.web.fields import FILTERS, Field, Form, an_object, array_of, flag, number, text
-from holdfast.web.looking import filters, find_job
+from holdfast.web.looking import chosen, find_job
 from holdfast.web.messages import Answer, document
 from holdfast.web.routing import Call, Handler, Operation, Told
 
@@ -105,14 +105,14 @@ NOTHING = Form(name="Nothing", doc="Nothing more is to be said.", fields=())
 # ── one job ───────────────────────────────────────────────────────────────────────────────────────────────────────
 async def cancel_one(call: Call) -> Answer:
     """Cancel a job that waits, or ask one that runs to stop."""
-    job = await find_job(call.app, call.path["id"])
+    job = await find_job(call, call.path["id"])
     await call.app.cancel_one(job.id)
-    return document(200, job_document(await call.app.get(job.id)))
+    return document(200, call.shown(await call.app.get(job.id)))
 
 
 async def replay_one(call: Call) -> Answer:
     """Queue a job again."""
-    job = await find_job(call.app, call.path["id"])
+    job = await find_job(call, call.path["id"])
     return await replayed(call, job)
 
 
@@ -125,12 +125,12 @@ async def replayed(call: Call, job: Job) -> Answer:
         if state is None:
             raise NotFound(f"there is no job {job.id}")
         check_replay(job.id, state, force=force)
-    return document(200, job_document(await call.app.get(job.id)))
+    return document(200, call.shown(await call.app.get(job.id)))
 
 
 async def delete_one(call: Call) -> Answer:
     """Delete a job that is not running."""
-    job = await find_job(call.app, call.path["id"])
+    job = await find_job(call, call.path["id"])
     operated = await call.app.delete(job.id)
     if not operated.changed:
         state = operated.refused[0][1]
@@ -143,13 +143,13 @@ async def delete_one(call: Call) -> Answer:
 # ── many ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _on_many(deed: Deed | None) -> Handler:
     async def handle(call: Call) -> Answer:
-        chosen = deed or replaying(force=call.body.get("force", False))
-        return document(200, await carried_out(call.app, chosen, call.body))
+        done = deed or replaying(force=call.body.get("force", False))
+        return document(200, await carried_out(call, done, call.body))
 
     return handle
 
 
-async def carried_out(app: Holdfast, deed: Deed, said: dict[str, Any] | Any, states: Sequence[JobState] = ()) -> Done:
+async def carried_out(call: Call, deed: Deed, said: Mapping[str, Any], states: Sequence[JobState] = ()) -> Done:
     """Do it, or count; ``states``: where the filter names none."""
     ids = said.get("ids")
     ways = [name for name in ("ids", "filter", "all") if said.get(name) is not None and said.get(name) is not False]
@@ -158,19 +158,34 @@ async def carried_out(app: Holdfast, deed: Deed, said: dict[str, Any] | Any, sta
         raise Invalid("ids", given, "give exactly one of ids, filter and all", "does not say which jobs")
     limit, dry_run = said.get("limit", MOST), said.get("dry_run", False)
     if ids is not None:
-        return await _named(app, deed, ids, dry_run=dry_run)
-    wheres = by_state(await filters(said.get("filter") or {}).build(app, tuple(states)), deed.legal)
-    return await (_counted(app, wheres) if dry_run else _matched(app, deed, wheres, limit))
+        return await _named(call, deed, ids, dry_run=dry_run)
+    wheres = by_state(await chosen(call, said.get("filter") or {}, tuple(states)), deed.legal)
+    return await (_counted(call.app, wheres) if dry_run else _matched(call.app, deed, wheres, limit))
 
 
-async def _named(app: Holdfast, deed: Deed, ids: Sequence[str], *, dry_run: bool) -> Done:
+async def _named(call: Call, deed: Deed, ids: Sequence[str], *, dry_run: bool) -> Done:
     if dry_run:
-        jobs = [await find_job(app, each) for each in ids]
+        jobs = [await find_job(call, each) for each in ids]
         return Done(
             dry_run=True, count=sum(job.state in deed.legal for job in jobs), changed=[], refused=[], more=False
         )
-    operated = await getattr(app, deed.name)(ids, limit=len(ids), **deed.options)
-    return _done(operated.changed, operated.refused, more=False)
+    own, others = await _own(call, ids)
+    operated = await getattr(call.app, deed.name)(own, limit=len(ids), **deed.options)
+    return _done(operated.changed, [*operated.refused, *others], more=False)
+
+
+async def _own(call: Call, ids: Sequence[str]) -> tuple[Sequence[str], list[tuple[str, None]]]:
+    """The jobs of the caller's queues, and the others, which are not there for them."""
+    if not call.caller.limited:
+        return ids, []
+    own: list[str] = []
+    others: list[tuple[str, None]] = []
+    for each in ids:
+        try:
+            own.append((await find_job(call, each)).id)
+        except NotFound:
+            others.append((each, None))
+    return own, others
 
 
 async def _counted(app: Holdfast, wheres: Sequence[JobFilter]) -> Done:

@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.app import Holdfast
+from holdfast.desk.documents import JobDocument, job_document
+from holdfast.job import Job
+from holdfast.values import check_name
+from holdfast.web.callers import Caller, Scope
 from holdfast.web.fields import Field, Form
 from holdfast.web.messages import Answer, Refusal, Request, listed
 
@@ -16,10 +20,22 @@ class Call(msgspec.Struct, kw_only=True):
     """One request, understood: what an operation works on."""
 
     app: Holdfast
+    caller: Caller
     request: Request
     path: Mapping[str, str]
     query: Mapping[str, Any]
     body: Mapping[str, Any]
+
+    def shown(self, job: Job) -> JobDocument:
+        """The job as this caller may see it."""
+        return job_document(job)
+
+
+def named_queue(call: Call) -> str:
+    """The queue the path names, if it is the caller's."""
+    name = check_name("queue", call.path["queue"])
+    call.caller.check_queue(name)
+    return name
 
 
 Handler = Callable[[Call], Awaitable[Answer]]
@@ -36,14 +52,14 @@ class Told(NamedTuple):
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that can be asked.
 
-    ``scope``: what a key must be allowed to; None: anybody may ask. ``batch``: the body may be that much larger.
+    ``scope``: what a key must be allowed to do; None: anybody may ask. ``batch``: the body may be that much larger.
     ``raw``: its handler reads the body's fields itself.
     """
 
     name: str
     method: str
     path: str
-    scope: str | None
+    scope: Scope | None
     group: str
     summary: str
     handler: Handler

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.app import Holdfast, JobHandle
-from holdfast.desk.documents import HTTP_NAMES, ID, JobDocument, JobId, job_document
+from holdfast.desk.documents import HTTP_NAMES, ID, JobDocument, JobId
 from holdfast.errors import Invalid, Unavailable
 from holdfast.job import NewJob
 from holdfast.retry import Retry
@@ -155,13 +155,15 @@ async def submit(call: Call) -> Answer:
     key = header_key(call.request)
     if key is None and call.app.settings.key_required and "key" not in call.body:
         raise Invalid(KEY_HEADER, Said("nothing"), "send one; the settings require it", "was given", code="missing")
-    handle = await call.app.submit(draft(call.app, call.body, key=key))
+    asked = draft(call.app, call.body, key=key)
+    call.caller.check_queue(asked.queue)
+    handle = await call.app.submit(asked)
     try:
         job = await call.app.get(handle.id)
     except Unavailable as error:
         raise Unavailable(f"job {handle.id} is stored, but could not be read back: {error}") from None
     location = (b"location", b"/v1/jobs/" + handle.id.encode())
-    told = SubmittedJob(**msgspec.structs.asdict(job_document(job)), wake_up=_wake_up(handle))
+    told = SubmittedJob(**msgspec.structs.asdict(call.shown(job)), wake_up=_wake_up(handle))
     return document(201 if handle.created else 200, told, location)
 
 
@@ -201,6 +203,7 @@ async def submit_batch(call: Call) -> Answer:
     required = call.app.settings.key_required
     jobs = [draft(call.app, said, f"jobs[{place}].") for place, said in enumerate(call.body["jobs"])]
     for place, job in enumerate(jobs):
+        call.caller.check_queue(job.queue)
         if required and job.key is None:
             remedy = "give one; the settings require it"
             raise Invalid(f"jobs[{place}].key", Said("nothing"), remedy, "was given", code="missing")

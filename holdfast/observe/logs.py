@@ -18,7 +18,7 @@ import structlog
 
 from holdfast.config import Settings
 from holdfast.events import KINDS, Event, Events
-from holdfast.observe.lines import JsonLines, Lines, PrettyLines, exception_text
+from holdfast.observe.renderers import JsonRenderer, PrettyRenderer, Renderer, exception_text
 from holdfast.observe.writer import LineWriter
 from holdfast.task import CURRENT
 
@@ -30,13 +30,13 @@ _BOUND = "structlog_fields"
 def configure_logs(settings: Settings, events: Events, *, stream: TextIO | None = None) -> Callable[[], None]:
     """Write log lines to ``stream`` (standard output) from now on; the returned function ends that and flushes."""
     stream = sys.stdout if stream is None else stream
-    lines = _lines(settings, stream)
+    renderer = _renderer(settings, stream)
     writer = LineWriter(
-        stream, lambda count: lines.record(time.time(), "warning", "log_lines_dropped", {"count": count})
+        stream, lambda count: renderer.render(time.time(), "warning", "log_lines_dropped", {"count": count})
     )
     undo = [
-        *(_write_events(kind, level, events, lines, writer) for kind, level in written_kinds(settings).items()),
-        _write_records(settings, lines, writer),
+        *(_write_events(kind, level, events, renderer, writer) for kind, level in written_kinds(settings).items()),
+        _write_records(settings, renderer, writer),
         _write_structlog(),
         writer.close,
     ]
@@ -55,11 +55,11 @@ def written_kinds(settings: Settings) -> dict[type[Event], str]:
     return {kind: level for kind, level in levels.items() if _number(level) >= least}
 
 
-def _lines(settings: Settings, stream: TextIO) -> Lines:
+def _renderer(settings: Settings, stream: TextIO) -> Renderer:
     terminal = stream.isatty()
     if settings.log_format == "json" or (settings.log_format == "auto" and not terminal):
-        return JsonLines()
-    return PrettyLines(colors=terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
+        return JsonRenderer()
+    return PrettyRenderer(colors=terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
 
 
 def _number(level: str) -> int:
@@ -73,16 +73,16 @@ def _level(number: int) -> str:
 
 
 def _write_events(
-    kind: type[Event], level: str, events: Events, lines: Lines, writer: LineWriter
+    kind: type[Event], level: str, events: Events, renderer: Renderer, writer: LineWriter
 ) -> Callable[[], None]:
     # A line of every single job gathers in the buffer, also where the settings call it a warning.
     urgent = _number(kind.level) >= logging.WARNING
-    line, write = lines.of(kind, level), writer.write
+    line, write = renderer.of(kind, level), writer.write
     return events.subscribe(lambda event: write(line(event), urgent=urgent), kind)
 
 
-def _write_records(settings: Settings, lines: Lines, writer: LineWriter) -> Callable[[], None]:
-    root, handler = logging.getLogger(), _RecordHandler(lines, writer)
+def _write_records(settings: Settings, renderer: Renderer, writer: LineWriter) -> Callable[[], None]:
+    root, handler = logging.getLogger(), _RecordHandler(renderer, writer)
     level = root.level
     root.addHandler(handler)
     root.setLevel(settings.log_level)
@@ -115,14 +115,14 @@ def _to_record(_logger: object, _method: str, fields: MutableMapping[str, Any]) 
 class _RecordHandler(logging.Handler):
     """Turns records into lines."""
 
-    def __init__(self, lines: Lines, writer: LineWriter) -> None:
+    def __init__(self, renderer: Renderer, writer: LineWriter) -> None:
         super().__init__()
-        self._lines = lines
+        self._renderer = renderer
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = self._lines.record(
+            line = self._renderer.render(
                 record.created, _level(record.levelno), record.getMessage(), _record_fields(record)
             )
         except Exception:  # As every handler of logging: a record that cannot be shown is its author's mistake.

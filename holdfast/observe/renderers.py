@@ -34,19 +34,19 @@ _UNSEEN_OR_CONTROL = re.compile("[\x00-\x1f]|" + _UNSEEN.pattern)
 _BLOCKS = ("stack", "exception")
 
 
-class Lines(Protocol):
+class Renderer(Protocol):
     """A way for lines to look."""
 
     def of(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
         """What makes the line, its end included, of an event of this kind."""
         ...
 
-    def record(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
+    def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
         """The line of anything else: ``moment`` in seconds since 1970, what happened, and the fields of it."""
         ...
 
 
-class JsonLines:
+class JsonRenderer:
     """``{"timestamp": …, "level": …, "event": …, …}``, UTF-8, parseable one by one."""
 
     def __init__(self) -> None:
@@ -62,14 +62,14 @@ class JsonLines:
             try:
                 fields = encode(event)
             except UnicodeEncodeError:
-                return self.record(moment, level, kind.name, msgspec.to_builtins(event))
+                return self.render(moment, level, kind.name, msgspec.to_builtins(event))
             if not fields.isascii() or b"=" in fields or b"\x7f" in fields or b"://" in fields:
-                return self.record(moment, level, kind.name, msgspec.to_builtins(event))
+                return self.render(moment, level, kind.name, msgspec.to_builtins(event))
             return b"".join((b'{"timestamp":"', stamp(moment).encode(), middle, fields[1:], b"\n"))
 
         return line
 
-    def record(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
+    def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
         line = {"timestamp": self._stamp(moment), "level": level, "event": name}
         encoded = self._encode(harmless({**line, **fields, **line}))
         if b"\x7f" in encoded or not encoded.isascii():
@@ -77,7 +77,7 @@ class JsonLines:
         return encoded + b"\n"
 
 
-class PrettyLines:
+class PrettyRenderer:
     """For people, by structlog's renderer; in colours if asked to."""
 
     def __init__(self, *, colors: bool) -> None:
@@ -87,9 +87,9 @@ class PrettyLines:
         )
 
     def of(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
-        return lambda event: self.record(time.time(), level, kind.name, msgspec.to_builtins(event) | _pointer(event))
+        return lambda event: self.render(time.time(), level, kind.name, msgspec.to_builtins(event) | _pointer(event))
 
-    def record(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
+    def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
         line = {"timestamp": self._stamp(moment), "level": level, "event": name}
         plain = harmless({**line, **fields, **line})
         shown = {_escaped(key): _visible(key, value) for key, value in plain.items()}

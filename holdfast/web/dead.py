@@ -68,7 +68,7 @@ async def replay_one(call: Call) -> Answer:
 
 async def _dead_letter(call: Call) -> Job:
     queue = named_queue(call)
-    job = await find_job(call, call.path["id"])
+    job = await find_job(call, call.path["job_id"])
     if job.queue != queue:
         raise NotFound(f"queue {queue} has no job {job.id}")
     if job.state is not JobState.DEAD:
@@ -99,7 +99,7 @@ OPERATIONS = (
     Operation(
         name="show_dead",
         method="GET",
-        path="/v1/queues/{queue}/dead/{id}",
+        path="/v1/queues/{queue}/dead/{job_id}",
         scope="read",
         group="Dead letters",
         summary="Show a dead letter",
@@ -113,7 +113,7 @@ OPERATIONS = (
             replay_one,
             "Queue a dead letter again with a new budget",
             REPLAY_ONE,
-            path="/v1/queues/{queue}/dead/{id}/replay",
+            path="/v1/queues/{queue}/dead/{job_id}/replay",
             example=JOB,
         ),
         group="Dead letters",

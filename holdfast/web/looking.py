@@ -72,7 +72,7 @@ async def story(call: Call, job: Job) -> JobStory:
 
 async def show(call: Call) -> Answer:
     """One job, at once or when it has ended."""
-    job = await find_job(call, call.path["id"])
+    job = await find_job(call, call.path["job_id"])
     wait = call.query.get("wait", 0)
     if wait and job.state not in TERMINAL:
         job = await _ended(call, job, wait)
@@ -122,7 +122,7 @@ async def chosen(call: Call, said: Mapping[str, object], states: tuple[JobState,
 
 async def why(call: Call) -> Answer:
     """Why a job is where it is."""
-    job = await find_job(call, call.path["id"])
+    job = await find_job(call, call.path["job_id"])
     reasons = list(explain(job, await known(call.app, job)))
     return document(200, Reasons(id=job.id, state=job.state, reasons=reasons))
 
@@ -152,7 +152,7 @@ OPERATIONS = (
     Operation(
         name="show_job",
         method="GET",
-        path="/v1/jobs/{id}",
+        path="/v1/jobs/{job_id}",
         scope="read",
         group="Jobs",
         summary="Show a job",
@@ -165,7 +165,7 @@ OPERATIONS = (
     Operation(
         name="why",
         method="GET",
-        path="/v1/jobs/{id}/why",
+        path="/v1/jobs/{job_id}/why",
         scope="read",
         group="Jobs",
         summary="Say why a job is where it is",

@@ -19,7 +19,7 @@ from holdfast.web.routing import Call, Operation, Told
 _REF = "#/components/schemas/{name}"
 _ALWAYS = (403, 431, 503)
 _PLACES: dict[str, dict[str, Any]] = {
-    "id": {
+    "job_id": {
         "description": "The job's id (a UUID, or its ULID form), or `key:` and its idempotency key.",
         "schema": {"type": "string", "pattern": REFERENCE_PATTERN},
         "example": ID,

@@ -105,14 +105,14 @@ NOTHING = Form(name="Nothing", doc="Nothing more is to be said.", fields=())
 # ── one job ───────────────────────────────────────────────────────────────────────────────────────────────────────
 async def cancel_one(call: Call) -> Answer:
     """Cancel a job that waits, or ask one that runs to stop."""
-    job = await find_job(call, call.path["id"])
+    job = await find_job(call, call.path["job_id"])
     await call.app.cancel_one(job.id)
     return document(200, call.shown(await call.app.get(job.id)))
 
 
 async def replay_one(call: Call) -> Answer:
     """Queue a job again."""
-    job = await find_job(call, call.path["id"])
+    job = await find_job(call, call.path["job_id"])
     return await replayed(call, job)
 
 
@@ -130,7 +130,7 @@ async def replayed(call: Call, job: Job) -> Answer:
 
 async def delete_one(call: Call) -> Answer:
     """Delete a job that is not running."""
-    job = await find_job(call, call.path["id"])
+    job = await find_job(call, call.path["job_id"])
     operated = await call.app.delete(job.id)
     if not operated.changed:
         state = operated.refused[0][1]
@@ -227,7 +227,7 @@ def one(name: str, handler: Handler, summary: str, body: Form, *, path: str = ""
     return Operation(
         name=f"{name}_one",
         method="POST",
-        path=path or f"/v1/jobs/{{id}}/{name}",
+        path=path or f"/v1/jobs/{{job_id}}/{name}",
         scope="operate",
         group="Jobs",
         summary=summary,
@@ -261,7 +261,7 @@ OPERATIONS = (
     Operation(
         name="delete_one",
         method="DELETE",
-        path="/v1/jobs/{id}",
+        path="/v1/jobs/{job_id}",
         scope="operate",
         group="Jobs",
         summary="Delete a job that is not running; its key is free again",

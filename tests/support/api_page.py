@@ -21,7 +21,7 @@ _HEAD = """\
 <!-- Made by `python -m tests.support.api_page > docs/http-api.md`, and compared by a test. -->
 
 [The HTTP API](http.md) tells how to run and use it. `GET /openapi.json` has the same for programs, with the schema of
-every document. In paths `{id}` is a job's id (a UUID or its ULID form), or `key:` and its idempotency key,
+every document. In paths `{job_id}` is a job's id (a UUID or its ULID form), or `key:` and its idempotency key,
 percent-encoded.
 
 Every operation may also answer 403, 404, 405, 431 or 503, and those with a body 408, 413 or 415; each with a problem

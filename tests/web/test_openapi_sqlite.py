@@ -52,7 +52,7 @@ def _schemas(value: Any) -> Iterator[str]:
 
 def test_the_served_document_is_this_one(api: Api) -> None:
     assert api.get("/openapi.json") == DOCUMENT
-    assert {"/v1/jobs", "/v1/jobs/{id}", "/health"} <= set(DOCUMENT["paths"])
+    assert {"/v1/jobs", "/v1/jobs/{job_id}", "/health"} <= set(DOCUMENT["paths"])
 
 
 def test_every_reference_leads_somewhere() -> None:

@@ -13,13 +13,13 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from holdfast.events import LeaseAcquired, LeaseRejected
 from holdfast.faults import point
-from holdfast.job import Claim, instant
+from holdfast.job import Claim
 from holdfast.lifecycle import Released
 from holdfast.store import EVERY_QUEUE, Store
 from holdfast.worker.patience import Patience
 from holdfast.worker.shift import FULL, Shift
+from holdfast.worker.telling import tell_claim
 
 AHEAD = 0.02  # seconds of work at the measured rate that may be claimed beforehand
 _SMALL = 0.003  # seconds a small claim is left to grow: others write meanwhile
@@ -152,25 +152,8 @@ class Fetcher:
         shift.deliver(claim.jobs, since)
         if shift.stopping.is_set():
             self.release_buffered()
-        self._tell(claim)
+        tell_claim(shift.events, claim, shift.worker_id)
         return claim
-
-    def _tell(self, claim: Claim) -> None:
-        shift = self._shift
-        if claim.refused and shift.events.listens(LeaseRejected):
-            shift.emit(LeaseRejected(count=claim.refused, worker_id=shift.worker_id))
-        if claim.jobs and shift.events.listens(LeaseAcquired):
-            until = None if claim.lease_until_us is None else instant(claim.lease_until_us)
-            for job in claim.jobs:
-                shift.emit(
-                    LeaseAcquired(
-                        job_id=job.id,
-                        job_type=job.task,
-                        attempt=job.attempts,
-                        worker_id=shift.worker_id,
-                        locked_until=until,
-                    )
-                )
 
     async def _run_one_alone(self) -> None:
         """A job that lost two leases in a row may kill its process: it runs with no innocent neighbour in it.

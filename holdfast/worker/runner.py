@@ -14,7 +14,7 @@ import itertools
 from typing import Any
 
 from holdfast.errors import Invalid
-from holdfast.events import HandlerStart, TaskUnknown
+from holdfast.events import HandlerStart
 from holdfast.executors.command import run_command
 from holdfast.executors.coroutine import drive
 from holdfast.executors.outcome import describe, outcome_of, payload_refused, succeeded
@@ -23,13 +23,12 @@ from holdfast.faults import point
 from holdfast.job import Completion, Job, Reason
 from holdfast.lifecycle import Cancelled, Failed, Outcome, Released, Succeeded
 from holdfast.task import CURRENT, Context, Task
-from holdfast.values import nearest
 from holdfast.worker.calls import Calls, Ran, returned
 from holdfast.worker.completing import UNDONE, Completing
+from holdfast.worker.judging import Unknown
 from holdfast.worker.shift import Run, Shift, Why
 
 _SPARE = 100  # deadlines of ended runs that may be kept
-_UNKNOWN = 1000  # names of tasks that are told not to be there
 _STUCK_AFTER = 1.0  # seconds a cancelled runner may take to end
 
 
@@ -47,7 +46,7 @@ class Runner:
         self._deadlines: list[tuple[float, int, Run]] = []
         self._order = itertools.count()
         self._earlier = asyncio.Event()
-        self._unknown: dict[str, str] = {}  # tasks that were met and are not there, with what may have been meant
+        self._unknown = Unknown(shift.app)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Never done, unless with the error of a runner that died of a bug."""
 
@@ -205,7 +204,7 @@ class Runner:
         if timeout is not None:
             self._watch(run, timeout)
         if task is None and job.task != COMMAND:
-            return self._no_handler(job)
+            return self._unknown.failed(job, self._registry.names(), self._shift.settings)
         try:
             if task is None:
                 calling = self._calls.around(context, functools.partial(self._command, job))
@@ -236,20 +235,6 @@ class Runner:
     async def _command(self, job: Job) -> Any:
         """Run a command job as if it were a handler: middlewares see what it returns, or that it raises."""
         return returned(await run_command(job.payload, self._shift.app.command_policy(self._shift.settings)))
-
-    def _no_handler(self, job: Job) -> Failed:
-        known = self._registry.names()
-        listed = (", ".join(known) or "none")[:500]
-        if job.task not in self._unknown and len(self._unknown) < _UNKNOWN:
-            self._unknown[job.task] = close = nearest(job.task, known)
-            remedy = f"register it and restart, or give its application a queue of its own{close}"
-            self._shift.emit(TaskUnknown(job_id=job.id, job_type=job.task, queue=job.queue, remedy=remedy))
-        return Failed(
-            error=f"no task {job.task!r} is registered in this worker (registered: {listed})"
-            + self._unknown.get(job.task, ""),
-            reason=Reason.NO_HANDLER,
-            retryable=self._shift.settings.unknown_task == "retry",
-        )
 
     # ── deadlines ─────────────────────────────────────────────────────────────────────────────────────────────
     def _timeout(self, job: Job, task: Task[..., Any] | None = None) -> float | None:

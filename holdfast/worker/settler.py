@@ -6,21 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
-from holdfast.events import (
-    JobCancelled,
-    JobDead,
-    JobFailed,
-    JobReleased,
-    JobSucceeded,
-    JobUnstartable,
-    LeaseLost,
-    StoreTrouble,
-)
+from holdfast.events import JobSucceeded, StoreTrouble
 from holdfast.faults import point
-from holdfast.job import JobState, Lease, Reason, Settled, instant
+from holdfast.job import JobState, Lease, Reason, Settled
 from holdfast.store import Store
 from holdfast.worker.patience import Patience
 from holdfast.worker.shift import FULL, Run, Shift
+from holdfast.worker.telling import tell_lost, tell_rest
 
 _LINGER = 0.004  # seconds a batch may still grow while other handlers run
 _LOCKED = 0.5  # seconds between looks at jobs that somebody else's transaction holds
@@ -129,42 +121,10 @@ class Settler:
     def _tell_rest(self, run: Run, answer: Settled) -> None:
         shift, job, settlement = self._shift, run.job, run.settlement
         if not answer.accepted:
-            shift.emit(LeaseLost(job_id=job.id, job_type=job.task, worker_id=shift.worker_id))
+            tell_lost(shift.events, job, shift.worker_id)
             return
-        seconds = round(run.seconds, 6)
-        reason, error = str(settlement.reason or ""), settlement.error or ""
-        match answer.state:
-            case JobState.FAILED:
-                shift.failed += 1
-                retry_at = None if answer.run_at_us is None else instant(answer.run_at_us)
-                shift.emit(
-                    JobFailed(
-                        job_id=job.id,
-                        job_type=job.task,
-                        attempt=job.attempts,
-                        reason=reason,
-                        error=error,
-                        retry_at=retry_at,
-                        seconds=seconds,
-                    )
-                )
-            case JobState.DEAD:
-                shift.failed += 1
-                shift.emit(
-                    JobDead(
-                        job_id=job.id,
-                        job_type=job.task,
-                        attempt=job.attempts,
-                        reason=reason,
-                        error=error,
-                        seconds=seconds,
-                        dlq_key=shift.dead_letters(job),
-                    )
-                )
-            case JobState.CANCELLED:
-                shift.emit(JobCancelled(job_id=job.id, job_type=job.task, attempt=job.attempts))
-            case _:
-                shift.released += settlement.reason is Reason.RELEASED
-                if error:
-                    shift.emit(JobUnstartable(job_id=job.id, job_type=job.task, error=error))
-                shift.emit(JobReleased(job_id=job.id, job_type=job.task, reason=reason))
+        if answer.state in (JobState.FAILED, JobState.DEAD):
+            shift.failed += 1
+        elif answer.state is not JobState.CANCELLED:
+            shift.released += settlement.reason is Reason.RELEASED
+        tell_rest(shift.events, job, settlement, answer, seconds=run.seconds, dlq_key=shift.dead_letters(job))

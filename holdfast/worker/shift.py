@@ -15,13 +15,12 @@ from enum import StrEnum
 from holdfast.app import Holdfast
 from holdfast.clock import Clock
 from holdfast.config import Settings
-from holdfast.errors import Invalid
-from holdfast.events import Event, Events, JobSucceeded, LeaseLost, RetryUnreadable
+from holdfast.events import Event, Events, JobSucceeded
 from holdfast.job import Job, Lease, Settlement
 from holdfast.lifecycle import Failed, Outcome, decide
-from holdfast.retry import Retry
 from holdfast.task import Context
-from holdfast.transports.names import Names
+from holdfast.worker.judging import backoff_of
+from holdfast.worker.telling import dead_letters, tell_lost, tell_success
 
 FULL = 500
 """Settlements that are written without waiting for more, and jobs one claim takes at most."""
@@ -132,7 +131,7 @@ class Shift:
         """Decide what becomes of the job and leave that for the settler."""
         job = run.job
         # Only a failure asks for the policy, which takes a while to find.
-        backoff = self.backoff(job) if type(outcome) is Failed else self.settings.retry
+        backoff = backoff_of(job, self.app, self.settings) if type(outcome) is Failed else self.settings.retry
         run.settlement = decide(job, outcome, backoff, self.rng)
         self.in_hand[job.queue] -= 1
         self.finished += 1
@@ -167,31 +166,16 @@ class Shift:
 
     def tell_success(self, run: Run) -> None:
         """Tell observers that the job has succeeded."""
-        job, seconds = run.job, round(run.seconds, 6)
-        self.emit(JobSucceeded(job_id=job.id, job_type=job.task, attempt=job.attempts, seconds=seconds))
+        tell_success(self.events, run.job, run.seconds)
 
     def left(self, run: Run) -> None:
         """The job is not ours any more, though we worked on it: tell observers, and let go of it."""
-        self.emit(LeaseLost(job_id=run.job.id, job_type=run.job.task, worker_id=self.worker_id))
+        tell_lost(self.events, run.job, self.worker_id)
         self.forget(run)
-
-    def backoff(self, job: Job) -> Retry:
-        """The retry policy of a job: its own, its task's, or the settings'."""
-        own = job.carried.retry
-        if own is not None:
-            try:
-                return Retry.from_builtins(own)
-            except Invalid as error:  # of a newer version, or spoiled: the job is not to stay for it
-                self.emit(RetryUnreadable(job_id=job.id, job_type=job.task, error=str(error)))
-        task = self.app.registry.get(job.task)
-        return (task.retry if task is not None else None) or self.settings.retry
 
     def dead_letters(self, job: Job) -> str | None:
         """The key under which the transport lists the job if it is dead; None where there is no transport."""
-        settings = self.settings
-        if settings.transport == "none":
-            return None
-        return Names(settings.transport_key, settings.transport_dead_key).dead(job.queue)
+        return dead_letters(self.settings, job.queue)
 
     # ── interruptions ─────────────────────────────────────────────────────────────────────────────────────────
     def interrupt(self, lease: Lease, why: Why) -> Run | None:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
-from holdfast.events import JobCancelled, JobDead, JobFailed, StoreTrouble, SweepComplete
+from holdfast.events import StoreTrouble, SweepComplete
 from holdfast.faults import point
 from holdfast.job import Job, JobState, Settled
 from holdfast.lifecycle import Lost, decide
 from holdfast.store import Store
 from holdfast.worker.patience import Patience
 from holdfast.worker.shift import Shift
+from holdfast.worker.telling import tell_recovered
 
 _BATCH = 500
 _PRUNE_EVERY = 60.0  # seconds
@@ -111,38 +112,11 @@ class Sweeper:
             self._shift.emit(StoreTrouble(service="sweeper", error=text, retry_in=pause))
 
     def _tell(self, jobs: Sequence[Job], answers: Sequence[Settled]) -> int:
-        shift, recovered = self._shift, 0
+        recovered = 0
         for job, answer in zip(jobs, answers, strict=True):
-            if not answer.accepted:
-                continue
-            recovered += 1
-            error = f"lease expired: worker {job.worker} died, froze or was cut off"
-            if answer.state is JobState.CANCELLED:
-                shift.emit(JobCancelled(job_id=job.id, job_type=job.task, attempt=job.attempts))
-            elif answer.state is JobState.DEAD:
-                shift.emit(
-                    JobDead(
-                        job_id=job.id,
-                        job_type=job.task,
-                        attempt=job.attempts,
-                        reason="crashed",
-                        error=error,
-                        seconds=0.0,
-                        dlq_key=shift.dead_letters(job),
-                    )
-                )
-            elif answer.state is JobState.QUEUED:
-                shift.emit(
-                    JobFailed(
-                        job_id=job.id,
-                        job_type=job.task,
-                        attempt=job.attempts,
-                        reason="crashed",
-                        error=error,
-                        retry_at=None,  # it is ready now
-                        seconds=0.0,
-                    )
-                )
+            if answer.accepted:
+                recovered += 1
+                tell_recovered(self._shift.events, job, answer, self._shift.dead_letters(job))
         return recovered
 
     async def _prune(self) -> int:

@@ -14,28 +14,26 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, overload
+from typing import Any, NamedTuple, NoReturn
 
 from holdfast import toml
 from holdfast.conflicts import conflicts
 from holdfast.errors import ConfigError, Invalid, shown
+from holdfast.http_settings import HttpSettings
 from holdfast.kinds import (
-    FILE,
     FLAG,
     FOLDERS,
-    HOST,
     LEVEL,
+    PATHS,
     PROGRAMS,
     QUEUES,
     REDIS_KEY,
     REDIS_URL,
     RETRY,
-    SERVICE,
     TARGET,
     URL,
     VARIABLES,
     WORKER_ID,
-    Kind,
     anchored,
     choice,
     count,
@@ -44,43 +42,13 @@ from holdfast.kinds import (
     unless,
 )
 from holdfast.retry import Retry
+from holdfast.setting import PREFIX, Setting
 from holdfast.values import KEY_LIMIT, nearest
 
-T = TypeVar("T")
-
-PREFIX = "HOLDFAST_"
 FILE_VARIABLE = "HOLDFAST_CONFIG"
 """Names the settings file, instead of looking for one."""
 FAULTS_VARIABLE = "HOLDFAST_FAULTS"
 """Switches on fault injection (``holdfast.faults``): no setting, and not unknown either."""
-
-
-class Setting(Generic[T]):
-    """One row of the table; on a ``Settings`` it is the value."""
-
-    name: str
-    default: T
-
-    def __init__(self, kind: Kind[T], default: object, doc: str) -> None:
-        self.kind = kind
-        self.doc = doc
-        self._written_default = default
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-        self.default = self.kind.parse(name, self._written_default)
-
-    @overload
-    def __get__(self, settings: None, owner: type) -> Setting[T]: ...
-    @overload
-    def __get__(self, settings: Settings, owner: type) -> T: ...
-    def __get__(self, settings: Settings | None, owner: type) -> Setting[T] | T:
-        return self  # to the class; a Settings has its values in its own dictionary, which is looked at first
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that says it."""
-        return PREFIX + self.name.upper()
 
 
 class Entry(NamedTuple):
@@ -112,7 +80,7 @@ class Said(NamedTuple):
     source: str
 
 
-class Settings:
+class Settings(HttpSettings):
     """What the whole program runs by. Made by ``load``; frozen."""
 
     __slots__ = ("__dict__", "_loaded")
@@ -196,12 +164,6 @@ class Settings:
     strict_idempotency = Setting(
         FLAG, False, "Whether the same key with a different submission is a conflict instead of the first job."
     )
-    key_required = Setting(FLAG, False, "Whether a submission over HTTP must carry an idempotency key.")
-    api_host = Setting(HOST, "127.0.0.1", "The address `holdfast api` listens on.")
-    api_port = Setting(count(0, 65_535), 8000, "The port `holdfast api` listens on; 0: a free one.")
-    tls_certificate = Setting(unless("none", FILE), "none", "The certificate with which `holdfast api` speaks TLS.")
-    tls_key = Setting(unless("none", FILE), "none", "The private key of that certificate.")
-    api_service = Setting(SERVICE, "holdfast-api", "What the API calls itself in `/health`.")
     role = Setting(
         choice("auto", "leader", "follower"),
         "auto",
@@ -221,6 +183,12 @@ class Settings:
         "Memory above which a worker process is replaced by a fresh one.",
     )
     log_level = Setting(LEVEL, "INFO", "The least important log lines that are written.")
+    redacted = Setting(
+        PATHS,
+        "",
+        "Fields of payloads that nobody is shown, by dotted path from payload, result, metadata or error: "
+        "payload.card.number, payload.*.secret, payload.**.password, result.token, error.",
+    )
     log_format = Setting(
         choice("auto", "json", "pretty"), "auto", "How log lines look; auto: pretty on a terminal, else JSON."
     )
@@ -328,7 +296,12 @@ class Settings:
 
 
 SETTINGS: Mapping[str, Setting[Any]] = MappingProxyType(
-    {name: setting for name, setting in vars(Settings).items() if isinstance(setting, Setting)}
+    {
+        name: setting
+        for table in (Settings, HttpSettings)
+        for name, setting in vars(table).items()
+        if isinstance(setting, Setting)
+    }
 )
 """The table: every setting by name."""
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from ipaddress import ip_network
 from pathlib import Path
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
@@ -160,6 +161,16 @@ def _parse_host(field: str, value: object) -> str:
     return value
 
 
+def _parse_networks(field: str, value: object) -> tuple[str, ...]:
+    listed = names("an address or a network, such as 10.0.0.0/8", r"[0-9A-Fa-f.:/]+").parse(field, value)
+    for each in listed:
+        try:
+            ip_network(each)
+        except ValueError:
+            raise Invalid(field, each, "give an address or a network, such as 10.0.0.0/8") from None
+    return listed
+
+
 FLAG: Kind[bool] = Kind(
     "true or false", lambda field, value: parse_boolean(value, field), lambda flag: str(flag).lower()
 )
@@ -180,6 +191,13 @@ REDIS_KEY: Kind[str] = Kind("Redis key", _parse_redis_key, str)
 PROGRAMS = names("a program's name or path", r"[^,]+")
 FOLDERS = names("an absolute directory", r"/[^,]*")
 VARIABLES = names("a variable's name", r"[A-Za-z_][A-Za-z0-9_]*")
+HOSTS = names("a host name, without a port", r"[A-Za-z0-9._-]{1,253}")
+ORIGINS = names("an origin, such as https://app.example or http://localhost:3000", r"https?://[a-z0-9.:\[\]-]+")
+PATHS = names(
+    "a dotted path from payload, result, metadata or error, such as payload.card.number",
+    r"(payload|result|metadata)(\.[^.,]+)+|payload|result|metadata|error",
+)
+NETWORKS: Kind[tuple[str, ...]] = Kind("addresses or networks with commas between", _parse_networks, ",".join)
 LEVEL = choice("DEBUG", "INFO", "WARNING", "ERROR")
 
 

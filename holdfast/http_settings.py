@@ -1,0 +1,51 @@
+"""The settings of the HTTP API."""
+
+from __future__ import annotations
+
+from holdfast.kinds import FILE, FLAG, HOST, HOSTS, NETWORKS, ORIGINS, SERVICE, count, span, unless
+from holdfast.setting import Setting
+
+
+class HttpSettings:
+    """How the HTTP API is served."""
+
+    __slots__ = ()
+
+    key_required = Setting(FLAG, False, "Whether a submission over HTTP must carry an idempotency key.")
+    api_host = Setting(HOST, "127.0.0.1", "The address `holdfast api` listens on.")
+    api_port = Setting(count(0, 65_535), 8000, "The port `holdfast api` listens on; 0: a free one.")
+    tls_certificate = Setting(unless("none", FILE), "none", "The certificate with which `holdfast api` speaks TLS.")
+    tls_key = Setting(unless("none", FILE), "none", "The private key of that certificate.")
+    api_service = Setting(SERVICE, "holdfast-api", "What the API calls itself in `/health`.")
+    keys_file = Setting(
+        unless("none", FILE),
+        "none",
+        "The file of API keys, made by `holdfast keys create`; with one, whoever calls the API needs a key.",
+    )
+    metrics_open = Setting(FLAG, False, "Whether `/metrics` answers without a key where the API asks for keys.")
+    key_rate = Setting(unless("unlimited", count(1, 1_000_000)), "unlimited", "Requests a second of one key.")
+    address_rate = Setting(unless("unlimited", count(1, 1_000_000)), "unlimited", "Requests a second of one address.")
+    rate_burst = Setting(count(1, 1_000_000), 50, "Requests that may come at once, where a rate limits them.")
+    refused_keys = Setting(
+        count(1, 1_000_000), 30, "Refused keys a minute after which an address must wait; good keys do not count."
+    )
+    trusted_proxies = Setting(
+        NETWORKS, "", "Proxies whose X-Forwarded-For is believed; from others it is no more than text."
+    )
+    allowed_hosts = Setting(
+        HOSTS,
+        "",
+        "Names with a dot by which `holdfast api` may be called; without keys no other is answered, for a page of "
+        "another site could have made it up.",
+    )
+    allowed_origins = Setting(ORIGINS, "", "Sites whose pages may call the API from a browser (CORS).")
+    audit_file = Setting(
+        unless("none", FILE), "none", "The file to which every call that changes something is added, hash-chained."
+    )
+    connections = Setting(count(1, 100_000), 2000, "Connections `holdfast api` holds at once.")
+    connections_per_address = Setting(count(1, 100_000), 1000, "Connections of one address at once.")
+    header_timeout = Setting(span("10ms", "5m"), "10s", "How long the head of a request may take to arrive.")
+    body_timeout = Setting(
+        span("10ms", "1h"), "30s", "How long a body may take to arrive, and an answer to be taken away."
+    )
+    keep_alive = Setting(span("10ms", "1h"), "15s", "How long a connection without a request stays open.")

@@ -6,7 +6,7 @@ messages.py     a request and its answer; what is refused before any operation s
 bodies.py       reading a body: within limits of size and time, and strictly
 fields.py       what may be said in queries and bodies: schema, example and check in one
 problems.py     errors as RFC 9457 problem documents
-submitting.py looking.py operating.py lanes.py health.py   the operations
+submitting.py looking.py operating.py queues.py health.py  the operations
 openapi.py      the table as an OpenAPI document
 serve.py        the program: uvicorn around it
 """

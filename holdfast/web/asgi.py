@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 from holdfast.app import Holdfast
 from holdfast.errors import Unavailable
 from holdfast.events import RequestFailed
-from holdfast.web import dead, health, lanes, looking, operating, submitting
+from holdfast.web import dead, health, looking, operating, queues, submitting
 from holdfast.web.bodies import Gone, read_document
 from holdfast.web.callers import Caller
 from holdfast.web.fields import read_query
@@ -25,7 +25,7 @@ OPERATIONS = with_description(
         *looking.OPERATIONS,
         *operating.OPERATIONS,
         *dead.OPERATIONS,
-        *lanes.OPERATIONS,
+        *queues.OPERATIONS,
         *health.OPERATIONS,
     )
 )

@@ -29,6 +29,8 @@ TAGS_LIMIT = 100
 """Tags of one job."""
 METADATA_LIMIT = 16 * 1024
 """Bytes of a job's metadata as JSON."""
+DEPTH_LIMIT = 64
+"""Objects and arrays inside one another, the outermost included. Ours: interpreters differ in what they follow."""
 TIMEOUT_LIMIT = timedelta(days=30)
 LONGEST = timedelta(days=175 * 366)
 """No span is longer: the instant after it is one that every store can keep."""
@@ -146,7 +148,20 @@ def check_metadata(value: object, field: str = "metadata") -> dict[str, Any]:
         raise TooLarge(field, f"{len(encoded)} bytes", f"give at most {METADATA_LIMIT} bytes of JSON")
     if not faithful:
         raise Invalid(field, value, "use text for keys and lists instead of tuples: JSON would change the rest")
+    if is_too_deep(copy):
+        raise Invalid(field, f"an object nested deeper than {DEPTH_LIMIT} levels", f"nest at most {DEPTH_LIMIT} levels")
     return copy
+
+
+def is_too_deep(value: object) -> bool:
+    """Whether JSON values stand inside one another in more than ``DEPTH_LIMIT`` levels."""
+    level = [value]
+    for _ in range(DEPTH_LIMIT + 1):
+        level = [each for each in level if isinstance(each, dict | list)]
+        if not level:
+            return False
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return True
 
 
 def parse_instant(value: object, field: str = "run_at") -> datetime:

@@ -21,13 +21,12 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard, get_type_hints
 import msgspec
 
 from holdfast.errors import Invalid, TooLarge, shown
+from holdfast.values import DEPTH_LIMIT
 
 PAYLOAD_LIMIT = 256 * 1024
 """Bytes of UTF-8 a payload may take."""
 RESULT_LIMIT = 1024 * 1024
 """Bytes of UTF-8 a result may take."""
-DEPTH_LIMIT = 64
-"""Objects and arrays inside one another, the outermost included."""
 DIGIT_LIMIT = 4300
 """Digits of an integer, a minus sign counted: where CPython and msgspec stop converting between int and text."""
 KEY_LIMIT = 1024

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 from holdfast.errors import Invalid
-from holdfast.task.codec import DEPTH_LIMIT, Said, decode_object
+from holdfast.task.codec import Said, decode_object
+from holdfast.values import DEPTH_LIMIT
 from holdfast.web.messages import Header, Refusal, Request
 
 CLOSE: Header = (b"connection", b"close")

@@ -259,7 +259,7 @@ def test_timeouts():
     "metadata",
     [
         *(None, [], "x", {1: 2}, {"a": (1,)}, {"a": {1, 2}}, {"a": float("nan")}, {"a": float("inf")}, {"a": "\ud800"}),
-        *({"a": datetime.now(UTC)}, ENDLESS, nested(100_000), {"a": "x" * 16_384}),
+        *({"a": datetime.now(UTC)}, ENDLESS, nested(100_000), nested(64), {"a": "x" * 16_384}),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -275,6 +275,7 @@ def test_metadata_is_copied_and_measured_in_bytes():
     assert kept == {"a": ["é", 1, 1.5, None, True]}
     exact = {"a": "x" * (values.METADATA_LIMIT - 8)}
     assert values.check_metadata(exact) == exact
+    assert values.check_metadata(nested(63)) == nested(63)
     with pytest.raises(TooLarge):
         values.check_metadata({"a": "é" * (values.METADATA_LIMIT // 2)})
 

@@ -22,9 +22,9 @@ demo: $(VENV)/core.stamp ## See it work: the standard library as jobs, a worker 
 dev: $(VENV)/core.stamp ## Run a worker for development
 	@$(BIN)/holdfast dev
 
-test: $(VENV)/dev.stamp ## Run every test but the storm (two calls: the crash tests come last, three at a time)
-	@$(BIN)/python -m pytest -q -n 2 --dist=worksteal -m "not crash and not storm"
-	@$(BIN)/python -m pytest -q -n 3 --dist=worksteal -m "crash and not storm"
+test: $(VENV)/dev.stamp ## Run every test but the storm (two calls: the crash tests come last, four at a time)
+	@$(BIN)/python -m pytest -q -n 3 --dist=worksteal -m "not crash and not storm"
+	@$(BIN)/python -m pytest -q -n 4 --dist=worksteal -m "crash and not storm"
 
 check: $(VENV)/dev.stamp ## Format, lint, types, imports and house rules, in under 30 seconds
 	@$(BIN)/ruff format --check --quiet .

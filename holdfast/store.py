@@ -171,6 +171,9 @@ class Store(Protocol):
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
     async def get(self, job_id: str) -> Job | None: ...
 
+    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
+        """These jobs in their order, each without its payload, result and key; None for one that is not there."""
+
     async def by_key(self, key: str) -> Job | None: ...
 
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:

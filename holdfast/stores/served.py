@@ -70,6 +70,7 @@ class Read(Protocol):
     """Looking."""
 
     async def get(self, job_id: str) -> Job | None: ...
+    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]: ...
     async def by_key(self, key: str) -> Job | None: ...
     async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page: ...
     async def count(self, where: JobFilter) -> int: ...
@@ -269,6 +270,9 @@ class ServedStore(ABC, Generic[OpenedT]):
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
     async def get(self, job_id: str) -> Job | None:
         return await self._open.read.get(job_id)
+
+    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
+        return await self._open.read.outlines(job_ids) if job_ids else []
 
     async def by_key(self, key: str) -> Job | None:
         return await self._open.read.by_key(key)

@@ -65,6 +65,7 @@ class Carried:
         self.pause = store.pause
         self.order = store.order
         self.get = store.get
+        self.outlines = store.outlines
         self.by_key = store.by_key
         self.find = store.find
         self.count = store.count

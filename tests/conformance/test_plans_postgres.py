@@ -119,6 +119,7 @@ CASES = [
     Case("lock_jobs", (BY_ID,)),
     Case("choose_again", (BY_ID,), {"ids": ids(6)}),
     Case("get", (BY_ID, "key_of(job_id)")),
+    Case("outlines", (BY_ID,), {"ids": ids(2)}),
     Case("attempts", ("attempt_pkey(job_id)",)),
     Case("over", (BY_ID,)),
     Case("stuck", ("job_lease(lease_until)",)),

@@ -62,6 +62,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "choose_again": (BY_ID,),
     "states_of": (BY_ID,),
     "get": (BY_ID,),
+    "outlines": (BY_ID,),
     "key_owner": ("PRIMARY KEY",),
     "attempts": ("PRIMARY KEY", BY_ID),
     "prune_keys": ("holdfast_key",),

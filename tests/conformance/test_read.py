@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from holdfast.clock import ManualClock
@@ -42,6 +43,22 @@ async def test_an_unknown_job_is_none(store: Store) -> None:
     assert await store.get(new_id()) is None
     assert await store.get("no id at all") is None
     assert await store.by_key("nobody") is None
+
+
+async def test_outlines_are_jobs_without_what_may_be_large(store: Store, clock: ManualClock) -> None:
+    job = await running(store, payload='{"a":"' + "x" * 1000 + '"}', key="k", options=Options(timeout=5.0, tags=("t",)))
+    await store.cancel([job.id])
+    dead = await ended(store, JobState.DEAD)
+    whole = await stored(store, job.id)
+
+    asked = [dead, new_id(), job.id, "no id at all", job.id]
+    first, unknown, second, nobody, again = await store.outlines(asked)
+
+    assert (unknown, nobody) == (None, None)
+    assert first is not None
+    assert (first.state, first.error) == (JobState.DEAD, (await stored(store, dead)).error)
+    assert second == again == msgspec.structs.replace(whole, payload="{}", key=None)
+    assert await store.outlines([]) == []
 
 
 async def test_filters_match_what_they_say(store: Store, clock: ManualClock) -> None:

@@ -489,6 +489,12 @@ returning id;
 select -- include: shown
 from holdfast.job j where j.id = :id;
 
+-- name: outlines
+-- `get` of many, without what may be large.
+select j.id::text, j.task, j.queue, '{}', j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at, j.created_at,
+    j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, null, null, j.cancelling
+from holdfast.job j where j.id = any(:ids::uuid[]);
+
 -- name: find
 select -- include: shown
 from holdfast.job j

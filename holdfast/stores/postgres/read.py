@@ -28,6 +28,12 @@ class Read:
         rows = await self._links.fetch(self._sql["get"], id=job_id) if is_id(job_id) else []
         return shown_job(rows[0]) if rows else None
 
+    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
+        """These jobs, without what may be large."""
+        rows = await self._links.fetch(self._sql["outlines"], ids=list(filter(is_id, job_ids)))
+        found = {row[0]: shown_job(row) for row in rows}
+        return [found.get(job_id) for job_id in job_ids]
+
     async def by_key(self, key: str) -> Job | None:
         """The job a key stands for."""
         rows = await self._links.fetch(self._sql["key_owner"], key=to_text(key))

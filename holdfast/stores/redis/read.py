@@ -38,6 +38,14 @@ class Read:
         found = await self._show([job_id])
         return found[0][1] if found else None
 
+    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
+        """These jobs, without what may be large."""
+        found: dict[str, Job] = {}
+        for piece in in_pieces(job_ids, _PIECE):
+            rows = await self._links.run(self._scripts["outline"], *piece)
+            found |= {job.id: msgspec.structs.replace(job, payload="{}") for _, job in self._found(rows)}
+        return [found.get(job_id) for job_id in job_ids]
+
     async def by_key(self, key: str) -> Job | None:
         """The job a key stands for."""
         held = await self._links.command("HGET", self._prefix + "keys", key)

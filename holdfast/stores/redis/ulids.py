@@ -115,6 +115,9 @@ class UlidStore(RedisStore):
     async def get(self, job_id: str) -> Job | None:
         return _read_job(await super().get(written(job_id)))
 
+    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
+        return [_read_job(job) for job in await super().outlines([written(job_id) for job_id in job_ids])]
+
     async def by_key(self, key: str) -> Job | None:
         return _read_job(await super().by_key(key))
 

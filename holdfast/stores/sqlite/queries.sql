@@ -330,6 +330,16 @@ returning id;
 select -- include: shown
 from holdfast_job j where j.id = :id;
 
+-- name: outlines
+-- `get` of many, without what may be large.
+select json_array(
+    j.id, j.task, j.queue, '{}', j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at, j.created_at,
+    json(j.options), json_extract(
+        '["queued","scheduled","running","failed","waiting","succeeded","dead","cancelled"]', '$[' || j.state || ']'),
+    j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, null, null,
+    json(case when j.cancelling then 'true' else 'false' end))
+from holdfast_job j where j.id in (select value from json_each(:ids));
+
 -- name: find
 select j.seq, -- include: shown
 from holdfast_job j

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -22,7 +22,7 @@ from holdfast.job import (
     WorkerInfo,
 )
 from holdfast.stores.sql import CODES, STATES
-from holdfast.stores.sqlite.rows import filter_parameters, read_job
+from holdfast.stores.sqlite.rows import as_json, filter_parameters, read_job
 
 _decode_attempt = msgspec.json.Decoder(Attempt).decode
 _NEWEST = 1 << 62
@@ -38,6 +38,12 @@ class Read:
         """One job by id."""
         row = reader.execute(self._sql["get"], {"id": job_id}).fetchone()
         return None if row is None else read_job(row[0])
+
+    def outlines(self, reader: sqlite3.Connection, job_ids: Sequence[str]) -> list[Job | None]:
+        """These jobs, without what may be large."""
+        jobs = [read_job(shown) for (shown,) in reader.execute(self._sql["outlines"], {"ids": as_json(job_ids)})]
+        found = {job.id: job for job in jobs}
+        return [found.get(job_id) for job_id in job_ids]
 
     def by_key(self, reader: sqlite3.Connection, key: str) -> Job | None:
         """The job a key stands for."""

@@ -258,6 +258,9 @@ class SQLiteStore:
     async def get(self, job_id: str) -> Job | None:
         return await self._reading(lambda reader: self._read.get(reader, job_id))
 
+    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
+        return await self._reading(lambda reader: self._read.outlines(reader, job_ids))
+
     async def by_key(self, key: str) -> Job | None:
         return await self._reading(lambda reader: self._read.by_key(reader, key))
 

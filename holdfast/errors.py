@@ -99,6 +99,8 @@ class Unavailable(HoldfastError):
     exit_code = 75
     http_status = 503
     code = "unavailable"
+    alike = True
+    """Whether every other call fares the same now."""
 
 
 class ForkedConnection(HoldfastError):

@@ -69,6 +69,7 @@ class Holdfast(Register):
         self.settings = Settings.load(**said) if settings is None else settings.but(**said) if said else settings
         self.clock: Clock = clock or SystemClock()
         self.now = now
+        self.patience: float | None = None  # seconds a call waits for a locked file, where somebody waits for an answer
         self.events = Events()
         self.registry = Registry()
         self.middlewares: list[Middleware] = []
@@ -127,7 +128,7 @@ class Holdfast(Register):
     def new_store(self) -> Store:
         """Another, unopened, store on the same jobs: for a thread that needs its own connection."""
         settings = self.settings
-        store = open_store(settings.url, now=self.now)
+        store = open_store(settings.url, now=self.now, patience=self.patience)
         if settings.transport == "none" or settings.transport_url is None:
             return store
         way = Way(settings.transport, settings.transport_url, settings.transport_key, settings.transport_dead_key)

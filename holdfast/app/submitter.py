@@ -203,6 +203,9 @@ class _Group:
         self._sending = True
         try:
             (submitted,) = await self._send([job])
+        except Unavailable as error:
+            self._fail_waiting(error)
+            raise
         finally:
             if self._waiting:
                 self._sender = asyncio.ensure_future(self._send_waiting())
@@ -220,6 +223,13 @@ class _Group:
         finally:
             self._sending = False
 
+    def _fail_waiting(self, error: Unavailable) -> None:
+        """Those who wait have waited for the same store: they would wait as long again to hear the same."""
+        if error.alike:
+            waiting, self._waiting = self._waiting, []
+            for _, answer in waiting:
+                _fail(answer, error)
+
     async def _send_batch(self, batch: list[tuple[NewJob, asyncio.Future[Submitted]]]) -> None:
         try:
             answers = await self._send([job for job, _ in batch])
@@ -228,6 +238,8 @@ class _Group:
             if len(batch) == 1 or isinstance(error, Unavailable):
                 for _, answer in batch:
                     _fail(answer, error)
+                if isinstance(error, Unavailable):
+                    self._fail_waiting(error)
                 return
             for each in batch:  # so that only the guilty caller errs
                 await self._send_batch([each])

@@ -26,7 +26,7 @@ from holdfast.links.wire import Argument, Heard, Wire
 
 T = TypeVar("T")
 
-PATIENCE = 2.0  # seconds a call waits for a server that is away
+PATIENCE = 1.5  # seconds a call waits for a server that is away: over HTTP its answer comes within two
 DEADLINE = 10.0  # seconds a call may take
 _CONNECT = 3.0  # seconds until a host that does not answer is given up
 _BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
@@ -97,6 +97,7 @@ class Links:
         self._target: tuple[str, int] | None = None  # of the primary, once it was asked for
         self._failures = 0  # to connect, one after another
         self._connect_at = 0.0  # not before
+        self._trouble = ""  # of the latest try to connect
 
     # ── connections ───────────────────────────────────────────────────────────────────────────────────────────
     async def connect(self, heard: Heard | None = None, **options: Any) -> Wire:
@@ -153,10 +154,10 @@ class Links:
         finally:
             link.close()
 
-    async def _with_link(self, once: Callable[[Wire], Awaitable[T]]) -> T:
+    async def _with_link(self, once: Callable[[Wire], Awaitable[T]], give_up: float) -> T:
         """Run ``once`` on a connection. After any failure but an error the server answered it is thrown away."""
         async with self._room:
-            link = await self._taken()
+            link = await self._taken(give_up)
             self._busy.add(link)
             try:
                 result = await once(link)
@@ -174,17 +175,20 @@ class Links:
             finally:
                 self._busy.discard(link)
 
-    async def _taken(self) -> Wire:
+    async def _taken(self, give_up: float) -> Wire:
         if self._closed:
             raise HoldfastError("this store was closed meanwhile")
         while self._idle:
             link = self._idle.pop()
             if link.is_connected:
                 return link
+        if self._connect_at > max(give_up, time.monotonic()):
+            raise ConnectionError(self._trouble)
         await asyncio.sleep(max(0.0, self._connect_at - time.monotonic()))
         try:
             link = await self.connect()
-        except _AWAY:
+        except _AWAY as error:
+            self._trouble = _line(error)
             # However many calls there are: a server that comes back is not met by a herd.
             self._failures += 1
             pause = min(_BACKOFF_MOST, _BACKOFF * 2**self._failures)
@@ -285,7 +289,7 @@ class Links:
         while True:
             try:
                 async with asyncio.timeout(self._deadline or DEADLINE):
-                    return await self._with_link(once)
+                    return await self._with_link(once, give_up)
             except driver.AuthenticationError as error:
                 raise ConfigError(f"{self.place} refuses us: {_line(error)}; check the URL and its rights") from error
             except Unconfirmed as error:

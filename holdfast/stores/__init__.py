@@ -17,15 +17,16 @@ _REDIS = ("redis", "rediss", "valkey", "valkeys", "unix")
 _SCHEMES = ("sqlite", "postgresql", "postgres")
 
 
-def open_store(url: str, *, now: Callable[[], int] | None = None) -> Store:
-    """The store behind ``url``, not yet opened. ``now`` replaces the store's clock; only tests give one.
+def open_store(url: str, *, now: Callable[[], int] | None = None, patience: float | None = None) -> Store:
+    """The store behind ``url``, not yet opened. ``now`` replaces the store's clock; only tests give one. ``patience``:
+    seconds a call from an event loop waits for a file that is locked; servers are waited for no longer anyway.
 
     ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` name a file, ``postgresql://user@host/db`` a database,
     ``redis://host:6379/0`` a Redis or Valkey.
     """
     scheme = _scheme(url)
     if scheme == "sqlite":
-        return SQLiteStore(_sqlite_path(url), now=now)
+        return SQLiteStore(_sqlite_path(url), now=now, patience=patience)
     if scheme in ("postgresql", "postgres"):
         return _postgres(url, now)
     plain, plus, driver = scheme.partition("+")

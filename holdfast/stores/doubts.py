@@ -86,6 +86,13 @@ def accepted_as(settlement: Settlement, fate: Fate) -> JobState | None:
     return JobState.CANCELLED if asked_to_stop else settlement.state
 
 
+def perhaps_stored(error: Unavailable) -> Unavailable:
+    """The same error, for a submission that was sent and not answered."""
+    return Unavailable(
+        f"{error}; the job may be stored all the same: submit it again with the same key or id, and there is one"
+    )
+
+
 def perhaps_done(error: Unavailable) -> Unavailable:
     """The same error, for a change that was sent and not answered."""
     return Unavailable(f"{error}; it may have been done all the same: look before you ask again")

@@ -32,6 +32,7 @@ OPERATIONS = with_description(
 """Everything that can be asked."""
 
 _PATIENCE = 30.0  # seconds a body may take to arrive
+_LOCKED = 1.5  # seconds a request waits for a database file that another program has locked: 503 comes within two
 _HEADERS_MOST = 32 * 1024  # bytes of all headers
 _PATH_MOST = 8 * 1024
 _SINGLE, _BATCH = 4, 20  # payload limits a body may be as long as
@@ -59,6 +60,7 @@ class Api:
 
     def __init__(self, app: Holdfast, *, patience: float = _PATIENCE) -> None:
         self._app = app
+        app.patience = _LOCKED
         self._routes = Routes(OPERATIONS)
         self._patience = patience
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,8 +12,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.app import Holdfast, JobHandle
 from holdfast.desk.documents import HTTP_NAMES, ID, JobDocument, JobId
-from holdfast.errors import Invalid, Unavailable
-from holdfast.job import NewJob
+from holdfast.errors import Invalid, NotFound, Unavailable
+from holdfast.job import Job, JobState, NewJob
 from holdfast.retry import Retry
 from holdfast.task.codec import Said
 from holdfast.values import KEY_LIMIT, check_task_name
@@ -23,6 +25,7 @@ from holdfast.web.routing import Call, Operation, Told
 BATCH_MOST = 1000
 """Jobs in one batch."""
 KEY_HEADER = "Idempotency-Key"
+_TRIES = 5  # to submit, where what the key stood for is deleted meanwhile
 _SPAN = {"type": ["number", "string"], "minimum": 0, "maxLength": 40}
 
 
@@ -157,14 +160,53 @@ async def submit(call: Call) -> Answer:
         raise Invalid(KEY_HEADER, Said("nothing"), "send one; the settings require it", "was given", code="missing")
     asked = draft(call.app, call.body, key=key)
     call.caller.check_queue(asked.queue)
-    handle = await call.app.submit(asked)
-    try:
-        job = await call.app.get(handle.id)
-    except Unavailable as error:
-        raise Unavailable(f"job {handle.id} is stored, but could not be read back: {error}") from None
+    handle, job = await _submitted(call.app, asked)
     location = (b"location", b"/v1/jobs/" + handle.id.encode())
     told = SubmittedJob(**msgspec.structs.asdict(call.shown(job)), wake_up=_wake_up(handle))
     return document(201 if handle.created else 200, told, location)
+
+
+async def _submitted(app: Holdfast, new: NewJob) -> tuple[JobHandle[Any], Job]:
+    """Store the job, and see how it stands. One that was stored and cannot be seen is told as it was stored."""
+    for _ in range(_TRIES):
+        handle = await app.submit(new)
+        try:
+            return handle, await app.get(handle.id)
+        except NotFound:
+            if handle.created:
+                return handle, as_stored(new, now_us=_now_us(app))
+        except Unavailable as error:
+            if handle.created:
+                return handle, as_stored(new, now_us=_now_us(app))
+            raise Unavailable(f"job {handle.id} is stored, but could not be read back: {error}") from None
+    raise Unavailable("the jobs that this key stood for were deleted one after the other while it was submitted")
+
+
+def _now_us(app: Holdfast) -> int:
+    """By this host's clock: the store's cannot be asked, or is not worth a question."""
+    return app.now() if app.now is not None else time.time_ns() // 1000
+
+
+def as_stored(new: NewJob, *, now_us: int) -> Job:
+    """A job at the moment it was stored."""
+    delayed = now_us + new.delay // timedelta(microseconds=1) if new.delay is not None else now_us
+    run_at_us = max(now_us, delayed if new.run_at_us is None else new.run_at_us)
+    return Job(
+        id=new.id,
+        task=new.task,
+        queue=new.queue,
+        payload=new.payload,
+        claims=0,
+        attempts=0,
+        max_attempts=new.max_attempts,
+        priority=new.priority,
+        losses=0,
+        run_at_us=run_at_us,
+        created_at_us=now_us,
+        options=new.options,
+        state=JobState.QUEUED if run_at_us <= now_us else JobState.SCHEDULED,
+        key=new.key,
+    )
 
 
 def _wake_up(handle: JobHandle[Any]) -> Literal["delayed"] | UnsetType:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.errors import Unavailable
 from holdfast.job import as_ulid, new_id
 from tests.web.client import JSON, Api
 
@@ -143,6 +144,60 @@ def test_strict_idempotency_answers_409(home: str) -> None:
         body = {"type": "work", "payload": {"n": 2}, "key": "k"}
         assert api.refused("POST", "/v1/jobs", 409, json=body)["code"] == "conflict"
         assert api.count() == 1
+
+
+# ── jobs that are gone before they are told ───────────────────────────────────────────────────────────────────────
+def _deleting(api: Api, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """So many submitted jobs are deleted as soon as they are stored."""
+    submit, left = api.app.submit, [None] * times
+
+    async def submitted(*args: Any, **kwargs: Any) -> Any:
+        handle = await submit(*args, **kwargs)
+        if left:
+            left.pop()
+            await api.app.delete(handle.id)
+        return handle
+
+    monkeypatch.setattr(api.app, "submit", submitted)
+
+
+def test_a_job_that_is_gone_before_it_is_told_is_told_as_it_was_stored(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: dict[str, Any] = {"queue": "mail", "priority": 3, "tags": ["a"], "key": "k", "payload": {"n": 1}}
+    there = {name: value for name, value in api.submit(**said).items() if name not in ("id", "run_at", "created_at")}
+    api.post("/v1/jobs/delete", {"filter": {"queue": "mail"}})
+    _deleting(api, monkeypatch, 1)
+    gone = api.submit(**said)
+    assert {name: gone[name] for name in there} == there
+    assert api.count() == 0
+    assert gone["run_at"] == gone["created_at"]
+
+
+def test_a_delayed_job_that_is_gone_is_told_as_scheduled(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    _deleting(api, monkeypatch, 2)
+    delayed = api.submit(delay=60)
+    assert (delayed["status"], delayed["run_at"] > delayed["created_at"]) == ("scheduled", True)
+    assert api.submit(run_at="2100-01-01T00:00:00Z")["run_at"] == "2100-01-01T00:00:00.000000Z"
+
+
+def test_a_key_whose_job_is_deleted_meanwhile_makes_a_new_one(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = api.submit(key="k")
+    _deleting(api, monkeypatch, 1)
+    assert api.submit(201, key="k")["id"] != first["id"]
+    assert api.count() == 1
+
+
+def test_a_job_that_cannot_be_read_back_is_told_as_it_was_stored(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: object) -> None:
+        raise Unavailable("the store has just gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api.app, "get", away)
+        job = api.submit(key="k", payload={"n": 1})
+        again = api.refused("POST", "/v1/jobs", 503, json={"type": "work", "payload": {}, "key": "k"})
+    assert again["detail"].startswith(f"job {job['id']} is stored")
+    assert (api.get(f"/v1/jobs/{job['id']}")["payload"], api.count()) == ({"n": 1}, 1)
 
 
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import msgspec
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.job import (
     Beat,
     Claim,
@@ -30,6 +30,7 @@ from holdfast.job import (
     Submitted,
 )
 from holdfast.store import EVERY_QUEUE
+from holdfast.stores.doubts import perhaps_stored
 from holdfast.stores.postgres.cursors import END, START, Cursors, Place, looks
 from holdfast.stores.postgres.links import Known, Links, Rows
 from holdfast.stores.postgres.news import News
@@ -106,14 +107,13 @@ class Hot:
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Insert the batch in one statement."""
-        heard = False  # by others, as it was committed
         doubts: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
-        fetch = functools.partial(self._links.fetch, doubt=lambda: doubts.append(True))
-        if any(job.key is not None or (job.options is not None and job.options.tags) for job in jobs):
-            rows = await fetch(self._sql["insert_keyed_jobs"], **job_columns(jobs), **key_columns(jobs))
-            answers = [Submitted(job_id, created) for _, job_id, created in sorted(rows, key=lambda row: row[0])]
-        else:
-            answers, heard = await self._insert(jobs, fetch)
+        try:
+            answers, heard = await self._submit(
+                jobs, functools.partial(self._links.fetch, doubt=lambda: doubts.append(True))
+            )
+        except Unavailable as error:
+            raise perhaps_stored(error) if doubts else error from error.__cause__
         if doubts:
             answers = [
                 Submitted(answer.job_id, answer.created or answer.job_id == job.id)
@@ -122,10 +122,14 @@ class Hot:
         self._tell(_firsts(jobs, answers), heard=heard)
         return answers
 
-    async def _insert(
+    async def _submit(
         self, jobs: Sequence[NewJob], fetch: Callable[..., Awaitable[Rows]]
     ) -> tuple[list[Submitted], bool]:
-        """Jobs without keys and tags; and whether others have heard of them."""
+        """The answers; and whether others have heard of the jobs, as they were committed."""
+        if any(job.key is not None or (job.options is not None and job.options.tags) for job in jobs):
+            rows = await fetch(self._sql["insert_keyed_jobs"], **job_columns(jobs), **key_columns(jobs))
+            answers = [Submitted(job_id, created) for _, job_id, created in sorted(rows, key=lambda row: row[0])]
+            return answers, False
         if are_alike(jobs):
             news = self._news.along(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}
             with suppress(Known):

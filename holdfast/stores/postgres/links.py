@@ -28,7 +28,7 @@ T = TypeVar("T")
 Connection: TypeAlias = Any  # asyncpg.Connection: the driver ships no types
 Rows: TypeAlias = list[Any]
 
-PATIENCE = 2.0  # seconds a call waits for a server that is away
+PATIENCE = 1.5  # seconds a call waits for a server that is away: over HTTP its answer comes within two
 DEADLINE = 10.0  # seconds a statement may take
 _CONNECT = 3.0  # seconds until a host that does not answer is given up
 _CLOSED = "this store was closed meanwhile"
@@ -62,6 +62,8 @@ _REFUSED = (
 
 class Locked(Unavailable):
     """Somebody's open transaction has held a row for longer than the statement waits."""
+
+    alike = False
 
 
 class Known(HoldfastError):
@@ -139,6 +141,7 @@ class Links:
         self._busy: set[Connection] = set()
         self._failures = 0  # to connect, one after another
         self._connect_at = 0.0  # not before
+        self._trouble = ""  # of the latest try to connect
 
     # ── connections ───────────────────────────────────────────────────────────────────────────────────────────
     async def connect(self) -> Connection:
@@ -164,10 +167,10 @@ class Links:
         except ValueError as error:
             raise ConfigError(f"url: {error}") from error
 
-    async def _with_link(self, once: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _with_link(self, once: Callable[[Connection], Awaitable[T]], give_up: float) -> T:
         """Run ``once`` on a connection. After any failure but a refusal by the server it is thrown away."""
         async with self._room:
-            link = await self._taken()
+            link = await self._taken(give_up)
             self._busy.add(link)
             try:
                 result = await once(link)
@@ -186,17 +189,20 @@ class Links:
             self._give_back(link)
             return result
 
-    async def _taken(self) -> Connection:
+    async def _taken(self, give_up: float) -> Connection:
         if self._closed:
             raise HoldfastError(_CLOSED)
         while self._idle:
             link = self._idle.pop()
             if not link.is_closed():
                 return link
+        if self._connect_at > max(give_up, time.monotonic()):
+            raise ConnectionError(self._trouble)
         await asyncio.sleep(max(0.0, self._connect_at - time.monotonic()))
         try:
             link = await self.connect()
-        except _AWAY:
+        except _AWAY as error:
+            self._trouble = _line(error)
             # However many calls there are: a server that comes back is not met by a herd.
             self._failures += 1
             pause = min(_BACKOFF_MOST, _BACKOFF * 2**self._failures)
@@ -234,12 +240,14 @@ class Links:
     ) -> Rows:
         """The rows of one statement, as a transaction of its own."""
         arguments = self._arguments(query, values)
+        sent: list[bool] = []
 
         async def once(link: Connection) -> Rows:
+            sent.append(True)
             rows: Rows = await link.fetch(query.sql, *arguments)
             return rows
 
-        return await self.call(once, doubt=doubt, patience=patience)
+        return await self.call(once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience)
 
     async def transaction(self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]]) -> T:
         """Run ``work(fetch)`` in one transaction. It may run more than once, but never again once it is committed."""
@@ -292,7 +300,7 @@ class Links:
         conflicts = 0
         while True:
             try:
-                return await self._with_link(once)
+                return await self._with_link(once, give_up)
             except _CONFLICT as error:
                 conflicts += 1
                 if conflicts >= _CONFLICTS:

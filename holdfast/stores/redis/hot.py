@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.job import (
     TERMINAL,
     Beat,
@@ -32,7 +32,7 @@ from holdfast.job import (
 from holdfast.links.redis import Script, in_pieces
 from holdfast.links.wire import Argument
 from holdfast.store import EVERY_QUEUE
-from holdfast.stores.doubts import Doubts, Fate, LostClaims, accepted_as
+from holdfast.stores.doubts import Doubts, Fate, LostClaims, accepted_as, perhaps_stored
 from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.news import News
 from holdfast.stores.redis.read import Read
@@ -69,6 +69,8 @@ class Hot:
             replies = await self._links.run_each(
                 self._scripts["submit"], pieces, doubt=lambda: doubts.append(True), synced=True
             )
+        except Unavailable as error:
+            raise perhaps_stored(error) if doubts else error from error.__cause__
         finally:
             self._news.tell({f"queue:{job.queue}" for job in jobs})  # a piece may be stored though another was refused
         for piece, reply in zip(in_pieces(jobs, PIECE), replies, strict=True):

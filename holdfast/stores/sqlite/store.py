@@ -55,16 +55,19 @@ _FORKED = "this store was opened before fork(); make another one in the child pr
 
 
 class SQLiteStore:
-    """A store in one file. ``now`` (microseconds since 1970) replaces the host's clock; only tests give one."""
+    """A store in one file. ``now`` (microseconds since 1970) replaces the host's clock; only tests give one.
+    ``patience``: seconds a call from an event loop waits for a file that another program has locked, if fewer than
+    usual."""
 
     dialect = "sqlite"
 
-    def __init__(self, path: str, *, now: Callable[[], int] | None = None) -> None:
+    def __init__(self, path: str, *, now: Callable[[], int] | None = None, patience: float | None = None) -> None:
         self.path = os.path.realpath(path)  # links resolved: all of us lock the same files
         self.url = f"sqlite:///{self.path}"
         self._now = now or _host_clock
         here = files("holdfast.stores.sqlite")
         self._sql = load_statements(here / "queries.sql")
+        self._patience = patience
         self._migrations = load_migrations(here / "migrations")
         self._hot = Hot(self._sql)
         self._operate = Operate(self._sql)
@@ -85,7 +88,7 @@ class SQLiteStore:
         with translated(self.path):
             create_private(self.path)
             check_owner(self.path)
-            opened = _Opened(self.path, self._now)
+            opened = _Opened(self.path, self._now, self._patience)
             try:
                 if not opened.reader.look(lambda reader: care.is_current(reader, self._migrations)):
                     opened.migrated = opened.writer.write(self._migrating)
@@ -315,14 +318,14 @@ class _Reader:
 class _Opened:
     """What an open store holds, and lets go of together."""
 
-    def __init__(self, path: str, now: Callable[[], int]) -> None:
+    def __init__(self, path: str, now: Callable[[], int], patience: float | None) -> None:
         self.forked = False
         self.migrated: list[str] = []  # what opening applied, for who asks
         self.reader = _Reader(path)  # for whatever takes its time
         self.glance = _Reader(path)  # for looks of microseconds on the way to a claim or a wait, never behind the other
         self.readers = ThreadPoolExecutor(1, thread_name_prefix="holdfast-reader")
         self.wakes = Wakes(path, self._version)
-        self.writer = Writer(path, now, self.wakes)
+        self.writer = Writer(path, now, self.wakes, patience)
         _mark_in_children(self)
 
     def _version(self) -> int:

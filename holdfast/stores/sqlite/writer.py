@@ -29,6 +29,7 @@ _GONE = -1  # the inode of a file that is not there
 _GROUP = 200  # operations that may share a transaction
 _CHECKPOINT_PAGES = 1000  # written to the log, by a rough count, before they are copied into the file
 _PAGES_PER_COMMIT, _ROWS_PER_PAGE = 4, 8  # the rough count: what a commit costs beside its rows, and rows on a page
+_LOOK = 0.1  # seconds between looks whether the lock was had meanwhile, once patience is at its end
 
 
 class Transaction:
@@ -66,24 +67,39 @@ Look = Callable[[], T | None]
 class _Pending(Generic[T]):
     """An operation on its way through the writer's thread."""
 
-    __slots__ = ("error", "future", "look", "loop", "operation", "result")
+    __slots__ = ("_operation", "_taken", "error", "future", "look", "loop", "result")
 
     def __init__(self, operation: Operation[T], look: Look[T] | None, loop: asyncio.AbstractEventLoop) -> None:
-        self.operation = operation
+        self._operation = operation
+        self._taken = threading.Lock()  # by its transaction, or by a caller who has waited enough: never by both
         self.look = look
         self.loop = loop
         self.future: asyncio.Future[T] = loop.create_future()
         self.result: T | None = None
         self.error: Exception | None = None
 
+    def operation(self, transaction: Transaction) -> T | None:
+        """Do it, unless nobody waits for it any more."""
+        return self._operation(transaction) if self._taken.acquire(blocking=False) else None
+
+    def withdraw(self, error: Exception) -> None:
+        """Answer with this error, unless its transaction has begun: then that decides."""
+        if self._taken.acquire(blocking=False) and not self.future.done():
+            self.future.set_exception(error)
+
 
 class Writer:
-    """The write connection of one open store."""
+    """The write connection of one open store.
 
-    def __init__(self, path: str, now: Callable[[], int], wakes: Wakes) -> None:
+    ``patience``: seconds after which a call from an event loop is withdrawn while another program has the write lock.
+    """
+
+    def __init__(self, path: str, now: Callable[[], int], wakes: Wakes, patience: float | None = None) -> None:
         self._path = path
         self._now = now
         self._wakes = wakes
+        self._patience = patience
+        self._locked_out = False  # waiting for others to let go of the lock
         self.connection = connect(path)
         self._file, self._log = _inode(path), _GONE
         self._turnstile = Turnstile(path)
@@ -103,7 +119,21 @@ class Writer:
             self._start()
         pending = _Pending(operation, look, loop)
         self._pending.put(pending)
-        return await pending.future
+        if self._patience is None:
+            return await pending.future
+        timer = loop.call_later(self._patience, self._lose_patience, pending)
+        try:
+            return await pending.future
+        finally:
+            timer.cancel()
+
+    def _lose_patience(self, pending: _Pending[Any]) -> None:
+        """Withdraw a call that waits for another program; one that waits for our own commits goes on waiting."""
+        if self._locked_out:
+            text = f"{self._path} is busy: another program has held its write lock for {self._patience:g} s"
+            pending.withdraw(Unavailable(f"{text}; nothing was changed"))
+        if not pending.future.done():
+            pending.loop.call_later(_LOOK, self._lose_patience, pending)
 
     def _start(self) -> None:
         with self._own:  # two event loops may come here at once
@@ -211,11 +241,13 @@ class Writer:
     def _transact(self, operation: Operation[T]) -> tuple[Transaction, T]:
         """One transaction in turn with everyone else, and the checkpoint that may be due after it."""
         connection = self.connection
+        self._locked_out = True
         self._turnstile.enter()
         try:
             self._check_file()
             before = connection.total_changes
             connection.execute("begin immediate")
+            self._locked_out = False
             try:
                 transaction = Transaction(connection, self._now())
                 result = operation(transaction)
@@ -231,6 +263,7 @@ class Writer:
         except OSError as error:  # of the lock files, or of looking at the file
             raise Unavailable(f"{self._path} cannot be used right now: {error}") from error
         finally:
+            self._locked_out = False
             self._turnstile.leave()
 
     def _check_file(self) -> None:

@@ -1,0 +1,72 @@
+"""A call that waits for a locked file longer than its caller's patience is withdrawn: it changes nothing any more."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import Unavailable
+from holdfast.job import JobFilter, NewJob, new_id
+from holdfast.stores import open_store
+
+
+def _job() -> NewJob:
+    return NewJob(id=new_id(), task="work", payload="{}")
+
+
+def test_calls_on_a_locked_file_are_withdrawn(tmp_path: Path) -> None:
+    async def submitting() -> tuple[list[Any], int, int]:
+        store = open_store(f"sqlite:///{tmp_path}/jobs.db", patience=0.2)
+        await store.open()
+        with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
+            other.execute("begin immediate")
+            answers = await asyncio.gather(*[store.submit([_job()]) for _ in range(20)], return_exceptions=True)
+            waiting = asyncio.create_task(store.count(JobFilter()))
+            other.execute("rollback")
+        seen = await waiting
+        await store.submit([_job()])  # behind all those that were withdrawn
+        stored = await store.count(JobFilter())
+        await store.close()
+        return answers, seen, stored
+
+    answers, seen, stored = asyncio.run(submitting())
+
+    assert [type(answer) for answer in answers] == [Unavailable] * 20
+    assert "busy" in str(answers[0])
+    assert "nothing was changed" in str(answers[0])
+    assert (seen, stored) == (0, 1)
+
+
+def test_without_a_word_of_patience_the_lock_is_waited_for(tmp_path: Path) -> None:
+    async def submitting() -> int:
+        store = open_store(f"sqlite:///{tmp_path}/jobs.db")
+        await store.open()
+        with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
+            other.execute("begin immediate")
+            waiting = asyncio.create_task(store.submit([_job()]))
+            await asyncio.sleep(0.5)
+            other.execute("rollback")
+        await waiting
+        stored = await store.count(JobFilter())
+        await store.close()
+        return stored
+
+    assert asyncio.run(submitting()) == 1
+
+
+@pytest.mark.parametrize("jobs", [1, 50])
+def test_patience_costs_nothing_where_nobody_else_writes(tmp_path: Path, jobs: int) -> None:
+    async def submitting() -> int:
+        store = open_store(f"sqlite:///{tmp_path}/jobs.db", patience=5.0)
+        await store.open()
+        await asyncio.gather(*[store.submit([_job()]) for _ in range(jobs)])
+        stored = await store.count(JobFilter())
+        await store.close()
+        return stored
+
+    assert asyncio.run(submitting()) == jobs

@@ -150,6 +150,10 @@ def _froze(run: Execution, facts: Facts) -> bool:
 ALWAYS: Sequence[Check] = (nothing_lost, counts_sum, finished_once, no_late_write, fenced, attempts_counted, no_overlap)
 """What holds whatever was done to the workers."""
 
+SINCE_A_LOSS: Sequence[Check] = (nothing_lost, counts_sum, no_late_write)
+"""What still holds where a server may have forgotten a claim or a settlement: then its job is executed once more, under
+the same number."""
+
 
 def complaints(facts: Facts, checks: Sequence[Check] = ALWAYS) -> list[str]:
     """Everything that is wrong; empty: the promises were kept."""

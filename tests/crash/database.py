@@ -7,7 +7,8 @@ import sqlite3
 import time
 from abc import ABC, abstractmethod
 from contextlib import closing
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import psycopg
@@ -20,7 +21,8 @@ PATIENCE = 60
 """Seconds in which a server that was killed must be back."""
 
 
-class Note(NamedTuple):
+@dataclass(frozen=True)
+class Note:
     """What a submitter of the crash tests put into a job."""
 
     job: str

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from holdfast.config import PREFIX
 from holdfast.config import SETTINGS as SETTINGS_TABLE
+from holdfast.setting import PREFIX
 from tests.crash import ledger
 from tests.crash.checker import Frozen
 from tests.crash.database import database_of
@@ -54,12 +54,13 @@ class Kill:
 class Fleet:
     """Processes that share one store and one ledger, in one folder."""
 
-    def __init__(self, folder: Path, home: Home, **settings: str) -> None:
+    def __init__(self, folder: Path, home: Home, *, direct: str | None = None, **settings: str) -> None:
+        """``direct``: the URL for the test itself, where the fleet's goes through trouble."""
         self._folder = folder
         self._home = home
         self._lent = ExitStack()
         self.url = self._lent.enter_context(home(folder))
-        self.database = database_of(self.url)
+        self.database = database_of(direct or self.url)
         self.ledger = folder / "ledger"
         self._reader = ledger.Reader(self.ledger)
         self._mark = uuid.uuid4().hex

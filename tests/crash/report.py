@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.crash.checker import ALWAYS, Check, Facts, complaints
@@ -34,9 +35,9 @@ def facts(fleet: Fleet, acknowledged: list[str]) -> Facts:
     )
 
 
-def judged(fleet: Fleet, known: Facts, report: Report, *more: Check) -> Report:
+def judged(fleet: Fleet, known: Facts, report: Report, *more: Check, checks: Sequence[Check] = ALWAYS) -> Report:
     """Let the checker judge, and the database of itself."""
-    report.complaints += complaints(known, [*ALWAYS, *more])
+    report.complaints += complaints(known, [*checks, *more])
     report.expect((verdict := fleet.database.integrity()) == "ok", f"integrity_check: {verdict}")
     if report.complaints:
         report.figures["stderr"] = fleet.errors()[-2000:]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.crash.report import kept
 from tests.crash.scenarios import networks, servers
+from tests.crash.scenarios.kinds import POSTGRES
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(240)]
 
@@ -18,7 +19,7 @@ SOON = 60.0  # seconds
 
 
 def test_a_killed_server_loses_nothing_and_everybody_goes_on(tmp_path: Path, seed: int) -> None:
-    assert kept(servers.server_kills(tmp_path, kills=1, within=SOON, seed=seed))
+    assert kept(servers.server_kills(tmp_path, POSTGRES, kills=1, within=SOON, seed=seed))
 
 
 def test_a_promoted_standby_loses_nothing_and_everybody_goes_on(tmp_path: Path, seed: int) -> None:
@@ -26,16 +27,16 @@ def test_a_promoted_standby_loses_nothing_and_everybody_goes_on(tmp_path: Path, 
 
 
 def test_a_server_that_refuses_is_waited_for(tmp_path: Path, seed: int) -> None:
-    assert kept(networks.refused(tmp_path, seconds=4.0, within=SOON, busy=0.3, seed=seed))
+    assert kept(networks.refused(tmp_path, POSTGRES, seconds=4.0, within=SOON, busy=0.3, seed=seed))
 
 
 def test_a_network_that_swallows_everything_is_waited_for(tmp_path: Path, seed: int) -> None:
-    assert kept(networks.silent(tmp_path, seconds=4.0, within=SOON, busy=0.3, seed=seed))
+    assert kept(networks.silent(tmp_path, POSTGRES, seconds=4.0, within=SOON, busy=0.3, seed=seed))
 
 
 def test_connections_that_are_half_open_are_given_up(tmp_path: Path, seed: int) -> None:
-    assert kept(networks.half_open(tmp_path, times=1, within=SOON, seed=seed))
+    assert kept(networks.half_open(tmp_path, POSTGRES, times=1, within=SOON, seed=seed))
 
 
 def test_connections_cut_after_the_commit_lose_and_repeat_nothing(tmp_path: Path, seed: int) -> None:
-    assert kept(networks.cut(tmp_path, cuts=30, seed=seed))
+    assert kept(networks.cut(tmp_path, POSTGRES, cuts=30, seed=seed))

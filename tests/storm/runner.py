@@ -27,7 +27,7 @@ def fingerprint(*folders: Path) -> str:
     digest = hashlib.sha256()
     for folder in folders:
         for file in sorted(folder.rglob("*")):
-            if file.suffix in (".py", ".sql"):
+            if file.suffix in (".py", ".sql", ".lua"):
                 digest.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -15,16 +15,20 @@ from tests.crash.scenarios import (
     kills,
     networks,
     punctual,
+    redis_servers,
     servers,
+    siege,
     stops,
     submitters,
     transports,
 )
+from tests.crash.scenarios.kinds import KINDS, Kind
 from tests.support.stores import CARRIED, OLDER, STORES, Home
 
 Scenario = Callable[[Path, Callable[[int], int], int], Report]
 """``scenario(folder, count, seed)``; ``count(n)`` is n times the scale that was asked for, at least 1."""
 OnStore = Callable[[Path, Home, Callable[[int], int], int], Report]
+OnServer = Callable[[Path, Kind, Callable[[int], int], int], Report]
 
 ON_EVERY_STORE: dict[str, OnStore] = {
     "kills": lambda folder, home, count, seed: kills.random_kills(
@@ -67,24 +71,39 @@ ON_SQLITE: dict[str, Scenario] = {
     "full-file-sqlite": lambda folder, *_: files.full_disk(folder, size=6_000_000),
     "full-disk-worker-sqlite": lambda folder, *_: files.full_disk_under_a_worker(folder),
 }
-ON_POSTGRES: dict[str, Scenario] = {
-    "server-kills-postgres": lambda folder, count, seed: servers.server_kills(
-        folder, kills=count(20), within=10.0, seed=seed
+ON_SERVERS: dict[str, OnServer] = {
+    "server-kills": lambda folder, kind, count, seed: servers.server_kills(
+        folder, kind, kills=count(20), within=10.0, seed=seed
     ),
+    "refused": lambda folder, kind, count, seed: networks.refused(
+        folder, kind, seconds=count(60), within=10.0, busy=0.05, seed=seed
+    ),
+    "silent": lambda folder, kind, count, seed: networks.silent(
+        folder, kind, seconds=count(30), within=10.0, busy=0.05, seed=seed
+    ),
+    "half-open": lambda folder, kind, count, seed: networks.half_open(
+        folder, kind, times=count(5), within=15.0, seed=seed
+    ),
+    "cuts": lambda folder, kind, count, seed: networks.cut(folder, kind, cuts=count(1000), seed=seed),
+}
+ON_POSTGRES: dict[str, Scenario] = {
     "failovers-postgres": lambda folder, count, seed: servers.failovers(
         folder, count=count(10), within=15.0, seed=seed
     ),
-    "refused-postgres": lambda folder, count, seed: networks.refused(
-        folder, seconds=count(60), within=10.0, busy=0.05, seed=seed
-    ),
-    "silent-postgres": lambda folder, count, seed: networks.silent(
-        folder, seconds=count(30), within=10.0, busy=0.05, seed=seed
-    ),
-    "half-open-postgres": lambda folder, count, seed: networks.half_open(
-        folder, times=count(5), within=15.0, seed=seed
-    ),
-    "cuts-postgres": lambda folder, count, seed: networks.cut(folder, cuts=count(1000), seed=seed),
 }
+ON_REDIS: dict[str, Scenario] = {
+    "power-cuts-redis": lambda folder, count, seed: redis_servers.power_cuts(
+        folder, cuts=count(20), within=10.0, seed=seed
+    ),
+    "takeovers-redis": lambda folder, count, seed: redis_servers.takeovers(
+        folder, count=count(10), within=15.0, seed=seed
+    ),
+    "siege-redis": lambda folder, count, seed: siege.siege(folder, assaults=count(1200), within=10.0, seed=seed),
+}
+
+
+def _on_server(kind: Kind, scenario: OnServer) -> Scenario:
+    return lambda folder, count, seed: scenario(folder, kind, count, seed)
 
 
 def _on(home: Home, scenario: OnStore) -> Scenario:
@@ -99,7 +118,9 @@ SCENARIOS: dict[str, Scenario] = {
         for name, scenario in ON_EVERY_STORE.items()
     },
     **{f"{name}-{store}": _on(STORES[store], each) for store in CARRIED for name, each in ON_CARRIED.items()},
+    **{f"{name}-{kind}": _on_server(KINDS[kind], each) for kind in KINDS for name, each in ON_SERVERS.items()},
     **ON_SQLITE,
     **ON_POSTGRES,
+    **ON_REDIS,
 }
 """By name, which ends in the store's."""

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 from redis import Redis as Client
@@ -24,7 +24,8 @@ class Keys:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        self.client = Client(port=parts.port or 6379, password=parts.password, protocol=2, decode_responses=True)
+        secret = None if parts.password is None else unquote(parts.password)
+        self.client = Client(port=parts.port or 6379, password=secret, protocol=2, decode_responses=True)
         self.prefix = "{" + parse_qs(parts.query)["namespace"][0] + "}:"
 
     def __getattr__(self, command: str) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from urllib.parse import quote, urlencode
@@ -18,16 +18,16 @@ from tests.support.servers import SERVER_USER, Guarded, Port, private_folder, un
 
 SERVICE = "queue"
 """What sentinels call the primary they watch."""
-_DOWN_AFTER = 1000
-"""Milliseconds of silence after which a server counts as gone."""
 _SLOTS = 16384
 
 
 @contextmanager
-def replicated(kind: str = MAIN, *, password: str = "") -> Iterator[tuple[Redis, Redis]]:
+def replicated(
+    kind: str = MAIN, *, password: str = "", settings: Mapping[str, str] | None = None
+) -> Iterator[tuple[Redis, Redis]]:
     """A primary and its replica, which has all that the primary has."""
     secret = {"masterauth": password} if password else {}
-    settings = {"repl-diskless-sync-delay": "0", "repl-diskless-load": "disabled", **secret}
+    settings = {"repl-diskless-sync-delay": "0", "repl-diskless-load": "disabled", **secret, **(settings or {})}
     with (
         Redis(kind, password=password, settings=settings) as primary,
         Redis(kind, password=password, settings=settings) as replica,
@@ -48,9 +48,12 @@ def role_of(server: Redis) -> list[bytes]:
 
 
 class Sentinel:
-    """One sentinel that watches a primary and promotes its replica all by itself. Use it with ``with``."""
+    """One sentinel that watches a primary and promotes its replica all by itself. Use it with ``with``.
 
-    def __init__(self, primary: Redis) -> None:
+    ``down_after``: milliseconds of silence after which a server counts as gone. A busy one may be silent for a second:
+    who promotes its replica meanwhile has two primaries."""
+
+    def __init__(self, primary: Redis, *, down_after: int = 1000) -> None:
         self._folder = private_folder("sentinel")
         self._port = Port()
         self._guarded = Guarded(self._folder)
@@ -60,7 +63,7 @@ class Sentinel:
             "bind 127.0.0.1",
             f"dir {self._folder}",
             f"sentinel monitor {SERVICE} 127.0.0.1 {primary.port} 1",
-            f"sentinel down-after-milliseconds {SERVICE} {_DOWN_AFTER}",
+            f"sentinel down-after-milliseconds {SERVICE} {down_after}",
             f"sentinel failover-timeout {SERVICE} 3000",
         ]
         if primary.password:
@@ -87,13 +90,31 @@ class Sentinel:
         self._port.release()
 
     def _knows(self, field: str, value: str) -> bool:
+        return self._asked("MASTER").get(field) == value
+
+    def _asked(self, whom: str) -> dict[str, str]:
+        """What the sentinel knows of the primary, or of its replica; nothing where it does not answer."""
         try:
             with Client(port=self.port, protocol=2, decode_responses=True, retry=Retry(NoBackoff(), 0)) as client:
-                flat = client.execute_command("SENTINEL", "MASTER", SERVICE)
+                told = client.execute_command("SENTINEL", whom, SERVICE)
         except (exceptions.ConnectionError, exceptions.ResponseError):
-            return False
+            return {}
+        flat = told[0] if whom == "REPLICAS" else told
         known = flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
-        return str(known[field]) == value
+        return {str(name): str(value) for name, value in known.items()}
+
+    def await_order(self, primary: Redis, replica: Redis) -> None:
+        """Wait until it would promote this replica, were this primary gone."""
+
+        def ready() -> bool:
+            first, second = self._asked("MASTER"), self._asked("REPLICAS")
+            return (
+                (first.get("port"), first.get("flags")) == (str(primary.port), "master")
+                and (second.get("port"), second.get("flags")) == (str(replica.port), "slave")
+                and (second.get("master-link-status"), second.get("master-port")) == ("ok", str(primary.port))
+            )
+
+        until(ready, "the sentinel to know who is who")
 
     def url(self, **parameters: str) -> str:
         """Through this sentinel to whatever is the primary."""

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,9 @@ async def together(app: Holdfast, name: str, *, bulk: bool) -> None:
                 for index, key in zip(numbers, keys, strict=True)
             ]
             if bulk:
-                handles: Sequence[JobHandle[Any]] = await again(lambda drafts=drafts: app.enqueue_many(drafts))
+                handles: Sequence[JobHandle[Any]] = await again(partial(app.enqueue_many, drafts))
             else:
-                handles = await asyncio.gather(*[again(lambda draft=draft: app.submit(draft)) for draft in drafts])
+                handles = await asyncio.gather(*[again(partial(app.submit, draft)) for draft in drafts])
             for index, handle, key in zip(numbers, handles, keys, strict=True):
                 acknowledged(name, index, handle, key)
             if stopping.is_set():

@@ -6,7 +6,7 @@ import random
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,7 +93,7 @@ class _Operator:
         self._rng = rng
         self._app = Holdfast(fleet.url)
         self._did: Counter[str] = Counter()
-        self.replayed: Mapping[str, Sequence[float]] = defaultdict(list)
+        self.replayed: dict[str, list[float]] = defaultdict(list)
 
     def __enter__(self) -> _Operator:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from holdfast.faults import POINTS
@@ -72,9 +73,13 @@ def killed_at(folder: Path, home: Home, *, points: Sequence[str] = WORKING, roun
 def _leave_leases(fleet: Fleet) -> None:
     """See to it that a sweeper finds some: whoever died last may have settled all it had."""
     while not fleet.database.any_running():
-        before, process = len(fleet.runs()), fleet.start(WORKER)
-        until(lambda before=before: len(fleet.runs()) > before, 20, "more executions")
+        process = fleet.start(WORKER)
+        until(partial(_more_than, fleet, len(fleet.runs())), 20, "more executions")
         fleet.kill(process)
+
+
+def _more_than(fleet: Fleet, before: int) -> bool:
+    return len(fleet.runs()) > before
 
 
 def failed_at(folder: Path, home: Home, *, points: Sequence[str] = AT_THE_STORE, seed: int) -> Report:

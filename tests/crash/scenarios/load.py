@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -13,11 +13,12 @@ from urllib.parse import quote
 
 import psutil
 
-from tests.crash.database import Note, database_of
+from tests.crash.checker import ALWAYS, Check
+from tests.crash.database import Note
 from tests.crash.fleet import Fleet, percentile, until
 from tests.crash.report import Report, facts, judged
+from tests.crash.scenarios.kinds import SECRETS
 from tests.crash.scenarios.submitting import await_quiet
-from tests.support.postgres import PASSWORD
 from tests.support.stores import Home
 
 SUBMITTER = "tests.crash.programs.patient"
@@ -36,12 +37,10 @@ class Load:
 
     def __init__(self, folder: Path, home: Home, *, direct: str | None = None) -> None:
         self.report = Report()
-        self.fleet = Fleet(folder, home)
+        self.fleet = Fleet(folder, home, direct=direct)
         self._resumed: dict[str, list[float]] = {"workers": [], "submitters": []}
         self._away = 0.0
         self._absences = 0
-        if direct is not None:
-            self.fleet.database = database_of(direct)
 
     def __enter__(self) -> Load:
         with ExitStack() as undo:
@@ -79,7 +78,7 @@ class Load:
         begun = {(run.pid, run.job) for run in self.fleet.runs() if run.started > since}
         workers, submitters = dict.fromkeys(self._workers, 0.0), dict.fromkeys(self._submitters, 0.0)
         for line in self.fleet.lines("accepted"):
-            if (line["pid"], line["job"]) in begun and not workers[line["pid"]]:
+            if line["mono"] > since and (line["pid"], line["job"]) in begun and not workers[line["pid"]]:
                 workers[line["pid"]] = line["mono"]
         for line in self.fleet.lines("ack"):
             if line["mono"] > since and not submitters[line["by"]]:
@@ -97,7 +96,7 @@ class Load:
     def cpu_seconds(self) -> float:
         """What the busiest worker has used so far."""
         used = [psutil.Process(pid).cpu_times() for pid in self._workers]
-        return max(times.user + times.system for times in used)
+        return float(max(times.user + times.system for times in used))
 
     # ── judging ───────────────────────────────────────────────────────────────────────────────────────────────
     def stop_submitters(self) -> None:
@@ -108,22 +107,24 @@ class Load:
             self.fleet.await_end(process, PATIENCE, f"{name} to stop")
             self.report.expect(process.returncode == 0, f"{name} ended with exit code {process.returncode}")
 
-    def judged(self) -> Report:
-        """Nothing acknowledged is lost, every key has one job, everything ends, and the logs stay readable."""
+    def judged(self, checks: Sequence[Check] = ALWAYS, *, gone: Set[str] = frozenset()) -> Report:
+        """Nothing acknowledged is lost but what is known to be ``gone``, every key has one job, everything ends, and
+        the logs stay readable."""
         self.stop_submitters()
         await_quiet(self.fleet, DRAINED)
         report, fleet = self.report, self.fleet
-        acks, errors = fleet.lines("ack"), fleet.lines("error")
+        errors = fleet.lines("error")
         report.expect(not errors, f"errors reached submitters: {[line['text'] for line in errors[:3]]}")
+        acks = [line | {"jobs": [job for job in line["jobs"] if job not in gone]} for line in fleet.lines("ack")]
         notes = fleet.database.notes()
         doubted = {(line["by"], line["index"]) for line in fleet.lines("doubt")}
         kept = [note.job for note in notes if (note.by, note.index) in doubted]
-        self._judge_keys(acks, notes)
-        self._judge_logs()
+        self._judge_keys([line for line in acks if line["jobs"]], notes)
+        self._judge_logs(told=bool(gone))
         known = facts(fleet, [*(job for line in acks for job in line["jobs"]), *kept])
         refusals = [line["seconds"] for line in fleet.lines("unavailable")]
         report.figures |= {
-            "acknowledged": len(known.acknowledged) - len(kept),
+            "acknowledged": len(known.acknowledged) - len(kept) + len(gone),
             "in doubt": f"{len(kept)} of {len(doubted)} stored",
             "executions": len(known.runs),
             "attempts": sum(row.attempts for row in known.rows.values()),
@@ -133,7 +134,7 @@ class Load:
         }
         ended = Counter(row.state for row in known.rows.values())
         report.expect(set(ended) == {"succeeded"}, f"a job with budget left did not succeed: {dict(ended)}")
-        return judged(fleet, known, report)
+        return judged(fleet, known, report, checks=checks)
 
     def _judge_keys(self, acks: Sequence[dict[str, Any]], notes: Sequence[Note]) -> None:
         """One job for each submission, whatever was tried how often, and it is the acknowledged one."""
@@ -146,13 +147,14 @@ class Load:
         keyed = sum(line["key"] is not None for line in acks)
         self.report.expect(keyed == len(owners), f"{keyed} keys were acknowledged and {len(owners)} are stored")
 
-    def _judge_logs(self) -> None:
-        """Nobody writes tracebacks, secrets or without end: an absence is some lines of one event each."""
+    def _judge_logs(self, *, told: bool) -> None:
+        """Nobody writes tracebacks, secrets or without end: an absence is some lines of one event each. A loss is
+        ``told`` by a submitter, too, which has no log but a line of text."""
         log = self.fleet.errors()
         lines = log.splitlines()
-        for secret in ("Traceback", PASSWORD, quote(PASSWORD, safe="")):
+        for secret in ("Traceback", *SECRETS, *(quote(secret, safe="") for secret in SECRETS)):
             self.report.expect(secret not in log, f"the logs show {secret!r}")
-        strange = [line for line in lines if not line.startswith("{")]
+        strange = [line for line in lines if not (line.startswith("{") or (told and "came back without" in line))]
         self.report.expect(not strange, f"not lines of a log: {strange[:3]}")
         most = WORKERS * (self._absences * AT_ONCE + self._away * A_SECOND)
         self.report.expect(len(lines) <= most, f"{len(lines)} log lines about {self._away:.0f} s without the store")

@@ -6,25 +6,21 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from tests.crash.fleet import until
 from tests.crash.report import Report
+from tests.crash.scenarios.kinds import Kind
 from tests.crash.scenarios.load import PATIENCE, Load
 from tests.support.fault_proxy import FaultProxy
-from tests.support.postgres import Postgres
-
-NOTICED = 10.0
-"""Seconds after which a statement that is not answered is given up."""
-ANSWERS = ((b'"by"', b""), (b'{"claims":', b"UPDATE "))
-"""What is cut off: the answer to a submission, and to a settlement."""
 
 
 @contextmanager
-def _load(folder: Path, seed: int) -> Iterator[tuple[Load, FaultProxy]]:
+def _load(folder: Path, kind: Kind, seed: int) -> Iterator[tuple[Load, FaultProxy]]:
     """A fleet that reaches its server through the proxy."""
-    with Postgres(authenticated=True) as server, FaultProxy(server.port) as proxy:
-        direct = server.url(schema="crash")
+    with kind.start() as server, FaultProxy(server.port) as proxy:
+        direct = kind.url(server)
         through = direct.replace(f":{server.port}/", f":{proxy.port}/")
         with Load(folder, lambda _: nullcontext(through), direct=direct) as load:
             load.report.figures["seed"] = seed
@@ -32,23 +28,26 @@ def _load(folder: Path, seed: int) -> Iterator[tuple[Load, FaultProxy]]:
             yield load, proxy
 
 
-def refused(folder: Path, *, seconds: float, within: float, busy: float, seed: int) -> Report:
+def refused(folder: Path, kind: Kind, *, seconds: float, within: float, busy: float, seed: int) -> Report:
     """The server refuses every connection: workers use at most the share ``busy`` of a processor meanwhile."""
 
     def refuse(proxy: FaultProxy) -> None:
         proxy.refuse()
         proxy.cut()
 
-    return _without(folder, refuse, FaultProxy.accept, seconds=seconds, within=within, busy=busy, seed=seed)
+    return _without(folder, kind, refuse, FaultProxy.accept, seconds=seconds, within=within, busy=busy, seed=seed)
 
 
-def silent(folder: Path, *, seconds: float, within: float, busy: float, seed: int) -> Report:
+def silent(folder: Path, kind: Kind, *, seconds: float, within: float, busy: float, seed: int) -> Report:
     """Everything is swallowed, in both directions, and delivered late."""
-    return _without(folder, FaultProxy.hold, FaultProxy.heal, seconds=seconds, within=within, busy=busy, seed=seed)
+    return _without(
+        folder, kind, FaultProxy.hold, FaultProxy.heal, seconds=seconds, within=within, busy=busy, seed=seed
+    )
 
 
 def _without(
     folder: Path,
+    kind: Kind,
     begin: Callable[[FaultProxy], object],
     end: Callable[[FaultProxy], object],
     *,
@@ -57,7 +56,7 @@ def _without(
     busy: float,
     seed: int,
 ) -> Report:
-    with _load(folder, seed) as (load, proxy):
+    with _load(folder, kind, seed) as (load, proxy):
         gone, used = time.monotonic(), load.cpu_seconds()
         begin(proxy)
         time.sleep(seconds)
@@ -69,27 +68,31 @@ def _without(
         return load.judged()
 
 
-def half_open(folder: Path, *, times: int, within: float, seed: int) -> Report:
+def half_open(folder: Path, kind: Kind, *, times: int, within: float, seed: int) -> Report:
     """Connections stay, and nothing comes back on them; new ones work: each process finds out and takes new ones."""
-    with _load(folder, seed) as (load, proxy):
+    with _load(folder, kind, seed) as (load, proxy):
         for _ in range(times):
             gone = time.monotonic()
-            proxy.hold(to_server=False, of=b"user")
+            proxy.hold(to_server=False, of=kind.greeting)
             load.resumed(gone, gone, within=within)
         load.report.figures["times"] = times
         return load.judged()
 
 
-def cut(folder: Path, *, cuts: int, seed: int) -> Report:
+def _cut_since(proxy: FaultProxy, before: int) -> bool:
+    return proxy.cuts > before
+
+
+def cut(folder: Path, kind: Kind, *, cuts: int, seed: int) -> Report:
     """The connection is cut when the server has committed and before its answer arrives, again and again."""
     rng = random.Random(seed)
-    with _load(folder, seed) as (load, proxy):
+    with _load(folder, kind, seed) as (load, proxy):
         began = time.monotonic()
         while proxy.cuts < cuts:
-            said, answer = rng.choice(ANSWERS)
+            said, answer = rng.choice(kind.answers)
             before = proxy.cuts
             proxy.cut_after(said, answer=answer)
-            until(lambda before=before: proxy.cuts > before, PATIENCE, "a connection to be cut", pause=0.005)
+            until(partial(_cut_since, proxy, before), PATIENCE, "a connection to be cut", pause=0.005)
         now = time.monotonic()
         load.resumed(began, now, within=PATIENCE)
         load.report.figures |= {"cuts": proxy.cuts, "cuts a second": round(cuts / (now - began), 1)}

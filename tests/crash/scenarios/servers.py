@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from tests.crash.report import Report
+from tests.crash.scenarios.kinds import Kind
 from tests.crash.scenarios.load import Load
 from tests.support import postgres
 from tests.support.postgres import Postgres
@@ -15,13 +16,10 @@ from tests.support.postgres import Postgres
 DOWN = 3.0  # seconds at most until somebody starts the server again, or promotes its standby
 
 
-def server_kills(folder: Path, *, kills: int, within: float, seed: int) -> Report:
+def server_kills(folder: Path, kind: Kind, *, kills: int, within: float, seed: int) -> Report:
     """The server is killed and started again; every process goes on within so many seconds."""
     rng = random.Random(seed)
-    with (
-        Postgres(authenticated=True) as server,
-        Load(folder, lambda _: nullcontext(server.url(schema="crash"))) as load,
-    ):
+    with kind.start() as server, Load(folder, lambda _: nullcontext(kind.url(server))) as load:
         for _ in range(kills):
             time.sleep(rng.uniform(0.2, 1.0))
             gone = time.monotonic()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from redis import Redis
 
-from holdfast.config import PREFIX
+from holdfast.setting import PREFIX
 from tests.crash.checker import excess_explained
 from tests.crash.fleet import Fleet, until
 from tests.crash.report import Report, facts, judged

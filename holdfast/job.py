@@ -12,6 +12,7 @@ import random
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import Invalid
-from holdfast.values import nearest
+from holdfast.values import DEPTH_LIMIT, is_too_deep, nearest
 
 MICROSECOND = timedelta(microseconds=1)
 
@@ -64,6 +65,13 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     retry: dict[str, Any] | None = None  # retry.Retry as builtins: overrides the task's policy
     metadata: dict[str, Any] | None = None  # the submitter's own, shown and kept, never read by the engine
     tags: tuple[str, ...] = ()
+    traceparent: str | None = None  # W3C Trace Context of the submission, as it came: who reads it checks it
+    tracestate: str | None = None
+
+    def __post_init__(self) -> None:
+        # Another program may have written them. What is read here must be writable again, by any interpreter.
+        if is_too_deep(self.metadata) or is_too_deep(self.retry):
+            raise ValueError(f"nested deeper than {DEPTH_LIMIT} levels")
 
 
 PLAIN = Options()
@@ -284,6 +292,42 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
     reason: str | None
     error: str | None
     traceback: str | None
+
+
+class NewLine(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A log line on its way into the store: what a running job's handler said."""
+
+    number: int  # among the lines of its attempt, from 1
+    ago: timedelta  # how long before the call it was said
+    level: str
+    text: str
+    fields: str | None = None  # JSON text of an object
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """Log lines of one attempt, in the order of their numbers."""
+
+    lease: Lease
+    lines: Sequence[NewLine]
+
+
+class LogLine(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A log line as its store keeps it."""
+
+    claims: int  # of the lease under which it was said
+    number: int
+    attempt: int
+    at_us: int
+    level: str
+    text: str
+    fields: str | None = None
+
+
+class LogPage(msgspec.Struct, frozen=True):
+    """Oldest first. ``cursor`` continues the listing; None: that was all."""
+
+    lines: list[LogLine]
+    cursor: str | None
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,6 +41,7 @@ from holdfast.job import (
     JobFilter,
     JobState,
     Lease,
+    LogPage,
     NewJob,
     Operated,
     Order,
@@ -48,6 +49,7 @@ from holdfast.job import (
     Pulse,
     QueueInfo,
     Settled,
+    Record,
     Settlement,
     Submitted,
     WorkerInfo,
@@ -126,6 +128,11 @@ class Store(Protocol):
         """The worker has stopped: forget it."""
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+    async def record(self, records: Sequence[Record]) -> list[bool]:
+        """Keep log lines with their jobs, each record under its lease; which were. Refused: the lease is not the job's
+        any more, or has expired. One under which the job succeeded still stands. A line that is there already, by lease
+        and number, stays as it is: a call whose answer was lost may be repeated."""
+
         """Return when one of the topics may have news, at the latest after ``timeout`` seconds.
 
         Topics: ``queue:NAME`` or ``queue:*`` (something became ready), ``job:ID`` (it ended),
@@ -195,6 +202,9 @@ class Store(Protocol):
 
     async def repair(self) -> list[Finding]:
         """Put right what can be put right without losing a job: what was done, nothing where there was nothing to do.
+    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        """The log lines of a job, oldest first, of all its attempts."""
+
         May be repeated, and while others are at work."""
 
     async def backup(self, path: str) -> None:

@@ -20,6 +20,7 @@ from holdfast.job import (
     JobFilter,
     JobState,
     Lease,
+    LogPage,
     NewJob,
     Operated,
     Order,
@@ -27,6 +28,7 @@ from holdfast.job import (
     Pulse,
     QueueInfo,
     Settled,
+    Record,
     Settlement,
     Submitted,
     WorkerInfo,
@@ -48,6 +50,7 @@ class Hot(Protocol):
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]: ...
     async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat: ...
 
+    async def record(self, records: Sequence[Record]) -> list[bool]: ...
 
 class Operate(Protocol):
     """Operating, and the upkeep anyone may do."""
@@ -76,6 +79,7 @@ class Read(Protocol):
     async def count(self, where: JobFilter) -> int: ...
     async def attempts(self, job_id: str) -> list[Attempt]: ...
     async def queues(self) -> list[QueueInfo]: ...
+    async def lines(self, job_id: str, *, limit: int, cursor: str | None) -> LogPage: ...
     async def workers(self) -> list[WorkerInfo]: ...
     async def now_us(self) -> int: ...
     async def over(self, job_ids: Sequence[str]) -> bool: ...
@@ -215,6 +219,9 @@ class ServedStore(ABC, Generic[OpenedT]):
         return await self._open.hot.beat(pulse, leases, lease_for=lease_for)
 
     async def leave(self, worker: str) -> None:
+    async def record(self, records: Sequence[Record]) -> list[bool]:
+        return await self._open.hot.record(records) if records else []
+
         await self._open.operate.leave(worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
@@ -293,4 +300,7 @@ class ServedStore(ABC, Generic[OpenedT]):
         return await self._open.read.workers()
 
     async def now_us(self) -> int:
+    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        return await self._open.read.lines(job_id, limit=limit, cursor=cursor)
+
         return await self._open.read.now_us()

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.job import JobState
+from holdfast.errors import Invalid
+from holdfast.job import JobState, LogLine, LogPage
 from holdfast.lifecycle import REPLAYABLE
 
 FORGOTTEN_AFTER = timedelta(days=1)
@@ -20,6 +21,9 @@ BEAT_PATIENCE = 0.25
 
 UNREADABLE = (msgspec.MsgspecError, RecursionError)
 """What reading JSON that another program spoiled may raise: it is not what we write, or nested too deep."""
+
+
+_LAST_LINE = (1 << 31) - 1
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -52,3 +56,19 @@ def named(ids: Sequence[str], limit: int) -> Chosen:
 def replayable(*, force: bool) -> frozenset[JobState]:
     """The states a replay may leave."""
     return REPLAYABLE | {JobState.SUCCEEDED} if force else REPLAYABLE
+
+
+def line_place(cursor: str | None) -> tuple[int, int]:
+    """The claims and the number of the last log line that is known already."""
+    if cursor is None:
+        return 0, 0
+    places = cursor.split("-")
+    if len(places) != 2 or not all(each.isascii() and each.isdecimal() and len(each) <= 16 for each in places):
+        raise Invalid("cursor", cursor, "give the cursor of an earlier page, unchanged")
+    return int(places[0]), min(int(places[1]), _LAST_LINE)
+
+
+def line_page(lines: list[LogLine], limit: int) -> LogPage:
+    """A page of ``limit`` lines, of which one more was asked for."""
+    last = lines[limit - 1] if len(lines) > limit else None
+    return LogPage(lines[:limit], None if last is None else f"{last.claims}-{last.number}")

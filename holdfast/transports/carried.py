@@ -71,6 +71,8 @@ class Carried:
         self.count = store.count
         self.attempts = store.attempts
         self.workers = store.workers
+        self.record = store.record
+        self.lines = store.lines
         self.backup = store.backup
         self.repair = store.repair
         self.now_us = store.now_us

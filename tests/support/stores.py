@@ -5,11 +5,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from holdfast.config import PREFIX
+from holdfast.stores.sql import load_migrations
 from tests.support import postgres, redis
 
 Home = Callable[[Path], AbstractContextManager[str]]
@@ -78,6 +80,13 @@ STORES: dict[str, Home] = {
     **{f"redis{number}": redis_namespace(kind) for number, kind in zip((6,), redis.FLOORS, strict=False)},
 }
 """Every store there is, by the name that tests of it alone have in the names of their files."""
+
+
+def migrations(kind: str) -> list[str]:
+    """The names of all migrations of a SQL store, in their order."""
+    return [each.name for each in load_migrations(files(f"holdfast.stores.{kind}") / "migrations")]
+
+
 OLDER = frozenset({"postgres16", "redis6"})
 """Of them, the older versions: conformance alone is tested on each of these."""
 

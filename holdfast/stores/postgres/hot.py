@@ -25,6 +25,7 @@ from holdfast.job import (
     Order,
     Pulse,
     Reason,
+    Record,
     Settled,
     Settlement,
     Submitted,
@@ -41,6 +42,7 @@ from holdfast.stores.postgres.rows import (
     is_id,
     job_columns,
     key_columns,
+    record_columns,
     span_us,
     to_text,
 )
@@ -348,6 +350,17 @@ class Hot:
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Apply what is still guarded; what was refused is told where it stands."""
         return await self._settling.settle(settlements)
+
+    # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
+    async def record(self, records: Sequence[Record]) -> list[bool]:
+        """Keep the lines of leases that stand; which do."""
+        possible = [each for each in records if is_id(each.lease.job_id)]
+        if len(possible) < len(records):
+            kept = iter(await self.record(possible) if possible else [])
+            return [is_id(each.lease.job_id) and next(kept) for each in records]
+        rows = await self._links.fetch(self._sql["record"], **record_columns(records))
+        standing = {turn for (turn,) in rows}
+        return [turn in standing for turn in range(1, len(records) + 1)]
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:

@@ -325,6 +325,23 @@ from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, t
 left join holdfast.job j on j.id = d.id
 left join holdfast.attempt a on a.job_id = d.id and a.claims = d.claims;
 
+-- own: record
+-- Which of the leases stand, with their lines kept. That of a success does: nobody else can have written it.
+with standing as materialized (
+    select d.turn, j.id, j.claims, j.attempts
+    from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, turn)
+    join holdfast.job j on j.id = d.id
+    where j.claims = d.claims and (j.state + 0 = 2 and j.lease_until + 0 > :now or j.state + 0 = 5)
+), kept as (
+    insert into holdfast.line (job_id, claims, number, attempt, at, level, text, fields)
+    select s.id, s.claims, d.number, s.attempts, :now - d.ago, d.level, d.text, d.fields
+    from unnest(:turns::bigint[], :numbers::integer[], :agos::bigint[], :levels::text[], :texts::text[],
+        :fields::text[]) as d (turn, number, ago, level, text, fields)
+    join standing s on s.turn = d.turn
+    on conflict do nothing
+)
+select turn from standing;
+
 -- name: states_of
 select id::text, state, claims from holdfast.job where id = any(:ids::uuid[]);
 
@@ -379,6 +396,8 @@ with gone as (
     returning id, tagged
 ), untagged as (
     delete from holdfast.tag where job_id = any(array(select id from gone where tagged))
+), unsaid as (
+    delete from holdfast.line where job_id = any(array(select id from gone))
 )
 delete from holdfast.attempt where job_id = any(array(select id from gone));
 
@@ -519,6 +538,12 @@ select claims, attempt, worker, started_at, ended_at, state, reason, error, trac
 from holdfast.attempt where job_id = :id order by claims;
 
 -- name: queue_states
+-- name: lines
+select claims, number, attempt, at, level, text, fields
+from holdfast.line
+where job_id = :id::uuid and (claims, number) > (:claims::bigint, :number::integer)
+order by claims, number limit :limit;
+
 select queue, state, count(*) from holdfast.job group by queue, state;
 
 -- name: oldest_ready

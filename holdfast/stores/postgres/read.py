@@ -7,11 +7,12 @@ from datetime import timedelta
 from uuid import UUID
 
 from holdfast.errors import Invalid
-from holdfast.job import Attempt, Job, JobFilter, JobState, Order, Page, Pulse, QueueInfo, WorkerInfo
+from holdfast.job import Attempt, Job, JobFilter, JobState, LogPage, Order, Page, Pulse, QueueInfo, WorkerInfo
 from holdfast.stores.postgres.links import Links
-from holdfast.stores.postgres.rows import filter_parameters, is_id, shown_attempt, shown_job, to_text
+from holdfast.stores.postgres.rows import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
 from holdfast.stores.postgres.statements import Query
 from holdfast.stores.sql import CODES, STATES
+from holdfast.stores.verbs import line_page, line_place
 
 _NEWEST = str(UUID(int=(1 << 128) - 1))
 
@@ -62,6 +63,14 @@ class Read:
         """The attempts of a job that did not succeed."""
         rows = await self._links.fetch(self._sql["attempts"], id=job_id) if is_id(job_id) else []
         return [shown_attempt(row) for row in rows]
+
+    async def lines(self, job_id: str, *, limit: int, cursor: str | None) -> LogPage:
+        """A page of what a job has logged."""
+        claims, number = line_place(cursor)
+        if not is_id(job_id):
+            return LogPage([], None)
+        rows = await self._links.fetch(self._sql["lines"], id=job_id, claims=claims, number=number, limit=limit + 1)
+        return line_page([shown_line(row) for row in rows], limit)
 
     async def queues(self) -> list[QueueInfo]:
         """Every queue with its counts."""

@@ -9,7 +9,18 @@ from typing import Any
 
 import msgspec
 
-from holdfast.job import MICROSECOND, Attempt, Job, JobFilter, NewJob, Options, Settlement, microseconds
+from holdfast.job import (
+    MICROSECOND,
+    Attempt,
+    Job,
+    JobFilter,
+    LogLine,
+    NewJob,
+    Options,
+    Record,
+    Settlement,
+    microseconds,
+)
 from holdfast.stores.sql import CODES, STATES
 from holdfast.stores.verbs import UNREADABLE
 
@@ -83,6 +94,12 @@ def shown_attempt(row: Sequence[Any]) -> Attempt:
     """An attempt from its row."""
     claims, attempt, worker, started_at, ended_at, state, reason, error, traceback = row
     return Attempt(claims, attempt, worker, started_at, ended_at, STATES[state], reason, _back(error), _back(traceback))
+
+
+def shown_line(row: Sequence[Any]) -> LogLine:
+    """A log line from its row."""
+    claims, number, attempt, at, level, text, fields = row
+    return LogLine(claims, number, attempt, at, from_text(level), from_text(text), _back(fields))
 
 
 def are_alike(jobs: Sequence[NewJob]) -> bool:
@@ -159,6 +176,21 @@ def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, Any]:
         "delays": [span_us(each.delay) for each in settlements],
         "refunds": [each.refund for each in settlements],
         "expireds": [each.expired for each in settlements],
+    }
+
+
+def record_columns(records: Sequence[Record]) -> dict[str, Any]:
+    """A batch as the parameters of ``record``."""
+    lines = [(turn, line) for turn, each in enumerate(records, 1) for line in each.lines]
+    return {
+        "ids": [each.lease.job_id for each in records],
+        "claims": [each.lease.claims for each in records],
+        "turns": [turn for turn, _ in lines],
+        "numbers": [line.number for _, line in lines],
+        "agos": [span_us(line.ago) for _, line in lines],
+        "levels": [to_text(line.level) for _, line in lines],
+        "texts": [to_text(line.text) for _, line in lines],
+        "fields": [text_or_none(line.fields) for _, line in lines],
     }
 
 

@@ -14,7 +14,8 @@ LEVELS = ("none", "everysec", "waitaof", "always")
 _NAMES = {"schedule": "schedule", "ready": "ready", "leases": "leases", "job": "job:"}
 """The keys whose names can be chosen, and their names unless they are."""
 _TAKEN = ("meta", "seq", "index:", "chunks", "counts", "queues", "due", "levels:", "quarantine:", "ghosts", "ended:")
-_TAKEN_TOO = ("keys", "outlived", "attempts:", "workers", "worker:", "paused", "news", "orders", "ended", "nothing")
+_TAKEN_TOO = ("keys", "outlived", "attempts:", "lines:", "workers", "worker:", "paused")
+_CHANNELS = ("news", "orders", "ended", "nothing")
 _OWN = ("namespace", "prefix", "durability", "replicas", "task", "payload", "ids", *_NAMES)
 
 
@@ -82,7 +83,7 @@ def _keys(own: dict[str, str], kind: str) -> tuple[str, ...]:
     if kind == "cluster" and not re.search(r"\{[^}]+\}", prefix):
         raise ConfigError(f"url: prefix={prefix!r} has no {{tag}}; in a cluster all keys must be in one hash slot")
     names = {name: own.get(name, default) for name, default in _NAMES.items()}
-    taken = {name.strip(":"): name for name in (*_TAKEN, *_TAKEN_TOO)}
+    taken = {name.strip(":"): name for name in (*_TAKEN, *_TAKEN_TOO, *_CHANNELS)}
     for name, key in names.items():
         bare = key.strip(":")
         others = [other.strip(":") for each, other in names.items() if each != name]

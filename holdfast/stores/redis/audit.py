@@ -26,7 +26,13 @@ _TYPES = {
     b"set": (b"paused",),
     b"string": (b"seq",),
 }
-_TYPES_OF_MANY = {b"levels:": b"zset", b"quarantine:": b"zset", b"index:": b"hash", b"attempts:": b"list"}
+_TYPES_OF_MANY = {
+    b"levels:": b"zset",
+    b"quarantine:": b"zset",
+    b"index:": b"hash",
+    b"attempts:": b"list",
+    b"lines:": b"stream",
+}
 
 
 class Names:
@@ -284,12 +290,12 @@ class _Audit:
                 yield Mend(KEYED, ("HSET", self._names("keys"), kept.key, b"0 " + job))
 
     def remains(self) -> Iterator[Mend]:
-        """Records of attempts of nobody."""
-        attempts = self._names("attempts:")
-        for key in self._seen.keys:
-            is_one = key.startswith(attempts) and self._names.type_of(key) is not None
-            if is_one and key.removeprefix(attempts) not in self._seen.jobs:
-                yield Mend(FORGOTTEN, ("DEL", key))
+        """Records of attempts, and log lines, of nobody."""
+        for name in (self._names("attempts:"), self._names("lines:")):
+            for key in self._seen.keys:
+                is_one = key.startswith(name) and self._names.type_of(key) is not None
+                if is_one and key.removeprefix(name) not in self._seen.jobs:
+                    yield Mend(FORGOTTEN, ("DEL", key))
 
     def counts(self) -> Iterator[Mend]:
         """How many there are, by state and queue."""

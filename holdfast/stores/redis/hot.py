@@ -25,6 +25,7 @@ from holdfast.job import (
     Order,
     Pulse,
     Reason,
+    Record,
     Settled,
     Settlement,
     Submitted,
@@ -36,7 +37,15 @@ from holdfast.stores.doubts import Doubts, Fate, LostClaims, accepted_as, perhap
 from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.news import News
 from holdfast.stores.redis.read import Read
-from holdfast.stores.redis.rows import Kinds, claimed_job, settlements, span_us, submission
+from holdfast.stores.redis.rows import (
+    Kinds,
+    claimed_job,
+    record_pieces,
+    said,
+    settlements,
+    span_us,
+    submission,
+)
 from holdfast.stores.verbs import BEAT_PATIENCE, Wish
 
 PIECE = 200
@@ -238,6 +247,17 @@ class Hot:
             ordered = reply[0].decode()
             held += [_HELD[each] for each in reply[1:]]
         return Beat(held=held, order=Order(ordered))
+
+    # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
+    async def record(self, records: Sequence[Record]) -> list[bool]:
+        """Keep the lines of leases that stand; which do. As many lines a script as jobs elsewhere."""
+        kept = [True] * len(records)
+        for piece in record_pieces(records, PIECE):
+            script = self._scripts["record"]
+            arguments = [argument for turn, lines in piece for argument in said(records[turn].lease, lines)]
+            for (turn, _), standing in zip(piece, await self._links.run(script, *arguments), strict=True):
+                kept[turn] = kept[turn] and bool(standing)
+        return kept
 
 
 class _Delivery:

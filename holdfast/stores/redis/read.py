@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import Invalid
-from holdfast.job import TERMINAL, Attempt, Job, JobFilter, JobState, Order, Page, Pulse, QueueInfo, WorkerInfo
+from holdfast.job import TERMINAL, Attempt, Job, JobFilter, JobState, LogPage, Order, Page, Pulse, QueueInfo, WorkerInfo
 from holdfast.links.redis import Script, in_pieces
 from holdfast.stores.redis.links import Links
-from holdfast.stores.redis.rows import Kinds, fields_of, matches, shown_attempt, shown_job
+from holdfast.stores.redis.rows import Kinds, fields_of, matches, shown_attempt, shown_job, shown_line
+from holdfast.stores.verbs import line_page, line_place
 
 _PIECE = 200
 _NEWEST = 1 << 53  # behind every submission
@@ -143,6 +144,13 @@ class Read:
             shown_attempt(each)
             for each in await self._links.command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1)
         ]
+
+    async def lines(self, job_id: str, *, limit: int, cursor: str | None) -> LogPage:
+        """A page of what a job has logged."""
+        claims, number = line_place(cursor)
+        key = f"{self._prefix}lines:{job_id}"
+        entries = await self._links.command("XRANGE", key, f"({claims}-{number}", "+", "COUNT", limit + 1)
+        return line_page([shown_line(entry) for entry in entries], limit)
 
     async def over(self, job_ids: Sequence[str]) -> bool:
         """Whether one of these jobs has ended, or is gone."""

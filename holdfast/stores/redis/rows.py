@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -16,11 +16,16 @@ from holdfast.job import (
     Job,
     JobFilter,
     JobState,
+    Lease,
+    LogLine,
     NewJob,
+    NewLine,
     Options,
+    Record,
     Settlement,
     microseconds,
 )
+from holdfast.links.redis import in_pieces
 from holdfast.links.wire import Argument
 from holdfast.stores.verbs import UNREADABLE
 
@@ -125,6 +130,30 @@ def _other(each: Settlement) -> tuple[Argument, ...]:
     )
 
 
+def record_pieces(records: Sequence[Record], most: int) -> Iterator[list[tuple[int, Sequence[NewLine]]]]:
+    """A batch cut into scripts of so many lines at most: in each, the places of records and their lines in it."""
+    piece: list[tuple[int, Sequence[NewLine]]] = []
+    room = most
+    for turn, record in enumerate(records):
+        for lines in [*in_pieces(record.lines, most)] or [()]:
+            if len(lines) > room or len(piece) >= most:
+                yield piece
+                piece, room = [], most
+            piece.append((turn, lines))
+            room -= len(lines)
+    if piece:
+        yield piece
+
+
+def said(lease: Lease, lines: Sequence[NewLine]) -> list[Argument]:
+    """Log lines as arguments of ``record``."""
+    found: list[Argument] = [lease.job_id, lease.claims, len(lines)]
+    for line in lines:
+        fields = "" if line.fields is None else "=" + line.fields
+        found += (line.number, span_us(line.ago), line.level, line.text, fields)
+    return found
+
+
 # ── out of Redis ──────────────────────────────────────────────────────────────────────────────────────────────────
 class Kinds:
     """Reads kinds; most jobs are of few."""
@@ -166,6 +195,22 @@ def claimed_job(row: Sequence[Any], kinds: Kinds) -> Job:
         int(due),
         int(created or due),
         None if options is None else _options(options),
+    )
+
+
+def shown_line(entry: Sequence[Any]) -> LogLine:
+    """A log line from an entry of its job's stream."""
+    place, flat = entry
+    claims, _, number = place.decode().partition("-")
+    kept = {name: value.decode("utf-8", "replace") for name, value in fields_of(flat).items()}
+    return LogLine(
+        int(claims),
+        int(number),
+        int(kept[b"attempt"]),
+        int(kept[b"at"]),
+        kept[b"level"],
+        kept[b"text"],
+        kept.get(b"fields"),
     )
 
 

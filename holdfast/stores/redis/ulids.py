@@ -14,10 +14,12 @@ from holdfast.job import (
     Job,
     JobFilter,
     Lease,
+    LogPage,
     NewJob,
     Operated,
     Page,
     Pulse,
+    Record,
     Settled,
     Settlement,
     Submitted,
@@ -92,6 +94,11 @@ class UlidStore(RedisStore):
         held = [Lease(written(lease.job_id), lease.claims) for lease in leases]
         return await super().beat(pulse, held, lease_for=lease_for)
 
+    async def record(self, records: Sequence[Record]) -> list[bool]:
+        return await super().record(
+            [replace(each, lease=Lease(written(each.lease.job_id), each.lease.claims)) for each in records]
+        )
+
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         await super().wait([_written_topic(topic) for topic in topics], timeout=timeout)
 
@@ -127,6 +134,9 @@ class UlidStore(RedisStore):
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         return await super().attempts(written(job_id))
+
+    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        return await super().lines(written(job_id), limit=limit, cursor=cursor)
 
 
 def _read_job(job: Job | None) -> Job | None:

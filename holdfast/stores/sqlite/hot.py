@@ -19,8 +19,10 @@ from holdfast.job import (
     JobState,
     Lease,
     NewJob,
+    NewLine,
     Order,
     Pulse,
+    Record,
     Settled,
     Settlement,
     Submitted,
@@ -258,6 +260,21 @@ class Hot:
             transaction.tell(f"queue:{queue}")
         return Settled(settlement.job_id, settlement.claims, True, state, run_at)
 
+    # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
+    def record(self, transaction: Transaction, records: Sequence[Record]) -> list[bool]:
+        """Keep the lines of leases that stand; which do."""
+        connection, now_us = transaction.connection, transaction.now_us
+        leases = as_json((each.lease.job_id, each.lease.claims) for each in records)
+        found = connection.execute(self._sql["recordable"], {"leases": leases, "now": now_us})
+        standing = {turn: (seq, attempt) for turn, seq, attempt in found}
+        rows = [
+            (seq, records[turn].lease.claims, line.number, attempt, now_us - span_us(line.ago), *_said(line))
+            for turn, (seq, attempt) in standing.items()
+            for line in records[turn].lines
+        ]
+        connection.executemany(self._sql["insert_line"], rows)
+        return [turn in standing for turn in range(len(records))]
+
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
     def beat(self, transaction: Transaction, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:
         """Extend what is still held; what each lease has become."""
@@ -273,6 +290,10 @@ class Hot:
                 alive = lease_until is not None and lease_until > now_us
                 held.append((Held.CANCEL if cancelling else Held.HELD) if alive else Held.LOST)
         return Beat(held=held, order=Order(ordered))
+
+
+def _said(line: NewLine) -> tuple[str, str, str | None]:
+    return line.level, line.text, line.fields
 
 
 def _is_plain(job: NewJob) -> bool:

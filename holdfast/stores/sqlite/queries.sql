@@ -216,6 +216,17 @@ insert into holdfast_attempt (job_seq, claims, attempt, worker, started_at, ende
 values (:seq, :claims, :attempt, :worker, :started_at, :now, :state, :reason, :error, :traceback)
 on conflict do nothing;
 
+-- own: recordable
+-- Which of the leases stand, and whose they are. That of a success does: nobody else can have written it.
+select d.key, j.seq, j.attempts
+from json_each(:leases) d cross join holdfast_job j on j.id = d.value ->> 0
+where +j.claims = d.value ->> 1 and (+j.state = 2 and +j.lease_until > :now or +j.state = 5);
+
+-- own: insert_line
+insert into holdfast_line (job_seq, claims, number, attempt, at, level, text, fields)
+values (?, ?, ?, ?, ?, ?, ?, ?)
+on conflict do nothing;
+
 -- own: extend_leases
 update holdfast_job set lease_until = :until
 from json_each(:leases) d
@@ -366,6 +377,12 @@ select json_array(
 from holdfast_attempt where job_seq = (select seq from holdfast_job where id = :id) order by claims;
 
 -- name: queue_states
+-- name: lines
+select claims, number, attempt, at, level, text, fields
+from holdfast_line
+where job_seq = (select seq from holdfast_job where id = :id) and (claims, number) > (:claims, :number)
+order by claims, number limit :limit;
+
 select queue, state, count(*) from holdfast_job group by queue, state;
 
 -- name: oldest_ready

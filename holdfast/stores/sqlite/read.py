@@ -15,6 +15,8 @@ from holdfast.job import (
     Job,
     JobFilter,
     JobState,
+    LogLine,
+    LogPage,
     Order,
     Page,
     Pulse,
@@ -23,6 +25,7 @@ from holdfast.job import (
 )
 from holdfast.stores.sql import CODES, STATES
 from holdfast.stores.sqlite.rows import as_json, filter_parameters, read_job
+from holdfast.stores.verbs import line_page, line_place
 
 _decode_attempt = msgspec.json.Decoder(Attempt).decode
 _NEWEST = 1 << 62
@@ -74,6 +77,12 @@ class Read:
     def attempts(self, reader: sqlite3.Connection, job_id: str) -> list[Attempt]:
         """The attempts of a job that did not succeed."""
         return [_decode_attempt(shown) for (shown,) in reader.execute(self._sql["attempts"], {"id": job_id})]
+
+    def lines(self, reader: sqlite3.Connection, job_id: str, *, limit: int, cursor: str | None) -> LogPage:
+        """A page of what a job has logged."""
+        claims, number = line_place(cursor)
+        values = {"id": job_id, "claims": claims, "number": number, "limit": limit + 1}
+        return line_page([LogLine(*row) for row in reader.execute(self._sql["lines"], values)], limit)
 
     def queues(self, reader: sqlite3.Connection, now_us: int) -> list[QueueInfo]:
         """Every queue with its counts."""

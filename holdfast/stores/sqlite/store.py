@@ -25,6 +25,7 @@ from holdfast.job import (
     JobFilter,
     JobState,
     Lease,
+    LogPage,
     NewJob,
     Operated,
     Order,
@@ -32,6 +33,7 @@ from holdfast.job import (
     Pulse,
     QueueInfo,
     Settled,
+    Record,
     Settlement,
     Submitted,
     WorkerInfo,
@@ -176,6 +178,11 @@ class SQLiteStore:
         )
 
     async def leave(self, worker: str) -> None:
+    async def record(self, records: Sequence[Record]) -> list[bool]:
+        if not records:
+            return []
+        return await self._open.writer.call(lambda transaction: self._hot.record(transaction, records))
+
         await self._open.writer.call(lambda transaction: self._operate.leave(transaction, worker))
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
@@ -284,6 +291,9 @@ class SQLiteStore:
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
+    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        return await self._reading(lambda reader: self._read.lines(reader, job_id, limit=limit, cursor=cursor))
+
         connection, now_us = self._open.writer.connection, self._now()
         return await _aside(lambda: care.examine(connection, self._sql, self.path, now_us))
 

@@ -175,7 +175,7 @@ local function make_moving()
 
     -- Forgets a job that has left every structure. Its key outlives it where its lifetime does and `keys_live`.
     local function forget(id, seq, key, keys_live)
-        call('DEL', JOB .. id, P .. 'attempts:' .. id)
+        call('DEL', JOB .. id, P .. 'attempts:' .. id, P .. 'lines:' .. id)
         local index = index_of(seq)
         ours('HDEL', index, int(seq))
         if call('EXISTS', index) == 0 then

@@ -48,8 +48,8 @@ from holdfast.job import (
     Page,
     Pulse,
     QueueInfo,
-    Settled,
     Record,
+    Settled,
     Settlement,
     Submitted,
     WorkerInfo,
@@ -124,15 +124,15 @@ class Store(Protocol):
     async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:
         """Register the worker, extend its live leases, and say what became of each."""
 
-    async def leave(self, worker: str) -> None:
-        """The worker has stopped: forget it."""
-
-    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
     async def record(self, records: Sequence[Record]) -> list[bool]:
         """Keep log lines with their jobs, each record under its lease; which were. Refused: the lease is not the job's
         any more, or has expired. One under which the job succeeded still stands. A line that is there already, by lease
         and number, stays as it is: a call whose answer was lost may be repeated."""
 
+    async def leave(self, worker: str) -> None:
+        """The worker has stopped: forget it."""
+
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         """Return when one of the topics may have news, at the latest after ``timeout`` seconds.
 
         Topics: ``queue:NAME`` or ``queue:*`` (something became ready), ``job:ID`` (it ended),
@@ -191,6 +191,9 @@ class Store(Protocol):
     async def attempts(self, job_id: str) -> list[Attempt]:
         """Attempts that did not succeed, oldest first."""
 
+    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        """The log lines of a job, oldest first, of all its attempts."""
+
     async def queues(self) -> list[QueueInfo]:
         """Every queue that has jobs or was paused, by name."""
 
@@ -202,9 +205,6 @@ class Store(Protocol):
 
     async def repair(self) -> list[Finding]:
         """Put right what can be put right without losing a job: what was done, nothing where there was nothing to do.
-    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
-        """The log lines of a job, oldest first, of all its attempts."""
-
         May be repeated, and while others are at work."""
 
     async def backup(self, path: str) -> None:

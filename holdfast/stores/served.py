@@ -27,8 +27,8 @@ from holdfast.job import (
     Page,
     Pulse,
     QueueInfo,
-    Settled,
     Record,
+    Settled,
     Settlement,
     Submitted,
     WorkerInfo,
@@ -49,8 +49,8 @@ class Hot(Protocol):
     async def claim(self, wish: Wish) -> Claim: ...
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]: ...
     async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat: ...
-
     async def record(self, records: Sequence[Record]) -> list[bool]: ...
+
 
 class Operate(Protocol):
     """Operating, and the upkeep anyone may do."""
@@ -78,8 +78,8 @@ class Read(Protocol):
     async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page: ...
     async def count(self, where: JobFilter) -> int: ...
     async def attempts(self, job_id: str) -> list[Attempt]: ...
-    async def queues(self) -> list[QueueInfo]: ...
     async def lines(self, job_id: str, *, limit: int, cursor: str | None) -> LogPage: ...
+    async def queues(self) -> list[QueueInfo]: ...
     async def workers(self) -> list[WorkerInfo]: ...
     async def now_us(self) -> int: ...
     async def over(self, job_ids: Sequence[str]) -> bool: ...
@@ -218,10 +218,10 @@ class ServedStore(ABC, Generic[OpenedT]):
     async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:
         return await self._open.hot.beat(pulse, leases, lease_for=lease_for)
 
-    async def leave(self, worker: str) -> None:
     async def record(self, records: Sequence[Record]) -> list[bool]:
         return await self._open.hot.record(records) if records else []
 
+    async def leave(self, worker: str) -> None:
         await self._open.operate.leave(worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
@@ -293,6 +293,9 @@ class ServedStore(ABC, Generic[OpenedT]):
     async def attempts(self, job_id: str) -> list[Attempt]:
         return await self._open.read.attempts(job_id)
 
+    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        return await self._open.read.lines(job_id, limit=limit, cursor=cursor)
+
     async def queues(self) -> list[QueueInfo]:
         return await self._open.read.queues()
 
@@ -300,7 +303,4 @@ class ServedStore(ABC, Generic[OpenedT]):
         return await self._open.read.workers()
 
     async def now_us(self) -> int:
-    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
-        return await self._open.read.lines(job_id, limit=limit, cursor=cursor)
-
         return await self._open.read.now_us()

@@ -70,9 +70,9 @@ class Carried:
         self.find = store.find
         self.count = store.count
         self.attempts = store.attempts
-        self.workers = store.workers
         self.record = store.record
         self.lines = store.lines
+        self.workers = store.workers
         self.backup = store.backup
         self.repair = store.repair
         self.now_us = store.now_us

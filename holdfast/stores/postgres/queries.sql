@@ -537,13 +537,13 @@ where -- include: matching
 select claims, attempt, worker, started_at, ended_at, state, reason, error, traceback
 from holdfast.attempt where job_id = :id order by claims;
 
--- name: queue_states
 -- name: lines
 select claims, number, attempt, at, level, text, fields
 from holdfast.line
 where job_id = :id::uuid and (claims, number) > (:claims::bigint, :number::integer)
 order by claims, number limit :limit;
 
+-- name: queue_states
 select queue, state, count(*) from holdfast.job group by queue, state;
 
 -- name: oldest_ready

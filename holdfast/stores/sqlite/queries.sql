@@ -376,13 +376,13 @@ select json_array(
     reason, error, traceback)
 from holdfast_attempt where job_seq = (select seq from holdfast_job where id = :id) order by claims;
 
--- name: queue_states
 -- name: lines
 select claims, number, attempt, at, level, text, fields
 from holdfast_line
 where job_seq = (select seq from holdfast_job where id = :id) and (claims, number) > (:claims, :number)
 order by claims, number limit :limit;
 
+-- name: queue_states
 select queue, state, count(*) from holdfast_job group by queue, state;
 
 -- name: oldest_ready

@@ -32,8 +32,8 @@ from holdfast.job import (
     Page,
     Pulse,
     QueueInfo,
-    Settled,
     Record,
+    Settled,
     Settlement,
     Submitted,
     WorkerInfo,
@@ -177,12 +177,12 @@ class SQLiteStore:
             lambda transaction: self._hot.beat(transaction, pulse, leases, lease_for=lease_for)
         )
 
-    async def leave(self, worker: str) -> None:
     async def record(self, records: Sequence[Record]) -> list[bool]:
         if not records:
             return []
         return await self._open.writer.call(lambda transaction: self._hot.record(transaction, records))
 
+    async def leave(self, worker: str) -> None:
         await self._open.writer.call(lambda transaction: self._operate.leave(transaction, worker))
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
@@ -283,6 +283,9 @@ class SQLiteStore:
     async def attempts(self, job_id: str) -> list[Attempt]:
         return await self._reading(lambda reader: self._read.attempts(reader, job_id))
 
+    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        return await self._reading(lambda reader: self._read.lines(reader, job_id, limit=limit, cursor=cursor))
+
     async def queues(self) -> list[QueueInfo]:
         return await self._reading(lambda reader: self._read.queues(reader, self._now()))
 
@@ -291,9 +294,6 @@ class SQLiteStore:
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
-    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
-        return await self._reading(lambda reader: self._read.lines(reader, job_id, limit=limit, cursor=cursor))
-
         connection, now_us = self._open.writer.connection, self._now()
         return await _aside(lambda: care.examine(connection, self._sql, self.path, now_us))
 

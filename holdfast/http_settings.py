@@ -48,4 +48,4 @@ class HttpSettings:
     body_timeout = Setting(
         span("10ms", "1h"), "30s", "How long a body may take to arrive, and an answer to be taken away."
     )
-    keep_alive = Setting(span("10ms", "1h"), "15s", "How long a connection without a request stays open.")
+    keep_alive = Setting(span("1s", "1h"), "15s", "How long a connection without a request stays open.")

@@ -9,6 +9,8 @@ problems.py     errors as RFC 9457 problem documents
 submitting.py looking.py operating.py queues.py health.py  the operations
 openapi.py      the table as an OpenAPI document
 serve.py        the program: uvicorn around it
+connections.py  the program's connections: how many, and how long they may take
+callers.py      who asks, and which operations and queues are theirs
 """
 
 from holdfast.web.asgi import asgi

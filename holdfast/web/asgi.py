@@ -31,7 +31,6 @@ OPERATIONS = with_description(
 )
 """Everything that can be asked."""
 
-_PATIENCE = 30.0  # seconds a body may take to arrive
 _LOCKED = 1.5  # seconds a request waits for a database file that another program has locked: 503 comes within two
 _HEADERS_MOST = 32 * 1024  # bytes of all headers
 _PATH_MOST = 8 * 1024
@@ -58,11 +57,10 @@ def asgi(app: Holdfast) -> Api:
 class Api:
     """Made by ``asgi``."""
 
-    def __init__(self, app: Holdfast, *, patience: float = _PATIENCE) -> None:
+    def __init__(self, app: Holdfast) -> None:
         self._app = app
         app.patience = _LOCKED
         self._routes = Routes(OPERATIONS)
-        self._patience = patience
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         match scope["type"]:
@@ -106,7 +104,8 @@ class Api:
         if operation.body is None:
             return {}
         limit = self._app.settings.payload_limit * (_BATCH if operation.batch else _SINGLE)
-        said = await read_document(request, limit, self._patience, optional=operation.body_optional)
+        patience = self._app.settings.body_timeout.total_seconds()
+        said = await read_document(request, limit, patience, optional=operation.body_optional)
         return said if operation.raw else operation.body.read(said)
 
     def _tell_failure(self, request: Request, error: Exception) -> None:

@@ -40,7 +40,12 @@ class Request:
             else:
                 self.headers[name] = value
         said = self.headers.get(b"x-request-id")
-        self.id = said.decode() if said is not None and _REQUEST_ID.fullmatch(said) else os.urandom(8).hex()
+        self.id = said.decode() if said is not None and _REQUEST_ID.fullmatch(said) else new_request_id()
+
+
+def new_request_id() -> str:
+    """A name for a request that brought none."""
+    return os.urandom(8).hex()
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -7,14 +7,14 @@ import contextlib
 import ipaddress
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import uvloop
 
 from holdfast.app import Holdfast
 from holdfast.config import Settings
-from holdfast.errors import ConfigError, Unavailable
+from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.events import ApiStarted, ApiStopping
 from holdfast.values import mask_url
 from holdfast.web.asgi import asgi
@@ -22,26 +22,88 @@ from holdfast.web.asgi import asgi
 if TYPE_CHECKING:
     from uvicorn import Server
 
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+"""Any ASGI application."""
+
 _BACKLOG = 2048  # connections that may wait to be accepted
 
 
-def serve(app: Holdfast, settings: Settings, *, exposed: bool = False) -> int:
+def serve(app: Holdfast, settings: Settings, *, exposed: bool = False, site: Application | None = None) -> int:
     """Serve the API until told to stop; the process's exit code.
 
-    Without keys only this host's own addresses are served, unless ``exposed`` says that others are wanted.
+    ``site``: another ASGI application to serve, which has the API among its parts. Without keys only this host's own
+    addresses are served, unless ``exposed`` says that others are wanted.
     """
-    server_for = _server_maker(settings)
-    if not exposed and not is_loopback(settings.api_host):
+    _check_exposure(settings, exposed=exposed)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+        loop.run(_until_told(app, settings, site))
+    return 0
+
+
+def _check_exposure(settings: Settings, *, exposed: bool) -> None:
+    if not exposed and settings.keys_file is None and not is_loopback(settings.api_host):
         raise ConfigError(
             f"api_host: {settings.api_host} can be reached by others, and without keys anybody may do anything: "
-            "listen on 127.0.0.1 behind a proxy that asks who they are, or say --exposed"
+            "name a keys_file (`holdfast keys create`), listen on 127.0.0.1 behind a proxy that asks who they are, "
+            "or say --exposed"
         )
-    with (
-        contextlib.closing(_listening(settings)) as listener,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop,
-    ):
-        loop.run(_run(app, settings, server_for(app), listener))
-    return 0
+
+
+async def _until_told(app: Holdfast, settings: Settings, site: Application | None) -> None:
+    loop = asyncio.get_running_loop()
+    async with serving(app, settings, site=site, exposed=True) as served:
+
+        def stop(name: str) -> None:
+            served.stop()
+            app.events.emit(ApiStopping(reason=name))
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number.name)
+        await served.ended()
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    app: Holdfast, settings: Settings, *, site: Application | None = None, exposed: bool = False
+) -> AsyncIterator[Serving]:
+    """Serve the API in this event loop while the body runs; then let requests under way finish."""
+    _check_exposure(settings, exposed=exposed)
+    server_for = _server_maker(settings)
+    with contextlib.closing(_listening(settings)) as listener:
+        server = server_for(asgi(app) if site is None else site)
+        async with _held_open(app):
+            serving = Serving(server, _address(settings, listener), listener)
+            app.events.emit(ApiStarted(address=serving.address, store=mask_url(app.settings.url)))
+            try:
+                yield serving
+            finally:
+                await serving.finish()
+
+
+class Serving:
+    """A server at work."""
+
+    def __init__(self, server: Server, address: str, listener: socket.socket) -> None:
+        self.address = address
+        self._server = server
+        self._task = asyncio.create_task(server.serve(sockets=[listener]))
+
+    def stop(self) -> None:
+        """Let requests under way finish; the second time: end at once."""
+        self._server.force_exit = self._server.should_exit
+        self._server.should_exit = True
+
+    async def ended(self) -> None:
+        """Return when it has stopped because it was told to; a server that ends by itself raises."""
+        await asyncio.shield(self._task)
+        if not self._server.should_exit:
+            raise HoldfastError("the HTTP server ended by itself")
+
+    async def finish(self) -> None:
+        """Stop, if that was not said yet, and wait until it has."""
+        if not self._server.should_exit:
+            self.stop()
+        await asyncio.gather(self._task, return_exceptions=True)
 
 
 def is_loopback(host: str) -> bool:
@@ -52,11 +114,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _server_maker(settings: Settings) -> Callable[[Holdfast], Server]:
+def _server_maker(settings: Settings) -> Callable[[Application], Server]:
     """What makes uvicorn's server; ConfigError where uvicorn or a file of TLS is missing."""
     try:
         import httptools  # noqa: F401 - without it uvicorn parses in Python, at a third of the speed
         import uvicorn
+
+        from holdfast.web.connections import Bounds, bounded
     except ModuleNotFoundError as error:
         raise ConfigError(f"the HTTP server needs {error.name}; pip install 'holdfast[web]'") from None
 
@@ -70,10 +134,10 @@ def _server_maker(settings: Settings) -> Callable[[Holdfast], Server]:
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise ConfigError("tls_certificate, tls_key: TLS needs both, the certificate and its key")
 
-    def make(app: Holdfast) -> Server:
+    def make(site: Application) -> Server:
         config = uvicorn.Config(
-            asgi(app),
-            http="httptools",
+            site,
+            http=bounded(Bounds.of(settings)),
             ws="none",
             lifespan="off",  # the application is held open around the server
             log_config=None,
@@ -82,6 +146,7 @@ def _server_maker(settings: Settings) -> Callable[[Holdfast], Server]:
             server_header=False,
             proxy_headers=False,
             backlog=_BACKLOG,
+            timeout_keep_alive=max(1, round(settings.keep_alive.total_seconds())),
             timeout_graceful_shutdown=max(1, round(settings.grace.total_seconds())),
             ssl_certfile=settings.tls_certificate,
             ssl_keyfile=settings.tls_key,
@@ -104,22 +169,10 @@ def _listening(settings: Settings) -> socket.socket:
         raise ConfigError(f"api_host, api_port: cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
-async def _run(app: Holdfast, settings: Settings, server: Server, listener: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-
-    def stop(name: str) -> None:
-        server.force_exit = server.should_exit  # the second time: at once
-        server.should_exit = True
-        app.events.emit(ApiStopping(reason=name))
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number.name)
-    async with _held_open(app):
-        scheme = "http" if settings.tls_certificate is None else "https"
-        host, port = listener.getsockname()[:2]
-        address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-        app.events.emit(ApiStarted(address=address, store=mask_url(app.settings.url)))
-        await server.serve(sockets=[listener])
+def _address(settings: Settings, listener: socket.socket) -> str:
+    scheme = "http" if settings.tls_certificate is None else "https"
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @contextlib.asynccontextmanager

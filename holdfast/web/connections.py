@@ -1,0 +1,178 @@
+"""Connections: so many at once, and none that takes for ever to say what it wants or to take its answer away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import timedelta
+from typing import NamedTuple
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from holdfast.config import Settings
+from holdfast.web.messages import Refusal, new_request_id
+from holdfast.web.problems import answer_to
+
+HEAD_MOST = 64 * 1024
+"""Bytes of a request's head; what is over the limit of headers and below this one is answered by the application."""
+
+
+class Bounds(NamedTuple):
+    """What connections must keep to."""
+
+    most: int
+    most_of_address: int
+    head: float  # seconds
+    body: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> Bounds:
+        """As the settings say."""
+        return cls(
+            most=settings.connections,
+            most_of_address=settings.connections_per_address,
+            head=settings.header_timeout / timedelta(seconds=1),
+            body=settings.body_timeout / timedelta(seconds=1),
+        )
+
+
+class Crowd:
+    """The connections there are, by address."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self._present: Counter[str] = Counter()
+        self._total = 0
+
+    def enters(self, address: str) -> bool:
+        """Count one more; False where there are too many."""
+        self._total += 1
+        self._present[address] += 1
+        return self._total <= self.bounds.most and self._present[address] <= self.bounds.most_of_address
+
+    def leaves(self, address: str) -> None:
+        """Count one less."""
+        self._total -= 1
+        self._present[address] -= 1
+        if not self._present[address]:
+            del self._present[address]
+
+
+def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol, within these bounds; all connections of the class share them."""
+    crowd = Crowd(bounds)
+
+    class Bounded(Connection):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            self.crowd = crowd
+            super().connection_made(transport)
+
+    return Bounded
+
+
+class Connection(HttpToolsProtocol):
+    """One connection."""
+
+    crowd: Crowd
+    _address = ""
+    _head_size = 0
+    _in_body = False
+    _answering = False
+    _deadline: asyncio.TimerHandle | None = None
+    _taking_deadline: asyncio.TimerHandle | None = None
+
+    # ── coming and going ──────────────────────────────────────────────────────────────────────────────────────
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        if self.crowd.enters(self._address):
+            self._expect(self.crowd.bounds.head)
+        else:
+            self._refuse(503, "too_many_connections", "there are too many connections", "close some, and try again")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.crowd.leaves(self._address)
+        self._stop_expecting()
+        self._cancel_taking()
+        super().connection_lost(exc)
+
+    # ── a request's head, and what is left of a body whose answer went before it ──────────────────────────────
+    def data_received(self, data: bytes) -> None:
+        if self._deadline is None and not self._answering:
+            self._expect(self.crowd.bounds.body if self._in_body else self.crowd.bounds.head)
+        super().data_received(data)
+        if self._deadline is not None and not self._in_body:
+            self._head_size += len(data)
+            if self._head_size > HEAD_MOST:
+                self._refuse(431, "headers_too_large", "the headers are too large", f"send at most {HEAD_MOST:,} bytes")
+
+    def on_headers_complete(self) -> None:
+        self._in_body = self._answering = True
+        self._stop_expecting()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self._stop_expecting()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._answering = bool(self.pipeline)
+        super().on_response_complete()
+
+    def _expect(self, seconds: float) -> None:
+        self._head_size = 0
+        self._deadline = self.loop.call_later(seconds, self._is_late)
+
+    def _stop_expecting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _is_late(self) -> None:
+        if self._in_body or not self._head_size:  # nothing that could be answered has begun
+            self.transport.close()
+        else:
+            self._refuse(408, "headers_too_slow", "the head of the request did not arrive in time", "send it at once")
+
+    # ── the taking of an answer ───────────────────────────────────────────────────────────────────────────────
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._taking_deadline = self.loop.call_later(self.crowd.bounds.body, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_taking()
+
+    def _cancel_taking(self) -> None:
+        if self._taking_deadline is not None:
+            self._taking_deadline.cancel()
+            self._taking_deadline = None
+
+    # ── refusals before there is a request ────────────────────────────────────────────────────────────────────
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "invalid_http", "this is no valid HTTP request", "send one")
+
+    def _refuse(self, status: int, code: str, detail: str, remedy: str) -> None:
+        if self.transport.is_closing():
+            return
+        request_id = new_request_id()
+        answer = answer_to(Refusal(status, code, detail, remedy), request_id)
+        head = [
+            f"HTTP/1.1 {status} {_PHRASES[status]}\r\n".encode(),
+            b"content-type: " + answer.media + b"\r\n",
+            f"content-length: {len(answer.body)}\r\nx-request-id: {request_id}\r\n".encode(),
+            b"x-content-type-options: nosniff\r\nconnection: close\r\n",
+            b"retry-after: 2\r\n" if status == 503 else b"",
+            b"\r\n",
+        ]
+        self.transport.write(b"".join([*head, answer.body]))
+        self.transport.close()
+
+
+_PHRASES = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}

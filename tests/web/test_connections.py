@@ -1,0 +1,126 @@
+"""Connections of ``holdfast api``: so many at once, and none that takes for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.web.serving import Served
+
+JOB = {"type": "work", "payload": {}}
+HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
+
+
+class Slow(NamedTuple):
+    """What a client sends before it falls silent, and what it is told in the end."""
+
+    id: str
+    sent: bytes
+    status: int | None
+    code: str = ""
+
+
+SLOW = [
+    Slow("nothing", b"", None),
+    Slow("half-a-head", HEAD[:40], 408, "headers_too_slow"),
+    Slow("half-a-body", HEAD, 408, "body_too_slow"),
+    Slow("empty-lines", b"\r\n\r\n", 408, "headers_too_slow"),
+    Slow("endless-head", b"GET / HTTP/1.1\r\nX: " + b"x" * 80_000, 431, "headers_too_large"),
+    Slow("large-head", b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 40_000 + b"\r\n\r\n", 431, "headers_too_large"),
+    Slow("no-http", b"\x16\x03\x01 hello\r\n\r\n", 400, "invalid_http"),
+]
+
+
+def served(folder: Path, **settings: str) -> Served:
+    """A server that loses patience soon."""
+    hasty = {"header_timeout": "1s", "body_timeout": "1s", "keep_alive": "1s", **settings}
+    return Served(folder, f"sqlite:///{folder}/jobs.db", **hasty)
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("hasty")) as server:
+        yield server
+
+
+def _all(connection: socket.socket) -> bytes:
+    """What comes until the server closes."""
+    told = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(65_536):
+            told += part
+    return told
+
+
+def _answer(told: bytes) -> tuple[int, dict[str, Any]]:
+    head, _, body = told.partition(b"\r\n\r\n")
+    assert b"\r\nx-request-id: " in head.lower()
+    return int(head.split()[1]), json.loads(body)
+
+
+@pytest.mark.parametrize("slow", SLOW, ids=lambda slow: slow.id)
+def test_a_client_that_falls_silent_is_told_and_let_go(hasty: Served, slow: Slow) -> None:
+    with hasty.connect() as connection:
+        connection.sendall(slow.sent)
+        told = _all(connection)
+        if slow.status is None:
+            assert told == b""
+        else:
+            status, problem = _answer(told)
+            assert (status, problem["code"]) == (slow.status, slow.code)
+
+
+def test_an_idle_connection_is_closed_after_its_answer(hasty: Served) -> None:
+    with hasty.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert _all(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_body_that_trickles_after_its_answer_ends_the_connection(hasty: Served) -> None:
+    with hasty.connect() as connection:
+        connection.sendall(HEAD.replace(b"POST /v1/jobs", b"GET /health"))
+        told = b""
+        with contextlib.suppress(OSError):  # until the server closes
+            connection.settimeout(0.2)
+            for _ in range(100):
+                connection.sendall(b" ")
+                with contextlib.suppress(TimeoutError):
+                    part = connection.recv(65_536)
+                    told += part
+                    if not part:
+                        break
+            else:
+                pytest.fail("it was held open")
+        assert told.startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_client_that_does_not_take_its_answer_is_let_go(tmp_path: Path) -> None:
+    with served(tmp_path) as server, server.client() as client:
+        job = client.post("/v1/jobs", json={"type": "work", "payload": {"text": "x" * 200_000}}).json()
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(40)
+            connection.connect(("127.0.0.1", server.port))
+            ask = f"GET /v1/jobs/{job['id']} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+            with pytest.raises(ConnectionError):  # noqa: PT012 - which of them meets the closed connection is open
+                for _ in range(10_000):
+                    connection.sendall(ask * 20)
+
+
+def test_no_more_connections_are_held_than_the_settings_say(tmp_path: Path) -> None:
+    patient = {"header_timeout": "60s", "body_timeout": "60s"}
+    with served(tmp_path, connections_per_address="5", **patient) as server, contextlib.ExitStack() as slow:
+        for _ in range(5):
+            slow.enter_context(server.connect()).sendall(HEAD)
+        with server.connect() as sixth:
+            status, problem = _answer(_all(sixth))
+        assert (status, problem["code"]) == (503, "too_many_connections")
+        slow.close()
+        with server.client() as client:
+            assert client.post("/v1/jobs", json=JOB).status_code in (201, 503)  # the five may not have left yet

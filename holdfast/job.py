@@ -380,6 +380,14 @@ class Page(msgspec.Struct, frozen=True):
     cursor: str | None
 
 
+class Pace(msgspec.Struct, frozen=True):
+    """When the jobs of one replay fall due: the first ``after`` from now, each other one ``every`` after the one before
+    it, in the order of the ids, or of submission where a filter chose them."""
+
+    every: timedelta = timedelta(0)
+    after: timedelta = timedelta(0)
+
+
 class Operated(msgspec.Struct, frozen=True):
     """What a bounded operation on many jobs did. ``more``: call again, matching jobs are left."""
 

@@ -26,7 +26,7 @@ LEGAL: Mapping[JobState, frozenset[JobState]] = {
     JobState.SCHEDULED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
     JobState.WAITING: frozenset({JobState.QUEUED, JobState.DEAD, JobState.CANCELLED}),
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
-    JobState.FAILED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
+    JobState.FAILED: frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.CANCELLED}),
     JobState.RUNNING: frozenset(
         {
             JobState.SUCCEEDED,
@@ -38,11 +38,11 @@ LEGAL: Mapping[JobState, frozenset[JobState]] = {
             JobState.WAITING,
         }
     ),
-    JobState.SUCCEEDED: frozenset({JobState.QUEUED}),
-    JobState.DEAD: frozenset({JobState.QUEUED}),
-    JobState.CANCELLED: frozenset({JobState.QUEUED}),
+    JobState.SUCCEEDED: frozenset({JobState.QUEUED, JobState.SCHEDULED}),
+    JobState.DEAD: frozenset({JobState.QUEUED, JobState.SCHEDULED}),
+    JobState.CANCELLED: frozenset({JobState.QUEUED, JobState.SCHEDULED}),
 }
-"""From each state, where a job may go. Out of a terminal state leads only an operator's replay."""
+"""From each state, where a job may go. Out of a terminal state leads only an operator's replay: at once, or paced."""
 
 CANCELLABLE = frozenset(state for state, to in LEGAL.items() if JobState.CANCELLED in to)
 REPLAYABLE = frozenset({JobState.DEAD, JobState.FAILED, JobState.CANCELLED})

@@ -45,6 +45,7 @@ from holdfast.job import (
     NewJob,
     Operated,
     Order,
+    Pace,
     Page,
     Pulse,
     QueueInfo,
@@ -59,6 +60,9 @@ T = TypeVar("T")
 
 Selection = Sequence[str] | JobFilter
 """Which jobs an operation is for: ids, or everything a filter matches."""
+
+AT_ONCE = Pace()
+"""All of them now."""
 
 EVERY_QUEUE = "*"
 """In ``claim``'s wants: every queue there is, served in turn."""
@@ -159,9 +163,16 @@ class Store(Protocol):
         """Cancel what waits; ask what runs to stop (its state stays ``running`` until its worker settles it)."""
 
     async def replay(
-        self, selection: Selection, *, force: bool = False, payload: str | None = None, limit: int = 1000
+        self,
+        selection: Selection,
+        *,
+        force: bool = False,
+        payload: str | None = None,
+        limit: int = 1000,
+        pace: Pace = AT_ONCE,
     ) -> Operated:
-        """Queue again with a new budget, error cleared, history kept. ``payload`` replaces the stored one."""
+        """Queue again with a new budget, error cleared, history kept. ``payload`` replaces the stored one. Those that
+        are not to run at once, by ``pace``, become ``scheduled``."""
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> Operated:
         """Remove jobs that are not running, with their keys and history."""

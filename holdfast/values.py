@@ -37,6 +37,8 @@ LONGEST = timedelta(days=175 * 366)
 FIRST_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
 LAST_INSTANT = datetime(2199, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 
+RATE_PATTERN = "^([1-9][0-9]{0,5})/([smhd])$"
+"""How many in which time."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]{0,127}")
 _WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -44,6 +46,7 @@ _INSTANT = re.compile(
     r"(?P<year>\d{4})-\d\d-\d\d[Tt ](?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:[Zz]|[+-]\d\d:[0-5]\d)", re.ASCII
 )
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(ms|s|m|h|d)?", re.ASCII)
+_RATE = re.compile(RATE_PATTERN)
 _SIZE = re.compile(r"(\d{1,18})\s*(B|KiB|MiB|GiB)?", re.ASCII | re.IGNORECASE)
 _COUNT = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -201,6 +204,14 @@ def parse_duration(value: object, field: str = "duration") -> timedelta:
     if span is None or not timedelta(0) <= span <= LONGEST:
         raise Invalid(field, value, "give between 0 seconds and 175 years")
     return span
+
+
+def parse_rate(value: object, field: str = "rate") -> timedelta:
+    """How long from one to the next, at a rate such as ``"10/s"``, ``"90/m"``, ``"500/h"`` or ``"1/d"``."""
+    match = _RATE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise Invalid(field, value, 'give how many in a second, minute, hour or day: "10/s", "90/m", "500/h", "1/d"')
+    return _UNITS[match[2]] / int(match[1])
 
 
 def check_span(value: object, field: str) -> timedelta:

@@ -8,7 +8,7 @@ from holdfast import JobState
 from holdfast.cli.base import group
 from holdfast.cli.choosing import filter_options, now_us
 from holdfast.cli.look import print_page, print_story
-from holdfast.cli.operate import carry_out, replay_jobs, selection
+from holdfast.cli.operate import carry_out, rate_option, replay_jobs, selection
 from holdfast.cli.session import Session
 from holdfast.desk.choosing import Filters
 from holdfast.desk.deeds import Deed
@@ -45,19 +45,40 @@ def dlq_show(session: Session, *, job_id: str) -> None:
         print_story(session, job, app.sync.attempts(job.id), now_us(app))
 
 
-@dlq.command("replay", examples=["holdfast dlq replay --task email.send", "holdfast dlq replay --all --dry-run"])
+@dlq.command(
+    "replay", examples=["holdfast dlq replay --task email.send --rate 10/s", "holdfast dlq replay --all --dry-run"]
+)
 @selection
 @filter_options(states=False)
 @click.option("--payload", metavar="JSON", help="Edited arguments for one job; - reads them from stdin.")
+@rate_option
 @click.pass_obj
 def dlq_replay(
-    session: Session, *, ids: tuple[str, ...], filters: Filters, everything: bool, dry_run: bool, payload: str | None
+    session: Session,
+    *,
+    ids: tuple[str, ...],
+    filters: Filters,
+    everything: bool,
+    dry_run: bool,
+    payload: str | None,
+    rate: str | None,
 ) -> int:
-    """Queue dead letters again with a new budget."""
+    """Queue dead letters again with a new budget: at once, or so many a second, minute or hour.
+
+    At a --rate they become ready one after the other, without any process that sees to it; until then they are
+    scheduled, and can be cancelled.
+    """
     if payload is not None and len(ids) != 1:
         raise click.UsageError("--payload goes to one job: name its id")
     return replay_jobs(
-        session, ids, filters, everything=everything, dry_run=dry_run, payload=payload, states=frozenset(_DEAD)
+        session,
+        ids,
+        filters,
+        everything=everything,
+        dry_run=dry_run,
+        payload=payload,
+        rate=rate,
+        states=frozenset(_DEAD),
     )
 
 

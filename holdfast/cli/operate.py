@@ -14,10 +14,10 @@ from holdfast.cli.session import Session
 from holdfast.cli.show import print_json
 from holdfast.cli.submitting import read_payload
 from holdfast.desk.choosing import Filters
-from holdfast.desk.deeds import CANCEL, DELETE, Deed, by_state, replaying
+from holdfast.desk.deeds import CANCEL, DELETE, Deed, Turns, by_state, replaying
 from holdfast.desk.documents import operated_document, plain
-from holdfast.desk.words import many
-from holdfast.job import Operated
+from holdfast.desk.words import many, span
+from holdfast.job import JobFilter, Operated
 from holdfast.lifecycle import REPLAYABLE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,6 +29,12 @@ def selection(function: F) -> F:
     everything = click.option("--all", "everything", is_flag=True, help="Every job there is; needed without a filter.")
     dry_run = click.option("--dry-run", is_flag=True, help="Only count what would be done.")
     return ids(everything(dry_run(function)))
+
+
+def rate_option(function: F) -> F:
+    """``--rate``."""
+    text = 'At most so many become ready: "10/s", "90/m", "500/h"; else all at once.'
+    return click.option("--rate", metavar="N/UNIT", help=text)(function)
 
 
 @command(
@@ -57,6 +63,7 @@ def cancel(session: Session, *, ids: tuple[str, ...], filters: Filters, everythi
 @filter_options()
 @click.option("--force", is_flag=True, help="Also what has succeeded.")
 @click.option("--payload", metavar="JSON", help="Edited arguments for one job; - reads them from stdin.")
+@rate_option
 @click.pass_obj
 def replay(
     session: Session,
@@ -67,14 +74,18 @@ def replay(
     dry_run: bool,
     force: bool,
     payload: str | None,
+    rate: str | None,
 ) -> int:
     """Queue jobs again with a new budget: dead, failed and cancelled ones.
 
-    Their history stays. Exits 1 if one of the ids could not be replayed.
+    At a --rate they become ready one after the other, without any process that sees to it; until then they are
+    scheduled, and can be cancelled. Their history stays. Exits 1 if one of the ids could not be replayed.
     """
     if payload is not None and len(ids) != 1:
         raise click.UsageError("--payload goes to one job: name its id")
-    return replay_jobs(session, ids, filters, everything=everything, dry_run=dry_run, force=force, payload=payload)
+    return replay_jobs(
+        session, ids, filters, everything=everything, dry_run=dry_run, force=force, payload=payload, rate=rate
+    )
 
 
 def replay_jobs(
@@ -86,11 +97,12 @@ def replay_jobs(
     dry_run: bool,
     force: bool = False,
     payload: str | None = None,
+    rate: str | None = None,
     states: Collection[JobState] = REPLAYABLE,
 ) -> int:
     """``replay``, and ``dlq replay`` with fewer states."""
     edited = {} if payload is None else {"payload": read_payload(payload, session.settings().payload_limit)}
-    deed = replaying(force=force, states=states, **edited)
+    deed = replaying(force=force, states=states, rate=rate, **edited)
     return carry_out(session, deed, ids, filters, everything=everything, dry_run=dry_run)
 
 
@@ -118,13 +130,19 @@ def carry_out(
     with session.application() if needs_tasks else session.jobs() as app:
         if dry_run:
             return _count(session, app, deed, ids, filters)
-        operation = getattr(app.sync, deed.name)
+        operation, turns = getattr(app.sync, deed.name), Turns(deed)
+
+        def next_slice(where: JobFilter) -> Operated:
+            operated: Operated = operation(where, **turns.options())
+            turns.passed(len(operated.changed))
+            return operated
+
         if ids:
-            operated = operation(list(ids), limit=len(ids), **deed.options)
+            operated = operation(list(ids), limit=len(ids), **turns.options())
+            turns.passed(len(operated.changed))
         else:
-            wheres = by_state(app.block(filters.build(app)), deed.legal)
-            operated = operate_on_all(lambda where: operation(where, **deed.options), wheres)
-        return print_operated(session, operated, deed)
+            operated = operate_on_all(next_slice, by_state(app.block(filters.build(app)), deed.legal))
+        return print_operated(session, operated, deed, turns)
 
 
 def _count(session: Session, app: Holdfast, deed: Deed, ids: tuple[str, ...], filters: Filters) -> int:
@@ -132,21 +150,32 @@ def _count(session: Session, app: Holdfast, deed: Deed, ids: tuple[str, ...], fi
         number = sum(app.sync.get(each).state in deed.legal for each in ids)
     else:
         number = sum(app.sync.count(where) for where in by_state(app.block(filters.build(app)), deed.legal))
+    turns = Turns(deed)
+    turns.passed(number)
     if session.json:
-        print_json({"dry_run": True, "count": number})
+        print_json({"dry_run": True, "count": number, **_lasting(turns)})
     else:
-        click.echo(f"{many(number, 'job')} would be {deed.done}")
+        click.echo(f"{many(number, 'job')} would be {deed.done}{_over(turns)}")
     return 0
 
 
-def print_operated(session: Session, operated: Operated, deed: Deed) -> int:
+def _lasting(turns: Turns) -> dict[str, float]:
+    return {"seconds": turns.after.total_seconds()} if turns.after else {}
+
+
+def _over(turns: Turns) -> str:
+    return f", one after the other over {span(turns.after)}" if turns.after else ""
+
+
+def print_operated(session: Session, operated: Operated, deed: Deed, turns: Turns) -> int:
     """What was done; 1 if something was refused."""
     if session.json:
-        print_json({"dry_run": False, "count": len(operated.changed), **plain(operated_document(operated))})
+        count = len(operated.changed)
+        print_json({"dry_run": False, "count": count, **_lasting(turns), **plain(operated_document(operated))})
     else:
         asked = sum(state is JobState.RUNNING for _, state in operated.changed)
         also = f", {asked} of them run and were asked to stop" if asked else ""
-        click.echo(f"{many(len(operated.changed), 'job')} {deed.done}{also}")
+        click.echo(f"{many(len(operated.changed), 'job')} {deed.done}{also}{_over(turns)}")
         for job_id, state in operated.refused:
             why = "there is no such job" if state is None else f"it is {state}; {deed.advice}"
             click.echo(f"holdfast: job {job_id} was not {deed.done}: {why}", err=True)

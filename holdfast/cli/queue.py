@@ -11,7 +11,7 @@ from holdfast.cli.look import queue_table
 from holdfast.cli.operate import print_operated
 from holdfast.cli.session import Session
 from holdfast.cli.show import note, print_json, print_table
-from holdfast.desk.deeds import Deed, by_state
+from holdfast.desk.deeds import Deed, Turns, by_state
 from holdfast.desk.documents import queue_document
 from holdfast.desk.words import many
 from holdfast.values import check_name
@@ -80,7 +80,7 @@ def queue_purge(session: Session, *, name: str, dry_run: bool) -> int:
     wheres = by_state(JobFilter(queue=check_name("queue", name)), _NOT_RUN)
     with session.jobs() as app:
         if not dry_run:
-            return print_operated(session, operate_on_all(app.sync.delete, wheres), deed)
+            return print_operated(session, operate_on_all(app.sync.delete, wheres), deed, Turns(deed))
         number = sum(app.sync.count(where) for where in wheres)
     if session.json:
         print_json({"dry_run": True, "count": number})

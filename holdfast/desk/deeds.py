@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 
 from holdfast.job import JobFilter, JobState
 from holdfast.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
+from holdfast.values import parse_rate
 
 
 class Deed(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,13 +21,36 @@ class Deed(msgspec.Struct, frozen=True, kw_only=True):
     legal: frozenset[JobState]
     advice: str  # for those whose state does not allow it
     options: dict[str, Any] = {}
+    rate: str | None = None  # of a replay that is not to come all at once
 
 
 CANCEL = Deed(name="cancel", done="cancelled", legal=CANCELLABLE, advice="it has ended")
 DELETE = Deed(name="delete", done="deleted", legal=DELETABLE, advice="it is running: cancel it first")
 
 
-def replaying(*, force: bool = False, states: Collection[JobState] = REPLAYABLE, **options: Any) -> Deed:
+class Turns:
+    """The options of one call after another: a replay at a rate goes on where the call before it ended. ``after``: when
+    the first is to be ready."""
+
+    def __init__(self, deed: Deed, after: timedelta = timedelta(0)) -> None:
+        self._deed = deed
+        self._every = None if deed.rate is None else parse_rate(deed.rate)
+        self.after = after
+
+    def options(self) -> dict[str, Any]:
+        """Those of the next call."""
+        paced = {"rate": self._deed.rate, "after": self.after} if self._every or self.after else {}
+        return {**self._deed.options, **paced}
+
+    def passed(self, number: int) -> None:
+        """So many jobs were changed, or would be."""
+        if self._every is not None:
+            self.after += number * self._every
+
+
+def replaying(
+    *, force: bool = False, states: Collection[JobState] = REPLAYABLE, rate: str | None = None, **options: Any
+) -> Deed:
     """Queueing again what is in one of these states; ``force``: also what has succeeded."""
     return Deed(
         name="replay",
@@ -33,6 +58,7 @@ def replaying(*, force: bool = False, states: Collection[JobState] = REPLAYABLE,
         legal=frozenset(states) | ({JobState.SUCCEEDED} if force else set()),
         advice="replay takes dead, failed and cancelled jobs, and with --force succeeded ones",
         options={"force": force, **options},
+        rate=rate,
     )
 
 

@@ -24,6 +24,7 @@ from holdfast.job import (
     NewJob,
     Operated,
     Order,
+    Pace,
     Page,
     Pulse,
     QueueInfo,
@@ -35,7 +36,7 @@ from holdfast.job import (
 )
 from holdfast.lifecycle import CANCELLABLE, DELETABLE
 from holdfast.portal import Portal
-from holdfast.store import Selection
+from holdfast.store import AT_ONCE, Selection
 from holdfast.stores.verbs import Chosen, Wish, named, replayable
 
 T = TypeVar("T")
@@ -63,7 +64,7 @@ class Operate(Protocol):
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False
     ) -> Chosen: ...
     async def cancel(self, chosen: Chosen) -> Operated: ...
-    async def replay(self, chosen: Chosen, *, force: bool, payload: str | None) -> Operated: ...
+    async def replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: Pace) -> Operated: ...
     async def delete(self, chosen: Chosen) -> Operated: ...
     async def pause(self, queue: str, *, paused: bool) -> None: ...
     async def order(self, order: Order, workers: Sequence[str] | None) -> list[str]: ...
@@ -248,11 +249,17 @@ class ServedStore(ABC, Generic[OpenedT]):
         return await self._open.operate.cancel(chosen) if chosen.ids else Operated([], [])
 
     async def replay(
-        self, selection: Selection, *, force: bool = False, payload: str | None = None, limit: int = 1000
+        self,
+        selection: Selection,
+        *,
+        force: bool = False,
+        payload: str | None = None,
+        limit: int = 1000,
+        pace: Pace = AT_ONCE,
     ) -> Operated:
         chosen = await self._chosen(selection, replayable(force=force), limit)
         operate = self._open.operate
-        return await operate.replay(chosen, force=force, payload=payload) if chosen.ids else Operated([], [])
+        return await operate.replay(chosen, force=force, payload=payload, pace=pace) if chosen.ids else Operated([], [])
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> Operated:
         chosen = await self._chosen(selection, DELETABLE, limit)

@@ -25,13 +25,14 @@ from holdfast.job import (
     Lease,
     NewJob,
     Operated,
+    Pace,
     Pulse,
     QueueInfo,
     Settled,
     Settlement,
     Submitted,
 )
-from holdfast.store import AnnouncingStore, Selection, Transport
+from holdfast.store import AT_ONCE, AnnouncingStore, Selection, Transport
 from holdfast.transports.carrier import Away, Carrier, InHand
 from holdfast.transports.claiming import Asked, Claiming
 from holdfast.transports.doctor import examine
@@ -251,10 +252,16 @@ class Carried:
         return await self._now().reminder.sweep()
 
     async def replay(
-        self, selection: Selection, *, force: bool = False, payload: str | None = None, limit: int = 1000
+        self,
+        selection: Selection,
+        *,
+        force: bool = False,
+        payload: str | None = None,
+        limit: int = 1000,
+        pace: Pace = AT_ONCE,
     ) -> Operated:
         """Queue again, announce, and take what was dead off its list."""
-        operated = await self._store.replay(selection, force=force, payload=payload, limit=limit)
+        operated = await self._store.replay(selection, force=force, payload=payload, limit=limit, pace=pace)
         if operated.changed:
             with suppress(HoldfastError):  # done: a sweep does the rest
                 await self._tell_of([job_id for job_id, _ in operated.changed])

@@ -13,7 +13,7 @@ from holdfast.web.examples import DEAD_JOB, JOB
 from holdfast.web.fields import FILTERS, PAGING, Field, Form, an_object
 from holdfast.web.looking import JobPage, JobStory, chosen, find_job, story
 from holdfast.web.messages import Answer, document
-from holdfast.web.operating import DRY_RUN, FILTER, LIMIT, REPLAY_ONE, Done, carried_out, one, replayed
+from holdfast.web.operating import AFTER, DRY_RUN, FILTER, LIMIT, RATE, REPLAY_ONE, Done, carried_out, one, replayed
 from holdfast.web.routing import Call, Operation, Told, named_queue
 
 _DEAD = (JobState.DEAD,)
@@ -41,6 +41,8 @@ REPLAY_DEAD = Form(
         ),
         DRY_RUN,
         LIMIT,
+        RATE,
+        AFTER,
     ),
     inner=(_FILTER,),
 )
@@ -80,7 +82,7 @@ async def replay(call: Call) -> Answer:
     """Queue dead letters of a queue again."""
     queue = named_queue(call)
     said = {**call.body, "filter": {**call.body.get("filter", {}), "queue": queue}}
-    return document(200, await carried_out(call, replaying(states=_DEAD), said))
+    return document(200, await carried_out(call, replaying(states=_DEAD, rate=call.body.get("rate")), said))
 
 
 OPERATIONS = (
@@ -124,14 +126,16 @@ OPERATIONS = (
         path="/v1/queues/{queue}/dead/replay",
         scope="operate",
         group="Dead letters",
-        summary="Queue many dead letters again",
-        doc="`more` says whether to call again; `dry_run` only counts.",
+        summary="Queue many dead letters again, at once or at a rate",
+        doc="`more` says whether to call again, at a `rate` with `seconds` as `after`; `dry_run` only counts.",
         handler=replay,
         body=REPLAY_DEAD,
         body_optional=True,
         answers={
             200: Told(
-                Done, "What was done.", {"dry_run": True, "count": 4, "changed": [], "refused": [], "more": False}
+                Done,
+                "What was done.",
+                {"dry_run": True, "count": 4, "changed": [], "refused": [], "more": False, "seconds": 0.4},
             )
         },
     ),

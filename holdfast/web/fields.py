@@ -24,6 +24,7 @@ from holdfast.values import (
     nearest,
     parse_boolean,
     parse_count,
+    parse_rate,
 )
 
 Check = Callable[[Any, str], Any]
@@ -146,6 +147,23 @@ def count(least: int, most: int) -> Check:
 def number(least: int, most: int) -> Check:
     """A whole number in a body: no text."""
     return lambda value, field: parse_count(value, field, least=least, most=most, text=False)
+
+
+def seconds(most: int) -> Check:
+    """A number of seconds, of JSON."""
+
+    def check(value: Any, field: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+            raise Invalid(field, value, f"give a number of seconds from 0 to {most:,}")
+        return float(value)
+
+    return check
+
+
+def rate(value: Any, field: str) -> str:
+    """How many in which time."""
+    parse_rate(value, field)
+    return str(value)
 
 
 def choice(*words: str) -> Check:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from holdfast.app import Holdfast
-from holdfast.desk.deeds import CANCEL, DELETE, Deed, by_state, replaying
+from holdfast.desk.deeds import CANCEL, DELETE, Deed, Turns, by_state, replaying
 from holdfast.desk.documents import ID, JobDocument, Standing
 from holdfast.errors import Conflict, Invalid, NotFound
 from holdfast.job import Job, JobFilter, JobState
 from holdfast.lifecycle import check_replay
 from holdfast.task.codec import Said
+from holdfast.values import RATE_PATTERN
 from holdfast.web.examples import JOB
-from holdfast.web.fields import FILTERS, Field, Form, an_object, array_of, flag, number, text
+from holdfast.web.fields import (
+    FILTERS,
+    Field,
+    Form,
+    an_object,
+    array_of,
+    flag,
+    number,
+    rate,
+    seconds,
+    text,
+)
 from holdfast.web.looking import chosen, find_job
 from holdfast.web.messages import Answer, document
 from holdfast.web.routing import Call, Handler, Operation, Told
@@ -35,6 +48,12 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
         list[Standing], Meta(description="Named jobs whose state does not allow it, or that are not there.")
     ]
     more: Annotated[bool, Meta(description="Matching jobs are left: call again.")]
+    seconds: Annotated[
+        float,
+        Meta(
+            description="With a rate, how long until the next would be ready: `after` of the call that goes on.", ge=0
+        ),
+    ] = 0.0
 
 
 def _many(field: Field) -> Field:
@@ -69,6 +88,20 @@ _FORCE = Field(
     check=flag,
     example=False,
 )
+RATE = Field(
+    name="rate",
+    schema={"type": "string", "pattern": RATE_PATTERN},
+    doc="How many become ready in a second, minute (`m`), hour or day; the others are `scheduled` until then.",
+    check=rate,
+    example="10/s",
+)
+AFTER = Field(
+    name="after",
+    schema={"type": "number", "minimum": 0, "maximum": 31_536_000, "default": 0},
+    doc="Seconds until the first is ready: where a call goes on at a `rate`, what `seconds` of the one before said.",
+    check=seconds(31_536_000),
+    example=0,
+)
 _PAYLOAD = Field(
     name="payload",
     schema={"type": "object"},
@@ -96,7 +129,10 @@ _SELECTION = (
 )
 SELECTION = Form(name="Selection", doc="Which jobs: give `ids`, `filter` or `all`.", fields=_SELECTION, inner=(FILTER,))
 REPLAY = Form(
-    name="Replay", doc="Which jobs: give `ids`, `filter` or `all`.", fields=(*_SELECTION, _FORCE), inner=(FILTER,)
+    name="Replay",
+    doc="Which jobs: give `ids`, `filter` or `all`.",
+    fields=(*_SELECTION, _FORCE, RATE, AFTER),
+    inner=(FILTER,),
 )
 REPLAY_ONE = Form(name="ReplayOne", doc="How to replay a job.", fields=(_FORCE, _PAYLOAD))
 NOTHING = Form(name="Nothing", doc="Nothing more is to be said.", fields=())
@@ -143,7 +179,7 @@ async def delete_one(call: Call) -> Answer:
 # ── many ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _on_many(deed: Deed | None) -> Handler:
     async def handle(call: Call) -> Answer:
-        done = deed or replaying(force=call.body.get("force", False))
+        done = deed or replaying(force=call.body.get("force", False), rate=call.body.get("rate"))
         return document(200, await carried_out(call, done, call.body))
 
     return handle
@@ -157,21 +193,21 @@ async def carried_out(call: Call, deed: Deed, said: Mapping[str, Any], states: S
         given = Said(" and ".join(ways) or "nothing")
         raise Invalid("ids", given, "give exactly one of ids, filter and all", "does not say which jobs")
     limit, dry_run = said.get("limit", MOST), said.get("dry_run", False)
+    turns = Turns(deed, timedelta(seconds=said.get("after", 0)))
     if ids is not None:
-        return await _named(call, deed, ids, dry_run=dry_run)
+        return await _named(call, deed, turns, ids, dry_run=dry_run)
     wheres = by_state(await chosen(call, said.get("filter") or {}, tuple(states)), deed.legal)
-    return await (_counted(call.app, wheres) if dry_run else _matched(call.app, deed, wheres, limit))
+    return await (_counted(call.app, turns, wheres) if dry_run else _matched(call.app, deed, turns, wheres, limit))
 
 
-async def _named(call: Call, deed: Deed, ids: Sequence[str], *, dry_run: bool) -> Done:
+async def _named(call: Call, deed: Deed, turns: Turns, ids: Sequence[str], *, dry_run: bool) -> Done:
     if dry_run:
         jobs = [await find_job(call, each) for each in ids]
-        return Done(
-            dry_run=True, count=sum(job.state in deed.legal for job in jobs), changed=[], refused=[], more=False
-        )
+        return _would(sum(job.state in deed.legal for job in jobs), turns)
     own, others = await _own(call, ids)
-    operated = await getattr(call.app, deed.name)(own, limit=len(ids), **deed.options)
-    return _done(operated.changed, [*operated.refused, *others], more=False)
+    operated = await getattr(call.app, deed.name)(own, limit=len(ids), **turns.options())
+    turns.passed(len(operated.changed))
+    return _done(operated.changed, [*operated.refused, *others], turns, more=False)
 
 
 async def _own(call: Call, ids: Sequence[str]) -> tuple[Sequence[str], list[tuple[str, None]]]:
@@ -188,25 +224,34 @@ async def _own(call: Call, ids: Sequence[str]) -> tuple[Sequence[str], list[tupl
     return own, others
 
 
-async def _counted(app: Holdfast, wheres: Sequence[JobFilter]) -> Done:
-    number = sum([await app.count(where) for where in wheres])
-    return Done(dry_run=True, count=number, changed=[], refused=[], more=False)
+async def _counted(app: Holdfast, turns: Turns, wheres: Sequence[JobFilter]) -> Done:
+    return _would(sum([await app.count(where) for where in wheres]), turns)
 
 
-async def _matched(app: Holdfast, deed: Deed, wheres: Sequence[JobFilter], limit: int) -> Done:
+def _would(number: int, turns: Turns) -> Done:
+    turns.passed(number)
+    return Done(dry_run=True, count=number, changed=[], refused=[], more=False, seconds=turns.after.total_seconds())
+
+
+async def _matched(app: Holdfast, deed: Deed, turns: Turns, wheres: Sequence[JobFilter], limit: int) -> Done:
     """Change at most ``limit`` of what matches, one state after the other."""
     changed: list[tuple[str, JobState]] = []
     for place, where in enumerate(wheres):
-        operated = await getattr(app, deed.name)(where, limit=limit - len(changed), **deed.options)
+        operated = await getattr(app, deed.name)(where, limit=limit - len(changed), **turns.options())
         changed += operated.changed
+        turns.passed(len(operated.changed))
         if operated.more or len(changed) >= limit:
             more = operated.more or any([await app.count(left) for left in wheres[place + 1 :]])
-            return _done(changed, [], more=more)
-    return _done(changed, [], more=False)
+            return _done(changed, [], turns, more=more)
+    return _done(changed, [], turns, more=False)
 
 
 def _done(
-    changed: Sequence[tuple[str, JobState]], refused: Sequence[tuple[str, JobState | None]], *, more: bool
+    changed: Sequence[tuple[str, JobState]],
+    refused: Sequence[tuple[str, JobState | None]],
+    turns: Turns,
+    *,
+    more: bool,
 ) -> Done:
     return Done(
         dry_run=False,
@@ -214,12 +259,13 @@ def _done(
         changed=[Standing(id=job_id, state=state) for job_id, state in changed],
         refused=[Standing(id=job_id, state=state) for job_id, state in refused],
         more=more,
+        seconds=turns.after.total_seconds(),
     )
 
 
 def _example(state: str) -> dict[str, Any]:
     changed = [{"id": ID, "status": state}]
-    return {"dry_run": False, "count": 1, "changed": changed, "refused": [], "more": False}
+    return {"dry_run": False, "count": 1, "changed": changed, "refused": [], "more": False, "seconds": 0}
 
 
 def one(name: str, handler: Handler, summary: str, body: Form, *, path: str = "", example: Any = JOB) -> Operation:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast.clock import ManualClock
-from holdfast.job import JobFilter, JobState, Operated, Reason, new_id
+from holdfast.job import JobFilter, JobState, Operated, Pace, Reason, new_id
 from holdfast.store import Store
 from tests.conformance.support import (
     Opener,
@@ -122,6 +122,66 @@ async def test_of_ten_replays_at_once_one_wins(store: Store, opener: Opener) -> 
     assert sorted(len(answer.changed) for answer in answers) == [0] * 9 + [1]
     assert [answer.refused for answer in answers if answer.refused] == [[(job_id, JobState.QUEUED)]] * 9
     assert await take_ids(store) == [job_id]
+
+
+async def test_a_paced_replay_makes_one_job_ready_after_the_other(store: Store, clock: ManualClock) -> None:
+    dead = [await ended(store, JobState.DEAD) for _ in range(3)]
+    (waits,) = await put(store, new_job(queue="other"))
+    asked = [dead[1], waits, dead[2], dead[0]]
+    start = clock()
+
+    done = await store.replay(asked, pace=Pace(every=timedelta(seconds=2)))
+
+    scheduled = [(dead[2], JobState.SCHEDULED), (dead[0], JobState.SCHEDULED)]
+    assert done == Operated([(dead[1], JobState.QUEUED), *scheduled], [(waits, JobState.QUEUED)])
+    falls_due = [((await stored(store, job_id)).run_at_us - start) / 1e6 for job_id in asked if job_id != waits]
+    assert falls_due == [0, 4, 6]  # a turn that was refused is nobody else's
+    assert await take_ids(store) == [dead[1]]
+    assert await take_ids(store) == []
+    clock.advance(4)
+    assert await take_ids(store) == [dead[2]]
+    clock.advance(2)
+    (last,) = await take(store)
+    assert (last.id, last.claims, last.attempts) == (dead[0], 2, 1)
+
+
+async def test_a_paced_replay_goes_on_where_the_one_before_ended(store: Store, clock: ManualClock) -> None:
+    dead = [await ended(store, JobState.DEAD) for _ in range(5)]
+    every, passed = timedelta(seconds=1), 0
+    start = clock()
+    answers = []
+    while not answers or answers[-1].more:
+        pace = Pace(every=every, after=passed * every)
+        answers.append(await store.replay(JobFilter(states=(JobState.DEAD,)), limit=2, pace=pace))
+        passed += len(answers[-1].changed)
+
+    assert changed_ids(answers) == dead  # in the order of their submission
+    assert [(await stored(store, job_id)).run_at_us - start for job_id in dead] == [n * 1_000_000 for n in range(5)]
+
+
+async def test_of_ten_paced_replays_at_once_one_wins(store: Store, opener: Opener) -> None:
+    stores = [store, await opener(), await opener()]
+    job_id = await ended(store, JobState.DEAD)
+    pace = Pace(after=timedelta(minutes=1))
+
+    answers = await asyncio.gather(*[stores[n % 3].replay([job_id], pace=pace) for n in range(10)])
+
+    assert [answer.changed for answer in answers if answer.changed] == [[(job_id, JobState.SCHEDULED)]]
+    assert [answer.refused for answer in answers if answer.refused] == [[(job_id, JobState.SCHEDULED)]] * 9
+
+
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED, JobState.SUCCEEDED])
+async def test_whatever_can_be_replayed_can_be_so_later(store: Store, clock: ManualClock, state: JobState) -> None:
+    job_id = await ended(store, state)
+
+    await store.replay([job_id], force=True, pace=Pace(after=timedelta(seconds=3)))
+
+    job = await stored(store, job_id)
+    assert (job.state, job.attempts, job.error, job.result) == (JobState.SCHEDULED, 0, None, None)
+    assert (job.reason, job.ended_at_us, job.run_at_us) == (None, None, clock() + 3_000_000)
+    assert await store.count(JobFilter(states=(JobState.SCHEDULED,))) == 1
+    await store.cancel([job_id])
+    assert await state_of(store, job_id) is JobState.CANCELLED
 
 
 async def test_a_lease_from_before_the_replay_cannot_settle(store: Store, clock: ManualClock) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from datetime import datetime, timedelta
+
 import pytest
 
 from holdfast.lifecycle import Succeeded
@@ -60,6 +63,29 @@ def test_replay_needs_force_for_what_has_succeeded(cli: Cli) -> None:
     assert cli.json("replay", "--all")["count"] == 0
     assert cli.run("replay", job_id, "--force") == "1 job queued again\n"
     assert cli.state(job_id) == "queued"
+
+
+def test_dead_letters_are_replayed_one_after_the_other_at_a_rate(cli: Cli) -> None:
+    dead = [cli.dead() for _ in range(3)]
+    assert cli.json("dlq", "replay", "--all", "--rate", "1/h", "--dry-run") == {
+        "dry_run": True,
+        "count": 3,
+        "seconds": 10800,
+    }
+    assert cli.run("dlq", "replay", "--all", "--rate", "1/h") == "3 jobs queued again, one after the other over 3h\n"
+    assert [cli.state(each) for each in dead] == ["queued", "scheduled", "scheduled"]
+    assert 'rate: "fast" is not valid' in cli.fail("replay", "--all", "--rate", "fast", code=2).replace("'", '"')
+
+
+def test_a_replay_of_many_slices_keeps_its_rate(cli: Cli) -> None:
+    cli.run("enqueue", "--stream", "-", stdin='{"task": "work", "delay": "1h"}\n' * 1001)
+    cli.run("cancel", "--all")
+    told = cli.json("replay", "--all", "--rate", "10/s")
+    assert (told["count"], told["seconds"]) == (1001, 100.1)
+    run_at = [job["run_at"] for job in cli.json("list", "--limit", "500")["jobs"]]
+    assert len(set(run_at)) == 500
+    gaps = [datetime.fromisoformat(a) - datetime.fromisoformat(b) for a, b in itertools.pairwise(run_at)]
+    assert min(gaps) == timedelta(seconds=0.1)
 
 
 def test_replay_takes_edited_arguments_and_checks_them(cli: Cli) -> None:

@@ -168,11 +168,12 @@ class Model:
             job.state, job.ended_at, job.losses, job.error = JobState.CANCELLED, now, 0, job.error or "cancelled"
         return True
 
-    def replay(self, job_id: str, now: int, *, force: bool) -> bool:
+    def replay(self, job_id: str, now: int, later: int, *, force: bool) -> bool:
         job = self.jobs.get(job_id)
         if job is None or not (job.state in REPLAYABLE or (force and job.state is JobState.SUCCEEDED)):
             return False
-        job.state, job.attempts, job.losses, job.error, job.run_at = JobState.QUEUED, 0, 0, None, now
+        job.state = JobState.SCHEDULED if later else JobState.QUEUED
+        job.attempts, job.losses, job.error, job.run_at = 0, 0, None, now + later
         return True
 
     def delete(self, job_id: str) -> bool:

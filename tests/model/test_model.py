@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from holdfast import Holdfast
 from holdfast.clock import ManualClock
-from holdfast.job import MICROSECOND, Claim, JobFilter, JobState, Lease, NewJob, Pulse, Reason, Settlement, new_id
+from holdfast.job import MICROSECOND, Claim, JobFilter, JobState, Lease, NewJob, Pace, Pulse, Reason, Settlement, new_id
 from holdfast.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded, decide
 from holdfast.store import EVERY_QUEUE
 from tests.model.model import Model, ModelJob, crash_reason, reachable
@@ -323,12 +323,14 @@ class StoreMachine(RuleBasedStateMachine):
         done = self.call(self.store.cancel(ids))
         self.operated(ids, [job_id for job_id in ids if self.model.cancel(job_id, self.clock())], done.changed)
 
-    @rule(numbers=picks, force=st.booleans())
-    def replay(self, numbers: list[int], force: bool) -> None:
+    @rule(numbers=picks, force=st.booleans(), after=st.sampled_from([0, 3]), every=st.sampled_from([0, 0, 2]))
+    def replay(self, numbers: list[int], force: bool, after: int, every: int) -> None:
         self.meet_the_due()
         ids = self.chosen(numbers)
-        done = self.call(self.store.replay(ids, force=force))
-        won = [job_id for job_id in ids if self.model.replay(job_id, self.clock(), force=force)]
+        pace = Pace(after=timedelta(seconds=after), every=timedelta(seconds=every))
+        done = self.call(self.store.replay(ids, force=force, pace=pace))
+        laters = {job_id: (after + turn * every) * 1_000_000 for turn, job_id in enumerate(dict.fromkeys(ids))}
+        won = [job_id for job_id in ids if self.model.replay(job_id, self.clock(), laters[job_id], force=force)]
         self.operated(ids, won, done.changed)
 
     @rule(numbers=picks)

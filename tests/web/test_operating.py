@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -56,7 +56,7 @@ def test_a_dry_run_counts_and_changes_nothing(api: Api) -> None:
     for queue in ("mail", "mail", "other"):
         api.submit(queue=queue)
     done = api.post("/v1/jobs/cancel", {"filter": {"queue": "mail"}, "dry_run": True})
-    assert done == {"dry_run": True, "count": 2, "changed": [], "refused": [], "more": False}
+    assert done == {"dry_run": True, "count": 2, "changed": [], "refused": [], "more": False, "seconds": 0}
     assert api.post("/v1/jobs/delete", {"all": True, "dry_run": True})["count"] == 3
     assert {job["status"] for job in api.get("/v1/jobs")["jobs"]} == {"queued"}
 
@@ -132,6 +132,28 @@ def test_dead_letters_are_listed_shown_and_replayed_by_queue(api: Api) -> None:
     assert {each["id"] for each in done["changed"]} == set(mail[1:])
     assert api.post("/v1/queues/mail/dead/replay")["count"] == 0
     assert api.get(f"/v1/jobs/{other}")["status"] == "dead"
+
+
+def test_dead_letters_are_replayed_at_a_rate(api: Api) -> None:
+    dead = [api.dead(queue="mail") for _ in range(3)]
+    asked = {"rate": "30/m", "limit": 2}
+
+    assert api.post("/v1/queues/mail/dead/replay", asked | {"dry_run": True})["seconds"] == 6
+    first = api.post("/v1/queues/mail/dead/replay", asked)
+    rest = api.post("/v1/queues/mail/dead/replay", asked | {"after": first["seconds"]})
+
+    assert [(each["count"], each["more"], each["seconds"]) for each in (first, rest)] == [(2, True, 4), (1, False, 6)]
+    assert [each["status"] for each in first["changed"] + rest["changed"]] == ["queued", "scheduled", "scheduled"]
+    jobs = [api.get(f"/v1/jobs/{job_id}") for job_id in dead]
+    instants = [datetime.fromisoformat(job["run_at"]) for job in jobs]
+    assert timedelta(seconds=2) == instants[1] - instants[0]
+    assert instants[2] - instants[0] >= timedelta(seconds=4)  # never sooner, however long between the calls
+    assert {job["attempts"] for job in jobs} == {0}
+
+
+@pytest.mark.parametrize("rate", ["10", "0/s", "10/y", "-1/s", "1.5/s", 10, "9999999/s", ""])
+def test_a_rate_is_so_many_in_a_time(api: Api, rate: object) -> None:
+    assert api.refused("POST", "/v1/jobs/replay", 422, json={"all": True, "rate": rate})["field"] == "rate"
 
 
 def test_of_ten_replays_at_once_one_wins(api: Api) -> None:

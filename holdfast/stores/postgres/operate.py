@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 
-from holdfast.job import Job, JobFilter, JobState, Operated, Order
+from holdfast.job import Job, JobFilter, JobState, Operated, Order, Pace
 from holdfast.stores.postgres.links import Links, Rows
 from holdfast.stores.postgres.news import News
 from holdfast.stores.postgres.rows import filter_parameters, is_id, shown_job, span_us, text_or_none
@@ -42,14 +42,17 @@ class Operate:
         self._news.tell(topics, ended)
         return operated
 
-    async def replay(self, chosen: Chosen, *, force: bool, payload: str | None) -> Operated:
-        """Back to queued with a new budget."""
+    async def replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: Pace) -> Operated:
+        """Back to queued with a new budget, or to scheduled where its turn comes later."""
 
         async def work(fetch: Fetch) -> tuple[Operated, set[str]]:
             ids = await self._standing(fetch, chosen)
-            rows = await fetch(self._sql["replay"], ids=ids, force=force, payload=text_or_none(payload))
-            changed = dict.fromkeys((job_id for job_id, _ in rows), JobState.QUEUED)
-            return await self._operated(fetch, ids, changed, chosen), {queue for _, queue in rows}
+            turns = {job_id: turn for turn, job_id in enumerate(chosen.ids)}
+            laters = [span_us(pace.after + turns[job_id] * pace.every) for job_id in ids]
+            text = text_or_none(payload)
+            rows = await fetch(self._sql["replay"], ids=ids, laters=laters, force=force, payload=text)
+            changed = {job_id: STATES[code] for job_id, _, code in rows}
+            return await self._operated(fetch, ids, changed, chosen), {queue for _, queue, _ in rows}
 
         operated, queues = await self._links.transaction(work)
         self._tell_ready(queues)

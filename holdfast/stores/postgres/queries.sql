@@ -439,11 +439,12 @@ where id = any(:ids::uuid[]) and state + 0 = 2
 returning id::text, worker;
 
 -- name: replay
-update holdfast.job
-set state = 0, attempts = 0, losses = 0, reason = null, error = null, result = null, ended_at = null,
-    payload = coalesce(:payload, payload), run_at = :now
-where id = any(:ids::uuid[]) and ((state + 0) in (3, 6, 7) or (:force and state + 0 = 5))
-returning id::text, queue;
+update holdfast.job j
+set state = case when d.later > 0 then 1 else 0 end, attempts = 0, losses = 0, reason = null, error = null, result = null,
+    ended_at = null, payload = coalesce(:payload, j.payload), run_at = d.later + :now
+from unnest(:ids::uuid[], :laters::bigint[]) as d (id, later)
+where j.id = d.id and ((j.state + 0) in (3, 6, 7) or (:force and j.state + 0 = 5))
+returning j.id::text, j.queue, j.state;
 
 -- name: deletable
 select id::text, state from holdfast.job where id = any(:ids::uuid[]) and state + 0 <> 2 for update;

@@ -8,9 +8,10 @@ from typing import Any
 from uuid import uuid4
 
 from holdfast.errors import Unavailable
-from holdfast.job import Job, JobFilter, JobState, Operated, Order
+from holdfast.job import Job, JobFilter, JobState, Operated, Order, Pace
 from holdfast.links.redis import Script, in_pieces
 from holdfast.links.wire import Argument
+from holdfast.store import AT_ONCE
 from holdfast.stores.doubts import perhaps_done
 from holdfast.stores.redis.hot import PIECE
 from holdfast.stores.redis.links import Links
@@ -39,9 +40,9 @@ class Operate:
         self._news.tell({"worker:*"} if len(ended) < len(operated.changed) else (), ended)
         return operated
 
-    async def replay(self, chosen: Chosen, *, force: bool, payload: str | None) -> Operated:
-        """Back to queued with a new budget."""
-        operated = await self._each("replay", chosen, force=force, payload=payload)
+    async def replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: Pace) -> Operated:
+        """Back to queued with a new budget, or to scheduled where its turn comes later."""
+        operated = await self._each("replay", chosen, force=force, payload=payload, pace=pace)
         self._news.tell({"queue:*"} if operated.changed else ())
         return operated
 
@@ -49,16 +50,20 @@ class Operate:
         """Remove jobs with their keys and history."""
         return await self._each("delete", chosen)
 
-    async def _each(self, verb: str, chosen: Chosen, *, force: bool = False, payload: str | None = None) -> Operated:
+    async def _each(
+        self, verb: str, chosen: Chosen, *, force: bool = False, payload: str | None = None, pace: Pace = AT_ONCE
+    ) -> Operated:
         """The answer, in the order of the question. What a filter chose and matches no more is nobody's business."""
         standing = chosen.guard or {}
         flags = ("f" if force else "") + ("w" if self._links.address.whole else "")
         changed: list[tuple[str, JobState]] = []
         refused: list[tuple[str, JobState | None]] = []
-        for ids in in_pieces(chosen.ids, PIECE):
+        said = "" if payload is None else "=" + payload
+        every = span_us(pace.every)
+        for number, ids in enumerate(in_pieces(chosen.ids, PIECE)):
+            after = span_us(pace.after) + number * PIECE * every
             guarded = [argument for job_id in ids for argument in (job_id, standing.get(job_id, ""))]
-            said = "" if payload is None else "=" + payload
-            reply = await self._once(verb, flags, said, uuid4().hex, *guarded)
+            reply = await self._once(verb, flags, said, uuid4().hex, after, every, *guarded)
             for job_id, (state, done) in zip(ids, reply, strict=True):
                 if done == 1:
                     changed.append((job_id, JobState(state.decode())))

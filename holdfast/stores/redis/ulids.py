@@ -17,6 +17,7 @@ from holdfast.job import (
     LogPage,
     NewJob,
     Operated,
+    Pace,
     Page,
     Pulse,
     Record,
@@ -26,7 +27,7 @@ from holdfast.job import (
     as_ulid,
     parse_id,
 )
-from holdfast.store import Selection
+from holdfast.store import AT_ONCE, Selection
 from holdfast.stores.redis.address import parse_url
 from holdfast.stores.redis.store import RedisStore
 
@@ -110,10 +111,16 @@ class UlidStore(RedisStore):
         return _read_operated(await super().cancel(_written_selection(selection), limit=limit))
 
     async def replay(
-        self, selection: Selection, *, force: bool = False, payload: str | None = None, limit: int = 1000
+        self,
+        selection: Selection,
+        *,
+        force: bool = False,
+        payload: str | None = None,
+        limit: int = 1000,
+        pace: Pace = AT_ONCE,
     ) -> Operated:
         chosen = _written_selection(selection)
-        return _read_operated(await super().replay(chosen, force=force, payload=payload, limit=limit))
+        return _read_operated(await super().replay(chosen, force=force, payload=payload, limit=limit, pace=pace))
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> Operated:
         return _read_operated(await super().delete(_written_selection(selection), limit=limit))

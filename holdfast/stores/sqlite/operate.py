@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from holdfast.job import Job, JobFilter, JobState, Operated, Order
+from holdfast.job import Job, JobFilter, JobState, Operated, Order, Pace
 from holdfast.stores.sql import CODES, STATES
 from holdfast.stores.sqlite.rows import INLINE_PAYLOAD, as_json, filter_parameters, read_job, span_us
 from holdfast.stores.sqlite.writer import Transaction
@@ -34,19 +34,20 @@ class Operate:
         changed |= {job_id: JobState.RUNNING for job_id, _ in running}
         return self._operated(transaction, ids, changed, chosen.more)
 
-    def replay(self, transaction: Transaction, chosen: Chosen, *, force: bool, payload: str | None) -> Operated:
-        """Back to queued with a new budget."""
+    def replay(
+        self, transaction: Transaction, chosen: Chosen, *, force: bool, payload: str | None, pace: Pace
+    ) -> Operated:
+        """Back to queued with a new budget, or to scheduled where its turn comes later."""
         ids = self._standing(transaction, chosen)
         connection = transaction.connection
-        rows = connection.execute(
-            self._sql["replay"],
-            {"ids": as_json(ids), "force": int(force), "now": transaction.now_us, "payload": _inline(payload)},
-        ).fetchall()
-        for job_id, queue in rows:
+        values = {"ids": as_json(ids), "force": int(force), "now": transaction.now_us, "payload": _inline(payload)}
+        values |= {"after": span_us(pace.after), "every": span_us(pace.every)}
+        rows = connection.execute(self._sql["replay"], values).fetchall()
+        for job_id, queue, _ in rows:
             transaction.tell(f"queue:{queue}")
             if payload is not None:
                 self._replace_payload(transaction, job_id, payload)
-        return self._operated(transaction, ids, dict.fromkeys((row[0] for row in rows), JobState.QUEUED), chosen.more)
+        return self._operated(transaction, ids, {job_id: STATES[code] for job_id, _, code in rows}, chosen.more)
 
     def _replace_payload(self, transaction: Transaction, job_id: str, payload: str) -> None:
         connection = transaction.connection

@@ -299,10 +299,11 @@ returning id, worker;
 
 -- name: replay
 update holdfast_job
-set state = 0, attempts = 0, losses = 0, reason = null, error = null, result = null, ended_at = null,
-    run_at = :now, payload = coalesce(:payload, payload)
-where id in (select value from json_each(:ids)) and (+state in (3, 6, 7) or (:force and +state = 5))
-returning id, queue;
+set state = case when :after + d.key * :every > 0 then 1 else 0 end, attempts = 0, losses = 0, reason = null, error = null,
+    result = null, ended_at = null, run_at = :now + :after + d.key * :every, payload = coalesce(:payload, payload)
+from json_each(:ids) d
+where holdfast_job.id = d.value and (+state in (3, 6, 7) or (:force and +state = 5))
+returning id, queue, state;
 
 -- own: drop_payload
 delete from holdfast_payload where seq = (select seq from holdfast_job where id = :id);

@@ -29,6 +29,7 @@ from holdfast.job import (
     NewJob,
     Operated,
     Order,
+    Pace,
     Page,
     Pulse,
     QueueInfo,
@@ -40,7 +41,7 @@ from holdfast.job import (
 )
 from holdfast.lifecycle import CANCELLABLE, DELETABLE
 from holdfast.portal import drive, running_loop
-from holdfast.store import Dialogue, Selection
+from holdfast.store import AT_ONCE, Dialogue, Selection
 from holdfast.stores.sql import chosen_migrations, load_migrations, load_statements
 from holdfast.stores.sqlite import care, within
 from holdfast.stores.sqlite.connection import check_owner, check_place, connect, create_private, translated
@@ -232,11 +233,18 @@ class SQLiteStore:
         return await self._operated(chosen, lambda transaction: self._operate.cancel(transaction, chosen))
 
     async def replay(
-        self, selection: Selection, *, force: bool = False, payload: str | None = None, limit: int = 1000
+        self,
+        selection: Selection,
+        *,
+        force: bool = False,
+        payload: str | None = None,
+        limit: int = 1000,
+        pace: Pace = AT_ONCE,
     ) -> Operated:
         chosen = await self._chosen(selection, replayable(force=force), limit)
         return await self._operated(
-            chosen, lambda transaction: self._operate.replay(transaction, chosen, force=force, payload=payload)
+            chosen,
+            lambda transaction: self._operate.replay(transaction, chosen, force=force, payload=payload, pace=pace),
         )
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> Operated:

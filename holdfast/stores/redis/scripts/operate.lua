@@ -1,6 +1,7 @@
 -- Cancels, replays or deletes jobs. ARGV: 3 "cancel", "replay" or "delete", 4 "f" to replay successes too, "w" where
 -- payloads stay in one piece, 5 "" or "=" and the new payload, 6 a name for this very call: asked again under it, since the
--- answer was lost, nothing is done again. Then for each job: id, and "" or the state and claims it must still have ("state
+-- answer was lost, nothing is done again, 7 and 8 microseconds: after how long the first is to be replayed, and how long after
+-- it each other one. Then for each job: id, and "" or the state and claims it must still have ("state
 -- claims"; else it is passed over). Answers for each {state it has now, 1 changed | 0 refused | -1 passed over}; nil for a
 -- job that is not there.
 local DONE, REMEMBERED = P .. 'done:' .. ARGV[6], 60 -- seconds
@@ -31,7 +32,7 @@ local function cancel(id, v, known)
     return 'cancelled'
 end
 
-local function replay(id, v, known)
+local function replay(id, v, known, later)
     if v[1] ~= 'failed' and v[1] ~= 'dead' and v[1] ~= 'cancelled' and not (force and v[1] == 'succeeded') then
         return nil
     end
@@ -39,7 +40,8 @@ local function replay(id, v, known)
     call('HDEL', JOB .. id, 'losses', 'reason', 'endTime', 'cancel')
     drop(id, 'error')
     drop(id, 'result')
-    local fields = { 'state', 'queued', 'dueTime', NOW, 'created', v[8] or v[7] }
+    local state, due = later > 0 and 'scheduled' or 'queued', now + later
+    local fields = { 'state', state, 'dueTime', int(due), 'created', v[8] or v[7] }
     if v[10] then -- else there is none to forget, and the first claim says so by itself
         fields[7], fields[8] = 'attempts', '0'
     end
@@ -48,9 +50,13 @@ local function replay(id, v, known)
         pieces(fields, 'payload', string.sub(ARGV[5], 2), whole)
     end
     call('HSET', JOB .. id, unpack(fields))
-    moving().ready(known, now, number(v[5]), id, 0)
+    if later > 0 then
+        moving().schedule(known.queue, due, id)
+    else
+        moving().ready(known, now, number(v[5]), id, 0)
+    end
     tell('news', 'queue:' .. known.queue)
-    return 'queued'
+    return state
 end
 
 local function delete(id, v, known)
@@ -63,7 +69,8 @@ local function delete(id, v, known)
 end
 
 local verbs = { cancel = cancel, replay = replay, delete = delete }
-for i = 7, #ARGV, 2 do
+local after, every = tonumber(ARGV[7]), tonumber(ARGV[8])
+for i = 9, #ARGV, 2 do
     local id, expected = ARGV[i], ARGV[i + 1]
     local v = read(id, 'state', 'claims', 'kind', 'losses', 'seq', 'worker', 'dueTime', 'created', 'key', 'pickupTime')
     local known = v and kind_of(v[3] or '')
@@ -72,7 +79,7 @@ for i = 7, #ARGV, 2 do
     elseif expected ~= '' and expected ~= v[1] .. ' ' .. claims_of(v[2], v[10]) then
         answers[#answers + 1] = { v[1], -1 }
     else
-        local state = verbs[what](id, v, known)
+        local state = verbs[what](id, v, known, after + (i - 9) / 2 * every)
         answers[#answers + 1] = { state or v[1], state and 1 or 0 }
         if state and (what == 'delete' or state ~= v[1]) then
             count(known.queue, v[1], -1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from holdfast.app.blocking import Blocking, awaited
@@ -26,6 +27,7 @@ from holdfast.job import (
     NewJob,
     Operated,
     Order,
+    Pace,
     Page,
     QueueInfo,
     Submitted,
@@ -38,7 +40,7 @@ from holdfast.store import Selection, Store
 from holdfast.stores import Within, open_store
 from holdfast.task import Registry, Task, decode_payload, encode_payload
 from holdfast.transports import InHand, Way, carried
-from holdfast.values import check_name, check_task_name, nearest, parse_count
+from holdfast.values import check_name, check_task_name, nearest, parse_count, parse_duration, parse_rate
 
 T = TypeVar("T")
 
@@ -327,9 +329,16 @@ class Holdfast(Register):
         force: bool = False,
         payload: Mapping[str, Any] | None = None,
         limit: int = 1000,
+        rate: str | None = None,
+        after: float | str | timedelta = 0,
     ) -> Operated:
-        """Queue again with a new budget. ``payload`` replaces the arguments of a single job; it is checked first."""
+        """Queue again with a new budget. ``payload`` replaces the arguments of a single job; it is checked first.
+
+        ``rate`` (``"10/s"``): the first is ready ``after`` so long, the others by and by, scheduled until then.
+        """
         _check_limit(limit)
+        every = timedelta(0) if rate is None else parse_rate(rate)
+        pace = Pace(every=every, after=parse_duration(after, "after"))
         store = await self.opened()
         chosen = await self._ids(selection)
         text: str | None = None
@@ -340,7 +349,7 @@ class Holdfast(Register):
             registered = self.registry.get((await self._get(chosen[0])).task)
             if registered is not None:
                 registered.check(text)
-        return await store.replay(chosen, force=force, payload=text, limit=limit)
+        return await store.replay(chosen, force=force, payload=text, limit=limit, pace=pace)
 
     @awaited
     async def delete(self, selection: str | Selection, *, limit: int = 1000) -> Operated:

@@ -181,7 +181,17 @@ class Links:
         while self._idle:
             link = self._idle.pop()
             if link.is_connected:
-                return link
+                break
+        else:
+            link = await self._made(give_up)
+        try:
+            link.greeted = link.greeted or await self._greet(link)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    async def _made(self, give_up: float) -> Wire:
         if self._connect_at > max(give_up, time.monotonic()):
             raise ConnectionError(self._trouble)
         await asyncio.sleep(max(0.0, self._connect_at - time.monotonic()))
@@ -196,15 +206,11 @@ class Links:
             self._target = None
             raise
         self._failures = 0
-        try:
-            await self._greet(link)
-        except BaseException:
-            link.close()
-            raise
         return link
 
-    async def _greet(self, link: Wire) -> None:
-        """What comes before the first call on each connection."""
+    async def _greet(self, link: Wire) -> bool:
+        """What comes before the first call on each connection. False: it could not be done yet."""
+        return True
 
     def _give_back(self, link: Wire) -> None:
         if self._closed:

@@ -27,6 +27,8 @@ class Wire(asyncio.Protocol):
         self.ended = asyncio.Event()
         self.scripts: set[str] = set()
         """Those that were loaded here: the server may have forgotten them since."""
+        self.greeted = False
+        """Whether what comes before the first call was done."""
         self._reader = hiredis.Reader(protocolError=driver.InvalidResponse, replyError=_error, notEnoughData=_MORE)
         self._asked: deque[_Asked] = deque()
         self._heard = heard

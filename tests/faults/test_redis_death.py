@@ -4,12 +4,16 @@ F51, F52."""
 from __future__ import annotations
 
 import asyncio
+from importlib.resources import files
 
 import pytest
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.job import Held, JobFilter, JobState
 from holdfast.stores import open_store
+from holdfast.stores.redis.address import parse_url
+from holdfast.stores.redis.links import Links
+from holdfast.stores.redis.scripts import load_scripts
 from tests.conformance.support import (
     LEASE,
     ending,
@@ -110,6 +114,60 @@ async def test_acknowledged_jobs_that_a_crash_lost_are_told(kind: str) -> None:
             await until_it_works(lambda: late.submit([new_job() for _ in range(10)]))
             assert (await finding(store, "losses")).level == "ok", "nobody knows yet"
             await until_it_works(lambda: other.submit([new_job()]))
+            assert "at least 1 acknowledged" in (await finding(store, "losses")).text
+
+
+async def test_each_of_several_losses_is_told_and_a_telling_that_is_lost_is_told_again() -> None:
+    with Redis(settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
+        async with opened(server.url(namespace="lost")) as store:
+            await put(store, *[new_job() for _ in range(5)])
+            size = server.written_log.stat().st_size
+            await put(store, *[new_job() for _ in range(20)])
+            for _ in range(2):  # the second time the telling is lost, too
+                server.crash_back(size)
+                await until_it_works(lambda: store.count(JobFilter()))
+                assert "at least 20 acknowledged" in (await finding(store, "losses")).text
+
+            await store.repair()
+            size = server.written_log.stat().st_size
+            await put(store, new_job())  # fewer than were lost before
+            server.crash_back(size)
+            await until_it_works(lambda: store.count(JobFilter()))
+            assert "at least 1 acknowledged" in (await finding(store, "losses")).text
+
+
+async def test_a_loss_is_told_whatever_order_its_acknowledgements_had() -> None:
+    with Redis(settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
+        address = parse_url(server.url(namespace="lost"))
+        async with opened(server.url(namespace="lost")) as store:
+            (first,) = await put(store)
+            size = server.written_log.stat().st_size
+            (second,) = await put(store)
+            links = Links(address, now=None, lost=load_scripts(files("holdfast.stores.redis") / "scripts")["lost"])
+            links.stored(2, second)
+            links.stored(1, first)
+        server.crash_back(size)
+        async with opened(server.url(namespace="lost")) as store:
+            assert await links.command("PING") == b"PONG"
+            await links.close()
+            assert "at least 1 acknowledged" in (await finding(store, "losses")).text
+
+
+@pytest.mark.parametrize("setting", ["maxmemory", "min-replicas-to-write"])
+async def test_a_loss_is_told_by_a_server_that_takes_no_writes_at_first(setting: str) -> None:
+    with Redis(settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
+        async with opened(server.url(namespace="lost")) as store:
+            await put(store)
+            size = server.written_log.stat().st_size
+            await put(store)
+            server.crash_back(size)
+            server.execute("CONFIG", "SET", setting, 1)
+
+            with pytest.raises(Unavailable):
+                await store.submit([new_job()])
+            server.execute("CONFIG", "SET", setting, 0)
+            await put(store)
+
             assert "at least 1 acknowledged" in (await finding(store, "losses")).text
 
 

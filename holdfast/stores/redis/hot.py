@@ -85,7 +85,7 @@ class Hot:
         for piece, reply in zip(in_pieces(jobs, PIECE), replies, strict=True):
             if len(reply) > len(piece):
                 number, last = reply.pop(), len(piece) - 1 - reply[::-1].index(1)
-                self._links.stored(number, piece[last].id)
+                self._links.stored(int(number), piece[last].id)
         return [
             Submitted(job.id, bool(each) or bool(doubts)) if isinstance(each, int) else Submitted(each.decode(), False)
             for job, each in zip(jobs, chain.from_iterable(replies), strict=True)

@@ -28,30 +28,32 @@ class Links(redis.Links):
         """Who calls: the scripts tell others of what we did, and we know what we said ourselves."""
         self._now = now
         self._lost = lost
-        self._latest: tuple[bytes, str] | None = None  # number of submission and id of the last job stored for us
+        self._latest: tuple[int, str] | None = None  # number of submission and id of the last job stored for us
 
-    def stored(self, number: bytes, job_id: str) -> None:
-        """The server has acknowledged this job."""
-        self._latest = number, job_id
+    def stored(self, number: int, job_id: str) -> None:
+        """The server has acknowledged this job. Answers on several connections come in any order."""
+        if self._latest is None or number > self._latest[0]:
+            self._latest = number, job_id
 
-    async def _greet(self, link: Wire) -> None:
+    async def _greet(self, link: Wire) -> bool:
         """A server that was away, or another in its place, may have lost the end of what it acknowledged: it is asked
         before it hears of more, and keeps in mind what is missing, for the doctor."""
         if self._latest is None or self._lost is None:
-            return
+            return True
         known = self._latest
         try:
             await link.ask("SCRIPT", "LOAD", self._lost.text)
-            lost = int(
-                await link.ask("EVALSHA", self._lost.sha, 5, *self.address.keys, self._instant, self.name, *known)
+            lost, stands = await link.ask(
+                "EVALSHA", self._lost.sha, 5, *self.address.keys, self._instant, self.name, *known
             )
         except driver.ResponseError:
-            return  # it takes no writes now; the call itself says so
-        if lost and self._latest == known:
+            return False  # it takes no writes now: the call itself says so, and the next one asks again
+        if not stands and self._latest == known:
             self._latest = None
         if lost:
             text = "%s came back without %d or more of the jobs that it had acknowledged"
             logging.getLogger(__name__).error(text, self.place, lost)
+        return True
 
     @property
     def _instant(self) -> Argument:

@@ -25,7 +25,9 @@ def main() -> int:
     if asked.fresh:
         state.unlink(missing_ok=True)
     storm = Storm(
-        state, asked.counts, fingerprint(ROOT / "holdfast", ROOT / "tests" / "crash", ROOT / "tests" / "support")
+        state,
+        asked.counts,
+        fingerprint(ROOT / "holdfast", *(ROOT / "tests" / each for each in ("crash", "support", "web"))),
     )
     kept = storm.run(names)
     print(storm.table(names))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.crash.report import Report
 from tests.crash.scenarios import (
+    api,
     crowds,
     faults,
     files,
@@ -58,6 +59,7 @@ ON_EVERY_STORE: dict[str, OnStore] = {
         folder, home, jobs=count(1000), within=10.0, workers=4, late=0.05, busiest=1.5, seed=seed
     ),
     "crowd": lambda folder, home, count, seed: crowds.crowd(folder, home, kills=count(50), seed=seed),
+    "api-kills": lambda folder, home, count, seed: api.kills(folder, home, clients=16, kills=count(20), seed=seed),
 }
 ON_CARRIED: dict[str, OnStore] = {
     "unannounced": lambda folder, home, count, seed: transports.unannounced(folder, home, kills=count(50), seed=seed),
@@ -106,6 +108,20 @@ def _on_server(kind: Kind, scenario: OnServer) -> Scenario:
     return lambda folder, count, seed: scenario(folder, kind, count, seed)
 
 
+ON_WHAT_LEAVES: dict[str, Scenario] = {
+    f"api-outages-{store}": lambda folder, count, seed, store=store: api.outages(
+        folder, store, clients=16, times=count(10), told=2.0, within=10.0, seed=seed
+    )
+    for store in api.AWAY
+}
+DESCRIBED: dict[str, Scenario] = {
+    f"api-description-{store}": lambda folder, count, seed, store=store, examples=examples: api.described(
+        folder, STORES[store], examples=count(examples), seed=seed
+    )
+    for store, examples in {"sqlite": 200, "postgres": 80, "redis": 200}.items()
+}
+
+
 def _on(home: Home, scenario: OnStore) -> Scenario:
     return lambda folder, count, seed: scenario(folder, home, count, seed)
 
@@ -122,5 +138,7 @@ SCENARIOS: dict[str, Scenario] = {
     **ON_SQLITE,
     **ON_POSTGRES,
     **ON_REDIS,
+    **ON_WHAT_LEAVES,
+    **DESCRIBED,
 }
 """By name, which ends in the store's."""

@@ -23,7 +23,11 @@ class Served:
     """``holdfast api`` on a free port."""
 
     def __init__(self, folder: Path, url: str, *words: str, **settings: str) -> None:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("HOLDFAST_") or name.startswith("HOLDFAST_TRANSPORT")  # a home says that by it
+        }
         said = {f"HOLDFAST_{name.upper()}": value for name, value in settings.items()}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "holdfast", "api", "--port", "0", "--url", url, *words],

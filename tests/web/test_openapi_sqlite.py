@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -10,19 +9,15 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, given, settings
-from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
-from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from holdfast import Holdfast
-from holdfast.web.asgi import OPERATIONS, asgi
+from holdfast.web.asgi import OPERATIONS
 from holdfast.web.openapi import openapi
 from holdfast.web.routing import Operation
 from tests.support import api_page
 from tests.support.pages import ROOT
 from tests.web.client import Api
+from tests.web.described import Described
 
 DOCUMENT = json.loads(json.dumps(openapi(OPERATIONS)))
 NAMES = [operation.name for operation in OPERATIONS]
@@ -100,30 +95,16 @@ def test_every_code_is_in_the_guide() -> None:
 
 
 # ── Schemathesis ──────────────────────────────────────────────────────────────────────────────────────────────────
-# positive_data_acceptance is left out: a schema cannot say which characters are visible, that `delay` and `run_at`
-# exclude one another, or what a cursor was. What is refused so is in the tables of bad inputs.
-FUZZ = settings(
-    max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
-)
-
-
 @pytest.fixture(scope="module")
-def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Described]:
     """The API as Schemathesis knows it: by its document alone."""
-    app = Holdfast(f"sqlite:///{tmp_path_factory.mktemp('fuzz')}/holdfast.db")
-    yield schemathesis.openapi.from_asgi("/openapi.json", asgi(app))
-    app.sync.close()
+    with Described(f"sqlite:///{tmp_path_factory.mktemp('fuzz')}/holdfast.db") as described:
+        yield described
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=NAMES)
 def test_no_request_breaks_the_server_or_its_description(
-    operation: Operation, mode: GenerationMode, described: Any
+    operation: Operation, mode: GenerationMode, described: Described
 ) -> None:
-    @FUZZ
-    @given(case=described[operation.path][operation.method].as_strategy(generation_mode=mode))
-    def ask(case: Any) -> None:
-        case.call_and_validate(excluded_checks=[positive_data_acceptance])
-
-    with contextlib.suppress(Unsatisfiable):  # an operation that takes nothing cannot be asked wrongly
-        ask()
+    described.ask(operation, mode, examples=15)

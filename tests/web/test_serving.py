@@ -1,4 +1,4 @@
-"""``holdfast api``: a process, its socket and its signals; slow clients; crashes under submitting clients."""
+"""``holdfast api``: a process, its socket and its signals; slow clients."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
-import httpx
 import pytest
 
-from holdfast import Holdfast
 from tests.faces.cli import ROOT, Cli
 from tests.web.serving import Served
 
@@ -49,46 +46,6 @@ def test_64_parallel_posts_of_one_key_over_sockets_make_one_job(home: str, tmp_p
         for each in threads:
             each.join()
         assert (sorted(codes), len(ids)) == ([200] * 63 + [201], 1)
-
-
-def test_killed_under_clients_that_retry_with_their_keys_it_loses_and_doubles_nothing(
-    home: str, tmp_path: Path
-) -> None:
-    clients, each = 8, 12
-    acknowledged: dict[str, str] = {}
-    address = {"now": ""}
-
-    def submit(number: int) -> None:
-        for place in range(each):
-            key = f"{number}-{place}"
-            while key not in acknowledged:
-                with contextlib.suppress(httpx.HTTPError):
-                    answer = httpx.post(
-                        f"{address['now']}/v1/jobs", json=JOB, headers={"Idempotency-Key": key}, timeout=20
-                    )
-                    if answer.status_code in (200, 201):
-                        acknowledged[key] = answer.json()["id"]
-                        continue
-                time.sleep(0.05)
-
-    served = Served(tmp_path, home)
-    address["now"] = served.address
-    threads = [threading.Thread(target=submit, args=(number,)) for number in range(clients)]
-    for thread in threads:
-        thread.start()
-    for least in (clients * 2, clients * 5, clients * 8):
-        while len(acknowledged) < least:
-            time.sleep(0.01)
-        served.kill()
-        served = Served(tmp_path, home)
-        address["now"] = served.address
-    for thread in threads:
-        thread.join()
-    with served:
-        app = Holdfast(home)
-        assert app.sync.count() == len(acknowledged) == clients * each
-        assert all(app.sync.get(f"key:{key}").id == job_id for key, job_id in acknowledged.items())
-        app.sync.close()
 
 
 def test_slow_clients_do_not_hold_others_up(tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""The API is killed under its clients, and its store goes away; small counts of what ``python -m tests.storm`` does.
+
+How soon a refusal comes, and how soon everybody goes on, is measured there: here, on whatever machine this runs, it is
+to happen at all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.crash.report import kept
+from tests.crash.scenarios import api
+from tests.support.stores import STORES
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(240)]
+
+SOON = 60.0  # seconds
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgres", "redis"])
+def test_killed_under_clients_that_retry_with_their_keys_it_loses_and_doubles_nothing(
+    tmp_path: Path, store: str, seed: int
+) -> None:
+    assert kept(api.kills(tmp_path, STORES[store], clients=16, kills=2, seed=seed))
+
+
+@pytest.mark.parametrize("store", sorted(api.AWAY))
+def test_a_store_that_is_away_is_told_and_nothing_is_pretended(tmp_path: Path, store: str, seed: int) -> None:
+    assert kept(api.outages(tmp_path, store, clients=8, times=1, told=SOON, within=SOON, seed=seed))

@@ -158,7 +158,7 @@ def check_metadata(value: object, field: str = "metadata") -> dict[str, Any]:
 
 def is_too_deep(value: object) -> bool:
     """Whether JSON values stand inside one another in more than ``DEPTH_LIMIT`` levels."""
-    level = [value]
+    level: list[Any] = [value]
     for _ in range(DEPTH_LIMIT + 1):
         level = [each for each in level if isinstance(each, dict | list)]
         if not level:

@@ -178,18 +178,20 @@ class Links:
     async def _taken(self, give_up: float) -> Wire:
         if self._closed:
             raise HoldfastError("this store was closed meanwhile")
-        while self._idle:
-            link = self._idle.pop()
-            if link.is_connected:
-                break
-        else:
-            link = await self._made(give_up)
+        link = self._spare() or await self._made(give_up)
         try:
             link.greeted = link.greeted or await self._greet(link)
         except BaseException:
             link.close()
             raise
         return link
+
+    def _spare(self) -> Wire | None:
+        while self._idle:
+            link = self._idle.pop()
+            if link.is_connected:
+                return link
+        return None
 
     async def _made(self, give_up: float) -> Wire:
         if self._connect_at > max(give_up, time.monotonic()):

@@ -108,16 +108,19 @@ def _on_server(kind: Kind, scenario: OnServer) -> Scenario:
     return lambda folder, count, seed: scenario(folder, kind, count, seed)
 
 
-ON_WHAT_LEAVES: dict[str, Scenario] = {
-    f"api-outages-{store}": lambda folder, count, seed, store=store: api.outages(
+def _outages(store: str) -> Scenario:
+    return lambda folder, count, seed: api.outages(
         folder, store, clients=16, times=count(10), told=2.0, within=10.0, seed=seed
     )
-    for store in api.AWAY
-}
-DESCRIBED: dict[str, Scenario] = {
-    f"api-description-{store}": lambda folder, count, seed, store=store, examples=examples: api.described(
-        folder, STORES[store], examples=count(examples), seed=seed
-    )
+
+
+def _described(store: str, examples: int) -> Scenario:
+    return lambda folder, count, seed: api.described(folder, STORES[store], examples=count(examples), seed=seed)
+
+
+ON_WHAT_LEAVES = {f"api-outages-{store}": _outages(store) for store in api.AWAY}
+DESCRIBED = {
+    f"api-description-{store}": _described(store, examples)
     for store, examples in {"sqlite": 200, "postgres": 80, "redis": 200}.items()
 }
 

@@ -340,6 +340,20 @@ async def test_ghosts_of_cancelled_jobs_let_none_pass_before_its_turn(store: Sto
     assert await take_ids(store) == [*ids[5:], behind, *ids[:3]]
 
 
+async def test_a_ghost_haunts_its_own_list_alone(store: Store, keys: Keys) -> None:
+    """An id that was deleted may come again, in another queue or with another priority."""
+    again, urgent, ahead = await put(store, new_job(), new_job(), new_job())
+    await store.delete([again, urgent])
+    await put(store, new_job(id=again, queue="mail"), new_job(id=urgent, priority=5))
+    assert list(keys.strays()) == []
+    assert await store.repair() == []
+
+    assert await take_ids(store, 5, {"mail": 5}) == [again]
+    assert await take_ids(store, 5) == [urgent, ahead]
+    assert list(keys.strays()) == []
+    assert not keys.exists("ghosts")
+
+
 @pytest.mark.parametrize("waiting", [1, 3000])
 async def test_a_ghost_at_the_head_whose_job_is_back_lets_none_pass(
     store: Store, clock: ManualClock, waiting: int

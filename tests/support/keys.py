@@ -115,7 +115,7 @@ class Keys:
             kind = "quarantine" if name.startswith("quarantine:") else kind
             if kind == "ready":
                 members = Counter(self.client.lrange(self.prefix + name, 0, -1))
-                members.subtract({job: ghosts[job] for job in members})
+                members.subtract({job: ghosts[f"{name.removeprefix('ready')} {job}"] for job in members})
                 ids = list(members.elements())
             elif kind in ("schedule", "quarantine", "leases", "ended:dead", "ended:cancelled"):
                 ids = self.client.zrange(self.prefix + name, 0, -1)

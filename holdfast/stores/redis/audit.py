@@ -79,6 +79,10 @@ class Names:
         key = self.ready if level == 0 else self.ready + b"@%d" % level
         return key if queue == b"default" else key + b":" + queue
 
+    def ghost(self, key: bytes, job: bytes) -> bytes:
+        """What notes that an id stands in a ready list although its job does not belong there."""
+        return key.removeprefix(self.ready) + b" " + job
+
 
 class Kept(NamedTuple):
     """What a job's hash says of where it belongs."""
@@ -217,23 +221,25 @@ class _Audit:
 
     def ready_lists(self) -> Iterator[Mend]:
         """Each job that is ready stands in its own list once, and any other id as a ghost."""
-        standing: Counter[bytes] = Counter()
-        for key, ids in self._seen.lists.items():
-            if self._names.is_ready_list(key):
-                astray = {job for job in ids if job in self._jobs and self._list_of(job) != key}
-                standing.update(job for job in ids if job not in astray)
-                yield from (Mend(OUT, ("LREM", key, 0, job)) for job in astray)
+        standing = Counter(
+            (key, job) for key, ids in self._seen.lists.items() if self._names.is_ready_list(key) for job in ids
+        )
         ready = {job: kept for job, kept in self._jobs.items() if kept.state == b"queued" and kept.losses < 2}
-        lost = [job for job in ready if not standing[job]]
+        lost = [job for job in ready if not standing[self._list_of(job), job]]
         for job in sorted(lost, key=lambda job: (ready[job].due, ready[job].seq), reverse=True):
-            standing[job] += 1
+            standing[self._list_of(job), job] += 1
             yield Mend(BACK, ("LPUSH", self._list_of(job), job))
-        ghosts = self._hash("ghosts")
-        for job in {*standing, *ghosts} - self._by_hand:
-            ought = standing[job] - (job in ready)
-            if ghosts.get(job, b"0") != b"%d" % ought:
-                command = ("HSET", self._names("ghosts"), job, ought) if ought else ("HDEL", self._names("ghosts"), job)
-                yield Mend(OUT if ought else BACK, command)
+        ghosts, ought = self._hash("ghosts"), Counter[bytes]()
+        for (key, job), times in standing.items():
+            at_home = job in ready and key == self._list_of(job)
+            ought[self._names.ghost(key, job)] = 0 if job in self._by_hand else times - at_home
+        for ghost in {*ought, *ghosts}:
+            if ghosts.get(ghost, b"0") == b"%d" % ought[ghost]:
+                continue
+            if ought[ghost]:
+                yield Mend(OUT, ("HSET", self._names("ghosts"), ghost, ought[ghost]))
+            else:
+                yield Mend(BACK, ("HDEL", self._names("ghosts"), ghost))
 
     def _list_of(self, job: bytes) -> bytes:
         return self._names.ready_of(self._jobs[job].queue, self._jobs[job].level)

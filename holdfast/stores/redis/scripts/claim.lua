@@ -73,8 +73,8 @@ local function take_quarantined(queue)
 end
 
 -- Whether an id met in a ready list is a job to take: its fields, or "suspect" for one to leave there.
-local function claimable(id, queue)
-    if haunted and moving().laid_to_rest(id) then
+local function claimable(id, queue, list)
+    if haunted and moving().laid_to_rest(list, id) then
         return nil
     end
     local v = read(id, unpack(FIELDS))
@@ -128,7 +128,7 @@ local function take_level(queue, level, room)
             if not haunted and taken_first(id) then
                 room = room - 1
             else
-                local v = claimable(id, queue)
+                local v = claimable(id, queue, list)
                 if v == 'suspect' then
                     aside[#aside + 1] = id
                 elseif v then

@@ -2,20 +2,26 @@
 -- and functions are made anew at each call of a script; so these are made when the first of them is wanted.
 local function make_moving()
     -- A job taken out of the middle of a ready list leaves its id there, a ghost: whoever meets it lays it to rest. Of an id
-    -- that stands there twice the ghost comes first, since a job never becomes ready for an earlier time than before.
-    local function haunt(id)
-        ours('HINCRBY', P .. 'ghosts', id, 1)
+    -- that stands there twice the ghost comes first, since a job never becomes ready for an earlier time than before. The id
+    -- of a job that was deleted may come again, in another list.
+    local function ghost_of(list, id)
+        return string.sub(list, #READY + 1) .. ' ' .. id
     end
 
-    local function laid_to_rest(id)
-        local left = ours('HGET', P .. 'ghosts', id)
+    local function haunt(list, id)
+        ours('HINCRBY', P .. 'ghosts', ghost_of(list, id), 1)
+    end
+
+    local function laid_to_rest(list, id)
+        local ghost = ghost_of(list, id)
+        local left = ours('HGET', P .. 'ghosts', ghost)
         if not left then
             return false
         end
         if number(left) <= 1 then
-            call('HDEL', P .. 'ghosts', id)
+            call('HDEL', P .. 'ghosts', ghost)
         else
-            call('HINCRBY', P .. 'ghosts', id, -1)
+            call('HINCRBY', P .. 'ghosts', ghost, -1)
         end
         return true
     end
@@ -33,7 +39,7 @@ local function make_moving()
     local function head_of(list)
         local id = call('LINDEX', list, 0)
         for _ = 1, MOST do
-            if not id or not laid_to_rest(id) then
+            if not id or not laid_to_rest(list, id) then
                 break
             end
             call('LPOP', list)
@@ -59,14 +65,14 @@ local function make_moving()
         local edge, taken = group[at_tail and 1 or #group], 0
         for n = 1, #ids do
             local id = ids[at_tail and #ids + 1 - n or n]
-            local ghost = not at_tail and laid_to_rest(id)
+            local ghost = not at_tail and laid_to_rest(list, id)
             local place = not ghost and standing(id)
             if place and (at_tail and before(edge, place) or not at_tail and before(place, edge)) then
                 group[#group + 1] = place
             elseif not ghost and (place or call('EXISTS', JOB .. id) == 1) then
                 break
             elseif at_tail then
-                laid_to_rest(id)
+                laid_to_rest(list, id)
             end
             taken = n
         end
@@ -136,7 +142,7 @@ local function make_moving()
         if state == 'queued' and losses >= 2 then
             ours('ZREM', quarantine_of(known.queue), id)
         elseif state == 'queued' then
-            haunt(id)
+            haunt(ready_of(known.queue, known.level), id)
         elseif state == 'scheduled' or state == 'failed' then
             ours('ZREM', schedule_of(known.queue), id)
             rescheduled[known.queue] = true

@@ -41,6 +41,7 @@ from holdfast.kinds import (
     span,
     unless,
 )
+from holdfast.metrics_settings import MetricsSettings
 from holdfast.retry import Retry
 from holdfast.setting import PREFIX, Setting
 from holdfast.values import KEY_LIMIT, nearest
@@ -80,7 +81,7 @@ class Said(NamedTuple):
     source: str
 
 
-class Settings(HttpSettings):
+class Settings(HttpSettings, MetricsSettings):
     """What the whole program runs by. Made by ``load``; frozen."""
 
     __slots__ = ("__dict__", "_loaded")
@@ -298,7 +299,7 @@ class Settings(HttpSettings):
 SETTINGS: Mapping[str, Setting[Any]] = MappingProxyType(
     {
         name: setting
-        for table in (Settings, HttpSettings)
+        for table in (Settings, HttpSettings, MetricsSettings)
         for name, setting in vars(table).items()
         if isinstance(setting, Setting)
     }

@@ -33,6 +33,10 @@ def conflicts(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]
     if values["processes"] > 1 and values["worker_id"] is not None:
         problem = f"worker_id: {values['worker_id']} names one worker, but processes is {values['processes']}"
         yield ("processes", "worker_id"), f"{problem}; set processes to 1, or worker_id to minted"
+    port = values["metrics_port"]
+    if port and port + values["processes"] > 65_536:
+        problem = f"metrics_port: {values['processes']} processes take the ports from {port} on, past the last one"
+        yield ("metrics_port", "processes"), f"{problem}; set metrics_port lower"
     yield from _transport(values)
 
 

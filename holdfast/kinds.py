@@ -149,6 +149,12 @@ def _parse_redis_key(field: str, value: object) -> str:
     return value
 
 
+def _parse_metric_prefix(field: str, value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]{0,63})?", value):
+        raise Invalid(field, value, "write letters, digits and underscores, such as holdfast_; it begins with no digit")
+    return value
+
+
 def _parse_file(field: str, value: object) -> str:
     if not isinstance(value, str) or not is_plain(value):
         raise Invalid(field, value, "write a file's path")
@@ -188,6 +194,7 @@ URL = _url("write a store's URL, such as sqlite:///holdfast.db")
 REDIS_URL = _url("write the URL of a Redis, such as redis://localhost:6379/0")
 TARGET: Kind[str] = Kind("module:attribute", _parse_target, str)
 REDIS_KEY: Kind[str] = Kind("Redis key", _parse_redis_key, str)
+METRIC_PREFIX: Kind[str] = Kind("metric prefix", _parse_metric_prefix, str)
 PROGRAMS = names("a program's name or path", r"[^,]+")
 FOLDERS = names("an absolute directory", r"/[^,]*")
 VARIABLES = names("a variable's name", r"[A-Za-z_][A-Za-z0-9_]*")

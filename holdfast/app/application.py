@@ -35,6 +35,7 @@ from holdfast.job import (
     parse_id,
 )
 from holdfast.lifecycle import check_replay
+from holdfast.observe.timing import timed
 from holdfast.portal import drive, running_loop
 from holdfast.store import Selection, Store
 from holdfast.stores import Within, open_store
@@ -132,9 +133,10 @@ class Holdfast(Register):
         settings = self.settings
         store = open_store(settings.url, now=self.now, patience=self.patience)
         if settings.transport == "none" or settings.transport_url is None:
-            return store
+            return timed(store, self.events)
         way = Way(settings.transport, settings.transport_url, settings.transport_key, settings.transport_dead_key)
-        return carried(store, way, lease=settings.lease, in_hand=self._in_hand, emit=self.events.emit)
+        carrying = carried(store, way, lease=settings.lease, in_hand=self._in_hand, emit=self.events.emit)
+        return timed(carrying, self.events)
 
     def _unopened(self) -> Store:
         with self._making:

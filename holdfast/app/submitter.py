@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
@@ -16,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.config import Settings
 from holdfast.errors import Conflict, HoldfastError, Invalid, Unavailable
-from holdfast.events import Events, JobCreated, JobDuplicate
+from holdfast.events import Events, JobCreated, JobDuplicate, JobsSubmitted
 from holdfast.faults import point
 from holdfast.job import Job, NewJob, Options, Submitted, microseconds, new_id, parse_id
 from holdfast.portal import running_loop
@@ -157,7 +158,15 @@ class Submitter:
         point("submit.before")
         answers = await store.submit(jobs)
         point("submit.after")
+        if self._events.listens(JobsSubmitted):
+            self._measure(jobs, answers)
         return answers
+
+    def _measure(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
+        told = list(zip(jobs, answers, strict=True))
+        created = Counter(job.task for job, answer in told if answer.created)
+        absorbed = Counter(job.task for job, answer in told if not answer.created)
+        self._events.emit(JobsSubmitted(created=created, absorbed=absorbed))
 
     async def announce(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
         """Tell observers, as far as the keys stand for what was submitted."""

@@ -43,6 +43,7 @@ def worker() -> None:
 @click.option("--drain", is_flag=True, help="Stop when the queues are empty.")
 @click.option("--role", metavar="ROLE", help="auto, leader or follower; a follower does no maintenance [auto].")
 @click.option("--grace", metavar="SPAN", help="How long running jobs may go on when the worker is stopped [30s].")
+@click.option("--metrics-port", metavar="N", help="Tell metrics and health on this port of 127.0.0.1 [none].")
 @click.pass_obj
 def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int:
     """Run jobs until told to stop.
@@ -85,8 +86,12 @@ def child_arguments(session: Session, said: dict[str, str | None], *, drain: boo
     """What a child process has to be told beside ``worker start``."""
     told = {"app": session.app, "url": session.url, "config": session.config, **said}
     told.pop("processes", None)
-    arguments = [word for name, value in told.items() if value is not None for word in (f"--{name}", value)]
+    arguments = [word for name, value in told.items() if value is not None for word in (_option(name), value)]
     return [*arguments, *(["--drain"] if drain else [])]
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @worker.command("list", examples=["holdfast worker list"])

@@ -61,8 +61,11 @@ class Fetcher:
         while not shift.stopping.is_set():
             room = self._room()
             if room <= 0:
+                shift.sated = True
                 await self._until_low()
                 continue
+            if shift.sated:
+                shift.sated, shift.fetched_at = False, shift.clock.monotonic()
             empty_handed = not shift.held
             try:
                 claim = await self._claim(room)
@@ -147,12 +150,13 @@ class Fetcher:
         claim = await claiming
         point("claim.after")
         shift = self._shift
+        shift.fetched_at = shift.clock.monotonic()
         if shift.clock.monotonic() - since > shift.settings.lease.total_seconds() * _FRESH:
             return claim  # the loop was blocked since: these leases are not renewed yet, and may be somebody else's
         shift.deliver(claim.jobs, since)
         if shift.stopping.is_set():
             self.release_buffered()
-        tell_claim(shift.events, claim, shift.worker_id)
+        tell_claim(shift.events, claim, shift.worker_id, shift.settings.lease)
         return claim
 
     async def _run_one_alone(self) -> None:
@@ -177,6 +181,7 @@ class Fetcher:
         """Until nothing is in hand, what is to be settled included, or the shift is stopping."""
         shift = self._shift
         while shift.held and not shift.stopping.is_set():
+            shift.sated = True
             shift.low_mark = 0
             shift.low.clear()
             await shift.low.wait()

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from holdfast.events import LoopBlocked, StoreTrouble
+from holdfast.events import LoopBlocked, LoopHeard, StoreTrouble
 from holdfast.faults import point
 from holdfast.job import Held, Job, Lease, Order, Pulse
 from holdfast.store import Store
@@ -52,7 +52,6 @@ class Keeper:
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
-        self._heard_at = time.monotonic()  # the loop's health is a matter of real time, whatever the clock
         self._failing = False
         self._told: Pulse | None = None  # what the last beat said of this worker
         self._told_at: float | None = None
@@ -164,19 +163,23 @@ class Keeper:
     # ── the event loop's health ───────────────────────────────────────────────────────────────────────────────
     async def _watch_loop(self) -> None:
         """Ask the loop to answer; tell, once a blockage, when it does not."""
+        shift = self._shift
         while True:
+            asked_at = time.monotonic()  # the loop's health is a matter of real time, whatever the clock
             self._on_main(self._hear)
             await asyncio.sleep(_LOOK)
             self._fence()
-            deaf = time.monotonic() - self._heard_at
+            deaf = time.monotonic() - shift.heard_at
+            if shift.events.listens(LoopHeard):
+                shift.emit(LoopHeard(seconds=shift.heard_at - asked_at if shift.heard_at >= asked_at else deaf))
             if deaf < _BLOCKED:
                 self._told_at = None
-            elif self._told_at != self._heard_at:
-                self._told_at = self._heard_at
+            elif self._told_at != shift.heard_at:
+                self._told_at = shift.heard_at
                 self._tell_blocked(deaf)
 
     def _hear(self) -> None:
-        self._heard_at = time.monotonic()
+        self._shift.heard_at = time.monotonic()
 
     def _tell_blocked(self, seconds: float) -> None:
         frame = sys._current_frames().get(self._main_thread)

@@ -11,6 +11,7 @@ from holdfast.app import Holdfast
 from holdfast.config import Settings
 from holdfast.events import HandlersLeft
 from holdfast.executors.thread import LoopThreads
+from holdfast.worker.overseen import Overseen
 from holdfast.worker.supervisor import FINISHED, RECYCLE, watch_parent
 from holdfast.worker.worker import Worker
 
@@ -44,6 +45,7 @@ async def _serve(app: Holdfast, settings: Settings, drain: bool, threads: LoopTh
     for number in (signal.SIGTERM, signal.SIGINT):
         # A supervisor hands every stop on as SIGTERM, and says itself what it was told.
         loop.add_signal_handler(number, worker.stop, "supervisor" if supervised else number.name)
-    async with app:
-        await worker.run()
+    with Overseen(worker.shift):
+        async with app:
+            await worker.run()
     return worker, supervised

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
-from holdfast.events import JobSucceeded, StoreTrouble
+from holdfast.events import BatchSettled, JobSucceeded, StoreTrouble
 from holdfast.faults import point
 from holdfast.job import JobState, Lease, Reason, Settled
 from holdfast.store import Store
 from holdfast.worker.patience import Patience
 from holdfast.worker.shift import FULL, Run, Shift
-from holdfast.worker.telling import tell_lost, tell_rest
+from holdfast.worker.telling import measure_settled, tell_lost, tell_rest
 
 _LINGER = 0.004  # seconds a batch may still grow while other handlers run
 _LOCKED = 0.5  # seconds between looks at jobs that somebody else's transaction holds
@@ -93,6 +93,7 @@ class Settler:
         shift = self._shift
         held = shift.held
         tell_success = shift.events.listens(JobSucceeded)
+        succeeded: list[Run] = []
         for run, answer in zip(batch, answers, strict=True):
             if answer.locked:
                 self._wait_for(run)
@@ -101,11 +102,14 @@ class Settler:
             if self._locked:
                 self._locked.pop(run.lease, None)
             if answer.accepted and answer.state is JobState.SUCCEEDED:
-                shift.succeeded += 1
+                succeeded.append(run)
                 if tell_success:
                     shift.tell_success(run)
             else:
                 self._tell_rest(run, answer)
+        shift.succeeded += len(succeeded)
+        if shift.events.listens(BatchSettled):
+            measure_settled(shift.events, len(batch), [(run.job.task, run.seconds) for run in succeeded])
         if not held:
             shift.low.set()  # a draining or an emptying fetcher waits for this
 

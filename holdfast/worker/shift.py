@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from enum import StrEnum
@@ -15,12 +16,12 @@ from enum import StrEnum
 from holdfast.app import Holdfast
 from holdfast.clock import Clock
 from holdfast.config import Settings
-from holdfast.events import Event, Events, JobSucceeded
+from holdfast.events import BatchSettled, Event, Events, JobSucceeded
 from holdfast.job import Job, Lease, Settlement
 from holdfast.lifecycle import Failed, Outcome, decide
 from holdfast.task import Context
 from holdfast.worker.judging import backoff_of
-from holdfast.worker.telling import dead_letters, tell_lost, tell_success
+from holdfast.worker.telling import dead_letters, measure_settled, tell_lost, tell_success
 
 FULL = 500
 """Settlements that are written without waiting for more, and jobs one claim takes at most."""
@@ -97,6 +98,9 @@ class Shift:
         self.failed = 0
         self.released = 0
         self.renewed_at = 0.0  # the clock's reading before the latest beat that was answered
+        self.heard_at = time.monotonic()  # when the event loop last answered the keeper, in real time
+        self.fetched_at: float | None = None  # the clock's reading when the latest claim was answered
+        self.sated = False  # the fetcher has no room for more
         self.attentive = False  # the fetcher sleeps exactly until the next job of any queue falls due
 
     # ── jobs come in ──────────────────────────────────────────────────────────────────────────────────────────
@@ -163,6 +167,8 @@ class Shift:
         self.succeeded += 1
         if self.events.listens(JobSucceeded):
             self.tell_success(run)
+        if self.events.listens(BatchSettled):
+            measure_settled(self.events, 1, [(run.job.task, run.seconds)])
 
     def tell_success(self, run: Run) -> None:
         """Tell observers that the job has succeeded."""

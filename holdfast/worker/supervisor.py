@@ -105,7 +105,8 @@ def supervise(arguments: Sequence[str], settings: Settings, events: Events) -> i
     Blocks until every worker has ended. It is 0 if all ended well, else the worst code among them.
     """
     command = [sys.executable, "-m", "holdfast", "worker", "start", *arguments, "--processes", "1"]
-    return asyncio.run(Supervisor(command, settings.processes, settings.grace, events).run())
+    supervisor = Supervisor(command, settings.processes, settings.grace, events, metrics_port=settings.metrics_port)
+    return asyncio.run(supervisor.run())
 
 
 class Supervisor:
@@ -119,8 +120,11 @@ class Supervisor:
         events: Events,
         *,
         extra_seconds: float = EXTRA_SECONDS,
+        metrics_port: int | None = None,
     ) -> None:
+        """``metrics_port``: the first child's; each further one has the next."""
         self._command = list(command)
+        self._metrics_port = metrics_port
         self._processes = processes
         self._patience = grace.total_seconds() + extra_seconds
         self._events = events
@@ -132,7 +136,7 @@ class Supervisor:
         with _signals(self.stop), _pipe() as pipe:
             environment = {**os.environ, SUPERVISOR_PIPE: f"{pipe}:{self._patience}"}
             async with asyncio.TaskGroup() as group:
-                children = [group.create_task(self._keep(environment, pipe)) for _ in range(self._processes)]
+                children = [group.create_task(self._keep(each, environment, pipe)) for each in self._commands()]
         return max(child.result() for child in children)
 
     def stop(self, reason: str) -> None:
@@ -152,14 +156,21 @@ class Supervisor:
         for child in self._running:
             kill_group(child)
 
-    async def _keep(self, environment: Mapping[str, str], pipe: int) -> int:
+    def _commands(self) -> list[list[str]]:
+        """Each child's command line. A child that is restarted has the port of the one before it."""
+        first = self._metrics_port
+        if not first:  # none, or for each any that is free
+            return [self._command] * self._processes
+        return [[*self._command, "--metrics-port", str(first + number)] for number in range(self._processes)]
+
+    async def _keep(self, command: Sequence[str], environment: Mapping[str, str], pipe: int) -> int:
         """Run one child, again and again as the policy says; returns what its last run adds to our exit code."""
         starts = failures = 0
         pause = 0.0
         while not await self._stopped_within(pause):
             starts += 1
             began = time.monotonic()
-            pid, code, cause = await self._run_once(environment, pipe)
+            pid, code, cause = await self._run_once(command, environment, pipe)
             ending = Ending(code, time.monotonic() - began, starts, failures)
             if self._stopping.is_set() or is_hopeless(ending):
                 return self._ended_for_good(pid, code, cause)
@@ -171,12 +182,14 @@ class Supervisor:
             pause, failures = restart
         return 0
 
-    async def _run_once(self, environment: Mapping[str, str], pipe: int) -> tuple[int, int, str]:
+    async def _run_once(
+        self, command: Sequence[str], environment: Mapping[str, str], pipe: int
+    ) -> tuple[int, int, str]:
         """One run of a child from start to end: its pid, its exit code, and that in words."""
         ended = asyncio.Event()
         try:
             child = subprocess.Popen(  # noqa: ASYNC220 - returns as soon as the program is started
-                self._command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[pipe], start_new_session=True
+                command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[pipe], start_new_session=True
             )
         except OSError as error:
             return 0, _CANNOT_START, f"cannot be started: {error.strerror}"

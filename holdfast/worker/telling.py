@@ -3,13 +3,19 @@ HTTP."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import timedelta
+
 from holdfast.config import Settings
 from holdfast.events import (
+    BatchSettled,
     Events,
     JobCancelled,
     JobDead,
     JobFailed,
     JobReleased,
+    JobsClaimed,
     JobSucceeded,
     JobUnstartable,
     LeaseAcquired,
@@ -20,8 +26,10 @@ from holdfast.job import Claim, Job, JobState, Settled, Settlement, instant
 from holdfast.transports.names import Names
 
 
-def tell_claim(events: Events, claim: Claim, worker_id: str) -> None:
+def tell_claim(events: Events, claim: Claim, worker_id: str, lease_for: timedelta) -> None:
     """What a claim brought."""
+    if (claim.jobs or claim.refused) and events.listens(JobsClaimed):
+        _measure_claim(events, claim, lease_for)
     if claim.refused and events.listens(LeaseRejected):
         events.emit(LeaseRejected(count=claim.refused, worker_id=worker_id))
     if claim.jobs and events.listens(LeaseAcquired):
@@ -32,6 +40,26 @@ def tell_claim(events: Events, claim: Claim, worker_id: str) -> None:
                     job_id=job.id, job_type=job.task, attempt=job.attempts, worker_id=worker_id, locked_until=until
                 )
             )
+
+
+def _measure_claim(events: Events, claim: Claim, lease_for: timedelta) -> None:
+    """By the store's clock alone: the leases began when the jobs were taken."""
+    taken_at_us = (claim.lease_until_us or 0) - lease_for // timedelta(microseconds=1)
+    late: defaultdict[str, list[float]] = defaultdict(list)
+    retried = 0
+    for job in claim.jobs:
+        late[job.queue].append((taken_at_us - job.run_at_us) * 1e-6)
+        if job.attempts > 1:
+            retried += 1
+    events.emit(JobsClaimed(retried=retried, refused=claim.refused, late=late))
+
+
+def measure_settled(events: Events, size: int, succeeded: Iterable[tuple[str, float]]) -> None:
+    """A batch of settlements was answered: by task, the seconds of each job that ended well."""
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    for task, spent in succeeded:
+        seconds[task].append(spent)
+    events.emit(BatchSettled(size=size, succeeded=seconds))
 
 
 def tell_success(events: Events, job: Job, seconds: float) -> None:

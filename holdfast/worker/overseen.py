@@ -1,0 +1,77 @@
+"""What a worker process tells those who watch over it: its metrics and its health, on a port of their own."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import msgspec
+
+from holdfast.events import MetricsServed
+from holdfast.observe.exposition import expose
+from holdfast.observe.metrics import Metrics
+from holdfast.observe.sidecar import Page, Sidecar
+from holdfast.worker.health import Health, health_of
+from holdfast.worker.shift import Shift
+
+_JSON = "application/json"
+
+
+class Overseen:
+    """While entered, the shift's figures are counted and served, if the settings name a port."""
+
+    def __init__(self, shift: Shift) -> None:
+        self._shift = shift
+        self._metrics: Metrics | None = None
+        self._sidecar: Sidecar | None = None
+
+    def __enter__(self) -> None:
+        """ConfigError where the port cannot be had."""
+        shift, settings = self._shift, self._shift.settings
+        if settings.metrics_port is None:
+            return
+        pages = {
+            "/": self._figures,
+            "/metrics": self._figures,
+            "/metrics/": self._figures,
+            "/health": self._well,
+            "/health/ready": self._well,
+            "/health/live": self._alive,
+        }
+        self._sidecar = Sidecar(settings.metrics_host, settings.metrics_port, pages)
+        self._metrics = metrics = Metrics(shift.events, labels=settings.metrics_labels)
+        metrics.gauge("worker_active_jobs", lambda: len(shift.running))
+        metrics.gauge("worker_buffered_jobs", lambda: len(shift.buffer))
+        metrics.gauge("worker_slots", lambda: settings.concurrency)
+        metrics.gauge("worker_healthy", lambda: float(health_of(shift).well))
+        self._sidecar.start()
+        shift.emit(MetricsServed(address=self._sidecar.address, worker_id=shift.worker_id))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sidecar is not None:
+            self._sidecar.stop()
+        if self._metrics is not None:
+            self._metrics.close()
+
+    # ── pages: made in the sidecar's thread ───────────────────────────────────────────────────────────────────────
+    def _figures(self, accept: str) -> Page:
+        assert self._metrics is not None  # noqa: S101 - made before the sidecar starts
+        body, media = expose(self._metrics.read(), prefix=self._shift.settings.metrics_prefix, accept=accept)
+        return Page(200, body, media)
+
+    def _well(self, _accept: str) -> Page:
+        health = health_of(self._shift)
+        return self._told(health, good=health.well)
+
+    def _alive(self, _accept: str) -> Page:
+        health = health_of(self._shift)
+        return self._told(health, good=health.live)
+
+    def _told(self, health: Health, *, good: bool) -> Page:
+        said = {
+            "status": "ok" if good else health.status,
+            "service": "holdfast-worker",
+            "worker": self._shift.worker_id,
+        }
+        return Page(200 if good else 503, msgspec.json.encode(said), _JSON)

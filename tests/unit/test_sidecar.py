@@ -1,0 +1,85 @@
+"""The sidecar: a page for a path, in a thread of its own, whatever its clients do."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.observe.sidecar import Page, Sidecar
+
+DEADLINE = 20.0
+
+
+def _echo(accept: str) -> Page:
+    return Page(200, f"accept: {accept}\n".encode(), "text/plain")
+
+
+def _missing(_accept: str) -> Page:
+    raise ConfigError("something is not installed")
+
+
+@pytest.fixture
+def sidecar() -> Iterator[Sidecar]:
+    sidecar = Sidecar("127.0.0.1", 0, {"/": _echo, "/metrics": _echo, "/missing": _missing})
+    sidecar.start()
+    yield sidecar
+    sidecar.stop()
+
+
+def port_of(sidecar: Sidecar) -> int:
+    return int(sidecar.address.rpartition(":")[2])
+
+
+def ask(sidecar: Sidecar, method: str, path: str, **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port_of(sidecar), timeout=DEADLINE)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_a_page_is_made_for_who_asks(sidecar: Sidecar) -> None:
+    assert ask(sidecar, "GET", "/metrics", Accept="application/json") == (200, "accept: application/json\n")
+    assert ask(sidecar, "GET", "/metrics?x=1") == (200, "accept: \n")
+    assert ask(sidecar, "HEAD", "/") == (200, "")
+
+
+def test_what_is_not_there_or_cannot_be_is_told(sidecar: Sidecar) -> None:
+    assert ask(sidecar, "GET", "/nowhere") == (404, "there are /, /metrics, /missing\n")
+    assert ask(sidecar, "POST", "/metrics")[0] == 405
+    assert ask(sidecar, "GET", "/missing") == (501, "something is not installed\n")
+
+
+def test_clients_that_send_nothing_or_nonsense_do_not_hold_others_up(sidecar: Sidecar) -> None:
+    with contextlib.ExitStack() as stack:
+        for number in range(30):
+            silent = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(sidecar))))
+            silent.sendall(b"GET / HTTP/1.1\r\n" if number % 2 else b"")
+        for nonsense in (b"\r\n\r\n", b"\x00\xff\r\n\r\n", b"x" * 20_000 + b"\r\n\r\n", b"GET /\r\n\r\n"):
+            odd = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(sidecar)), timeout=DEADLINE))
+            with contextlib.suppress(ConnectionError):
+                odd.sendall(nonsense)
+                while odd.recv(1000):
+                    pass
+        assert ask(sidecar, "GET", "/metrics")[0] == 200
+
+
+def test_a_port_that_is_taken_is_told(sidecar: Sidecar) -> None:
+    with pytest.raises(ConfigError, match=r"metrics_host, metrics_port: cannot listen on 127\.0\.0\.1:\d+: "):
+        Sidecar("127.0.0.1", port_of(sidecar), {})
+
+
+def test_stopped_it_leaves_its_port() -> None:
+    sidecar = Sidecar("127.0.0.1", 0, {"/": _echo})
+    sidecar.start()
+    port = port_of(sidecar)
+    sidecar.stop()
+
+    Sidecar("127.0.0.1", port, {}).stop()

@@ -62,6 +62,9 @@ ON_EVERY_STORE: dict[str, OnStore] = {
     "api-kills": lambda folder, home, count, seed: api.kills(folder, home, clients=16, kills=count(20), seed=seed),
 }
 ON_CARRIED: dict[str, OnStore] = {
+    "delayed": lambda folder, home, count, seed: transports.delayed(
+        folder, home, jobs=count(5000), rounds=3, spare=0.0, seed=seed
+    ),
     "unannounced": lambda folder, home, count, seed: transports.unannounced(folder, home, kills=count(50), seed=seed),
     "emptied": lambda folder, home, count, seed: transports.emptied(
         folder, home, jobs=count(20_000), times=count(50), seed=seed

@@ -1,11 +1,14 @@
-"""What a transport may lose: an announcement that its submitter died before, and everything at once."""
+"""What a transport may lose: an announcement that its submitter died before, and everything at once. What that costs."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import statistics
+import subprocess
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from redis import Redis
@@ -18,7 +21,11 @@ from tests.crash.scenarios.submitters import PROGRAM
 from tests.crash.scenarios.submitting import await_quiet, submit, work
 from tests.support.stores import Home
 
+FILLER = "tests.crash.programs.filler"
 WORKERS = 2
+POLL = 1.0  # seconds, and as much between two sweeps
+SECONDS = 0.02  # what a job takes
+AT_ONCE = "10"  # jobs a worker runs
 
 
 def unannounced(folder: Path, home: Home, *, kills: int, seed: int) -> Report:
@@ -63,3 +70,54 @@ def emptied(folder: Path, home: Home, *, jobs: int, times: int, seed: int) -> Re
         report.figures |= {"jobs": jobs, "losses": times, "seconds": round(time.monotonic() - began, 2)}
         report.expect(all(row.state == "succeeded" for row in known.rows.values()), "a job did not succeed")
         return judged(fleet, known, report, excess_explained)
+
+
+def delayed(folder: Path, home: Home, *, jobs: int, rounds: int, spare: float, seed: int) -> Report:
+    """What a loss costs: Redis is emptied when half the jobs have ended, or a submitter dies between its commit and its
+    push, against the same without. Two poll intervals are allowed, beside what one round differs from the next, and
+    ``spare`` seconds."""
+    report = Report(figures={"seed": seed, "jobs": jobs, "rounds": rounds})
+    settings = {"poll": f"{POLL}s", "sweep": f"{POLL}s", "concurrency": AT_ONCE, "lease": "30s", "beat": "10s"}
+    with Fleet(folder, home, **settings) as fleet, Redis.from_url(os.environ[f"{PREFIX}TRANSPORT_URL"]) as client:
+        fleet.start_workers(WORKERS)
+        whole, emptied, pushed, unpushed = [], [], [], []
+        for _ in range(rounds):
+            whole.append(_drained(fleet, jobs, lambda: None))
+            emptied.append(_drained(fleet, jobs, client.flushall))
+            pushed.append(_submitted_elsewhere(fleet, jobs // 5))
+            unpushed.append(_submitted_elsewhere(fleet, jobs // 5, HOLDFAST_FAULTS="announce.before:kill@1"))
+        _compare(report, "Redis emptied", whole, emptied, spare)
+        _compare(report, "submitter killed before its push", pushed, unpushed, spare)
+        known = facts(fleet, list(fleet.database.rows()))
+        report.expect(len(known.rows) == rounds * (2 * jobs + 2 * (jobs // 5)), f"{len(known.rows)} jobs were stored")
+        report.expect(all(row.state == "succeeded" for row in known.rows.values()), "a job did not succeed")
+        return judged(fleet, known, report)
+
+
+def _drained(fleet: Fleet, jobs: int, halfway: Callable[[], object]) -> float:
+    """Seconds from the submission of so many jobs until the last has ended; ``halfway`` something happens."""
+    began = time.monotonic()
+    submit(fleet, work(jobs, SECONDS))
+    until(lambda: fleet.database.unended() <= jobs // 2, 60 + jobs / 20, "half of the jobs to end", pause=0.02)
+    halfway()
+    return _last_end(fleet, jobs) - began
+
+
+def _submitted_elsewhere(fleet: Fleet, jobs: int, **environment: str) -> float:
+    """Seconds until the last job has ended, from when a process began to submit them, which it may not survive."""
+    process = fleet.start(FILLER, str(jobs), str(SECONDS), stdin=subprocess.DEVNULL, **environment)
+    fleet.await_end(process, 60, "the jobs to be submitted")
+    return _last_end(fleet, jobs) - float(fleet.lines("filling")[-1]["mono"])
+
+
+def _last_end(fleet: Fleet, jobs: int) -> float:
+    """When the last job ended, once they all have."""
+    until(lambda: fleet.database.unended() == 0, 60 + jobs / 20, "the jobs to end", pause=0.05)
+    return max((run.ended for run in fleet.runs() if run.ended is not None), default=0.0)
+
+
+def _compare(report: Report, what: str, usual: Sequence[float], lossy: Sequence[float], spare: float) -> None:
+    longer = statistics.median(lossy) - statistics.median(usual)
+    allowed = 2 * POLL + max(usual) - min(usual) + spare
+    report.expect(longer <= allowed, f"{what}: {longer:.2f} s longer, where {allowed:.2f} s are allowed")
+    report.figures[what] = f"{statistics.median(lossy):.2f} s, else {statistics.median(usual):.2f} s: {longer:+.2f} s"

@@ -310,6 +310,22 @@ class ApiStopping(Event, frozen=True, kw_only=True, gc=False):
     reason: str
 
 
+class KeysRead(Event, frozen=True, kw_only=True, gc=False):
+    """The file of API keys was read again: so many keys."""
+
+    name: ClassVar[str] = "keys_read"
+    keys: int
+
+
+class KeysUnreadable(Event, frozen=True, kw_only=True, gc=False):
+    """The file of API keys changed, and cannot be used as it is; the last good keys stay in force."""
+
+    name: ClassVar[str] = "keys_unreadable"
+    level: ClassVar[str] = "error"
+    problem: str
+    kept: int
+
+
 class RequestFailed(Event, frozen=True, kw_only=True, gc=False):
     """A request over HTTP ended in an error of ours; its answer was 500 and told nothing but this id."""
 

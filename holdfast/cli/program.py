@@ -20,6 +20,7 @@ from holdfast.cli.config import config
 from holdfast.cli.develop import develop
 from holdfast.cli.dlq import dlq
 from holdfast.cli.enqueue import enqueue
+from holdfast.cli.keys import keys
 from holdfast.cli.look import list_jobs, show_job, status
 from holdfast.cli.operate import cancel, delete, replay
 from holdfast.cli.queue import queue
@@ -144,6 +145,7 @@ for _each in (
     delete,
     dlq,
     queue,
+    keys,
     config,
     retry_schedule,
     backup,

@@ -12,8 +12,8 @@ from holdfast.errors import Unavailable
 from holdfast.events import RequestFailed
 from holdfast.web import dead, health, looking, operating, queues, submitting
 from holdfast.web.bodies import Gone, read_document
-from holdfast.web.callers import Caller
 from holdfast.web.fields import read_query
+from holdfast.web.gate import Gate
 from holdfast.web.messages import Answer, Receive, Refusal, Request, Send
 from holdfast.web.openapi import with_description
 from holdfast.web.problems import answer_to
@@ -41,8 +41,8 @@ _SECURE = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
 )
-_SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 
 def asgi(app: Holdfast) -> Api:
@@ -57,8 +57,9 @@ def asgi(app: Holdfast) -> Api:
 class Api:
     """Made by ``asgi``."""
 
-    def __init__(self, app: Holdfast) -> None:
+    def __init__(self, app: Holdfast, *, checks_hosts: bool = False) -> None:
         self._app = app
+        self._gate = Gate(app, checks_hosts=checks_hosts)
         app.patience = _LOCKED
         self._routes = Routes(OPERATIONS)
 
@@ -87,12 +88,14 @@ class Api:
 
     async def _answer(self, scope: Mapping[str, Any], request: Request) -> Answer:
         _check_size(scope)
+        told = self._gate.enter(scope, request)
+        if told is not None:
+            return told
         operation, path = self._routes.find(request.method, request.segments)
-        if request.method not in _SAFE_METHODS:
-            _check_site(request)
+        caller = self._gate.admit(request, operation)
         call = Call(
             app=self._app,
-            caller=Caller(address=request.client),
+            caller=caller,
             request=request,
             path=path,
             query=read_query(request.query, operation.query),
@@ -157,17 +160,11 @@ def _check_size(scope: Mapping[str, Any]) -> None:
         raise Refusal(431, "headers_too_large", "the headers are too large", f"send at most {_HEADERS_MOST:,} bytes")
 
 
-def _check_site(request: Request) -> None:
-    """A browser says whether a page of another site makes it ask: such pages may change nothing."""
-    if request.headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
-        detail = "a page of another site may not change anything"
-        raise Refusal(403, "cross_site", detail, "call from the same origin, or from outside a browser")
-
-
 async def _send(send: Send, request: Request, answer: Answer) -> None:
     headers = [
         *_SECURE,
         (b"x-request-id", request.id.encode()),
+        *request.added,
         *answer.headers,
     ]
     if answer.status != 204:

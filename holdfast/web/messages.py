@@ -22,15 +22,16 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 class Request:
     """What a client asks. ``headers`` hold the first of each name; ``repeated`` names those that came more than once.
-    ``id`` is the client's own X-Request-Id where that is a sensible one."""
+    ``id`` is the client's own X-Request-Id where that is a sensible one; ``added`` goes to the answer's headers."""
 
-    __slots__ = ("client", "headers", "id", "method", "query", "receive", "repeated", "segments")
+    __slots__ = ("added", "client", "headers", "id", "method", "query", "receive", "repeated", "segments")
 
     def __init__(self, scope: Mapping[str, Any], receive: Receive, segments: tuple[str, ...]) -> None:
         self.method: str = scope["method"]
         self.query: bytes = scope.get("query_string", b"")
         self.client: str = (scope.get("client") or ("",))[0]
         self.receive = receive
+        self.added: list[Header] = []
         self.segments = segments
         self.headers: dict[bytes, bytes] = {}
         self.repeated: set[bytes] = set()

@@ -17,7 +17,8 @@ from holdfast.web.problems import Problem
 from holdfast.web.routing import Call, Operation, Told
 
 _REF = "#/components/schemas/{name}"
-_ALWAYS = (403, 431, 503)
+_ALWAYS = (429, 431, 503)
+_WITH_KEY = (401, 403)
 _PLACES: dict[str, dict[str, Any]] = {
     "job_id": {
         "description": "The job's id (a UUID, or its ULID form), or `key:` and its idempotency key.",
@@ -30,8 +31,13 @@ _PLACES: dict[str, dict[str, Any]] = {
         "example": "default",
     },
 }
+_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A key: `hf_…`. Each operation needs a scope of it."},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same, in a header."},
+}
 REFUSALS = {
-    403: "A page of another site asked.",
+    401: "A key is needed, and none that is good was shown.",
+    403: "The key does not allow it, or a page of another site asked.",
     404: "There is no such job, queue or worker.",
     405: "This method is not possible here.",
     408: "The body did not arrive in time.",
@@ -39,6 +45,7 @@ REFUSALS = {
     413: "The body, or a value in it, is too large.",
     415: "The body is not `application/json`.",
     422: "A value is refused; `field` names it.",
+    429: "Too many requests.",
     431: "The headers are too large.",
     503: "The store is away, busy or full: try again.",
 }
@@ -48,7 +55,7 @@ def with_description(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     """These operations, and the one that describes them all."""
 
     async def show(call: Call) -> Answer:
-        return Answer(200, body)
+        return Answer(200, bodies[call.app.settings.keys_file is not None])
 
     description = Operation(
         name="openapi",
@@ -61,15 +68,18 @@ def with_description(operations: Sequence[Operation]) -> tuple[Operation, ...]:
         answers={200: Told(dict, "An OpenAPI 3.1 document.")},
     )
     every = (*operations, description)
-    body = msgspec.json.encode(openapi(every))
+    bodies = {keys: msgspec.json.encode(openapi(every, keys=keys)) for keys in (False, True)}
     return every
 
 
-def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
-    """The whole document."""
+def openapi(operations: Sequence[Operation], *, keys: bool = True) -> dict[str, Any]:
+    """The whole document. ``keys``: whether whoever asks needs one."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation, keys=keys)
+    components: dict[str, Any] = {"schemas": _schemas(operations)}
+    if keys:
+        components["securitySchemes"] = _SCHEMES
     return {
         "openapi": "3.1.0",
         "info": {
@@ -79,7 +89,7 @@ def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "paths": paths,
-        "components": {"schemas": _schemas(operations)},
+        "components": components,
     }
 
 
@@ -92,17 +102,15 @@ def _version() -> str:
 
 def refusals_of(operation: Operation) -> list[int]:
     """The statuses it may refuse a request with."""
-    statuses = {*operation.refusals, *_ALWAYS}
+    statuses = {*operation.refusals, *_ALWAYS, *(_WITH_KEY if operation.scope is not None else ())}
     if operation.query or operation.headers or operation.body or "{" in operation.path:
         statuses.add(422)
     if operation.body is not None:
         statuses |= {408, 413, 415}
-    if operation.method == "GET":
-        statuses.discard(403)
     return sorted(statuses)
 
 
-def _described(operation: Operation) -> dict[str, Any]:
+def _described(operation: Operation, *, keys: bool) -> dict[str, Any]:
     said: dict[str, Any] = {
         "operationId": operation.name,
         "tags": [operation.group],
@@ -114,6 +122,8 @@ def _described(operation: Operation) -> dict[str, Any]:
     }
     if operation.doc:
         said["description"] = operation.doc
+    if keys and operation.scope is not None:
+        said["security"] = [{scheme: [operation.scope]} for scheme in _SCHEMES]
     if parameters := list(_parameters(operation)):
         said["parameters"] = parameters
     if operation.body is not None:
@@ -139,7 +149,9 @@ _REQUEST_ID = {"description": "Names this request in logs.", "schema": {"type": 
 
 def _refusal(status: int) -> dict[str, Any]:
     headers: dict[str, Any] = {"X-Request-Id": _REQUEST_ID}
-    if status == 503:
+    if status == 401:
+        headers["WWW-Authenticate"] = {"description": "How to say who asks.", "schema": {"type": "string"}}
+    if status in (429, 503):
         headers["Retry-After"] = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
     schema = {"$ref": _REF.format(name="Problem")}
     doc = REFUSALS.get(status) or HTTPStatus(status).phrase

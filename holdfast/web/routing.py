@@ -15,6 +15,9 @@ from holdfast.web.callers import Caller, Scope
 from holdfast.web.fields import Field, Form
 from holdfast.web.messages import Answer, Refusal, Request, listed
 
+METRICS = "Metrics"
+"""The group of operations that answer with metrics: a setting opens them to everybody."""
+
 
 class Call(msgspec.Struct, kw_only=True):
     """One request, understood: what an operation works on."""

@@ -17,7 +17,7 @@ from holdfast.config import Settings
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.events import ApiStarted, ApiStopping
 from holdfast.values import mask_url
-from holdfast.web.asgi import asgi
+from holdfast.web.asgi import Api
 
 if TYPE_CHECKING:
     from uvicorn import Server
@@ -70,7 +70,7 @@ async def serving(
     _check_exposure(settings, exposed=exposed)
     server_for = _server_maker(settings)
     with contextlib.closing(_listening(settings)) as listener:
-        server = server_for(asgi(app) if site is None else site)
+        server = server_for(Api(app, checks_hosts=True) if site is None else site)
         async with _held_open(app):
             serving = Serving(server, _address(settings, listener), listener)
             app.events.emit(ApiStarted(address=serving.address, store=mask_url(app.settings.url)))

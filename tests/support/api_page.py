@@ -24,8 +24,9 @@ _HEAD = """\
 every document. In paths `{job_id}` is a job's id (a UUID or its ULID form), or `key:` and its idempotency key,
 percent-encoded.
 
-Every operation may also answer 403, 404, 405, 431 or 503, and those with a body 408, 413 or 415; each with a problem
-document ([errors](http.md#errors)).
+With keys, each operation needs the scope that is named with it; `admin` stands for every scope.
+Every operation may also answer 401, 403, 404, 405, 429, 431 or 503, and those with a body 408, 413 or 415; each
+with a problem document ([errors](http.md#errors)).
 """
 
 
@@ -44,7 +45,8 @@ def _lines() -> Iterator[str]:
 
 
 def _operation(operation: Operation) -> Iterator[str]:
-    yield f"\n### {operation.method} {operation.path}\n\n{operation.summary}.\n"
+    scope = "needs no key" if operation.scope is None else f"scope `{operation.scope}`"
+    yield f"\n### {operation.method} {operation.path}\n\n{operation.summary} ({scope}).\n"
     if operation.doc:
         yield f"\n{operation.doc}\n"
     yield from _fields("header", operation.headers)

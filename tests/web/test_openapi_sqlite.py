@@ -19,7 +19,7 @@ from tests.support.pages import ROOT
 from tests.web.client import Api
 from tests.web.described import Described
 
-DOCUMENT = json.loads(json.dumps(openapi(OPERATIONS)))
+DOCUMENT = json.loads(json.dumps(openapi(OPERATIONS, keys=False)))
 NAMES = [operation.name for operation in OPERATIONS]
 
 

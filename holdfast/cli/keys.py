@@ -1,0 +1,176 @@
+"""``keys``: who may use the HTTP API, and for what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.base import group
+from holdfast.cli.session import Session
+from holdfast.cli.show import Column, note, print_json, print_table
+from holdfast.desk.words import timestamp
+from holdfast.errors import ConfigError, Invalid, NotFound
+from holdfast.job import microseconds
+from holdfast.values import nearest, parse_duration, parse_instant
+
+if TYPE_CHECKING:
+    from holdfast.web.keys import Key
+
+_COLUMNS = [
+    Column("ID", "id"),
+    Column("NAME"),
+    Column("SCOPES", "text"),
+    Column("QUEUES", "text"),
+    Column("STATE"),
+    Column("EXPIRES", spare=True),
+    Column("LAST USED", spare=True),
+]
+_FILE = click.option("--file", metavar="FILE", help="The file of keys [keys_file].")
+_FILE_NEW = "keys.toml"
+
+
+@group("keys")
+def keys() -> None:
+    """Make, list, change and revoke keys of the HTTP API.
+
+    Keys live in a file that the setting keys_file names. It holds hashes only, so a key can be seen once: when it is
+    made. A running API follows the file at once.
+    """
+
+
+@keys.command("create", examples=["holdfast keys create shop --scope submit --queue 'mail*' --file keys.toml"])
+@click.argument("name", metavar="NAME")
+@click.option("--scope", "scopes", metavar="SCOPE", multiple=True, help="submit, read, operate, work or admin; repeat.")
+@click.option("--queue", "queues", metavar="PATTERN", multiple=True, help="Queues it is for: mail, mail.* [*]; repeat.")
+@click.option("--expires", metavar="WHEN", help="When it ends: in 90d, or at an instant [never].")
+@_FILE
+@click.pass_obj
+def keys_create(
+    session: Session,
+    *,
+    name: str,
+    scopes: tuple[str, ...],
+    queues: tuple[str, ...],
+    expires: str | None,
+    file: str | None,
+) -> None:
+    """Make a key and print it, this once.
+
+    admin stands for every scope. In a pattern, * stands for any letters and ? for one.
+    """
+    from holdfast.web.keys import mint
+    from holdfast.web.keys_file import change
+
+    path = _path(session, file)
+    key_id, key, token = mint(name, scopes, queues, None if expires is None else _expiry(expires))
+    change(path, lambda present: {**present, key_id: key})
+    _tell(session, key_id, key, token)
+
+
+@keys.command("list", examples=["holdfast keys list --file keys.toml"])
+@_FILE
+@click.pass_obj
+def keys_list(session: Session, *, file: str | None) -> None:
+    """List every key, never its secret."""
+    from holdfast.web.key_usage import read_usage
+    from holdfast.web.keys_file import read_keys
+
+    path = _path(session, file)
+    found, used = read_keys(path), read_usage(path)
+    documents = [_document(key_id, key, used.get(key_id)) for key_id, key in found.items()]
+    if session.json:
+        print_json({"keys": documents})
+        return
+    names = ("id", "name", "scopes", "queues", "state", "expires_at", "used_at")
+    rows = [[each[name] for name in names] for each in documents]
+    print_table(_COLUMNS, [[", ".join(c) if isinstance(c, list) else c for c in row] for row in rows], empty="no keys")
+
+
+@keys.command("rotate", examples=["holdfast keys rotate k3vq7xna --overlap 7d --file keys.toml"])
+@click.argument("key_id", metavar="ID")
+@click.option("--overlap", metavar="TIME", default="1d", help="How long the old secret is good yet [1d].")
+@_FILE
+@click.pass_obj
+def keys_rotate(session: Session, *, key_id: str, overlap: str, file: str | None) -> None:
+    """Give a key another secret and print it, this once; id, scopes and queues stay."""
+    from holdfast.web.keys import rotated
+    from holdfast.web.keys_file import change
+
+    told: list[Any] = []
+
+    def decide(present: dict[str, Key]) -> Mapping[str, Key]:
+        told[:] = rotated(key_id, _named(present, key_id), parse_duration(overlap, "overlap"))
+        return {**present, key_id: told[0]}
+
+    change(_path(session, file), decide)
+    _tell(session, key_id, told[0], told[1])
+
+
+@keys.command("revoke", examples=["holdfast keys revoke k3vq7xna --file keys.toml"])
+@click.argument("key_id", metavar="ID")
+@_FILE
+@click.pass_obj
+def keys_revoke(session: Session, *, key_id: str, file: str | None) -> None:
+    """Let a key be good for nothing more; it stays in the list, for records name it."""
+    from holdfast.web.keys import revoked
+    from holdfast.web.keys_file import change
+
+    change(_path(session, file), lambda present: {**present, key_id: revoked(_named(present, key_id))})
+    if session.json:
+        print_json({"id": key_id, "state": "revoked"})
+    else:
+        click.echo(f"{key_id}: revoked")
+
+
+def _path(session: Session, file: str | None) -> Path:
+    said = file if file is not None else session.settings().keys_file
+    if said is None:
+        raise ConfigError(
+            f"no file of keys is named: give --file {_FILE_NEW}, or write `holdfast config set keys_file {_FILE_NEW}`"
+        )
+    return Path(said)
+
+
+def _named(present: Mapping[str, Key], key_id: str) -> Key:
+    if key_id not in present:
+        raise NotFound(f"there is no key {key_id[:100]}{nearest(key_id, present)}")
+    return present[key_id]
+
+
+def _expiry(text: str) -> datetime:
+    if text[:4].isdigit() and text[4:5] == "-":
+        return parse_instant(text, "expires")
+    span = parse_duration(text, "expires")
+    if not timedelta(0) < span <= timedelta(days=36_500):
+        raise Invalid("expires", text, 'give a time from now ("90d") or an instant ("2030-01-31T08:00:00Z")')
+    return datetime.now(UTC) + span
+
+
+def _document(key_id: str, key: Key, used_at: datetime | None) -> dict[str, Any]:
+    return {
+        "id": key_id,
+        "name": key.name,
+        "scopes": list(key.scopes),
+        "queues": list(key.queues),
+        "state": key.state(datetime.now(UTC)),
+        "created_at": _dated(key.created_at),
+        "expires_at": _dated(key.expires_at),
+        "former_until": _dated(key.former_until),
+        "used_at": _dated(used_at),
+    }
+
+
+def _dated(at: datetime | None) -> str | None:
+    return None if at is None else timestamp(microseconds(at))
+
+
+def _tell(session: Session, key_id: str, key: Key, token: str) -> None:
+    if session.json:
+        print_json({**_document(key_id, key, None), "key": token})
+    else:
+        click.echo(token)
+        note(f"this is key {key_id} ({key.name}); it is not shown again")

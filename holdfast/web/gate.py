@@ -1,0 +1,119 @@
+"""The gate: who may come in. Every request passes it before any operation sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.app import Holdfast
+from holdfast.config import Settings
+from holdfast.web.addresses import Proxies, host_of, is_unforgeable, neighbourhood
+from holdfast.web.callers import Caller
+from holdfast.web.key_usage import KeyUsage
+from holdfast.web.keyring import Keyring
+from holdfast.web.messages import Answer, Header, Refusal, Request
+from holdfast.web.origins import Origins
+from holdfast.web.rates import Rate
+from holdfast.web.routing import METRICS, Operation
+
+_HSTS: Header = (b"strict-transport-security", b"max-age=31536000")
+
+
+class Gate:
+    """Made once for an application; ConfigError where the file of keys cannot be used.
+
+    ``checks_hosts``: whether the name by which it is called matters where no keys are asked for.
+    """
+
+    def __init__(self, app: Holdfast, *, checks_hosts: bool) -> None:
+        settings, clock = app.settings, app.clock
+        self._keyring: Keyring | None = None
+        if settings.keys_file is not None:
+            path = Path(settings.keys_file)
+            self._keyring, self._usage = Keyring(path, clock, app.events), KeyUsage(path, clock)
+        self._proxies = Proxies(settings.trusted_proxies)
+        self._origins = Origins(settings.allowed_origins)
+        self._hosts = frozenset(each.lower() for each in settings.allowed_hosts)
+        self._checks_hosts = bool(self._hosts) or (checks_hosts and self._keyring is None)
+        self._metrics_open = settings.metrics_open
+        self._own_host = settings.api_host.lower()
+        self._by_address = _rate("address", settings.address_rate, settings, app)
+        self._by_key = _rate("key", settings.key_rate, settings, app)
+        self._refused = Rate("address", settings.refused_keys / 60, settings.refused_keys, clock)
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the file of keys as it is now."""
+        return None if self._keyring is None else self._keyring.problem
+
+    def enter(self, scope: Mapping[str, Any], request: Request) -> Answer | None:
+        """Let a request in, before it is known what it asks; the answer where nothing more is to be asked."""
+        request.client = self._proxies.client(request.client, scope["headers"])
+        request.added += self._origins.headers(request)
+        if scope.get("scheme") == "https":
+            request.added.append(_HSTS)
+        if self._checks_hosts:
+            self._check_host(request)
+        if self._by_address is not None:
+            _take(self._by_address, neighbourhood(request.client), request)
+        return self._origins.preflight(request)
+
+    def _check_host(self, request: Request) -> None:
+        said = request.headers.get(b"host")
+        if said is None:  # HTTP/1.0; no browser
+            return
+        host = host_of(said)
+        if host is None or not (host in self._hosts or host == self._own_host or is_unforgeable(host)):
+            remedy = "call it by its address, or name this host in allowed_hosts"
+            raise Refusal(421, "unknown_host", "this API is not called so", remedy)
+
+    def admit(self, request: Request, operation: Operation) -> Caller:
+        """Who asks for this operation; Refusal where they may not."""
+        self._origins.check(request)
+        scope = None if self._metrics_open and operation.group == METRICS else operation.scope
+        if self._keyring is None or scope is None:
+            return Caller(address=request.client)
+        found = self._keyring.find(_shown_key(request))
+        if found is None:
+            raise self._unauthorized(request)
+        key_id, key = found
+        self._usage.note(key_id)
+        if self._by_key is not None:
+            _take(self._by_key, key_id, request)
+        caller = Caller(key=key_id, scopes=frozenset(key.scopes), queues=key.queues, address=request.client)
+        if not caller.may(scope):
+            told = (b"www-authenticate", f'Bearer error="insufficient_scope", scope="{scope}"'.encode())
+            raise Refusal(403, "forbidden", f"this key lacks the scope {scope}", f"use a key with scope {scope}", told)
+        return caller
+
+    def _unauthorized(self, request: Request) -> Refusal:
+        """The same for every key that is not good, whatever is wrong with it."""
+        taken = self._refused.take(neighbourhood(request.client))
+        if not taken.allowed:
+            return self._refused.refusal(taken)
+        told = (b"www-authenticate", b'Bearer realm="holdfast"')
+        remedy = "send Authorization: Bearer hf_…; `holdfast keys create` makes keys"
+        return Refusal(401, "unauthorized", "a key that is good is needed", remedy, told)
+
+
+def _rate(what: str, per_second: int | None, settings: Settings, app: Holdfast) -> Rate | None:
+    return None if per_second is None else Rate(what, per_second, max(settings.rate_burst, 1), app.clock)
+
+
+def _take(rate: Rate, name: str, request: Request) -> None:
+    taken = rate.take(name)
+    request.added += rate.headers(taken)
+    if not taken.allowed:
+        raise rate.refusal(taken)
+
+
+def _shown_key(request: Request) -> str:
+    """The key that the request shows; "" where it shows none, or more than one."""
+    header, own = request.headers.get(b"authorization"), request.headers.get(b"x-api-key")
+    if {b"authorization", b"x-api-key"} & request.repeated or (header is not None and own is not None):
+        return ""
+    if own is not None:
+        return own.decode("latin-1")
+    kind, _, key = (header or b"").partition(b" ")
+    return key.strip().decode("latin-1") if kind.lower() == b"bearer" else ""

@@ -1,0 +1,56 @@
+"""The keys in force: read again when their file changes, the last good ones while it is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError
+from holdfast.events import Events, KeysRead, KeysUnreadable
+from holdfast.web.keys import Key, good
+from holdfast.web.keys_file import Stamp, read_keys, stamp
+
+_AGAIN = 1.0  # seconds after which a broken file is read again, though nothing seems to have changed
+
+
+class Keyring:
+    """Every key of a file. ConfigError where the file cannot be used at the start."""
+
+    def __init__(self, path: Path, clock: Clock, events: Events) -> None:
+        self._path = path
+        self._clock = clock
+        self._events = events
+        self._stamp: Stamp = stamp(path)
+        self._failed = 0.0
+        self._keys: Mapping[str, Key] = read_keys(path)
+        self.problem: str | None = None
+        """What is wrong with the file as it is now; the last good keys stay in force."""
+
+    @property
+    def keys(self) -> Mapping[str, Key]:
+        """The keys in force, by id."""
+        self._look()
+        return self._keys
+
+    def find(self, token: str) -> tuple[str, Key] | None:
+        """The key that this token is, with its id."""
+        keys = self.keys
+        key_id = good(keys, token, datetime.now(UTC))
+        return None if key_id is None else (key_id, keys[key_id])
+
+    def _look(self) -> None:
+        version = stamp(self._path)
+        if version == self._stamp and (self.problem is None or self._clock.monotonic() - self._failed < _AGAIN):
+            return
+        self._stamp = version
+        try:
+            self._keys = read_keys(self._path)
+        except HoldfastError as error:
+            if str(error) != self.problem:
+                self._events.emit(KeysUnreadable(problem=str(error), kept=len(self._keys)))
+            self.problem, self._failed = str(error), self._clock.monotonic()
+        else:
+            self.problem = None
+            self._events.emit(KeysRead(keys=len(self._keys)))

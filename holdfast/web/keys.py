@@ -1,0 +1,130 @@
+"""API keys: what one is, how it is made, and whether one that was shown is good.
+
+A key is ``hf_<id>_<secret>``. The secret has 256 random bits, so that its SHA-256 is as good as a slow hash would be:
+there is nothing to be guessed, whoever reads the hashes. The id finds the key; it is no secret and stands in logs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.errors import Conflict, Invalid
+from holdfast.values import is_plain
+from holdfast.web.callers import EVERY_QUEUE, SCOPES, Scope
+from holdfast.web.messages import listed
+
+_TOKEN = re.compile(r"hf_([a-z2-7]{8})_([0-9a-f]{64})")
+_ID_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
+_PATTERN = re.compile(r"[a-z0-9._*?-]{1,64}")
+_NAME_MOST = 100
+_NOBODY = "sha256:" + "0" * 64  # what is compared where there is no such key: an answer takes as long
+
+Hash = Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
+Instant = Annotated[datetime, Meta(tz=True)]
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A key as its file has it. ``former_hash``: of the secret before the last
+    rotation, good until ``former_until``."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=_NAME_MOST)]
+    hash: Hash
+    scopes: Annotated[tuple[Scope, ...], Meta(min_length=1)]
+    queues: Annotated[tuple[str, ...], Meta(min_length=1)] = (EVERY_QUEUE,)
+    created_at: Instant
+    expires_at: Instant | None = None
+    revoked_at: Instant | None = None
+    former_hash: Hash | None = None
+    former_until: Instant | None = None
+
+    def state(self, now: datetime) -> str:
+        """``active``, ``revoked`` or ``expired``."""
+        if self.revoked_at is not None and self.revoked_at <= now:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
+
+
+def mint(
+    name: str, scopes: tuple[str, ...], queues: tuple[str, ...] = (), expires_at: datetime | None = None
+) -> tuple[str, Key, str]:
+    """A new key: its id, what is kept of it, and the whole of it, to be shown once."""
+    key_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(8))
+    secret = secrets.token_hex(32)
+    key = Key(
+        name=_checked_name(name),
+        hash=_hash(secret),
+        scopes=check_scopes(scopes),
+        queues=check_patterns(queues) or (EVERY_QUEUE,),
+        created_at=datetime.now(UTC),
+        expires_at=expires_at,
+    )
+    return key_id, key, f"hf_{key_id}_{secret}"
+
+
+def rotated(key_id: str, key: Key, overlap: timedelta) -> tuple[Key, str]:
+    """The key with another secret, and the whole of it; the old one is good for so long yet."""
+    now = datetime.now(UTC)
+    if key.state(now) != "active":
+        raise Conflict(f"key {key_id} is {key.state(now)}; create another")
+    secret = secrets.token_hex(32)
+    kept = {"former_hash": key.hash, "former_until": now + overlap} if overlap else {}
+    bare = msgspec.structs.replace(key, former_hash=None, former_until=None)
+    return msgspec.structs.replace(bare, hash=_hash(secret), **kept), f"hf_{key_id}_{secret}"
+
+
+def revoked(key: Key) -> Key:
+    """The key when it is good for nothing more."""
+    return msgspec.structs.replace(key, revoked_at=key.revoked_at or datetime.now(UTC))
+
+
+def good(keys: Mapping[str, Key], token: str, now: datetime) -> str | None:
+    """The id of the key that this token is; None: it is none, or none that is good now."""
+    found = _TOKEN.fullmatch(token)
+    key_id, secret = found.groups() if found else ("", "")
+    key = keys.get(key_id)
+    shown = _hash(secret)
+    hashes = (_NOBODY, None) if key is None else (key.hash, key.former_hash)
+    is_current = hmac.compare_digest(shown, hashes[0])
+    is_former = hmac.compare_digest(shown, hashes[1] or _NOBODY)
+    if key is None or key.state(now) != "active":
+        return None
+    if is_former and key.former_until is not None and now < key.former_until:
+        return key_id
+    return key_id if is_current else None
+
+
+def check_scopes(scopes: tuple[str, ...]) -> tuple[Scope, ...]:
+    """These words as scopes."""
+    for each in scopes:
+        if each not in SCOPES:
+            raise Invalid("scope", each, f"there are these: {listed(SCOPES)}")
+    if not scopes:
+        raise Invalid("scope", "", f"give one or more of {listed(SCOPES)}")
+    return tuple(each for each in SCOPES if each in scopes)
+
+
+def check_patterns(queues: tuple[str, ...]) -> tuple[str, ...]:
+    """These words as names of queues, or patterns of them."""
+    for each in queues:
+        if not _PATTERN.fullmatch(each):
+            raise Invalid("queue", each, "give a queue's name, in which * stands for any letters and ? for one")
+    return queues
+
+
+def _checked_name(name: str) -> str:
+    if not 1 <= len(name) <= _NAME_MOST or not is_plain(name) or not name.strip():
+        raise Invalid("name", name, f"give a name of 1 to {_NAME_MOST} visible characters")
+    return name
+
+
+def _hash(secret: str) -> str:
+    return "sha256:" + hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,236 @@
+"""API keys: which are good, what each may do, and how their file is followed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.errors import ConfigError, Conflict, Invalid
+from holdfast.events import Events, KeysRead, KeysUnreadable
+from holdfast.web.asgi import OPERATIONS
+from holdfast.web.callers import SCOPES, Caller
+from holdfast.web.key_usage import read_usage, write_usage
+from holdfast.web.keyring import Keyring
+from holdfast.web.keys import good, mint, revoked, rotated
+from holdfast.web.keys_file import change, read_keys
+from holdfast.web.routing import Operation
+from tests.web.client import UNKNOWN_ID, Api
+from tests.web.keyed import Keys, ask, id_of, refused
+
+NOW = datetime(2031, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture(scope="module")
+def api(keys: Keys) -> Iterator[Api]:
+    with Api(f"sqlite:///{keys.path.parent}/jobs.db", keys_file=str(keys.path), refused_keys=1_000_000) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def tokens(keys: Keys) -> dict[str, str]:
+    """A key for each scope."""
+    return {scope: keys.make(scope) for scope in SCOPES}
+
+
+def _path(operation: Operation) -> str:
+    """A path of it that asks for something it has no word for, so that what is admitted is refused all the same."""
+    places = {"job_id": UNKNOWN_ID, "queue": "default"}
+    return re.sub(r"{(\w+)}", lambda found: places[found[1]], operation.path) + "?nonsense=1"
+
+
+# ── scopes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_every_operation_says_its_scope() -> None:
+    free = {operation.path for operation in OPERATIONS if operation.scope is None}
+    assert free <= {"/health", "/health/live", "/health/ready"}
+    assert {operation.scope for operation in OPERATIONS} <= {*SCOPES, None}
+    reading = {operation.name for operation in OPERATIONS if operation.method != "GET" and operation.scope == "read"}
+    assert reading == set()  # who may only read changes nothing
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_a_key_may_do_what_its_scopes_say(operation: Operation, api: Api, tokens: dict[str, str]) -> None:
+    answer = ask(api, None, operation.method, _path(operation))
+    if operation.scope is None:
+        assert answer.status_code == 422
+        return
+    refused(answer, 401, "unauthorized")
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    for scope, token in tokens.items():
+        answer = ask(api, token, operation.method, _path(operation))
+        if scope in (operation.scope, "admin"):
+            assert answer.status_code in (415, 422), answer.text
+        else:
+            problem = refused(answer, 403, "forbidden")
+            assert operation.scope in problem["detail"]
+
+
+def test_the_description_says_which_scope_each_operation_needs(api: Api, tokens: dict[str, str]) -> None:
+    document = ask(api, tokens["read"], "GET", "/openapi.json").json()
+    assert document["components"]["securitySchemes"].keys() == {"bearer", "header"}
+    for operation in OPERATIONS:
+        said = document["paths"][operation.path][operation.method.lower()]
+        scope = operation.scope
+        assert said.get("security") == (None if scope is None else [{"bearer": [scope]}, {"header": [scope]}])
+
+
+# ── good keys and others ──────────────────────────────────────────────────────────────────────────────────────────
+def _shown(api: Api, **headers: str) -> httpx.Response:
+    return api.ask("GET", "/v1/queues", headers={name.replace("_", "-"): text for name, text in headers.items()})
+
+
+def test_a_key_is_shown_as_a_bearer_or_in_a_header_of_its_own(api: Api, tokens: dict[str, str]) -> None:
+    key = tokens["read"]
+    assert _shown(api, authorization=f"Bearer {key}").status_code == 200
+    assert _shown(api, authorization=f"bearer  {key} ").status_code == 200
+    assert _shown(api, x_api_key=key).status_code == 200
+
+
+def test_whatever_is_wrong_with_a_key_the_answer_is_the_same(api: Api, keys: Keys) -> None:
+    key = keys.make("read")
+    gone, late = keys.make("read"), keys.make("read", expires_at=datetime.now(UTC) - HOUR)
+    change(keys.path, lambda present: {**present, id_of(gone): revoked(present[id_of(gone)])})
+    wrong = {
+        "empty": "",
+        "long": "x" * 8000,
+        "another secret": key[:-1] + ("1" if key[-1] == "0" else "0"),
+        "no such id": "hf_aaaaaaaa_" + "0" * 64,
+        "the hash": key.replace(key.split("_")[2], read_keys(keys.path)[id_of(key)].hash),
+        "revoked": gone,
+        "expired": late,
+    }
+    shown = [{"authorization": f"Bearer {text}"} for text in wrong.values()]
+    shown += [{"authorization": "Basic " + key}, {"authorization": f"Bearer {key}", "x-api-key": key}]
+    shown += [{"x-api-key": b"\xff\xfe\xe9".decode("latin-1")}, {}]
+    answers = [
+        api.ask("GET", "/v1/queues", headers={n: v.encode("latin-1") for n, v in each.items()}) for each in shown
+    ]
+    documents = [{**answer.json(), "request_id": ""} for answer in answers]
+    assert [answer.status_code for answer in answers] == [401] * len(shown)
+    assert documents == [documents[0]] * len(shown)
+    refused(api.ask("GET", "/v1/queues", params={"key": key}), 401, "unauthorized")
+
+
+def test_the_file_holds_no_key(keys: Keys) -> None:
+    secret = keys.make("submit").split("_")[2]
+    assert secret not in keys.path.read_text()
+
+
+def test_an_expired_a_revoked_and_a_rotated_key() -> None:
+    key_id, key, token = mint("x", ("read",), (), NOW + HOUR)
+    assert good({key_id: key}, token, NOW) == key_id
+    assert good({key_id: key}, token, NOW + HOUR) is None
+    _, key, token = mint("x", ("read",))
+    newer, other = rotated(key_id, key, HOUR)
+    token, now = f"hf_{key_id}_{token.split('_')[2]}", datetime.now(UTC)
+    assert [good({key_id: newer}, each, now) for each in (token, other)] == [key_id, key_id]
+    assert [good({key_id: newer}, each, now + 2 * HOUR) for each in (token, other)] == [None, key_id]
+    at_once, latest = rotated(key_id, newer, timedelta(0))
+    assert [good({key_id: at_once}, each, now) for each in (token, other, latest)] == [None, None, key_id]
+    assert good({key_id: revoked(newer)}, other, datetime.now(UTC)) is None
+    with pytest.raises(Conflict):
+        rotated(key_id, revoked(newer), HOUR)
+
+
+@pytest.mark.parametrize(
+    ("name", "scopes", "queues"),
+    [("", ("read",), ()), ("\x1b", ("read",), ()), ("x", (), ()), ("x", ("write",), ()), ("x", ("read",), ("A/",))],
+)
+def test_a_key_that_makes_no_sense_is_not_made(name: str, scopes: tuple[str, ...], queues: tuple[str, ...]) -> None:
+    with pytest.raises(Invalid):
+        mint(name, scopes, queues)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "theirs", "others"),
+    [
+        (("*",), ("mail", "a.b"), ()),
+        (("mail",), ("mail",), ("mails", "email", "mai")),
+        (("mail.*", "sms"), ("mail.", "mail.a.b", "sms"), ("mail", "xmail.a", "smsx")),
+        (("shard-?",), ("shard-1",), ("shard-", "shard-10")),
+    ],
+    ids=str,
+)
+def test_patterns_match_whole_names(
+    patterns: tuple[str, ...], theirs: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    caller = Caller(key="k", queues=patterns)
+    assert [caller.allows(queue) for queue in (*theirs, *others)] == [True] * len(theirs) + [False] * len(others)
+
+
+# ── the file ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_the_file_is_followed_and_a_broken_one_keeps_the_last_good_keys(tmp_path: Path) -> None:
+    keys, clock, events, told = Keys(tmp_path), ManualClock(), Events(), []
+    events.subscribe(told.append, KeysRead, KeysUnreadable)
+    ring = Keyring(keys.path, clock, events)
+    newer = keys.make("read")
+    assert ring.find(newer) is not None
+    whole = keys.path.read_text()
+    for broken in ("[keys", '[keys.aaaaaaaa]\nname = "x"\n', ""):
+        keys.path.unlink() if not broken else keys.path.write_text(broken)
+        assert ring.find(newer) is not None
+        assert ring.problem is not None
+        clock.advance(2)  # it is read again, and told of no more
+        assert ring.find(newer) is not None
+    keys.path.write_text(whole)
+    keys.path.chmod(0o644)
+    assert ring.find(newer) is not None
+    assert "chmod 600" in (ring.problem or "")
+    keys.path.chmod(0o600)
+    assert ring.find(newer) is not None
+    assert ring.problem is None
+    change(keys.path, lambda present: {**present, id_of(newer): revoked(present[id_of(newer)])})
+    assert ring.find(newer) is None
+    kinds = [type(event).__name__ for event in told]
+    assert kinds == ["KeysRead", *["KeysUnreadable"] * 4, "KeysRead", "KeysRead"]
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o660, 0o602, 0o666])
+def test_a_file_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
+    keys = Keys(tmp_path)
+    keys.path.chmod(mode)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_keys(keys.path)
+
+
+def test_what_is_no_file_of_keys_is_refused_at_the_start(tmp_path: Path) -> None:
+    for name in ("absent.toml", "."):
+        with pytest.raises(ConfigError, match="keys_file"):
+            Api(f"sqlite:///{tmp_path}/jobs.db", keys_file=str(tmp_path / name))
+
+
+def test_changes_leave_the_rest_of_the_file_alone(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    said = keys.path.read_text().replace("scopes =", "# who may do everything\nscopes =")
+    keys.path.write_text(said)
+    keys.make("read")
+    assert keys.path.read_text().startswith(said)
+    assert keys.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_when_a_key_was_used_is_known(tmp_path: Path, keys: Keys, api: Api) -> None:
+    path = tmp_path / "keys.toml"
+    assert read_usage(path) == {}
+    write_usage(path, {"a": NOW, "b": NOW})
+    write_usage(path, {"b": NOW - HOUR, "c": NOW + HOUR})
+    assert read_usage(path) == {"a": NOW, "b": NOW, "c": NOW + HOUR}
+    path.with_name("keys.toml.used").write_text("{")
+    assert read_usage(path) == {}
+    write_usage(tmp_path / "absent" / "keys.toml", {"a": NOW})  # no error
+    ask(api, keys.spare, "GET", "/v1/queues")
+
+    while not read_usage(keys.path):
+        api.run(asyncio.sleep(0.01))
+    assert set(read_usage(keys.path)) <= set(read_keys(keys.path))

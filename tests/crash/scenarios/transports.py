@@ -1,4 +1,4 @@
-"""What a transport may lose: an announcement that its submitter died before, and everything at once. What that costs."""
+"""What a transport may lose, what its submitter died before and everything at once, and what such a loss costs."""
 
 from __future__ import annotations
 

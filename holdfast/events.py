@@ -192,6 +192,15 @@ class LoopBlocked(Event, frozen=True, kw_only=True, gc=False):
     stack: str
 
 
+class LinesLost(Event, frozen=True, kw_only=True, gc=False):
+    """Log lines of jobs could not be stored."""
+
+    name: ClassVar[str] = "lines_lost"
+    level: ClassVar[str] = "warning"
+    count: int
+    error: str
+
+
 class StoreTrouble(Event, frozen=True, kw_only=True, gc=False):
     """A store call failed; the loop that made it goes on trying."""
 

@@ -41,7 +41,6 @@ from holdfast.job import (
     JobFilter,
     JobState,
     Lease,
-    LogPage,
     NewJob,
     Operated,
     Order,
@@ -49,12 +48,12 @@ from holdfast.job import (
     Page,
     Pulse,
     QueueInfo,
-    Record,
     Settled,
     Settlement,
     Submitted,
     WorkerInfo,
 )
+from holdfast.log_lines import LogPage, Record
 
 T = TypeVar("T")
 

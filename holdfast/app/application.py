@@ -35,6 +35,7 @@ from holdfast.job import (
     parse_id,
 )
 from holdfast.lifecycle import check_replay
+from holdfast.log_lines import LogPage
 from holdfast.observe.timing import timed
 from holdfast.portal import drive, running_loop
 from holdfast.store import Selection, Store
@@ -295,6 +296,12 @@ class Holdfast(Register):
     async def attempts(self, job_id: str) -> list[Attempt]:
         """The attempts of a job that did not succeed, oldest first."""
         return await (await self.opened()).attempts((await self._get(job_id)).id)
+
+    @awaited
+    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        """The log lines of a job, by ``context.log``, oldest first; ``page.cursor`` continues."""
+        parse_count(limit, "limit", least=1, most=1000, text=False)
+        return await (await self.opened()).lines((await self._get(job_id)).id, limit=limit, cursor=cursor)
 
     @awaited
     async def queues(self) -> list[QueueInfo]:

@@ -6,7 +6,7 @@ import click
 
 from holdfast import JobState
 from holdfast.cli.base import group
-from holdfast.cli.choosing import filter_options, now_us
+from holdfast.cli.choosing import filter_options
 from holdfast.cli.look import print_page, print_story
 from holdfast.cli.operate import carry_out, rate_option, replay_jobs, selection
 from holdfast.cli.session import Session
@@ -42,7 +42,7 @@ def dlq_show(session: Session, *, job_id: str) -> None:
         job = app.sync.get(job_id)
         if job.state is not JobState.DEAD:
             raise Conflict(f"job {job.id} is no dead letter: it is {job.state}; see `holdfast show {job.id}`")
-        print_story(session, job, app.sync.attempts(job.id), now_us(app))
+        print_story(session, app, job)
 
 
 @dlq.command(

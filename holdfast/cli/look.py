@@ -13,9 +13,10 @@ from holdfast.cli.choosing import ago, filter_options, now_us
 from holdfast.cli.session import Session, store_of
 from holdfast.cli.show import Column, block, heading, note, pretty_json, print_facts, print_json, print_table
 from holdfast.desk.choosing import Filters
-from holdfast.desk.documents import attempt_document, job_document, plain, status_document, worker_state
+from holdfast.desk.documents import attempt_document, job_document, line_document, plain, status_document, worker_state
 from holdfast.desk.words import clip, moment, safe, span
 from holdfast.job import Attempt, Job, QueueInfo, WorkerInfo, as_ulid
+from holdfast.log_lines import LogLine
 
 _QUEUE_COLUMNS = [
     Column("QUEUE", "id"),
@@ -159,20 +160,22 @@ def attempts_of(job: Job) -> str:
 @click.argument("job_id", metavar="ID")
 @click.pass_obj
 def show_job(session: Session, *, job_id: str) -> None:
-    """Show the whole story of a job: payload, attempts, errors with their tracebacks, timings, result.
+    """Show the whole story of a job: payload, attempts, errors with their tracebacks, timings, log lines, result.
 
     ID is the job's id (a UUID, or its ULID form), or key: and its idempotency key.
     """
     with session.jobs() as app:
         job = app.sync.get(job_id)
-        print_story(session, job, app.sync.attempts(job.id), now_us(app))
+        print_story(session, app, job)
 
 
-def print_story(session: Session, job: Job, attempts: Sequence[Attempt], now: int) -> None:
+def print_story(session: Session, app: Holdfast, job: Job) -> None:
     """Everything about one job."""
+    attempts, lines, now = app.sync.attempts(job.id), lines_of(app, job), now_us(app)
     if session.json:
         document = plain(job_document(job)) | {"ulid": as_ulid(job.id)}
-        print_json(document | {"history": [attempt_document(each) for each in attempts]})
+        document |= {"history": [attempt_document(each) for each in attempts]}
+        print_json(document | {"lines": [line_document(each) for each in lines]})
         return
     print_facts(_facts(job, now))
     heading("Payload")
@@ -183,12 +186,25 @@ def print_story(session: Session, job: Job, attempts: Sequence[Attempt], now: in
     if attempts:
         heading("Attempts that did not succeed")
         _print_attempts(attempts)
+    if lines:
+        heading("Log lines")
+        _print_lines(lines)
     if job.state is JobState.SUCCEEDED:
         heading("Result")
         block(pretty_json(job.result))
     elif job.error and not attempts:
         heading("Error")
         block(job.error)
+
+
+def lines_of(app: Holdfast, job: Job) -> list[LogLine]:
+    """Everything that the job has logged."""
+    page = app.sync.lines(job.id)
+    found = list(page.lines)
+    while page.cursor is not None:
+        page = app.sync.lines(job.id, cursor=page.cursor)
+        found += page.lines
+    return found
 
 
 def _encoded(value: object) -> str:
@@ -238,3 +254,12 @@ def _print_attempts(attempts: Sequence[Attempt]) -> None:
         for text in (each.error, each.traceback):
             if text:
                 click.echo("\n".join("    " + safe(line.replace("\t", "    ")) for line in text.splitlines()))
+
+
+def _print_lines(lines: Sequence[LogLine]) -> None:
+    for each in lines:
+        fields = "" if each.fields is None else f"  {each.fields}"
+        first, *more = f"{each.text}{fields}".splitlines() or [""]
+        click.echo(safe(f"  {moment(each.at_us)}  attempt {each.attempt}  {each.level}  {first}"))
+        for text in more:
+            click.echo("    " + safe(text.replace("\t", "    ")))

@@ -15,6 +15,7 @@ from msgspec import Meta, Raw
 
 from holdfast.desk.words import timestamp
 from holdfast.job import Attempt, Finding, Job, JobState, Operated, Order, QueueInfo, WorkerInfo
+from holdfast.log_lines import LogLine
 from holdfast.task.codec import decode_json, write
 
 ID = "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77"
@@ -78,6 +79,17 @@ class AttemptDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAM
     started_at: Instant | None
     ended_at: Instant
     seconds: Annotated[float | None, Meta(description="How long it took.")]
+
+
+class LineDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """A line that a job's handler logged."""
+
+    attempt: Counted
+    claims: Counted
+    at: Instant
+    level: Annotated[str, Meta(description="debug, info, warning, error or critical.", examples=["info"])]
+    text: Annotated[str, Meta(examples=["fetched"])]
+    fields: Annotated[Raw | None, Meta(description="Its details: an object.", examples=[{"rows": 3}])]
 
 
 class QueueDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
@@ -213,6 +225,18 @@ def attempt_document(attempt: Attempt) -> AttemptDocument:
         started_at=_dated(attempt.started_at_us),
         ended_at=timestamp(attempt.ended_at_us),
         seconds=seconds,
+    )
+
+
+def line_document(line: LogLine) -> LineDocument:
+    """A line that a job's handler logged."""
+    return LineDocument(
+        attempt=line.attempt,
+        claims=line.claims,
+        at=timestamp(line.at_us),
+        level=line.level,
+        text=line.text,
+        fields=None if line.fields is None else _raw(line.fields),
     )
 
 

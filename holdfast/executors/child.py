@@ -7,6 +7,7 @@ worth a retry from others. Only text goes back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import importlib
 import os
@@ -24,10 +25,10 @@ import msgspec
 from holdfast.errors import ConfigError, Invalid
 from holdfast.executors.memory import resident_bytes
 from holdfast.executors.outcome import describe, outcome_of, payload_refused, succeeded, trace
-from holdfast.executors.wire import Request, Setup, frame, reply_of, unframe
-from holdfast.job import Job, Reason
+from holdfast.executors.wire import Logged, Request, Setup, frame, reply_of, unframe
+from holdfast.job import Job, Lease, Reason
 from holdfast.lifecycle import Failed, Outcome
-from holdfast.task import CURRENT, Context, Registry, Task
+from holdfast.task import CURRENT, Context, JobLog, Registry, Task
 
 _CHUNK = 256 * 1024
 _FAREWELL = 2.0  # seconds for an idle child to end in good order
@@ -40,24 +41,24 @@ def serve(connection: socket.socket) -> None:
     if first is None:
         return
     setup = msgspec.msgpack.decode(first, type=Setup)
-    handlers = _Handlers(setup)
+    outbox = _Outbox(connection)
+    handlers = _Handlers(setup, outbox)
     threading.Thread(target=_end_with_the_worker, args=(connection.fileno(), handlers), daemon=True).start()
     handlers.warm()
     try:
-        connection.sendall(frame(b""))
+        outbox.send(b"")
     except BrokenPipeError:
         return  # The worker stopped while this child was starting.
     decoder = msgspec.msgpack.Decoder(Request)
     served = 0
-    owner = os.getpid()
     while (data := inbox.next()) is not None:
         reply = reply_of(handlers.run(decoder.decode(data)))
-        if os.getpid() != owner:
+        if not outbox.is_ours:
             os._exit(0)  # The handler forked, and this copy has come back from it: it is not the one to answer.
         served += 1
         reply.retiring = _has_had_its_share(setup, served)
         try:
-            connection.sendall(frame(msgspec.msgpack.encode(reply)))
+            outbox.send(msgspec.msgpack.encode(reply))
         except OSError as error:
             sys.exit(f"holdfast: a child process has lost its connection to the worker: {error}")
         if reply.retiring:
@@ -81,11 +82,37 @@ class _Inbox:
         return data
 
 
+class _Outbox:
+    """Frames to the worker, from any thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._turn = threading.Lock()
+        self._owner = os.getpid()
+
+    @property
+    def is_ours(self) -> bool:
+        """False in a copy of this process that a handler forked."""
+        return os.getpid() == self._owner
+
+    def send(self, data: bytes) -> None:
+        """Send a frame; OSError where nobody is there to take it."""
+        with self._turn:
+            self._connection.sendall(frame(data))
+
+    def log(self, logged: Logged) -> None:
+        """Send what was logged. A worker that is gone stores nothing, and the handler shall not notice."""
+        if self.is_ours:
+            with contextlib.suppress(OSError):
+                self.send(msgspec.msgpack.encode(logged))
+
+
 class _Handlers:
     """The application's tasks, and how one is run here."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, outbox: _Outbox) -> None:
         self._setup = setup
+        self._outbox = outbox
         self._found: dict[tuple[str, str], Task[..., Any]] = {}
         self._loop: asyncio.Runner | None = None
         self.busy = False
@@ -121,8 +148,19 @@ class _Handlers:
             task = self._found[reference, name] = _find(reference, name, self._setup.app)
         return task
 
+    def open_log(self, lease: Lease) -> JobLog:
+        """A log whose lines go to the worker; whose they are it knows."""
+        return JobLog(self._setup.log, lambda _, line: self._outbox.log(Logged(line)))
+
     def _call(self, task: Task[..., Any], job: Job, arguments: dict[str, Any]) -> Any:
-        current = Context(job)
+        current = Context(job, opener=self)
+        try:
+            return self._called(task, current, arguments)
+        finally:
+            if current.opened_log is not None and (dropped := current.opened_log.end()):
+                self._outbox.log(Logged(dropped=dropped))
+
+    def _called(self, task: Task[..., Any], current: Context, arguments: dict[str, Any]) -> Any:
         context = contextvars.copy_context()
         context.run(CURRENT.set, current)
         before = (current,) if task.needs_context else ()

@@ -28,10 +28,10 @@ from holdfast.errors import ConfigError
 from holdfast.events import ChildEnded, Events
 from holdfast.executors.group import describe_exit, kill_group, kill_marked, marked, when_ended
 from holdfast.executors.outcome import UNSTARTABLE_DELAY, describe
-from holdfast.executors.wire import Reply, Request, Setup, frame, outcome_in, unframe
+from holdfast.executors.wire import Logged, Reply, Request, Setup, frame, outcome_in, unframe
 from holdfast.job import Job, Reason
 from holdfast.lifecycle import Failed, Outcome, Released
-from holdfast.task import RESULT_LIMIT, Task
+from holdfast.task import NOTHING, RESULT_LIMIT, JobLog, Limits, Task
 
 _BOOTSTRAP = str(Path(__file__).with_name("bootstrap.py"))
 _CHUNK = 256 * 1024
@@ -56,10 +56,11 @@ class ProcessExecutor:
         recycle_jobs: int | None = None,
         recycle_memory: int | None = None,
         result_limit: int = RESULT_LIMIT,
+        log: Limits = NOTHING,
     ) -> None:
         self._warm = size if warm is None else warm
         self._events = events
-        self._setup = Setup(app, [], recycle_jobs, recycle_memory, result_limit)
+        self._setup = Setup(app, [], recycle_jobs, recycle_memory, result_limit, log)
         self._places = asyncio.Semaphore(size)
         self._children: set[_Child] = set()
         self._idle: list[_Child] = []  # ready ones at the end, where the next job takes its child
@@ -76,8 +77,9 @@ class ProcessExecutor:
                 "the children of the process executor end while they start; see what they wrote to stderr"
             )
 
-    async def run(self, task: Task[..., Any], job: Job) -> Outcome:
+    async def run(self, task: Task[..., Any], job: Job, log: Callable[[], JobLog] | None = None) -> Outcome:
         """Run ``job`` in a child, as soon as one is free. Cancelled, it kills the child with all its processes.
+        ``log``: where what the handler logs goes.
 
         ``Released`` means that no child could be started: out of descriptors, processes or memory.
         """
@@ -93,7 +95,7 @@ class ProcessExecutor:
                 return Released(f"this worker cannot start a child process: {error}", UNSTARTABLE_DELAY)
             self._remember(reference)
             try:
-                reply = await child.ask(request)
+                reply = await child.ask(request, log)
             except BaseException:
                 child.kill()
                 raise
@@ -184,6 +186,7 @@ class _Child:
         self._gone = gone
         self._buffer = bytearray()
         self._answer: asyncio.Future[Reply | None] | None = None
+        self._log: Callable[[], JobLog] | None = None
         self.ready = asyncio.Event()
         self.is_ready = False
         self.killed = False
@@ -229,10 +232,11 @@ class _Child:
         """How it ended, in words."""
         return describe_exit(self._process.returncode)
 
-    async def ask(self, request: bytes) -> Reply | None:
+    async def ask(self, request: bytes, log: Callable[[], JobLog] | None) -> Reply | None:
         """Send a request and wait for its reply; None where the child ended instead."""
         if self.buried.done():
             return None
+        self._log = log
         self._answer = self._loop.create_future()
         with contextlib.suppress(ConnectionError):  # It has ended already: its burial is the answer.
             await self._send(request)
@@ -282,7 +286,11 @@ class _Child:
             self.ready.set()
             self._warmed(self)
         elif self._answer is not None and not self._answer.done():
-            self._answer.set_result(msgspec.msgpack.decode(message, type=Reply))
+            said = msgspec.msgpack.decode(message, type=Reply | Logged)
+            if isinstance(said, Reply):
+                self._answer.set_result(said)
+            elif self._log is not None:
+                _store(said, self._log())
 
     def _hang_up(self) -> None:
         if self._socket.fileno() >= 0:
@@ -301,3 +309,9 @@ class _Child:
         self.buried.set_result(None)
         self.ready.set()
         self._gone(self)
+
+
+def _store(logged: Logged, log: JobLog) -> None:
+    if logged.line is not None:
+        log.take(logged.line)
+    log.miss(logged.dropped)

@@ -2,7 +2,7 @@
 
 A frame is four bytes of length, big-endian, and that many bytes. The worker speaks first: the import path (JSON: it is
 read before anything of ours can be imported), then ``Setup``, then one ``Request`` per job. The child answers with an
-empty frame when it is ready, and with one ``Reply`` per request.
+empty frame when it is ready, and with one ``Reply`` per request, before which there may be ``Logged`` ones.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.job import Job, Reason
 from holdfast.lifecycle import Failed, Outcome, Released, Snoozed, Succeeded
+from holdfast.task import Limits, Said
 
 HEADER = 4
 
@@ -25,6 +26,7 @@ class Setup(msgspec.Struct, array_like=True):
     recycle_jobs: int | None
     recycle_memory: int | None  # bytes
     result_limit: int  # bytes a result may take
+    log: Limits
 
 
 class Request(msgspec.Struct, array_like=True):
@@ -34,7 +36,14 @@ class Request(msgspec.Struct, array_like=True):
     job: Job
 
 
-class Reply(msgspec.Struct, array_like=True):
+class Logged(msgspec.Struct, array_like=True, tag="logged"):
+    """A line that the handler logged, or how many more there were than an attempt may keep."""
+
+    line: Said | None = None
+    dropped: int = 0
+
+
+class Reply(msgspec.Struct, array_like=True, tag="reply"):
     """An outcome, flat. ``retiring``: the child ends now and takes no further job."""
 
     kind: str

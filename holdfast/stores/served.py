@@ -20,7 +20,6 @@ from holdfast.job import (
     JobFilter,
     JobState,
     Lease,
-    LogPage,
     NewJob,
     Operated,
     Order,
@@ -28,13 +27,13 @@ from holdfast.job import (
     Page,
     Pulse,
     QueueInfo,
-    Record,
     Settled,
     Settlement,
     Submitted,
     WorkerInfo,
 )
 from holdfast.lifecycle import CANCELLABLE, DELETABLE
+from holdfast.log_lines import LogPage, Record
 from holdfast.portal import Portal
 from holdfast.store import AT_ONCE, Selection
 from holdfast.stores.verbs import Chosen, Wish, named, replayable

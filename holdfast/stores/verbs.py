@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.errors import Invalid
-from holdfast.job import JobState, LogLine, LogPage
+from holdfast.job import JobState
 from holdfast.lifecycle import REPLAYABLE
+from holdfast.log_lines import LogLine, LogPage
 
 FORGOTTEN_AFTER = timedelta(days=1)
 """How long a worker that fell silent is still listed."""

@@ -7,8 +7,9 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from holdfast.errors import Conflict, HoldfastError
-from holdfast.job import Job
+from holdfast.job import Job, Lease
 from holdfast.portal import drive, forbid_running_loop
+from holdfast.task.log import NOTHING, JobLog
 
 
 class Completer(Protocol):
@@ -17,14 +18,22 @@ class Completer(Protocol):
     async def complete(self, context: Context, connection: Any, result: Any) -> None: ...
 
 
+class LogOpener(Protocol):
+    """Who stores what handlers log."""
+
+    def open_log(self, lease: Lease) -> JobLog: ...
+
+
 class Context:
     """The running job. A handler whose first parameter is annotated ``Context`` gets it; ``current_job()`` too."""
 
-    __slots__ = ("job", "cancelled", "completing", "_completer")
+    __slots__ = ("job", "cancelled", "completing", "_completer", "_log", "_opener")
 
-    def __init__(self, job: Job, completer: Completer | None = None) -> None:
+    def __init__(self, job: Job, completer: Completer | None = None, opener: LogOpener | None = None) -> None:
         self.job = job
         self._completer = completer
+        self._opener = opener
+        self._log: JobLog | None = None  # made when something is logged: most jobs log nothing
         self.completing = False
         """True once ``complete`` was called: then only the store knows whether the job has ended."""
         self.cancelled = False
@@ -60,6 +69,24 @@ class Context:
     @property
     def tags(self) -> tuple[str, ...]:
         return self.job.carried.tags
+
+    @property
+    def log(self) -> JobLog:
+        """``context.log("fetched", rows=3)`` stores a line with the job, ``context.log.warning(…)`` one of that level.
+
+        It never waits and never raises; `holdfast show` and the API show it. Where no worker runs the handler, as in a
+        test that calls it, nothing is stored.
+        """
+        if self._log is None:
+            self._log = (
+                JobLog(NOTHING, lambda _, __: None) if self._opener is None else self._opener.open_log(self.job.lease)
+            )
+        return self._log
+
+    @property
+    def opened_log(self) -> JobLog | None:
+        """The log, if anything was logged: for who runs the handler."""
+        return self._log
 
     async def complete(self, connection: Any, result: Any = None) -> Any:
         """End the job as succeeded, with this result, inside the transaction of ``connection``: both are committed, or

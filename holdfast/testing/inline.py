@@ -19,6 +19,7 @@ from holdfast.store import EVERY_QUEUE
 from holdfast.task import Context
 from holdfast.testing.places import lent
 from holdfast.worker.calls import Calls
+from holdfast.worker.recorder import Recorder
 from holdfast.worker.runner import Runner
 from holdfast.worker.settler import Settler
 from holdfast.worker.shift import Shift
@@ -108,7 +109,8 @@ async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
     shift = Shift(app, app.settings, "inline")
     calls = Calls(app, app.settings)
     await calls.open()
-    runner, settler = Runner(shift, calls), Settler(shift, store)
+    recorder = Recorder(shift, store)
+    runner, settler = Runner(shift, calls, recorder), Settler(shift, store, recorder.flush)
     watching = asyncio.create_task(runner.watch_deadlines())
     try:
         claim = await store.claim(
@@ -120,6 +122,7 @@ async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
             shift.full.clear()
             await shift.full.wait()
         await settler.flush()
+        await recorder.flush()
     finally:
         watching.cancel()
         await runner.close()

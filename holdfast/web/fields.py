@@ -299,6 +299,12 @@ FILTERS = (
         example="2030-01-31T08:00:00Z",
     ),
 )
+CURSOR = Field(
+    name="cursor",
+    schema={"type": "string", "minLength": 1, "maxLength": 100},
+    doc="Continue where an earlier page ended.",
+    check=text(1, 100),
+)
 PAGING = (
     Field(
         name="limit",
@@ -307,10 +313,5 @@ PAGING = (
         check=count(1, PAGE_MOST),
         example=50,
     ),
-    Field(
-        name="cursor",
-        schema={"type": "string", "minLength": 1, "maxLength": 100},
-        doc="Continue where an earlier page ended.",
-        check=text(1, 100),
-    ),
+    CURSOR,
 )

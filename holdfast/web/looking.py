@@ -16,17 +16,20 @@ from holdfast.desk.documents import (
     AttemptDocument,
     JobDocument,
     JobId,
+    LineDocument,
     attempt_document,
+    line_document,
 )
 from holdfast.desk.why import Because, explain, known
 from holdfast.errors import NotFound
 from holdfast.job import TERMINAL, Job, JobFilter, JobState
 from holdfast.values import check_key
 from holdfast.web.examples import JOB
-from holdfast.web.fields import FILTERS, PAGING, Field, count
+from holdfast.web.fields import CURSOR, FILTERS, PAGING, Field, count
 from holdfast.web.messages import Answer, Request, document
 from holdfast.web.routing import Call, Operation, Told
 
+LINES, LINES_MOST = 200, 1000  # log lines on a page: unless asked for others, and at most
 WAIT_MOST = 60
 """Seconds a client may wait for a job to end."""
 _LOOK = 5.0  # seconds between looks at a job that is waited for: what a lost wake-up costs at most
@@ -42,6 +45,13 @@ class JobPage(msgspec.Struct, frozen=True):
     """Newest first."""
 
     jobs: list[JobDocument]
+    cursor: Annotated[str | None, Meta(description="Continues the listing; null: that was all.")]
+
+
+class LinePage(msgspec.Struct, frozen=True):
+    """Oldest first."""
+
+    lines: list[LineDocument]
     cursor: Annotated[str | None, Meta(description="Continues the listing; null: that was all.")]
 
 
@@ -120,6 +130,13 @@ async def chosen(call: Call, said: Mapping[str, object], states: tuple[JobState,
     return msgspec.structs.replace(where, queue=call.caller.own_queue(where.queue))
 
 
+async def lines(call: Call) -> Answer:
+    """A page of what a job has logged."""
+    job = await find_job(call, call.path["job_id"])
+    page = await call.app.lines(job.id, limit=call.query.get("limit", LINES), cursor=call.query.get("cursor"))
+    return document(200, LinePage([line_document(line) for line in page.lines], page.cursor))
+
+
 async def why(call: Call) -> Answer:
     """Why a job is where it is."""
     job = await find_job(call, call.path["job_id"])
@@ -134,6 +151,21 @@ _WAIT = Field(
     check=count(0, WAIT_MOST),
     example=0,
 )
+_LINES = Field(
+    name="limit",
+    schema={"type": "integer", "minimum": 1, "maximum": LINES_MOST, "default": LINES},
+    doc="Lines on this page.",
+    check=count(1, LINES_MOST),
+    example=LINES,
+)
+_LINE = {
+    "attempt": 1,
+    "claims": 1,
+    "at": "2030-01-31T08:00:00.000000Z",
+    "level": "info",
+    "text": "fetched",
+    "fields": {"rows": 3},
+}
 _BEHIND = {"code": "behind", "text": "it waits behind 4 jobs of queue default", "remedy": "start more workers"}
 
 OPERATIONS = (
@@ -160,6 +192,19 @@ OPERATIONS = (
         handler=show,
         query=(_WAIT,),
         answers={200: Told(JobStory, "The job.", JOB | {"history": []})},
+        refusals=(404,),
+    ),
+    Operation(
+        name="list_lines",
+        method="GET",
+        path="/v1/jobs/{job_id}/lines",
+        scope="read",
+        group="Jobs",
+        summary="List the log lines of a job",
+        doc="What its handler logged by `context.log`, of all attempts, oldest first.",
+        handler=lines,
+        query=(_LINES, CURSOR),
+        answers={200: Told(LinePage, "A page.", {"lines": [_LINE], "cursor": None})},
         refusals=(404,),
     ),
     Operation(

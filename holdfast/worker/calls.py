@@ -19,7 +19,7 @@ from holdfast.executors.outcome import UNSTARTABLE_DELAY
 from holdfast.executors.process import ProcessExecutor
 from holdfast.executors.thread import NoThread, ThreadExecutor
 from holdfast.lifecycle import Outcome, Released, Succeeded
-from holdfast.task import Context, Task
+from holdfast.task import Context, Limits, Task
 
 Next = Callable[[Context], Awaitable[Any]]
 
@@ -60,6 +60,7 @@ class Calls:
                 recycle_jobs=self._settings.recycle_jobs,
                 recycle_memory=self._settings.recycle_memory,
                 result_limit=self._settings.result_limit,
+                log=Limits(self._settings.job_lines, self._settings.job_line_size),
                 events=app.events,
             )
             await self._processes.start()
@@ -150,7 +151,7 @@ class Calls:
     async def _in_child(self, task: Task[..., Any], context: Context) -> Any:
         if self._processes is None:
             raise ConfigError(f"task {task.name!r} was registered after the worker had started; restart the worker")
-        return returned(await self._processes.run(task, context.job))
+        return returned(await self._processes.run(task, context.job, lambda: context.log))
 
 
 def returned(outcome: Outcome) -> Any:

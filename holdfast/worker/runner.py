@@ -22,7 +22,7 @@ from holdfast.executors.policy import COMMAND
 from holdfast.faults import point
 from holdfast.job import Completion, Job, Reason
 from holdfast.lifecycle import Cancelled, Failed, Outcome, Released, Succeeded
-from holdfast.task import CURRENT, Context, Task
+from holdfast.task import CURRENT, Context, LogOpener, Task
 from holdfast.worker.calls import Calls, Ran, returned
 from holdfast.worker.completing import UNDONE, Completing
 from holdfast.worker.judging import Unknown
@@ -35,9 +35,10 @@ _STUCK_AFTER = 1.0  # seconds a cancelled runner may take to end
 class Runner:
     """The runners of one shift: as many as its concurrency, and one watchdog over their deadlines."""
 
-    def __init__(self, shift: Shift, calls: Calls) -> None:
+    def __init__(self, shift: Shift, calls: Calls, logs: LogOpener) -> None:
         self._shift = shift
         self._calls = calls
+        self._logs = logs
         self._completing = Completing(shift)
         self._registry = shift.app.registry
         self._runners: set[asyncio.Task[None]] = set()
@@ -121,7 +122,7 @@ class Runner:
         shift, job = self._shift, run.job
         monotonic = shift.clock.monotonic
         run.runner = runner
-        run.context = Context(job, self._completing)
+        run.context = Context(job, self._completing, self._logs)
         run.started = monotonic()
         if shift.is_stale(run, run.started):
             shift.forget(run)
@@ -138,6 +139,8 @@ class Runner:
                 raise
         point("handler.after")
         run.seconds = monotonic() - run.started
+        if run.context.opened_log is not None:
+            run.context.opened_log.conclude()
         if run.completing and not await self._is_left(run):
             return
         shift.running.discard(run)

@@ -3,7 +3,7 @@ nothing else runs. Its write overlaps the fetcher's next claim."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.events import BatchSettled, JobSucceeded, StoreTrouble
@@ -21,9 +21,11 @@ _LOCKED = 0.5  # seconds between looks at jobs that somebody else's transaction 
 class Settler:
     """Empties the outcomes of one shift."""
 
-    def __init__(self, shift: Shift, store: Store) -> None:
+    def __init__(self, shift: Shift, store: Store, write_lines: Callable[[], Awaitable[object]]) -> None:
+        """``write_lines``: writes what jobs have logged, which is refused once they are settled."""
         self._shift = shift
         self._store = store
+        self._write_lines = write_lines
         self._patience = Patience(shift, "settler")
         self._finishing = False
         self._locked: dict[Lease, Run] = {}  # what somebody else's transaction has in hand
@@ -68,6 +70,7 @@ class Settler:
         """Try until the store answers; a lease that ends meanwhile is refused by it, as after a crash."""
         while True:
             try:
+                await self._write_lines()
                 point("settle.before")
                 answers = await self._store.settle([run.settlement for run in batch])
                 point("settle.after")

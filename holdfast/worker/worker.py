@@ -23,6 +23,7 @@ from holdfast.values import format_queues, mask_url
 from holdfast.worker.calls import Calls
 from holdfast.worker.fetcher import Fetcher
 from holdfast.worker.keeper import Keeper
+from holdfast.worker.recorder import Recorder
 from holdfast.worker.reloader import Reloader
 from holdfast.worker.runner import Runner
 from holdfast.worker.settler import Settler
@@ -88,8 +89,9 @@ class Worker:
         self.calls = calls = Calls(app, shift.settings)
         await calls.open()
         self.fetcher = Fetcher(shift, store, drain=self._drain)
-        self.runner = Runner(shift, calls)
-        self.settler = Settler(shift, store)
+        self.recorder = Recorder(shift, store)
+        self.runner = Runner(shift, calls, self.recorder)
+        self.settler = Settler(shift, store, self.recorder.flush)
         keeper = Keeper(shift, self._pulse, interrupt=self._interrupt, order=self._obey)
         self.runner.resize(shift.settings.concurrency)
         settling = asyncio.create_task(self.settler.run(), name="holdfast-settler")
@@ -97,6 +99,7 @@ class Worker:
             asyncio.create_task(service, name=f"holdfast-{name}")
             for name, service in (
                 ("watchdog", self.runner.watch_deadlines()),
+                ("recorder", self.recorder.run()),
                 ("sweeper", Sweeper(shift, store).run()),
                 ("reloader", Reloader(shift, self._resize, self._recycle).run()),
             )
@@ -189,6 +192,7 @@ class Worker:
         await self.fetcher.close()
         self.settler.finish()
         await settling
+        await self.recorder.flush()
 
     async def _sign_on(self) -> None:
         store = await self._app.opened()

@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.errors import Invalid
-from holdfast.job import Job, JobFilter, JobState, Lease, LogLine, NewLine, Record, new_id
+from holdfast.job import Job, JobFilter, JobState, Lease, new_id
+from holdfast.log_lines import LogLine, NewLine, Record
 from holdfast.store import Store
 from tests.conformance.support import LEASE, ended, failing, lose, new_job, put, running, settle, take
 

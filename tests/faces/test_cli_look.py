@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 
 import pytest
 
+from holdfast import Holdfast
 from holdfast.cli.show import Column, as_json, fitting
 from holdfast.desk.words import safe, span
 from holdfast.lifecycle import Failed, Succeeded
+from holdfast.log_lines import NewLine, Record
 from tests.faces.cli import Cli
 
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
@@ -79,6 +82,32 @@ def test_show_tells_the_whole_story(cli: Cli) -> None:
         "took",
     ):
         assert part in text
+
+
+def test_show_has_the_log_lines(cli: Cli) -> None:
+    job_id = cli.run("enqueue", "work").strip()
+    lines = [NewLine(1, timedelta(0), "info", "fetched", '{"rows":3}'), NewLine(2, timedelta(0), "error", EVIL)]
+    job, app = cli.claim(job_id), Holdfast()
+
+    async def record() -> list[bool]:
+        return await (await app.opened()).record([Record(job.lease, lines)])
+
+    assert app.block(record()) == [True]
+    app.sync.close()
+    first, second = cli.json("show", job_id)["lines"]
+    assert INSTANT.fullmatch(first["at"])
+    assert first == {
+        "attempt": 1,
+        "claims": 1,
+        "at": first["at"],
+        "level": "info",
+        "text": "fetched",
+        "fields": {"rows": 3},
+    }
+    assert (second["level"], second["text"], second["fields"]) == ("error", EVIL, None)
+    text = cli.run("show", job_id)
+    assert 'attempt 1  info  fetched  {"rows":3}' in text
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", text)
 
 
 def test_a_job_is_found_by_id_ulid_and_key(cli: Cli) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -17,10 +18,12 @@ from typing import Any
 import pytest
 
 from holdfast.events import ChildEnded, Event, Events
+from holdfast.executors.child import _Outbox
 from holdfast.executors.process import ProcessExecutor
+from holdfast.executors.wire import Logged
 from holdfast.job import Reason
 from holdfast.lifecycle import Failed, Outcome, Released, Snoozed, Succeeded
-from holdfast.task import Task
+from holdfast.task import JobLog, Limits, Said, Task
 from tests.unit import executor_tasks as tasks
 from tests.unit.executor_support import alive, job, on_both_loops, until
 
@@ -247,7 +250,9 @@ async def test_close_ends_busy_and_idle_children_and_what_they_left(tmp_path: Pa
 PARENT = """
 import asyncio, sys
 from holdfast.events import Events
+from holdfast.executors.child import _Outbox
 from holdfast.executors.process import ProcessExecutor
+from holdfast.executors.wire import Logged
 from tests.unit import executor_tasks as tasks
 from tests.unit.executor_support import job
 
@@ -273,3 +278,23 @@ def test_children_die_with_a_worker_that_is_killed(tmp_path: Path) -> None:
         await until(lambda: not any(map(alive, pids)), 2)
 
     asyncio.run(main())
+
+
+# ── logging ───────────────────────────────────────────────────────────────────────────────────────────────────────
+@on_both_loops
+async def test_what_a_handler_logs_comes_before_its_reply() -> None:
+    kept: list[tuple[int, Said]] = []
+    log = JobLog(Limits(2, 100), lambda number, line: kept.append((number, line)))
+    async with pool(log=Limits(2, 100)) as executor:
+        assert await executor.run(tasks.tell, job("tell", '{"lines":5}'), lambda: log) == Succeeded("5")
+        assert await run(executor, tasks.tell, lines=5) == Succeeded("5")  # nobody wants to know
+    fields = '{{"number":{},"pid_differs":true}}'
+    assert kept == [(n + 1, Said("warning", "line", fields.format(n))) for n in range(2)]
+    assert log.end() == 4
+
+
+def test_a_handler_does_not_notice_that_its_worker_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        _Outbox(theirs).log(Logged(Said("info", "nobody hears this", None)))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from holdfast.job import as_ulid
 from holdfast.lifecycle import Failed, Succeeded
+from holdfast.log_lines import NewLine, Record
 from tests.web.client import UNKNOWN_ID, Api
 
 
@@ -52,6 +54,39 @@ def test_the_story_has_result_and_attempts(api: Api) -> None:
     story = api.get(f"/v1/jobs/{done}")
     assert (story["status"], story["result"], story["history"]) == ("succeeded", {"sent": True}, [])
     assert story["started_at"] <= story["ended_at"]
+
+
+def test_log_lines_come_in_pages(api: Api) -> None:
+    job_id = api.submit()["id"]
+    job = api.run(api.claim(job_id))
+    said = [NewLine(n, timedelta(0), "info", f"line {n}", {2: '{"n":2}'}.get(n)) for n in (1, 2, 3)]
+    store = api.run(api.app.opened())
+    assert api.run(store.record([Record(job.lease, said)])) == [True]
+
+    page = api.get(f"/v1/jobs/{job_id}/lines?limit=2")
+
+    assert [(line["text"], line["fields"]) for line in page["lines"]] == [("line 1", None), ("line 2", {"n": 2})]
+    assert {(line["attempt"], line["claims"], line["level"]) for line in page["lines"]} == {(1, 1, "info")}
+    rest = api.get(f"/v1/jobs/{job_id}/lines?cursor={page['cursor']}")
+    assert ([line["text"] for line in rest["lines"]], rest["cursor"]) == (["line 3"], None)
+    assert api.get(f"/v1/jobs/{api.submit()['id']}/lines") == {"lines": [], "cursor": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (f"{UNKNOWN_ID}/lines", 404),
+        ("key:nobody/lines", 404),
+        ("x/lines", 422),
+        ("{}/lines?limit=0", 422),
+        ("{}/lines?limit=1001", 422),
+        ("{}/lines?cursor=x", 422),
+        ("{}/lines?cursor=1-", 422),
+        ("{}/lines?level=info", 422),
+    ],
+)
+def test_log_lines_of_nobody_are_refused(api: Api, path: str, status: int) -> None:
+    api.refused("GET", f"/v1/jobs/{path.format(api.submit()['id'])}", status)
 
 
 def test_waiting_answers_when_the_job_ends(api: Api) -> None:

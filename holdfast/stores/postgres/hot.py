@@ -25,11 +25,11 @@ from holdfast.job import (
     Order,
     Pulse,
     Reason,
-    Record,
     Settled,
     Settlement,
     Submitted,
 )
+from holdfast.log_lines import Record
 from holdfast.store import EVERY_QUEUE
 from holdfast.stores.doubts import perhaps_stored
 from holdfast.stores.postgres.cursors import END, START, Cursors, Place, looks

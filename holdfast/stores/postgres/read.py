@@ -7,7 +7,8 @@ from datetime import timedelta
 from uuid import UUID
 
 from holdfast.errors import Invalid
-from holdfast.job import Attempt, Job, JobFilter, JobState, LogPage, Order, Page, Pulse, QueueInfo, WorkerInfo
+from holdfast.job import Attempt, Job, JobFilter, JobState, Order, Page, Pulse, QueueInfo, WorkerInfo
+from holdfast.log_lines import LogPage
 from holdfast.stores.postgres.links import Links
 from holdfast.stores.postgres.rows import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
 from holdfast.stores.postgres.statements import Query

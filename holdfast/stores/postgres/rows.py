@@ -14,13 +14,12 @@ from holdfast.job import (
     Attempt,
     Job,
     JobFilter,
-    LogLine,
     NewJob,
     Options,
-    Record,
     Settlement,
     microseconds,
 )
+from holdfast.log_lines import LogLine, Record
 from holdfast.stores.sql import CODES, STATES
 from holdfast.stores.verbs import UNREADABLE
 

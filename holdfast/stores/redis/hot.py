@@ -25,13 +25,13 @@ from holdfast.job import (
     Order,
     Pulse,
     Reason,
-    Record,
     Settled,
     Settlement,
     Submitted,
 )
 from holdfast.links.redis import Script, in_pieces
 from holdfast.links.wire import Argument
+from holdfast.log_lines import Record
 from holdfast.store import EVERY_QUEUE
 from holdfast.stores.doubts import Doubts, Fate, LostClaims, accepted_as, perhaps_stored
 from holdfast.stores.redis.links import Links

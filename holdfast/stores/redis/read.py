@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import Invalid
-from holdfast.job import TERMINAL, Attempt, Job, JobFilter, JobState, LogPage, Order, Page, Pulse, QueueInfo, WorkerInfo
+from holdfast.job import TERMINAL, Attempt, Job, JobFilter, JobState, Order, Page, Pulse, QueueInfo, WorkerInfo
 from holdfast.links.redis import Script, in_pieces
+from holdfast.log_lines import LogPage
 from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.rows import Kinds, fields_of, matches, shown_attempt, shown_job, shown_line
 from holdfast.stores.verbs import line_page, line_place

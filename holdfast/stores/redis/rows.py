@@ -17,16 +17,14 @@ from holdfast.job import (
     JobFilter,
     JobState,
     Lease,
-    LogLine,
     NewJob,
-    NewLine,
     Options,
-    Record,
     Settlement,
     microseconds,
 )
 from holdfast.links.redis import in_pieces
 from holdfast.links.wire import Argument
+from holdfast.log_lines import LogLine, NewLine, Record
 from holdfast.stores.verbs import UNREADABLE
 
 Fields: TypeAlias = dict[bytes, bytes]

@@ -14,19 +14,18 @@ from holdfast.job import (
     Job,
     JobFilter,
     Lease,
-    LogPage,
     NewJob,
     Operated,
     Pace,
     Page,
     Pulse,
-    Record,
     Settled,
     Settlement,
     Submitted,
     as_ulid,
     parse_id,
 )
+from holdfast.log_lines import LogPage, Record
 from holdfast.store import AT_ONCE, Selection
 from holdfast.stores.redis.address import parse_url
 from holdfast.stores.redis.store import RedisStore

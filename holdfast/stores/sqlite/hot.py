@@ -19,14 +19,13 @@ from holdfast.job import (
     JobState,
     Lease,
     NewJob,
-    NewLine,
     Order,
     Pulse,
-    Record,
     Settled,
     Settlement,
     Submitted,
 )
+from holdfast.log_lines import NewLine, Record
 from holdfast.store import EVERY_QUEUE, Dialogue, Statement
 from holdfast.stores.sql import CODES, STATES
 from holdfast.stores.sqlite.rows import (

@@ -15,14 +15,13 @@ from holdfast.job import (
     Job,
     JobFilter,
     JobState,
-    LogLine,
-    LogPage,
     Order,
     Page,
     Pulse,
     QueueInfo,
     WorkerInfo,
 )
+from holdfast.log_lines import LogLine, LogPage
 from holdfast.stores.sql import CODES, STATES
 from holdfast.stores.sqlite.rows import as_json, filter_parameters, read_job
 from holdfast.stores.verbs import line_page, line_place

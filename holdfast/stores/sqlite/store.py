@@ -25,7 +25,6 @@ from holdfast.job import (
     JobFilter,
     JobState,
     Lease,
-    LogPage,
     NewJob,
     Operated,
     Order,
@@ -33,13 +32,13 @@ from holdfast.job import (
     Page,
     Pulse,
     QueueInfo,
-    Record,
     Settled,
     Settlement,
     Submitted,
     WorkerInfo,
 )
 from holdfast.lifecycle import CANCELLABLE, DELETABLE
+from holdfast.log_lines import LogPage, Record
 from holdfast.portal import drive, running_loop
 from holdfast.store import AT_ONCE, Dialogue, Selection
 from holdfast.stores.sql import chosen_migrations, load_migrations, load_statements
@@ -206,7 +205,7 @@ class SQLiteStore:
         return self._hot.submission(jobs, self._now())
 
     def completion(self, lease: Lease, result: str | None) -> Dialogue[Settled]:
-        return within.completion(self._sql, lease, result, self._now())
+        return within.completion(self._sql, lease, result, self._now)
 
     async def completed(self, lease: Lease) -> Completion:
         return await self._open.writer.call(lambda transaction: within.completed(transaction, self._sql, lease))

@@ -205,7 +205,7 @@ class SQLiteStore:
         return self._hot.submission(jobs, self._now())
 
     def completion(self, lease: Lease, result: str | None) -> Dialogue[Settled]:
-        return within.completion(self._sql, lease, result, self._now)
+        return within.completion(self._sql, lease, result, self._now())
 
     async def completed(self, lease: Lease) -> Completion:
         return await self._open.writer.call(lambda transaction: within.completed(transaction, self._sql, lease))

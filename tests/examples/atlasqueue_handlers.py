@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,9 @@ async def meet(payload: dict[str, Any]) -> None:
 async def submit(payload: dict[str, Any]) -> list[bool]:
     """Submit a job under each of these keys; whether it is a new one."""
     return [(await app.enqueue("noop", {}, key=key)).created for key in payload["keys"]]
+
+
+@register("test.paced", per_second=20)
+async def paced(payload: dict[str, Any]) -> float:
+    """When it began."""
+    return time.time()

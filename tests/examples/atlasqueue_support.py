@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
+import httpx
 from redis import Redis as Client
 
-from tests.examples.common import until
+from tests.examples.common import PATIENCE, until
 from tests.examples.programs import ROOT, Database, Program, environment
 from tests.support.postgres import Postgres
 from tests.support.redis import Redis
@@ -31,6 +32,7 @@ HURRIED = {
     "RETRY_JITTER_MAX_SECONDS": "0",
     "HANDLER_MODULES": "tests.examples.atlasqueue_handlers",
     "HOLDFAST_GRACE": "0s",
+    "WORKER_METRICS_PORT": "0",
 }
 DUE = """update holdfast.job set run_at = (extract(epoch from now()) * 1000000)::bigint
     where id = any(%s::uuid[]) and state in (1, 3)"""
@@ -106,6 +108,10 @@ class Atlasqueue(Database):
         with self.workers(1, **variables) as (worker,):
             yield worker
 
+    def api(self, **variables: str) -> Api:
+        """The HTTP API, served while this lasts."""
+        return Api(self, **variables)
+
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────
     def post(self, job_type: str = "noop", payload: Mapping[str, Any] | None = None, **options: Any) -> JobHandle[Any]:
         """Submit a job as the API will: always under a key."""
@@ -148,6 +154,11 @@ class Atlasqueue(Database):
         """Wait until every one of them has."""
         until(lambda: self.value(ENDED, list(job_ids), status) == len(job_ids), f"{len(job_ids)} jobs {status}")
 
+    def when_succeeded(self, number: int) -> None:
+        """Wait until so many jobs have succeeded, and no other is left."""
+        ended = "select count(*) filter (where status = 'succeeded'), count(*) from jobs"
+        until(lambda: self.sql(ended) == [(number, number)], f"the end of {number} jobs")
+
     def due(self, *job_ids: str) -> None:
         """Have these jobs fall due now, and the workers find out by themselves."""
         self.sql(DUE, list(job_ids))
@@ -175,3 +186,45 @@ def starts(workers: Sequence[Program]) -> Counter[str]:
 def rejected(*workers: Program) -> int:
     """How many ids these were told that they could not claim."""
     return sum(event["count"] for worker in workers for event in worker.events("lease_rejected"))
+
+
+class Api(Program):
+    """``python -m atlasqueue api`` on a free port, and a client of it."""
+
+    def __init__(self, queue: Atlasqueue, **variables: str) -> None:
+        self.queue = queue
+        super().__init__(["atlasqueue", "api"], queue.folder, queue.environment(HOLDFAST_API_PORT="0", **variables))
+
+    def __enter__(self) -> Self:
+        self.address = str(self.told("api_started")[-1]["address"])
+        self.client = httpx.Client(base_url=self.address, timeout=PATIENCE, verify=False)  # noqa: S501 - made up here
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.client.close()
+        super().__exit__(*error)
+
+    def restart(self) -> None:
+        """Start it again, where it was before, after it was killed."""
+        self._variables = {**self._variables, "HOLDFAST_API_PORT": self.address.rpartition(":")[2]}
+        started = len(self.events("api_started"))
+        self.start()
+        self.told("api_started", started + 1)
+
+    def post(self, job_type: Any = "noop", payload: Any = None, key: str | None = "", **said: Any) -> httpx.Response:
+        """Submit, under a key of its own unless there is one; None: without."""
+        headers = {} if key is None else {"Idempotency-Key": key or str(uuid4())}
+        body = {"type": job_type, "payload": {} if payload is None else payload, **said}
+        return self.client.post("/v1/jobs", json=body, headers=headers)
+
+    def submit(self, job_type: str = "noop", payload: Any = None, **said: Any) -> str:
+        """The same for a job that must be new; its id."""
+        answer = self.post(job_type, payload, **said)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """A job as the API shows it."""
+        answer = self.client.get(f"/v1/jobs/{job_id}")
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())

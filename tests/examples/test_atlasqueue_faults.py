@@ -11,7 +11,7 @@ import pytest
 from redis.client import Monitor
 
 from holdfast import Unavailable
-from tests.examples.atlasqueue_support import DEAD, QUEUE, Atlasqueue, starts
+from tests.examples.atlasqueue_support import DEAD, QUEUE, Api, Atlasqueue, starts
 from tests.examples.common import until
 from tests.support.postgres import FLOOR, Postgres
 from tests.support.redis import Redis
@@ -48,6 +48,43 @@ def test_a8_a26_a27_a41_a55_a56_x26_nothing_is_lost_while_redis_is_down(mortal: 
     with mortal.worker() as second:
         mortal.all_ended([job_id])
     assert starts([worker, second]) == {job_id: 1}
+
+
+def test_a8_a26_a27_a55_a57_a117_x26_the_api_while_its_servers_are_down(mortal: Atlasqueue) -> None:
+    with mortal.api() as api, mortal.worker(HOLDFAST_QUEUES="aside") as worker:
+        accepted = api.submit(key="before")
+        mortal.redis.stop()
+        unheard = api.post(key="redis-is-down")
+        assert (unheard.status_code, unheard.json()["code"]) == (503, "unheard")
+        assert unheard.headers["retry-after"] == "2"
+        assert unheard.json()["request_id"] == unheard.headers["x-request-id"]
+        job = api.job("key:redis-is-down")
+        assert (job["status"], mortal.row(job["id"])["status"]) == ("queued", "queued")
+        mortal.redis.start()
+        until(lambda: job["id"] in mortal.listed(), "the sweep after Redis has come back")
+        again = api.post(key="redis-is-down")
+        assert (again.status_code, again.json()["id"]) == (200, job["id"])
+        assert api.post().status_code == 201
+        _while_postgresql_is_down(mortal, api)
+        again = api.post(key="postgresql-is-down")
+        assert again.status_code == 201
+        until(lambda: worker.process.poll() is None and mortal.value("select true"), "the worker, alive")
+    with mortal.worker() as second:
+        mortal.all_ended([accepted, job["id"], again.json()["id"]])
+    assert starts([second])[job["id"]] == 1
+
+
+def _while_postgresql_is_down(mortal: Atlasqueue, api: Api) -> None:
+    mortal.server.stop()
+    began = time.monotonic()
+    refused = api.post(key="postgresql-is-down")
+    assert time.monotonic() - began < 10  # 5 s are asked for; 2 s are usual
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+    health = api.client.get("/health")
+    assert (health.status_code, health.json()) == (200, {"status": "ok", "service": "atlasqueue-api"})
+    assert api.client.get("/health/ready").status_code == 503
+    mortal.server.start()
+    until(lambda: api.client.get("/health/ready").status_code == 200, "the API, ready again")
 
 
 def test_a41_a56_workers_poll_while_redis_is_down_and_return_by_themselves(mortal: Atlasqueue) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -11,8 +12,12 @@ import tomllib
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
+import psutil
 import pytest
+import yaml
 
+from holdfast.config import SETTINGS
 from tests.examples.atlasqueue_support import EXAMPLE, Atlasqueue
 from tests.examples.common import PATIENCE
 from tests.examples.programs import ROOT
@@ -83,14 +88,15 @@ def test_a75_a103_a_worker_tells_on_stdout(atlasqueue: Atlasqueue) -> None:
         line = json.loads(worker.stdout.readline())
         worker.send_signal(signal.SIGTERM)
         _, trouble = worker.communicate(timeout=PATIENCE)
-    assert (line["event"], line["level"], trouble) == ("worker_started", "info", "")
+    assert (line["event"], line["level"], trouble) == ("metrics_served", "info", "")
 
 
 # ── the papers ────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a46_a148_a152_what_it_needs_is_no_task_queue() -> None:
-    needed = [*PROJECT["dependencies"], *(each for name in ("postgres", "redis") for each in _extra(name))]
+def test_a46_a148_a151_a152_what_it_needs_is_no_task_queue() -> None:
+    needed = [*PROJECT["dependencies"], *(each for name in ("postgres", "redis", "web") for each in _extra(name))]
     names = {re.split(r"[\[<>=;]", each)[0] for each in needed}
-    assert names == {"asyncpg", "click", "msgspec", "redis", "rich", "structlog", "tomlkit", "uvloop"}
+    core = {"click", "msgspec", "rich", "structlog", "tomlkit", "uvloop"}
+    assert names == core | {"asyncpg", "redis", "httptools", "prometheus-client", "uvicorn"}
     assert PROJECT["requires-python"] == ">=3.11"
 
 
@@ -98,17 +104,115 @@ def _extra(name: str) -> list[str]:
     return list(PROJECT["optional-dependencies"][name])
 
 
+SERVICES = yaml.safe_load((EXAMPLE / "compose.yaml").read_text(encoding="utf-8"))["services"]
+ENVIRONMENT = dict(
+    line.split("=", 1)
+    for line in (EXAMPLE / ".env.docker").read_text(encoding="utf-8").splitlines()
+    if line and not line.startswith("#")
+)
+
+
 def test_a97_a105_the_readme_and_the_compose_file_name_the_same_servers() -> None:
-    compose = (EXAMPLE / "compose.yaml").read_text(encoding="utf-8")
-    words = dict(re.findall(r"POSTGRES_(DB|USER|PASSWORD): (\w+)", compose))
-    url = f"postgresql://{words['USER']}:{words['PASSWORD']}@%s:5432/{words['DB']}"
+    words = SERVICES["postgres"]["environment"]
+    url = f"postgresql://{words['POSTGRES_USER']}:{words['POSTGRES_PASSWORD']}@%s:5432/{words['POSTGRES_DB']}"
     assert f"export DATABASE_URL={url % '127.0.0.1'}\n" in README
     assert f'url = "{url % "postgres"}"' in (EXAMPLE / "holdfast.toml").read_text(encoding="utf-8")
-    for line in ("image: postgres:16", '"127.0.0.1:5432:5432"', "image: redis:7", '"127.0.0.1:6379:6379"'):
-        assert line in compose
-    assert "atlasqueue-data:/var/lib/postgresql/data" in compose
+    assert ENVIRONMENT["DATABASE_URL"] == url % "postgres"
+    servers = {name: (SERVICES[name]["image"], SERVICES[name]["ports"]) for name in ("postgres", "redis")}
+    assert servers == {
+        "postgres": ("postgres:16", ["127.0.0.1:5432:5432"]),
+        "redis": ("redis:7", ["127.0.0.1:6379:6379"]),
+    }
+    assert SERVICES["postgres"]["volumes"] == ["atlasqueue-data:/var/lib/postgresql/data"]
     assert "`docker compose down -v` wipes it" in README
     assert "Docker with Compose v2" in README
+
+
+def test_a98_the_compose_file_starts_each_part_when_what_it_needs_is_there() -> None:
+    healthy, done = {"condition": "service_healthy"}, {"condition": "service_completed_successfully"}
+    gates = {name: service.get("depends_on") for name, service in SERVICES.items()}
+    assert gates == {
+        "postgres": None,
+        "redis": None,
+        "migrate": {"postgres": healthy, "redis": healthy},
+        "api": {"migrate": done},
+        "worker": {"migrate": done},
+    }
+    assert all(SERVICES[name]["healthcheck"]["test"] for name in ("postgres", "redis"))
+    published = {name: SERVICES[name]["ports"] for name in ("api", "worker")}
+    assert published == {"api": ["127.0.0.1:8000:8000"], "worker": ["127.0.0.1:9091:9091"]}
+
+
+def test_a127_the_containers_have_every_variable() -> None:
+    from atlasqueue.config import DELAYS, HANDLER_MODULES, VARIABLES, settings
+
+    assert {*VARIABLES, *DELAYS, HANDLER_MODULES} <= ENVIRONMENT.keys()
+    said = settings(ENVIRONMENT)
+    changed = {name for name in SETTINGS if said.value(name) != settings({}).value(name)}
+    assert changed == {"api_host", "metrics_host", "retry"}
+    assert said.retry.schedule(6) == settings({}).retry.schedule(6)
+    dockerfile = (EXAMPLE / "Dockerfile").read_text(encoding="utf-8")
+    targets = dict(re.findall(r"^FROM base AS (\w+)$.*?^CMD (\[.*?\])$", dockerfile, re.MULTILINE | re.DOTALL))
+    assert {name: json.loads(words)[3] for name, words in targets.items()} == {"api": "api", "worker": "worker"}
+    for name in ("migrate", "api", "worker"):
+        service = SERVICES[name]
+        assert (service["env_file"], service["build"]["target"] in targets) == (".env.docker", True)
+        assert (EXAMPLE / service["build"]["context"]).resolve() == ROOT
+        assert (ROOT / service["build"]["dockerfile"]).is_file()
+
+
+def test_a123_every_part_of_the_original_has_its_place() -> None:
+    """Those of the example, and those of Holdfast that do the same work."""
+    (table,) = re.findall(r"^## Where things are$.*?((?:^\|[^\n]*\|\n)+)", README, re.MULTILINE | re.DOTALL)
+    rows = dict(re.findall(r"^\| (\w[^|]*) \| (`[^|]*) \|$", table, re.MULTILINE))
+    assert set(rows) == {
+        "configuration",
+        "statuses",
+        "logs",
+        "metrics",
+        "tables",
+        "session",
+        "API",
+        "requests and answers",
+        "submit and get",
+        "worker",
+        "consumer",
+        "lease",
+        "executor",
+        "retry",
+        "handlers",
+    }
+    named = [path for cell in rows.values() for path in re.findall(r"`([^`]+)`", cell)]
+    assert [path for path in named if not (ROOT / path).exists() and not (EXAMPLE / path).exists()] == []
+
+
+def test_a98_a105_one_command_starts_the_same_without_docker_and_one_wipes(atlasqueue: Atlasqueue) -> None:
+    from atlasqueue.client import submit
+
+    asyncio.run(_wiped(atlasqueue))
+    program = atlasqueue.program("atlasqueue", "start", HOLDFAST_API_PORT="0", WORKER_METRICS_PORT="0")
+    with program:
+        address = program.told("api_started")[0]["address"]
+        program.says("worker_started")
+        job = submit(address, "noop", {}, key="one", within=PATIENCE)
+        with httpx.Client(base_url=address, timeout=PATIENCE) as client:
+            assert client.get(f"/v1/jobs/{job['id']}", params={"wait": 60}).json()["status"] == "succeeded"
+        children = psutil.Process(program.process.pid).children()
+        assert len(children) == 2
+    assert not any(child.is_running() for child in children)
+    with atlasqueue.program("atlasqueue", "start", HOLDFAST_API_PORT="0", WORKER_METRICS_PORT="0") as again:
+        again.says("worker_started")
+        assert atlasqueue.value("select count(*) from jobs") == 1  # kept
+    refused = atlasqueue.program("atlasqueue", "wipe")
+    assert (refused.process.wait(60), atlasqueue.value("select count(*) from jobs")) == (2, 1)
+    atlasqueue.run("wipe", "--yes")
+    assert atlasqueue.value("select to_regclass('jobs')") is None
+
+
+async def _wiped(queue: Atlasqueue) -> None:
+    from atlasqueue.tables import wipe
+
+    await wipe(queue.application())
 
 
 def test_a128_the_readme_has_every_variable_with_its_default() -> None:

@@ -1,10 +1,11 @@
-"""``python -m atlasqueue migrate | worker``: the two programs of AtlasQueue that need no HTTP."""
+"""``python -m atlasqueue start | migrate | api | worker | wipe``: the programs of AtlasQueue."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable
 
 from holdfast import HoldfastError
 from holdfast.observe.logs import configure_logs
@@ -14,10 +15,19 @@ from holdfast.worker import run_worker
 def main() -> int:
     """Run one of them; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m atlasqueue", description="The programs of AtlasQueue.")
-    parser.add_argument("program", choices=PROGRAMS, help="migrate: make the tables. worker: run jobs until SIGTERM.")
-    program = PROGRAMS[parser.parse_args().program]
+    commands = parser.add_subparsers(dest="program", required=True)
+    commands.add_parser("start", help="migrate, then run an API and a worker until Ctrl-C")
+    commands.add_parser("migrate", help="make the tables; harmless when they are there")
+    serving = commands.add_parser("api", help="serve the HTTP API until SIGTERM")
+    serving.add_argument("--exposed", action="store_true", help="serve other hosts, without keys")
+    commands.add_parser("worker", help="run jobs until SIGTERM")
+    wiping = commands.add_parser("wipe", help="delete the tables with everything in them")
+    wiping.add_argument("--yes", action="store_true", required=True, help="say so")
+    asked = vars(parser.parse_args())
+    program = PROGRAMS[asked.pop("program")]
+    asked.pop("yes", None)
     try:
-        return program()
+        return program(**asked)
     except HoldfastError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -32,6 +42,32 @@ def _migrate() -> int:
     return 0
 
 
+def _wipe() -> int:
+    from atlasqueue.app import app
+    from atlasqueue.tables import wipe
+
+    asyncio.run(wipe(app))
+    return 0
+
+
+def _start() -> int:
+    from atlasqueue.start import start
+
+    return _migrate() or start()
+
+
+def _serve(*, exposed: bool) -> int:
+    from atlasqueue.api import site
+    from atlasqueue.app import app
+    from holdfast.web.serve import serve
+
+    finish_logs = configure_logs(app.settings, app.events)
+    try:
+        return serve(app, app.settings, exposed=exposed, site=site(app))
+    finally:
+        finish_logs()
+
+
 def _work() -> int:
     from atlasqueue.worker.main import app
 
@@ -42,7 +78,13 @@ def _work() -> int:
         finish_logs()
 
 
-PROGRAMS = {"migrate": _migrate, "worker": _work}
+PROGRAMS: dict[str, Callable[..., int]] = {
+    "start": _start,
+    "migrate": _migrate,
+    "api": _serve,
+    "worker": _work,
+    "wipe": _wipe,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

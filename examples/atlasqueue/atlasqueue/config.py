@@ -22,6 +22,7 @@ VARIABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "DLQ_KEY": ("transport_dead_key",),
         "WORKER_LEASE_SECONDS": ("lease",),
         "WORKER_POLL_TIMEOUT": ("poll", "sweep"),
+        "WORKER_METRICS_PORT": ("metrics_port",),
         "LOG_LEVEL": ("log_level",),
     }
 )

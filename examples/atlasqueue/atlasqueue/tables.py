@@ -34,3 +34,12 @@ async def migrate(app: Holdfast) -> list[str]:
     finally:
         await link.close()
     return applied
+
+
+async def wipe(app: Holdfast) -> None:
+    """Delete all jobs and keys, and the tables with them. What Redis still lists is refused when it is claimed."""
+    link = await asyncpg.connect(app.settings.url)
+    try:
+        await link.execute("drop view if exists jobs, idempotency_keys; drop schema if exists holdfast cascade")
+    finally:
+        await link.close()

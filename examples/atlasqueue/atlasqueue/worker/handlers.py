@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from atlasqueue import canvas
 from atlasqueue.app import app
-from holdfast import ConfigError, current_job
+from atlasqueue.worker.limiter import Limiter
+from holdfast import ConfigError, Context, Holdfast, current_job
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
+limiter = Limiter(app.settings.transport_url, app.settings.transport_key)
 
-def register(job_type: str) -> Callable[[Handler], Handler]:
+
+def register(job_type: str, *, per_second: float | None = None) -> Callable[[Handler], Handler]:
     """Have jobs of this type run by an ``async def handler(payload)``, or ``handler(payload, job)``.
 
     ``payload`` is the submitted object. ``job`` has ``id``, ``attempts``, ``max_attempts`` and, as ``job.job``, all
-    there is to know. Whatever the handler raises fails the attempt.
+    there is to know. Whatever the handler raises fails the attempt. ``per_second``: so many may begin a second, in
+    all workers together.
     """
+    if per_second is not None and per_second <= 0:
+        raise ConfigError(f"per_second of {job_type!r}: give a number above 0")
 
     def registered(handler: Handler) -> Handler:
         count = len(inspect.signature(handler).parameters)
@@ -27,7 +35,12 @@ def register(job_type: str) -> Callable[[Handler], Handler]:
             )
 
         async def run(**payload: Any) -> Any:
-            return await (handler(payload) if count == 1 else handler(payload, current_job()))
+            job = current_job()
+            if per_second is not None:
+                await limiter.turn(job_type, per_second, job.id)
+            result = await (handler(payload) if count == 1 else handler(payload, job))
+            await canvas.follow(app, job)
+            return result
 
         app.task(job_type)(run)
         return handler
@@ -38,3 +51,16 @@ def register(job_type: str) -> Callable[[Handler], Handler]:
 @register("noop")
 async def noop(payload: dict[str, Any]) -> None:
     """Nothing, with any payload."""
+
+
+@register(canvas.JOIN)
+async def join(payload: dict[str, Any], job: Context) -> None:
+    """What waits for the members of a group."""
+    await canvas.join(app, payload, job)
+
+
+@app.lifespan
+@asynccontextmanager
+async def _limited(_: Holdfast) -> AsyncIterator[None]:
+    yield
+    await limiter.close()

@@ -32,6 +32,7 @@ from holdfast.web.fields import (
 )
 from holdfast.web.looking import chosen, find_job
 from holdfast.web.messages import Answer, document
+from holdfast.web.ownership import check_task
 from holdfast.web.routing import Call, Handler, Operation, Told
 
 MOST = 1000
@@ -155,6 +156,8 @@ async def replay_one(call: Call) -> Answer:
 async def replayed(call: Call, job: Job) -> Answer:
     """Queue this job again as the body says; the answer."""
     force, payload = call.body.get("force", False), call.body.get("payload")
+    if payload is not None:
+        check_task(call, job.task)
     operated = await call.app.replay(job.id, force=force, payload=payload)
     if not operated.changed:
         state = operated.refused[0][1]

@@ -15,6 +15,7 @@ from holdfast.web.callers import Caller, Scope
 from holdfast.web.fields import Field, Form
 from holdfast.web.messages import Answer, Refusal, Request, listed
 
+_UNTOLD = msgspec.Raw(b"{}")
 METRICS = "Metrics"
 """The group of operations that answer with metrics: a setting opens them to everybody."""
 
@@ -29,9 +30,13 @@ class Call(msgspec.Struct, kw_only=True):
     query: Mapping[str, Any]
     body: Mapping[str, Any]
 
-    def shown(self, job: Job) -> JobDocument:
-        """The job as this caller may see it."""
-        return job_document(job)
+    def shown(self, job: Job, *, own: bool = False) -> JobDocument:
+        """The job as this caller may see it. What others put in or got out is for those who may read; ``own``: it is
+        the caller's, who put it in just now."""
+        told = job_document(job)
+        if own or self.caller.may("read"):
+            return told
+        return msgspec.structs.replace(told, payload=_UNTOLD, result=None, error=None, metadata=None)
 
 
 def named_queue(call: Call) -> str:

@@ -20,6 +20,7 @@ from holdfast.values import KEY_LIMIT, check_task_name
 from holdfast.web.examples import JOB
 from holdfast.web.fields import NAME_PATTERN, TASK_PATTERN, Field, Form, an_object, array_of, as_it_is, key, tag, text
 from holdfast.web.messages import Answer, Request, document
+from holdfast.web.ownership import stored
 from holdfast.web.routing import Call, Operation, Told
 
 BATCH_MOST = 1000
@@ -159,10 +160,9 @@ async def submit(call: Call) -> Answer:
     if key is None and call.app.settings.key_required and "key" not in call.body:
         raise Invalid(KEY_HEADER, Said("nothing"), "send one; the settings require it", "was given", code="missing")
     asked = draft(call.app, call.body, key=key)
-    call.caller.check_queue(asked.queue)
-    handle, job = await _submitted(call.app, asked)
+    handle, job = await stored(call, [asked], lambda: _submitted(call.app, asked))
     location = (b"location", b"/v1/jobs/" + handle.id.encode())
-    told = SubmittedJob(**msgspec.structs.asdict(call.shown(job)), wake_up=_wake_up(handle))
+    told = SubmittedJob(**msgspec.structs.asdict(call.shown(job, own=handle.created)), wake_up=_wake_up(handle))
     return document(201 if handle.created else 200, told, location)
 
 
@@ -245,13 +245,12 @@ async def submit_batch(call: Call) -> Answer:
     required = call.app.settings.key_required
     jobs = [draft(call.app, said, f"jobs[{place}].") for place, said in enumerate(call.body["jobs"])]
     for place, job in enumerate(jobs):
-        call.caller.check_queue(job.queue)
         if required and job.key is None:
             remedy = "give one; the settings require it"
             raise Invalid(f"jobs[{place}].key", Said("nothing"), remedy, "was given", code="missing")
-    handles = await call.app.enqueue_many(jobs, batch=BATCH_MOST)
-    stored = StoredBatch([Stored(handle.id, handle.created, _wake_up(handle)) for handle in handles])
-    return document(201 if any(handle.created for handle in handles) else 200, stored)
+    handles = await stored(call, jobs, lambda: call.app.enqueue_many(jobs, batch=BATCH_MOST))
+    told = StoredBatch([Stored(handle.id, handle.created, _wake_up(handle)) for handle in handles])
+    return document(201 if any(handle.created for handle in handles) else 200, told)
 
 
 OPERATIONS = (

@@ -1,0 +1,141 @@
+"""A key for some queues: the jobs of others are not there for it, on every store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.web.asgi import OPERATIONS
+from tests.web.client import UNKNOWN_ID, Api
+from tests.web.keyed import Keys, ask, refused
+
+SECRET = "wisteria-quartz-yonder-mulberry"
+"""Stands in the foreign job, and may stand in no answer."""
+
+
+NOT_OURS: list[tuple[str, str, Any]] = [
+    ("POST", "/v1/jobs", {"type": "work", "payload": {}, "queue": "vault"}),
+    ("POST", "/v1/jobs", {"type": "work", "payload": {}}),
+    ("POST", "/v1/jobs/batch", {"jobs": [{"type": "work", "payload": {}, "queue": "vault"}]}),
+    ("GET", "/v1/jobs", None),
+    ("GET", "/v1/jobs?queue=vault", None),
+    ("POST", "/v1/jobs/cancel", {"all": True}),
+    ("POST", "/v1/jobs/delete", {"filter": {"queue": "vault"}}),
+    ("POST", "/v1/jobs/replay", {"filter": {"type": ["work"]}}),
+    ("GET", "/v1/queues/vault", None),
+    ("GET", "/v1/queues/mailbox", None),
+    ("GET", "/v1/queues/vault/dead", None),
+    ("POST", "/v1/queues/vault/dead/replay", {}),
+    ("POST", "/v1/queues/vault/pause", None),
+    ("POST", "/v1/queues/vault/resume", None),
+    ("GET", "/v1/workers", None),
+    ("POST", "/v1/workers/stop", {}),
+    ("POST", "/v1/jobs", {"type": "command", "payload": {"argv": ["id"]}, "queue": "mail"}),
+]
+
+
+class Two:
+    """An API, a key for queues mail and mail.*, and a job of another queue."""
+
+    def __init__(self, api: Api, keys: Keys) -> None:
+        self.api = api
+        self.admin = keys.spare
+        self.key = keys.make("submit", "read", "operate", "work", queues=("mail", "mail.*"))
+        self.single = keys.make("read", queues=("mail",))
+        self.foreign = self._submit(self.admin, queue="vault", key="vault-key", payload={"secret": SECRET})
+        self.own = self._submit(self.key, queue="mail.eu", key="mail-key", payload={})
+
+    def _submit(self, token: str, **said: Any) -> str:
+        answer = ask(self.api, token, "POST", "/v1/jobs", {"type": "work", **said})
+        assert answer.status_code == 201, answer.text
+        job_id: str = answer.json()["id"]
+        return job_id
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        answer = ask(self.api, self.key, method, path, body, **headers)
+        assert SECRET not in answer.text
+        return answer
+
+
+@pytest.fixture
+def two(home: str, tmp_path: Path) -> Iterator[Two]:
+    keys = Keys(tmp_path)
+    with Api(home, keys_file=str(keys.path), commands="argv") as api:
+        yield Two(api, keys)
+
+
+def test_a_job_of_another_queue_is_not_there(two: Two) -> None:
+    for reference in (two.foreign, "key:vault-key"):
+        for operation in OPERATIONS:
+            if not operation.path.startswith("/v1/jobs/{job_id}"):
+                continue
+            path = operation.path.replace("{job_id}", reference)
+            body = None if operation.method != "POST" else {}
+            problem = refused(two.ask(operation.method, path, body), 404, "not_found")
+            unknown = two.ask(operation.method, operation.path.replace("{job_id}", UNKNOWN_ID), body).json()
+            assert problem.keys() == unknown.keys()
+    assert two.ask("GET", f"/v1/jobs/{two.own}").status_code == 200
+    assert ask(two.api, two.admin, "GET", f"/v1/jobs/{two.foreign}").json()["payload"] == {"secret": SECRET}
+
+
+def test_named_jobs_of_others_are_as_good_as_absent(two: Two) -> None:
+    done = two.ask("POST", "/v1/jobs/cancel", {"ids": [two.foreign, two.own, UNKNOWN_ID]}).json()
+    assert done["changed"] == [{"id": two.own, "status": "cancelled"}]
+    assert sorted(each["id"] for each in done["refused"]) == sorted([two.foreign, UNKNOWN_ID])
+    assert {each["status"] for each in done["refused"]} == {None}
+    assert ask(two.api, two.admin, "GET", f"/v1/jobs/{two.foreign}").json()["status"] == "queued"
+
+
+def test_a_key_or_an_id_that_another_queue_has_is_a_conflict_without_a_word(two: Two) -> None:
+    job = {"type": "work", "payload": {}, "queue": "mail"}
+    answers = [
+        two.ask("POST", "/v1/jobs", job, **{"idempotency-key": "vault-key"}),
+        two.ask("POST", "/v1/jobs", {**job, "key": "vault-key"}),
+        two.ask("POST", "/v1/jobs", {**job, "id": two.foreign}),
+        two.ask("POST", "/v1/jobs/batch", {"jobs": [job, {**job, "key": "vault-key"}]}),
+    ]
+    for place, answer in enumerate(answers):
+        refused(answer, 409, "conflict")
+        assert "vault" not in answer.text
+        assert place == 2 or two.foreign not in answer.text
+    assert two.api.count() == 2  # nothing of the batch, either
+
+
+def test_strict_idempotency_names_no_job_of_another_queue(home: str, tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    with Api(home, keys_file=str(keys.path), strict_idempotency=True) as api:
+        two = Two(api, keys)
+        answer = two.ask("POST", "/v1/jobs", {"type": "x", "payload": {}, "queue": "mail", "key": "vault-key"})
+        refused(answer, 409, "conflict")
+        assert two.foreign not in answer.text
+        own = two.ask("POST", "/v1/jobs", {"type": "x", "payload": {}, "queue": "mail", "key": "mail-key"})
+        assert two.own in refused(own, 409, "conflict")["detail"]
+
+
+def test_what_is_not_the_keys_is_refused(two: Two) -> None:
+    for method, path, body in NOT_OURS:
+        refused(two.ask(method, path, body), 403, "forbidden")
+    assert two.api.count() == 2
+
+
+def test_lists_show_the_keys_own_queues(two: Two) -> None:
+    assert [each["name"] for each in two.ask("GET", "/v1/queues").json()["queues"]] == ["mail.eu"]
+    assert [job["id"] for job in two.ask("GET", "/v1/jobs?queue=mail.eu").json()["jobs"]] == [two.own]
+    assert ask(two.api, two.single, "GET", "/v1/jobs").json()["jobs"] == []  # its only queue goes without saying
+    stats = two.ask("GET", "/v1/stats")
+    assert "vault" not in stats.text
+    assert stats.json()["counts"]["queued"] == 1
+
+
+def test_who_may_not_read_is_shown_what_is_their_own_only(home: str, tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    submit = keys.make("submit")
+    job = {"type": "work", "payload": {"secret": SECRET}, "key": "one"}
+    with Api(home, keys_file=str(keys.path)) as api:
+        first, again = (ask(api, submit, "POST", "/v1/jobs", job) for _ in range(2))
+        assert (first.status_code, first.json()["payload"]) == (201, {"secret": SECRET})
+        assert (again.status_code, again.json()["payload"]) == (200, {})
+        assert again.json()["id"] == first.json()["id"]

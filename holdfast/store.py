@@ -207,6 +207,12 @@ class Store(Protocol):
     async def queues(self) -> list[QueueInfo]:
         """Every queue that has jobs or was paused, by name."""
 
+    async def glance(self, *, most: int) -> list[QueueInfo]:
+        """The queues in which something waits, runs or is dead, and the paused ones, by name, at a bounded price.
+
+        Jobs that are queued, scheduled, failed, running or dead are counted. Where a queue has more than ``most`` in a
+        state, or all queues together of running or dead ones, it may be told fewer than there are."""
+
     async def workers(self) -> list[WorkerInfo]: ...
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,6 +17,9 @@ from holdfast.log_lines import LogLine, LogPage
 FORGOTTEN_AFTER = timedelta(days=1)
 """How long a worker that fell silent is still listed."""
 
+GLANCED = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED, JobState.RUNNING, JobState.DEAD})
+"""States whose jobs ``glance`` counts: those that still want something."""
+
 BEAT_PATIENCE = 0.25
 """Of a lease: how long a beat waits for a server that is away, so that there is time for another."""
 

@@ -292,6 +292,9 @@ class Carried:
             backlog = await self._carrier.reach(self._carrier.transport.backlog([queue.name for queue in queues]))
         return [msgspec.structs.replace(queue, announced=backlog.get(queue.name)) for queue in queues]
 
+    async def glance(self, *, most: int) -> list[QueueInfo]:
+        return await self._store.glance(most=most)
+
     async def doctor(self) -> list[Finding]:
         """The store's findings, and how the transport is."""
         return [*await self._store.doctor(), *await examine(self._carrier.transport, await self._store.queues())]

@@ -124,6 +124,12 @@ CASES = [
     Case("over", (BY_ID,)),
     Case("stuck", ("job_lease(lease_until)",)),
     Case("oldest_ready", ("job_ready(queue, rank)", "job_suspect(queue)", "job_quarantined(queue)")),
+    Case("glance_queues", ("job_ready(queue)", "job_suspect(queue)", "job_quarantined(queue)", "job_due(queue)")),
+    Case(
+        "glance",
+        ("job_ready(queue)", "job_suspect(queue)", "job_quarantined(queue)", "job_due(queue)"),
+        {"most": BATCH},
+    ),
     Case("find", ("job_pkey(id)", "key_of(job_id)")),
     Case("find", ("job_pkey(id)",), {"before": ids(6)[0]}),
     Case("find", ("job_pkey(id)",), {"tag": "tagged"}),

@@ -68,6 +68,14 @@ HOT: dict[str, tuple[str, ...]] = {
     "prune_keys": ("holdfast_key",),
     "oldest_ready": ("holdfast_job_ready", "holdfast_job_suspect", "holdfast_job_quarantined"),
     "find_ended": ("holdfast_job_unsuccessful",),
+    "glance_queues": ("holdfast_job_ready", "holdfast_job_suspect", "holdfast_job_quarantined", "holdfast_job_due"),
+    "glance": (
+        "holdfast_job_ready",
+        "holdfast_job_suspect",
+        "holdfast_job_quarantined",
+        "holdfast_job_due",
+        "holdfast_job_unsuccessful",
+    ),
 }
 """Each statement that runs for every batch, beat or sweep, with the indexes it may not do without."""
 

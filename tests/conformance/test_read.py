@@ -214,6 +214,39 @@ async def test_the_states_of_the_queues_sum_to_the_jobs_accepted(store: Store) -
     assert sum(sum(info.states.values()) for info in infos) == await store.count(JobFilter()) == 7
 
 
+async def test_a_glance_sees_what_goes_on_in_every_queue(store: Store, clock: ManualClock) -> None:
+    for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.DEAD, JobState.CANCELLED, JobState.FAILED):
+        await ended(store, state, queue="b")
+    await ended(store, JobState.SUCCEEDED, queue="done")
+    await put(store, *[new_job(queue="a", priority=n) for n in range(4)], new_job(queue="d", delay=HOUR))
+    (job,) = await take(store, 1, {"a": 1})
+    await store.pause("e")
+    clock.advance(5)
+
+    infos = await store.glance(most=1000)
+
+    assert {info.name: info.states for info in infos} == {
+        "a": {"queued": 3, "running": 1},
+        "b": {"dead": 2, "failed": 1},
+        "d": {"scheduled": 1},
+        "e": {},
+    }
+    assert [info.name for info in infos] == ["a", "b", "d", "e"]
+    assert [info.paused for info in infos] == [False, False, False, True]
+    assert [info.oldest_ready for info in infos] == [timedelta(seconds=5), None, None, None]
+    await lose(store, clock, job)
+    assert (await store.glance(most=1000))[0].states == {"queued": 4}
+
+
+async def test_a_glance_tells_of_many_jobs_that_they_are_at_least_so_many(store: Store) -> None:
+    await put(store, *[new_job(queue=queue) for queue in ("a", "b") for _ in range(6)])
+
+    counts = {info.name: info.states["queued"] for info in await store.glance(most=2)}
+
+    assert set(counts) == {"a", "b"}
+    assert all(2 <= count <= 6 for count in counts.values())
+
+
 async def test_the_oldest_ready_job_is_as_old_as_it_has_been_ready(store: Store, clock: ManualClock) -> None:
     await put(store, new_job(queue="a"), new_job(queue="b", delay=HOUR))
     clock.advance(5)

@@ -547,6 +547,59 @@ order by claims, number limit :limit;
 -- name: queue_states
 select queue, state, count(*) from holdfast.job group by queue, state;
 
+-- name: glance_queues
+-- Every queue in which something waits, by skipping from one to the next.
+with recursive named (queue) as (
+    (select least(
+        (select queue from holdfast.job where state = 0 and losses = 0 order by queue, rank, run_at, seq limit 1),
+        (select queue from holdfast.job where state = 0 and losses = 1 order by queue, rank, run_at, seq limit 1),
+        (select queue from holdfast.job where state = 0 and losses > 1 order by queue, rank, run_at, seq limit 1),
+        (select queue from holdfast.job where state in (1, 3) order by queue, run_at limit 1)))
+    union all
+    (select least(
+        (select queue from holdfast.job where state = 0 and losses = 0 and queue > named.queue
+         order by queue, rank, run_at, seq limit 1),
+        (select queue from holdfast.job where state = 0 and losses = 1 and queue > named.queue
+         order by queue, rank, run_at, seq limit 1),
+        (select queue from holdfast.job where state = 0 and losses > 1 and queue > named.queue
+         order by queue, rank, run_at, seq limit 1),
+        (select queue from holdfast.job where state in (1, 3) and queue > named.queue
+         order by queue, run_at limit 1))
+     from named where named.queue is not null)
+)
+select queue from named where queue is not null;
+
+-- name: glance
+-- Counts by queue and state, each of which looks at so many jobs at most.
+select w.queue, counted.state, counted.number
+from unnest(:queues::text[], :mosts::int[]) w (queue, most) cross join lateral (
+    select 0::smallint as state, count(*) as number from (
+        (select from holdfast.job where state = 0 and losses = 0 and queue = w.queue
+         order by rank, run_at, seq limit w.most)
+        union all
+        (select from holdfast.job where state = 0 and losses = 1 and queue = w.queue
+         order by rank, run_at, seq limit w.most)
+        union all
+        (select from holdfast.job where state = 0 and losses > 1 and queue = w.queue
+         order by rank, run_at, seq limit w.most)
+    ) r
+    union all
+    select d.state, count(*) from (
+        select j.state from holdfast.job j where j.state in (1, 3) and j.queue = w.queue
+        order by j.run_at limit w.most) d
+    group by d.state) counted
+union all
+select r.queue, 2::smallint, count(*) from (
+    select queue from holdfast.job where state = 2 order by lease_until limit :most) r
+group by r.queue
+union all
+select d.queue, 6::smallint, count(*) from (
+    select j.queue from holdfast.job j
+    where (+j.state) > 5 and (j.state, j.id) >= (6::smallint, '00000000-0000-0000-0000-000000000000'::uuid)
+      and (j.state, j.id) <= (6::smallint, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid)
+    order by j.state desc, j.id desc limit :most) d
+group by d.queue;
+
 -- name: oldest_ready
 -- For each of these queues the first of each priority in use, found by skipping from one to the next: two seeks each,
 -- however many jobs there are.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from holdfast.errors import Invalid
@@ -75,10 +76,20 @@ class Read:
 
     async def queues(self) -> list[QueueInfo]:
         """Every queue with its counts."""
+        return await self._queues([], await self._links.fetch(self._sql["queue_states"]))
+
+    async def glance(self, most: int) -> list[QueueInfo]:
+        """The same at a bounded price."""
+        named = [name for (name,) in await self._links.fetch(self._sql["glance_queues"])]
+        counts = await self._links.fetch(self._sql["glance"], queues=named, mosts=[most] * len(named), most=most)
+        return await self._queues(named, counts)
+
+    async def _queues(self, named: Sequence[str], counts: Sequence[Sequence[Any]]) -> list[QueueInfo]:
         paused = dict(await self._links.fetch(self._sql["known_queues"]))
-        states: dict[str, dict[str, int]] = {name: {} for name, flag in paused.items() if flag}
-        for queue, code, number in await self._links.fetch(self._sql["queue_states"]):
-            states.setdefault(queue, {})[STATES[code].value] = number
+        states: dict[str, dict[str, int]] = {name: {} for name in {*named, *(name for name in paused if paused[name])}}
+        for queue, code, number in counts:
+            if number:
+                states.setdefault(queue, {})[STATES[code].value] = number
         ready = dict(await self._links.fetch(self._sql["oldest_ready"], queues=list(states)))
         return [
             QueueInfo(name=name, paused=paused.get(name, False), states=counted, oldest_ready=_age(ready[name]))

@@ -14,7 +14,7 @@ from holdfast.links.redis import Script, in_pieces
 from holdfast.log_lines import LogPage
 from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.rows import Kinds, fields_of, matches, shown_attempt, shown_job, shown_line
-from holdfast.stores.verbs import line_page, line_place
+from holdfast.stores.verbs import GLANCED, line_page, line_place
 
 _PIECE = 200
 _NEWEST = 1 << 53  # behind every submission
@@ -186,6 +186,16 @@ class Read:
             )
             for name, age in zip(names, ages, strict=True)
         ]
+
+    async def glance(self, most: int) -> list[QueueInfo]:
+        """The queues in which something is going on. The server keeps the counts: they cost the same at any size."""
+        shown = [
+            msgspec.structs.replace(
+                queue, states={state: number for state, number in queue.states.items() if number and state in GLANCED}
+            )
+            for queue in await self.queues()
+        ]
+        return [queue for queue in shown if queue.states or queue.paused]
 
     async def workers(self) -> list[WorkerInfo]:
         """Every registered worker, the longest running first."""

@@ -386,6 +386,46 @@ order by claims, number limit :limit;
 -- name: queue_states
 select queue, state, count(*) from holdfast_job group by queue, state;
 
+-- name: glance_queues
+-- Every queue in which something waits, by skipping from one to the next.
+with recursive named (queue) as (
+    select min(queue) from (
+        select min(queue) as queue from holdfast_job where state = 0 and losses = 0
+        union all select min(queue) from holdfast_job where state = 0 and losses = 1
+        union all select min(queue) from holdfast_job where state = 0 and losses > 1
+        union all select min(queue) from holdfast_job where state in (1, 3))
+    union all
+    select (select min(queue) from (
+        select min(j.queue) as queue from holdfast_job j where j.state = 0 and j.losses = 0 and j.queue > named.queue
+        union all select min(j.queue) from holdfast_job j where j.state = 0 and j.losses = 1 and j.queue > named.queue
+        union all select min(j.queue) from holdfast_job j where j.state = 0 and j.losses > 1 and j.queue > named.queue
+        union all select min(j.queue) from holdfast_job j where j.state in (1, 3) and j.queue > named.queue))
+    from named where named.queue is not null)
+select queue from named where queue is not null;
+
+-- name: glance
+-- Counts by queue and state, each of which looks at :most jobs at most.
+select q.value as queue, 0 as state,
+    (select count(*) from (
+        select 1 from holdfast_job j where j.state = 0 and j.losses = 0 and j.queue = q.value limit :most))
+    + (select count(*) from (
+        select 1 from holdfast_job j where j.state = 0 and j.losses = 1 and j.queue = q.value limit :most))
+    + (select count(*) from (
+        select 1 from holdfast_job j where j.state = 0 and j.losses > 1 and j.queue = q.value limit :most)) as number
+from json_each(:queues) q
+union all
+select q.value, s.value, (
+    select count(*) from (
+        select j.state from holdfast_job j where j.state in (1, 3) and j.queue = q.value limit :most) d
+    where d.state = s.value)
+from json_each(:queues) q, json_each('[1,3]') s
+union all
+select queue, 2, count(*) from (
+    select queue from holdfast_job where state = 2 and lease_until >= 0 limit :most) group by queue
+union all
+select queue, 6, count(*) from (
+    select queue from holdfast_job where state > 5 and state = 6 limit :most) group by queue;
+
 -- name: oldest_ready
 -- The first of each priority in use, found by skipping from one to the next: two seeks each, however many jobs there are.
 with recursive

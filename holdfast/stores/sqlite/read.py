@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -85,10 +86,22 @@ class Read:
 
     def queues(self, reader: sqlite3.Connection, now_us: int) -> list[QueueInfo]:
         """Every queue with its counts."""
+        return self._queues(reader, now_us, set(), reader.execute(self._sql["queue_states"]))
+
+    def glance(self, reader: sqlite3.Connection, now_us: int, most: int) -> list[QueueInfo]:
+        """The same at a bounded price."""
+        named = {name for (name,) in reader.execute(self._sql["glance_queues"])}
+        values = {"queues": json.dumps(sorted(named)), "most": most}
+        return self._queues(reader, now_us, named, reader.execute(self._sql["glance"], values))
+
+    def _queues(
+        self, reader: sqlite3.Connection, now_us: int, named: set[str], counts: Iterable[tuple[str, int, int]]
+    ) -> list[QueueInfo]:
         paused = {name: bool(flag) for name, flag in reader.execute(self._sql["known_queues"])}
-        states: dict[str, dict[str, int]] = {name: {} for name, flag in paused.items() if flag}
-        for queue, code, number in reader.execute(self._sql["queue_states"]):
-            states.setdefault(queue, {})[STATES[code].value] = number
+        states: dict[str, dict[str, int]] = {name: {} for name in {*named, *(name for name in paused if paused[name])}}
+        for queue, code, number in counts:
+            if number:
+                states.setdefault(queue, {})[STATES[code].value] = number
         return [
             QueueInfo(
                 name=name,

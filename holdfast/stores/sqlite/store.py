@@ -296,6 +296,9 @@ class SQLiteStore:
     async def queues(self) -> list[QueueInfo]:
         return await self._reading(lambda reader: self._read.queues(reader, self._now()))
 
+    async def glance(self, *, most: int) -> list[QueueInfo]:
+        return await self._reading(lambda reader: self._read.glance(reader, self._now(), most))
+
     async def workers(self) -> list[WorkerInfo]:
         return await self._reading(lambda reader: self._read.workers(reader, self._now()))
 

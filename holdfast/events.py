@@ -319,6 +319,54 @@ class ApiStopping(Event, frozen=True, kw_only=True, gc=False):
     reason: str
 
 
+class ApiChange(Event, frozen=True, kw_only=True, gc=False):
+    """A call over HTTP changed something, or was to: which operation, who asked, what came of it."""
+
+    name: ClassVar[str] = "api_change"
+    operation: str
+    who: str  # the id of a key, or local
+    address: str
+    request_id: str
+    target: str
+    status: int
+    count: int
+    ids: list[str]
+
+
+class ApiSubmission(Event, frozen=True, kw_only=True, gc=False):
+    """The same for what comes by the thousand: submissions, claims and settlements."""
+
+    name: ClassVar[str] = "api_submission"
+    level: ClassVar[str] = "debug"
+    operation: str
+    who: str
+    address: str
+    request_id: str
+    target: str
+    status: int
+    count: int
+    ids: list[str]
+
+
+class AuditFailed(Event, frozen=True, kw_only=True, gc=False):
+    """The audit file could not be written; until it can, calls that would change something are refused."""
+
+    name: ClassVar[str] = "audit_failed"
+    level: ClassVar[str] = "error"
+    problem: str
+
+
+class KeyRefused(Event, frozen=True, kw_only=True, gc=False):
+    """A caller without a good key, or whose key does not allow what it asked for."""
+
+    name: ClassVar[str] = "key_refused"
+    level: ClassVar[str] = "warning"
+    who: str  # the id of the key, or nobody
+    address: str
+    request_id: str
+    problem: str
+
+
 class KeysRead(Event, frozen=True, kw_only=True, gc=False):
     """The file of API keys was read again: so many keys."""
 

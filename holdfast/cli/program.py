@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from holdfast.cli.api import api
+from holdfast.cli.audit import audit
 from holdfast.cli.base import CONTEXT, Group, common_options
 from holdfast.cli.care import backup, doctor, migrate
 from holdfast.cli.completion import completion
@@ -146,6 +147,7 @@ for _each in (
     dlq,
     queue,
     keys,
+    audit,
     config,
     retry_schedule,
     backup,

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.app import Holdfast
 from holdfast.config import Settings
+from holdfast.events import KeyRefused
 from holdfast.web.addresses import Proxies, host_of, is_unforgeable, neighbourhood
 from holdfast.web.callers import Caller
 from holdfast.web.key_usage import KeyUsage
@@ -28,6 +29,7 @@ class Gate:
 
     def __init__(self, app: Holdfast, *, checks_hosts: bool) -> None:
         settings, clock = app.settings, app.clock
+        self._events = app.events
         self._keyring: Keyring | None = None
         if settings.keys_file is not None:
             path = Path(settings.keys_file)
@@ -83,6 +85,7 @@ class Gate:
             _take(self._by_key, key_id, request)
         caller = Caller(key=key_id, scopes=frozenset(key.scopes), queues=key.queues, address=request.client)
         if not caller.may(scope):
+            self._tell(request, key_id, f"{operation.name} needs the scope {scope}")
             told = (b"www-authenticate", f'Bearer error="insufficient_scope", scope="{scope}"'.encode())
             raise Refusal(403, "forbidden", f"this key lacks the scope {scope}", f"use a key with scope {scope}", told)
         return caller
@@ -92,9 +95,13 @@ class Gate:
         taken = self._refused.take(neighbourhood(request.client))
         if not taken.allowed:
             return self._refused.refusal(taken)
+        self._tell(request, "nobody", "no good key")
         told = (b"www-authenticate", b'Bearer realm="holdfast"')
         remedy = "send Authorization: Bearer hf_…; `holdfast keys create` makes keys"
         return Refusal(401, "unauthorized", "a key that is good is needed", remedy, told)
+
+    def _tell(self, request: Request, who: str, problem: str) -> None:
+        self._events.emit(KeyRefused(who=who, address=request.client, request_id=request.id, problem=problem))
 
 
 def _rate(what: str, per_second: int | None, settings: Settings, app: Holdfast) -> Rate | None:

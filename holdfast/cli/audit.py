@@ -1,0 +1,42 @@
+"""``audit``: whether the record of changes is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from holdfast.cli.base import group
+from holdfast.cli.session import Session
+from holdfast.cli.show import print_json
+from holdfast.desk.words import many
+from holdfast.errors import ConfigError
+
+
+@group("audit")
+def audit() -> None:
+    """Check the file in which the HTTP API records every call that changes something."""
+
+
+@audit.command("verify", examples=["holdfast audit verify audit.jsonl"])
+@click.argument("file", metavar="FILE", required=False)
+@click.option("--expect", "expected", metavar="HASH", help="A hash noted earlier that must be in the chain.")
+@click.pass_obj
+def audit_verify(session: Session, *, file: str | None, expected: str | None) -> int:
+    """Follow the chain of hashes through the file [audit_file]; print how many lines it has, and the last hash.
+
+    Note that hash elsewhere: later, --expect HASH shows that nothing up to there was cut off or written anew.
+    """
+    from holdfast.observe.audit_file import verify
+
+    path = file if file is not None else session.settings().audit_file
+    if path is None:
+        raise ConfigError("no audit file is named: give its path, or set audit_file")
+    found = verify(Path(path), expected)
+    if not found.found:
+        raise ConfigError(f"audit_file: {path}: no entry has the hash {str(expected)[:64]}: entries are missing")
+    if session.json:
+        print_json({"entries": found.entries, "last": found.last})
+    else:
+        click.echo(f"{many(found.entries, 'line')}, whole; the last hash is {found.last or '-'}")
+    return 0

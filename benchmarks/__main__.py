@@ -39,6 +39,7 @@ ROWS = (
     "redis.due",
     "redis.schedule",
     "logs",
+    "http",
     "executors",
     "commands",
 )

@@ -1,0 +1,69 @@
+"""HTTP: single submissions, and batches, of clients that keep their connections (target 13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from benchmarks.harness import Line, Plan, at_least, percentile
+from benchmarks.postgres import server as postgres
+from benchmarks.processes import child
+from benchmarks.redis import server as redis
+
+TITLE = "HTTP, 32 clients that keep their connections"
+_CLIENTS = 32
+_BATCH = 100
+_WARM = 0.5  # seconds that do not count
+
+Home = Callable[[Plan], AbstractContextManager[str]]
+
+
+@contextmanager
+def _sqlite(plan: Plan) -> Iterator[str]:
+    with plan.place() as folder:
+        yield f"sqlite:///{folder}/jobs.db"
+
+
+@contextmanager
+def _postgres(_: Plan) -> Iterator[str]:
+    postgres.checkpoint()
+    with postgres.database() as database:
+        yield database.url
+
+
+@contextmanager
+def _redis(_: Plan) -> Iterator[str]:
+    with redis.namespace() as url:
+        yield url
+
+
+HOMES: dict[str, Home] = {"PostgreSQL": _postgres, "SQLite": _sqlite, "Redis": _redis}
+
+
+def run(plan: Plan) -> list[Line]:
+    """Each store in turn, an API of its own for each measurement; its clients are another process."""
+    lines: list[Line] = []
+    for name, home in HOMES.items():
+        single = Line(f"{name}, one job a request", "jobs/s", target=at_least(2000))
+        slowest = Line(f"{name}, one job a request, p99", "ms")
+        batches = Line(f"{name}, {_BATCH} jobs a request", "jobs/s", target=at_least(30_000))
+        for _ in range(plan.rounds):
+            rate, took = _measured(plan, home, 1)
+            single.add(rate)
+            slowest.add(percentile(took, 99))
+            rate, _ = _measured(plan, home, _BATCH)
+            batches.add(rate)
+        lines += single, slowest, batches
+    return lines
+
+
+def _measured(plan: Plan, home: Home, jobs: int) -> tuple[float, list[float]]:
+    """Jobs a second, and the milliseconds of each request."""
+    seconds, warm = plan.size(5.0, 0.2), plan.size(_WARM, 0.0)
+    with home(plan) as url, child("benchmarks.http.api", url) as api:
+        port = api.ask("where")["port"]
+        with child("benchmarks.http.load", port, _CLIENTS, jobs, seconds, warm) as load:
+            told = load.ask("go")
+    if told["refused"]:
+        raise RuntimeError(f"{told['refused']} requests were not answered 201, but so: {told['sample']}")
+    return told["requests"] * jobs / told["seconds"], told["milliseconds"]

@@ -19,7 +19,7 @@ help: ## Print this help
 demo: $(VENV)/core.stamp ## See it work: the standard library as jobs, a worker killed halfway, totals compared
 	@$(BIN)/python -m examples.demo
 
-dev: $(VENV)/core.stamp ## Run a worker for development
+dev: $(VENV)/web.stamp ## Run API and worker for development
 	@$(BIN)/holdfast dev
 
 test: $(VENV)/dev.stamp ## Run every test but the storm (two calls: the crash tests come last, four at a time)
@@ -58,9 +58,13 @@ $(VENV)/core.stamp: pyproject.toml | $(BIN)/python
 	@$(PIP) install -e .
 	@touch $@
 
+$(VENV)/web.stamp: pyproject.toml | $(BIN)/python
+	@$(PIP) install -e '.[web]'
+	@touch $@ $(VENV)/core.stamp
+
 $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 	@$(PIP) install -e '.[dev]'
-	@touch $@ $(VENV)/core.stamp
+	@touch $@ $(VENV)/core.stamp $(VENV)/web.stamp
 
 $(VENV)/bench.stamp: pyproject.toml | $(BIN)/python
 	@$(PIP) install -e '.[bench]'

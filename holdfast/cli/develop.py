@@ -1,4 +1,5 @@
-"""``dev``: a worker for the desk. It starts anew when code changes, runs commands, and logs for people."""
+"""``dev``: API and worker for the desk, in one process. It starts anew when code changes, runs commands, and logs for
+people."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,29 +28,33 @@ _NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "build", 
 Versions = dict[str, int]
 
 
-@command("dev", examples=["holdfast dev --app shop.jobs:app", "holdfast dev --queues mail --no-reload"])
+@command("dev", examples=["holdfast dev --app shop.jobs:app", "holdfast dev --queues mail --port 8080 --no-reload"])
 @click.option("--queues", metavar="LIST", help="Which queues to serve [*].")
 @click.option("--concurrency", metavar="N", help="Jobs to run at once [10].")
+@click.option("--port", "api_port", metavar="N", help="The API's port on this host; 0 takes a free one [8000].")
+@click.option("--api/--no-api", default=True, show_default=True, help="Serve the HTTP API beside the worker.")
 @click.option("--reload/--no-reload", default=True, show_default=True, help="Start anew when a .py file changes.")
 @click.pass_obj
-def develop(session: Session, *, queues: str | None, concurrency: str | None, reload: bool) -> int:
-    """Run a worker for development: in this process, with command jobs enabled and readable logs.
+def develop(session: Session, /, *, api: bool, reload: bool, **said: str | None) -> int:
+    """Run API and worker for development: in this one process, with command jobs enabled and readable logs.
 
     When a .py file under the working directory changes it starts anew, with the new code. Broken code is reported,
-    and the next change tries again.
+    and the next change tries again. Ctrl-C ends both.
     """
     from holdfast.cli.loading import startup_explained
     from holdfast.observe.logs import configure_logs
     from holdfast.worker import run_worker
 
-    said = {"queues": queues, "concurrency": concurrency, "grace": "3s"}
     watcher = Watcher(Path.cwd()) if reload else None
-    app = _load(session, watcher, said)
+    with _mended(watcher):
+        app = _load(session, said)
+    if api:
+        _serve_beside(app)
     finish_logs = configure_logs(app.settings, app.events)
     if watcher is not None:
         watcher.stop_this_process_on_change()
     try:
-        with startup_explained():
+        with _mended(watcher), startup_explained():
             code = run_worker(app, app.settings)
     finally:
         finish_logs()
@@ -57,18 +64,49 @@ def develop(session: Session, *, queues: str | None, concurrency: str | None, re
     return code
 
 
-def _load(session: Session, watcher: Watcher | None, said: dict[str, str | None]) -> Holdfast:
-    """The application; broken code is reported, and a change to it awaited."""
+def _load(session: Session, said: dict[str, str | None]) -> Holdfast:
+    return session.with_tasks(
+        "dev", commands="shell", log_format="pretty", job_log_level="INFO", processes=1, grace="3s", **said
+    )
+
+
+class _NoApi(ConfigError):
+    """The API cannot be served: no change of the code mends that."""
+
+
+@contextmanager
+def _mended(watcher: Watcher | None) -> Iterator[None]:
+    """Around the user's code: where it is broken that is told, and a change of it awaited."""
     try:
-        return session.with_tasks(
-            "dev", commands="shell", log_format="pretty", job_log_level="INFO", processes=1, **said
-        )
+        yield
+    except _NoApi:
+        raise
     except ConfigError as error:
         if watcher is None:
             raise
         click.echo(f"holdfast: {safe(error, lines=True)}\nholdfast: waiting for a change of the code", err=True)
-    watcher.wait()
-    return start_anew()
+        watcher.wait()
+        start_anew()
+
+
+def _serve_beside(app: Holdfast) -> None:
+    """Have the API served in the worker's event loop, from its start to its end."""
+    if find_spec("uvicorn") is None or find_spec("httptools") is None:
+        note("holdfast: without the HTTP API, which needs: pip install 'holdfast[web]'")
+        return
+    from holdfast.web.serve import serving
+
+    @asynccontextmanager
+    async def api(app: Holdfast) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            try:
+                served = await stack.enter_async_context(serving(app, app.settings))
+            except ConfigError as error:
+                raise _NoApi(f"{error}; or say --port, or --no-api") from None
+            note(f"holdfast: the API is at {served.address}, described at {served.address}/openapi.json")
+            yield
+
+    app.lifespan(api)
 
 
 def start_anew() -> NoReturn:
@@ -83,6 +121,7 @@ class Watcher:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._versions = versions(root)
+        self._signals = threading.Lock()  # had by who waits for a change by himself
         self.changed = threading.Event()
 
     def look(self) -> bool:
@@ -92,7 +131,11 @@ class Watcher:
         return self.changed.is_set()
 
     def wait(self) -> None:
-        """Return at the next change."""
+        """Return at the next change; nobody is signalled any more."""
+        self._signals.acquire(blocking=False)
+        self._wait()
+
+    def _wait(self) -> None:
         pause = threading.Event()
         while not self.look():
             pause.wait(_LOOK)
@@ -101,8 +144,9 @@ class Watcher:
         """Signal this process, as an operator would, once something changes."""
 
         def watch() -> None:
-            self.wait()
-            os.kill(os.getpid(), signal.SIGTERM)
+            self._wait()
+            if self._signals.acquire(blocking=False):
+                os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=watch, name="holdfast-reload", daemon=True).start()
 

@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.develop import Watcher
 from holdfast.cli.session import Session
 from holdfast.cli.worker import child_arguments
-from tests.faces.cli import JOBS, Cli
+from tests.faces.cli import Cli
 
 
 @contextmanager
@@ -206,35 +205,6 @@ def _on_a_terminal(cli: Cli, **environment: str) -> bytes:
     writer.wait(20)
     os.close(controller)
     return text
-
-
-def test_dev_starts_anew_with_changed_code_and_survives_broken_code(cli: Cli) -> None:
-    target = cli.write_jobs()
-    module = Path(f"{target.split(':')[0]}.py")
-    cli.run("migrate")
-    with _started(cli, "dev", "--app", target) as process:
-        _until(lambda: cli.json("worker", "list")["workers"])
-        module.write_text("1 / 0")
-        lines = iter(process.stderr.readline, b"")
-        assert any(b"ZeroDivisionError" in line for line in lines)
-        assert any(b"waiting for a change" in line for line in lines)
-        module.write_text(JOBS.replace("sent to", "mailed to"))
-        job_id = cli.run("enqueue", "mail.send", "--arg", "to=a").strip()
-        _until(lambda: cli.state(job_id) == "succeeded")
-        assert cli.json("show", job_id)["result"] == "mailed to a"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
-
-
-def test_only_python_files_of_the_user_count_as_changes(tmp_path: Path) -> None:
-    for folder in (".git", "__pycache__", "node_modules", "pkg"):
-        (tmp_path / folder).mkdir()
-    watcher = Watcher(tmp_path)
-    for name in (".git/a.py", "__pycache__/a.py", "node_modules/a.py", "a.txt"):
-        (tmp_path / name).write_text("x")
-    assert not watcher.look()
-    (tmp_path / "pkg" / "a.py").write_text("x")
-    assert watcher.look()
 
 
 def test_a_lifespan_that_fails_is_told_with_the_user_s_own_frames(cli: Cli) -> None:

@@ -194,6 +194,9 @@ class Settings(HttpSettings, MetricsSettings):
         "Fields of payloads that nobody is shown, by dotted path from payload, result, metadata or error: "
         "payload.card.number, payload.*.secret, payload.**.password, result.token, error.",
     )
+    traces = Setting(
+        FLAG, False, "Whether submissions and attempts are spans of OpenTelemetry, which the extra `otel` installs."
+    )
     log_format = Setting(
         choice("auto", "json", "pretty"), "auto", "How log lines look; auto: pretty on a terminal, else JSON."
     )

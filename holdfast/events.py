@@ -61,7 +61,7 @@ class LeaseRejected(Event, frozen=True, kw_only=True, gc=False):
     worker_id: str
 
 
-class HandlerStart(Event, frozen=True, kw_only=True, gc=False):
+class HandlerStart(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A job's handler is about to be called."""
 
     name: ClassVar[str] = "handler_start"
@@ -69,9 +69,10 @@ class HandlerStart(Event, frozen=True, kw_only=True, gc=False):
     job_id: str
     job_type: str
     attempt: int
+    trace_id: str | None = None
 
 
-class JobSucceeded(Event, frozen=True, kw_only=True, gc=False):
+class JobSucceeded(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A job ended in success, and that is stored."""
 
     name: ClassVar[str] = "job_succeeded"
@@ -80,9 +81,10 @@ class JobSucceeded(Event, frozen=True, kw_only=True, gc=False):
     job_type: str
     attempt: int
     seconds: float
+    trace_id: str | None = None
 
 
-class JobFailed(Event, frozen=True, kw_only=True, gc=False):
+class JobFailed(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """An attempt failed and will be retried."""
 
     name: ClassVar[str] = "job_failed"
@@ -94,6 +96,7 @@ class JobFailed(Event, frozen=True, kw_only=True, gc=False):
     error: str
     retry_at: datetime | None
     seconds: float
+    trace_id: str | None = None
 
 
 class JobDead(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -109,15 +112,17 @@ class JobDead(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     seconds: float
     dlq_key: str | None = None
     """Where the transport lists it, if there is one."""
+    trace_id: str | None = None
 
 
-class JobCancelled(Event, frozen=True, kw_only=True, gc=False):
+class JobCancelled(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A running job has stopped because an operator asked."""
 
     name: ClassVar[str] = "job_cancelled"
     job_id: str
     job_type: str
     attempt: int
+    trace_id: str | None = None
 
 
 class JobReleased(Event, frozen=True, kw_only=True, gc=False):

@@ -41,6 +41,7 @@ from holdfast.portal import drive, running_loop
 from holdfast.store import Selection, Store
 from holdfast.stores import Within, open_store
 from holdfast.task import Registry, Task, decode_payload, encode_payload
+from holdfast.traces import open_traces, submission
 from holdfast.transports import InHand, Way, carried
 from holdfast.values import check_name, check_task_name, nearest, parse_count, parse_duration, parse_rate
 
@@ -83,7 +84,9 @@ class Holdfast(Register):
         self._making = threading.Lock()
         self._users = 0
         self._in_hand = InHand()
-        self._submitter = Submitter(self.opened, lambda: self.settings, self.events)
+        self.spans = open_traces(self.settings.traces)
+        """Who makes spans; None where nobody wants any."""
+        self._submitter = Submitter(self.opened, lambda: self.settings, self.events, self.spans)
         self.within = Within(self.opened, self._reached)
         """What is done inside transactions that others hold."""
 
@@ -220,7 +223,8 @@ class Holdfast(Register):
         return JobHandle(self, answer.job_id, created=answer.created, wake_up_delayed=answer.wake_up_delayed)
 
     async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
-        answers = await self.within.submit(connection, jobs)
+        with submission(self.spans, jobs) as spanned:
+            answers = await self.within.submit(connection, spanned)
         # No observer is told: whether these jobs exist is decided by a commit or rollback that we never hear of.
         await self._reached(self._submitter.check_keys(jobs, answers))
         return answers

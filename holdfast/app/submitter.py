@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,6 +24,7 @@ from holdfast.job import Job, NewJob, Options, Submitted, microseconds, new_id, 
 from holdfast.portal import running_loop
 from holdfast.retry import Retry, as_retry
 from holdfast.store import Store
+from holdfast.traces import submission
 from holdfast.values import (
     check_key,
     check_metadata,
@@ -34,6 +36,10 @@ from holdfast.values import (
     check_timeout,
     parse_instant,
 )
+
+if TYPE_CHECKING:
+    from holdfast.traces.spans import Spans
+
 
 _GROUP_MOST = 500  # jobs of lone submitters in one transaction
 
@@ -106,8 +112,15 @@ def _checked_attempts(asked: int | str | UnsetType | None, settings: Settings) -
 class Submitter:
     """Hands new jobs to the store."""
 
-    def __init__(self, store: Callable[[], Awaitable[Store]], settings: Callable[[], Settings], events: Events) -> None:
+    def __init__(
+        self,
+        store: Callable[[], Awaitable[Store]],
+        settings: Callable[[], Settings],
+        events: Events,
+        spans: Spans | None = None,
+    ) -> None:
         self._store = store
+        self._spans = spans
         self._settings = settings
         self._events = events
         self._groups: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[_Group, _Group]] = (
@@ -117,22 +130,27 @@ class Submitter:
     async def submit(self, job: NewJob) -> Submitted:
         """Store one job, together with others that are being submitted right now. Jobs with a key go apart: somebody's
         open transaction may hold theirs, and jobs without one have no reason to wait for it."""
+        with submission(self._spans, [job]) as [spanned]:
+            answer = await self._submit_lone(spanned)
+            if not answer.created or self._events.listens(JobCreated):
+                await self.announce([job], [answer])
+        return answer
+
+    async def _submit_lone(self, job: NewJob) -> Submitted:
         loop = running_loop()
         if loop is None:
             (answer,) = await self._send([job])
-        else:
-            groups = self._groups.get(loop)
-            if groups is None:
-                groups = self._groups[loop] = _Group(self._send), _Group(self._send)
-            answer = await groups[job.key is not None].submit(job)
-        if not answer.created or self._events.listens(JobCreated):
-            await self.announce([job], [answer])
-        return answer
+            return answer
+        groups = self._groups.get(loop)
+        if groups is None:
+            groups = self._groups[loop] = _Group(self._send), _Group(self._send)
+        return await groups[job.key is not None].submit(job)
 
     async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store a batch in one transaction."""
-        answers = await self._send(jobs)
-        await self.announce(jobs, answers)
+        with submission(self._spans, jobs) as spanned:
+            answers = await self._send(spanned)
+            await self.announce(jobs, answers)
         return answers
 
     async def submit_many(self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> list[Submitted]:

@@ -26,9 +26,10 @@ from holdfast.errors import ConfigError, Invalid
 from holdfast.executors.memory import resident_bytes
 from holdfast.executors.outcome import describe, outcome_of, payload_refused, succeeded, trace
 from holdfast.executors.wire import Logged, Request, Setup, frame, reply_of, unframe
-from holdfast.job import Job, Lease, Reason
+from holdfast.job import Lease, Reason
 from holdfast.lifecycle import Failed, Outcome
 from holdfast.task import CURRENT, Context, JobLog, Registry, Task
+from holdfast.traces import open_traces
 
 _CHUNK = 256 * 1024
 _FAREWELL = 2.0  # seconds for an idle child to end in good order
@@ -115,6 +116,7 @@ class _Handlers:
         self._outbox = outbox
         self._found: dict[tuple[str, str], Task[..., Any]] = {}
         self._loop: asyncio.Runner | None = None
+        self._spans = open_traces(False)
         self.busy = False
 
     def warm(self) -> None:
@@ -135,7 +137,7 @@ class _Handlers:
             return payload_refused(error)
         self.busy = True
         try:
-            value = self._call(task, request.job, arguments)
+            value = self._call(task, request, arguments)
         except BaseException as error:  # SystemExit too: the job has failed, this child has not
             return outcome_of(error, task)
         finally:
@@ -152,17 +154,23 @@ class _Handlers:
         """A log whose lines go to the worker; whose they are it knows."""
         return JobLog(self._setup.log, lambda _, line: self._outbox.log(Logged(line)))
 
-    def _call(self, task: Task[..., Any], job: Job, arguments: dict[str, Any]) -> Any:
-        current = Context(job, opener=self)
+    def _call(self, task: Task[..., Any], request: Request, arguments: dict[str, Any]) -> Any:
+        current = Context(request.job, opener=self)
+        context = contextvars.copy_context()
+        context.run(CURRENT.set, current)
+        if request.carrier:
+            self._spans = self._spans or open_traces(True)
+            if self._spans is not None:
+                context.run(self._spans.attach, request.carrier)
         try:
-            return self._called(task, current, arguments)
+            return self._called(task, current, context, arguments)
         finally:
             if current.opened_log is not None and (dropped := current.opened_log.end()):
                 self._outbox.log(Logged(dropped=dropped))
 
-    def _called(self, task: Task[..., Any], current: Context, arguments: dict[str, Any]) -> Any:
-        context = contextvars.copy_context()
-        context.run(CURRENT.set, current)
+    def _called(
+        self, task: Task[..., Any], current: Context, context: contextvars.Context, arguments: dict[str, Any]
+    ) -> Any:
         before = (current,) if task.needs_context else ()
         value = context.run(task.entry, *before, **arguments)
         if asyncio.iscoroutine(value):

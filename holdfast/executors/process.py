@@ -77,9 +77,15 @@ class ProcessExecutor:
                 "the children of the process executor end while they start; see what they wrote to stderr"
             )
 
-    async def run(self, task: Task[..., Any], job: Job, log: Callable[[], JobLog] | None = None) -> Outcome:
+    async def run(
+        self,
+        task: Task[..., Any],
+        job: Job,
+        log: Callable[[], JobLog] | None = None,
+        carrier: dict[str, str] | None = None,
+    ) -> Outcome:
         """Run ``job`` in a child, as soon as one is free. Cancelled, it kills the child with all its processes.
-        ``log``: where what the handler logs goes.
+        ``log``: where what the handler logs goes; ``carrier``: the trace context it is to run in.
 
         ``Released`` means that no child could be started: out of descriptors, processes or memory.
         """
@@ -87,7 +93,7 @@ class ProcessExecutor:
             reference = task.reference
         except ConfigError as error:
             return Failed(error=describe(error), reason=Reason.NO_HANDLER)
-        request = frame(msgspec.msgpack.encode(Request(reference, job)))
+        request = frame(msgspec.msgpack.encode(Request(reference, job, carrier)))
         async with self._places:
             try:
                 child = self._idle.pop() if self._idle else self._spawn()

@@ -30,10 +30,11 @@ class Setup(msgspec.Struct, array_like=True):
 
 
 class Request(msgspec.Struct, array_like=True):
-    """One job. ``reference`` (module:qualname) is where its function stands."""
+    """One job. ``reference`` (module:qualname): where its function stands; ``carrier``: the trace context to run in."""
 
     reference: str
     job: Job
+    carrier: dict[str, str] | None = None
 
 
 class Logged(msgspec.Struct, array_like=True, tag="logged"):

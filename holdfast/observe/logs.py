@@ -2,7 +2,7 @@
 
 Only kinds of events that will be written are subscribed to, so that nobody builds the others. Records of ``logging``,
 and of structlog where the application has not configured that itself, take the same way out; inside a handler
-they carry the job's id and its attempt.
+they carry the job's id, task, queue, attempt and trace (``fields.py``).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import structlog
 
 from holdfast.config import Settings
 from holdfast.events import KINDS, Event, Events
+from holdfast.observe.fields import job_fields
 from holdfast.observe.renderers import JsonRenderer, PrettyRenderer, Renderer, exception_text
 from holdfast.observe.writer import LineWriter
-from holdfast.task import CURRENT
 
 _STANDARD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 _BOUND = "structlog_fields"
@@ -132,9 +132,7 @@ class _RecordHandler(logging.Handler):
 
 
 def _record_fields(record: logging.LogRecord) -> dict[str, Any]:
-    fields: dict[str, Any] = {"logger": record.name}
-    if (context := CURRENT.get(None)) is not None:
-        fields |= {"job_id": context.id, "attempt": context.attempts}
+    fields: dict[str, Any] = {"logger": record.name, **job_fields()}
     extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
     bound = extra.pop(_BOUND, {})
     said = extra | bound

@@ -151,7 +151,8 @@ class Calls:
     async def _in_child(self, task: Task[..., Any], context: Context) -> Any:
         if self._processes is None:
             raise ConfigError(f"task {task.name!r} was registered after the worker had started; restart the worker")
-        return returned(await self._processes.run(task, context.job, lambda: context.log))
+        carrier = None if self._app.spans is None else self._app.spans.carrier()
+        return returned(await self._processes.run(task, context.job, lambda: context.log, carrier))
 
 
 def returned(outcome: Outcome) -> Any:

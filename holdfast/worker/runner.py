@@ -23,6 +23,7 @@ from holdfast.faults import point
 from holdfast.job import Completion, Job, Reason
 from holdfast.lifecycle import Cancelled, Failed, Outcome, Released, Succeeded
 from holdfast.task import CURRENT, Context, LogOpener, Task
+from holdfast.traces import trace_id_of
 from holdfast.worker.calls import Calls, Ran, returned
 from holdfast.worker.completing import UNDONE, Completing
 from holdfast.worker.judging import Unknown
@@ -127,9 +128,12 @@ class Runner:
         if shift.is_stale(run, run.started):
             shift.forget(run)
             return
+        if shift.app.spans is not None:
+            run.span = shift.app.spans.execution(job, shift.worker_id)
         shift.running.add(run)
         if shift.events.listens(HandlerStart):
-            shift.emit(HandlerStart(job_id=job.id, job_type=job.task, attempt=job.attempts))
+            trace_id = trace_id_of(job)
+            shift.emit(HandlerStart(job_id=job.id, job_type=job.task, attempt=job.attempts, trace_id=trace_id))
         point("handler.before")
         outcome: Outcome | None = None
         try:
@@ -217,6 +221,8 @@ class Runner:
             return payload_refused(error)
         variables = contextvars.copy_context()
         variables.run(CURRENT.set, context)
+        if run.span is not None:
+            run.span.enter(variables)
         try:
             value = await drive(calling, variables, self._shift.rouse)
         except asyncio.CancelledError as error:

@@ -12,16 +12,20 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from holdfast.app import Holdfast
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.events import BatchSettled, Event, Events, JobSucceeded
-from holdfast.job import Job, Lease, Settlement
+from holdfast.job import Job, JobState, Lease, Settlement
 from holdfast.lifecycle import Failed, Outcome, decide
 from holdfast.task import Context
 from holdfast.worker.judging import backoff_of
 from holdfast.worker.telling import dead_letters, measure_settled, tell_lost, tell_success
+
+if TYPE_CHECKING:
+    from holdfast.traces.spans import Execution
 
 FULL = 500
 """Settlements that are written without waiting for more, and jobs one claim takes at most."""
@@ -43,7 +47,19 @@ class Why(StrEnum):
 class Run:
     """A job in hand: one lease from its claim until its settlement was answered."""
 
-    __slots__ = ("context", "deadline", "job", "lease", "runner", "seconds", "settlement", "since", "started", "why")
+    __slots__ = (
+        "context",
+        "deadline",
+        "job",
+        "lease",
+        "runner",
+        "seconds",
+        "settlement",
+        "since",
+        "span",
+        "started",
+        "why",
+    )
 
     settlement: Settlement
 
@@ -57,6 +73,7 @@ class Run:
         self.runner: asyncio.Task[None] | None = None
         self.why: Why | None = None
         self.deadline: float | None = None
+        self.span: Execution | None = None
         self.seconds = 0.0
 
     @property
@@ -137,6 +154,8 @@ class Shift:
         # Only a failure asks for the policy, which takes a while to find.
         backoff = backoff_of(job, self.app, self.settings) if type(outcome) is Failed else self.settings.retry
         run.settlement = decide(job, outcome, backoff, self.rng)
+        if run.span is not None:
+            run.span.settled(run.settlement, outcome)
         self.in_hand[job.queue] -= 1
         self.finished += 1
         outcomes = self.outcomes
@@ -155,6 +174,8 @@ class Shift:
     def forget(self, run: Run) -> None:
         """The job is somebody else's now: let go of it without a word."""
         self.held.pop(run.lease, None)
+        if run.span is not None:
+            run.span.end("lost")
         self.in_hand[run.job.queue] -= 1
         self.low.set()
         if not self.busy:
@@ -162,6 +183,8 @@ class Shift:
 
     def completed(self, run: Run) -> None:
         """Its handler's own transaction has ended the job."""
+        if run.span is not None:
+            run.span.end(JobState.SUCCEEDED)
         self.forget(run)
         self.finished += 1
         self.succeeded += 1

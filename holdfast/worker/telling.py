@@ -23,6 +23,7 @@ from holdfast.events import (
     LeaseRejected,
 )
 from holdfast.job import Claim, Job, JobState, Settled, Settlement, instant
+from holdfast.traces import trace_id_of
 from holdfast.transports.names import Names
 
 
@@ -64,7 +65,15 @@ def measure_settled(events: Events, size: int, succeeded: Iterable[tuple[str, fl
 
 def tell_success(events: Events, job: Job, seconds: float) -> None:
     """The job has succeeded, and that is stored. Who settles many asks first whether anybody listens."""
-    events.emit(JobSucceeded(job_id=job.id, job_type=job.task, attempt=job.attempts, seconds=round(seconds, 6)))
+    events.emit(
+        JobSucceeded(
+            job_id=job.id,
+            job_type=job.task,
+            attempt=job.attempts,
+            seconds=round(seconds, 6),
+            trace_id=trace_id_of(job),
+        )
+    )
 
 
 def tell_lost(events: Events, job: Job, worker_id: str) -> None:
@@ -89,12 +98,13 @@ def tell_rest(
                     error=error,
                     retry_at=retry_at,
                     seconds=round(seconds, 6),
+                    trace_id=trace_id_of(job),
                 )
             )
         case JobState.DEAD:
             _tell_dead(events, job, reason, error, seconds, dlq_key)
         case JobState.CANCELLED:
-            events.emit(JobCancelled(job_id=job.id, job_type=job.task, attempt=job.attempts))
+            events.emit(JobCancelled(job_id=job.id, job_type=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
         case _:
             if error:
                 events.emit(JobUnstartable(job_id=job.id, job_type=job.task, error=error))
@@ -106,7 +116,7 @@ def tell_recovered(events: Events, job: Job, answer: Settled, dlq_key: str | Non
     error = f"lease expired: worker {job.worker} died, froze or was cut off"
     match answer.state:
         case JobState.CANCELLED:
-            events.emit(JobCancelled(job_id=job.id, job_type=job.task, attempt=job.attempts))
+            events.emit(JobCancelled(job_id=job.id, job_type=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
         case JobState.DEAD:
             _tell_dead(events, job, "crashed", error, 0.0, dlq_key)
         case JobState.QUEUED:
@@ -119,6 +129,7 @@ def tell_recovered(events: Events, job: Job, answer: Settled, dlq_key: str | Non
                     error=error,
                     retry_at=None,  # it is ready now
                     seconds=0.0,
+                    trace_id=trace_id_of(job),
                 )
             )
 
@@ -133,6 +144,7 @@ def _tell_dead(events: Events, job: Job, reason: str, error: str, seconds: float
             error=error,
             seconds=round(seconds, 6),
             dlq_key=dlq_key,
+            trace_id=trace_id_of(job),
         )
     )
 

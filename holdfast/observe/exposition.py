@@ -13,12 +13,14 @@ from holdfast.errors import ConfigError
 from holdfast.observe.figures import Family, Reading, Series
 
 JSON = "application/json"
+TEXT = "text/plain"
+OPEN = "application/openmetrics-text"
 
 
 def wants_json(accept: str) -> bool:
     """Whether JSON is asked for before anything that Prometheus reads."""
     ranges = [each.split(";")[0].strip().lower() for each in accept.split(",")]
-    read = {"text/plain", "application/openmetrics-text", "application/vnd.google.protobuf"}
+    read = {TEXT, OPEN, "application/vnd.google.protobuf"}
     return next((each == JSON for each in ranges if each == JSON or each in read), False)
 
 
@@ -29,9 +31,7 @@ def expose(readings: Iterable[Reading], *, prefix: str, accept: str) -> tuple[by
     try:
         from prometheus_client.exposition import choose_encoder
     except ModuleNotFoundError:
-        raise ConfigError(
-            "metrics as text need prometheus-client; pip install 'holdfast[metrics]', or ask for application/json"
-        ) from None
+        raise ConfigError("metrics as text need prometheus-client; pip install 'holdfast[metrics]'") from None
     encode, media = choose_encoder(accept)
     return encode(_Collected(readings, prefix)), media
 

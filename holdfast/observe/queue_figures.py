@@ -81,7 +81,7 @@ class Sight(NamedTuple):
 
 # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
 class QueueFigures:
-    """The store's figures for one process. Belongs to one event loop."""
+    """The store's figures for one process."""
 
     def __init__(self, opened: Callable[[], Awaitable[Store]], *, labels: int) -> None:
         self._opened = opened
@@ -94,10 +94,11 @@ class QueueFigures:
     async def read(self) -> list[Reading]:
         """The figures; only that the store is away, if it is."""
         if time.monotonic() >= self._until:
-            if self._looking is None or self._looking.done():
-                self._looking = asyncio.create_task(self._look(), name="holdfast-queue-figures")
-            await asyncio.wait([self._looking], timeout=PATIENCE)
-            if not self._looking.done():
+            looking = self._looking
+            if looking is None or looking.done() or looking.get_loop() is not asyncio.get_running_loop():
+                looking = self._looking = asyncio.create_task(self._look(), name="holdfast-queue-figures")
+            await asyncio.wait([looking], timeout=PATIENCE)
+            if not looking.done():
                 return list(readings(None, self._queue))
         return list(readings(self._sight, self._queue))
 

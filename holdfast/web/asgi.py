@@ -10,11 +10,13 @@ from urllib.parse import quote, unquote
 from holdfast.app import Holdfast
 from holdfast.errors import Unavailable
 from holdfast.events import RequestFailed
-from holdfast.web import dead, health, looking, operating, queues, submitting
+from holdfast.web import dead, health, looking, metrics, operating, queues, submitting
+from holdfast.web.audit import Audit
 from holdfast.web.bodies import Gone, read_document
-from holdfast.web.fields import read_query
+from holdfast.web.fields import Form, read_query
 from holdfast.web.gate import Gate
 from holdfast.web.messages import Answer, Receive, Refusal, Request, Send
+from holdfast.web.meter import Meter
 from holdfast.web.openapi import with_description
 from holdfast.web.problems import answer_to
 from holdfast.web.routing import Call, Operation, Routes
@@ -26,6 +28,7 @@ OPERATIONS = with_description(
         *operating.OPERATIONS,
         *dead.OPERATIONS,
         *queues.OPERATIONS,
+        *metrics.OPERATIONS,
         *health.OPERATIONS,
     )
 )
@@ -60,6 +63,8 @@ class Api:
     def __init__(self, app: Holdfast, *, checks_hosts: bool = False) -> None:
         self._app = app
         self._gate = Gate(app, checks_hosts=checks_hosts)
+        self._audit = Audit(app)
+        self._meter = Meter(app)
         app.patience = _LOCKED
         self._routes = Routes(OPERATIONS)
 
@@ -76,15 +81,26 @@ class Api:
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
     async def _http(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         request = Request(scope, receive, segments_of(scope))
+        meter, started = self._meter, self._meter.begin()
         try:
-            answer = await self._answer(scope, request)
+            answer = await self._answered(scope, request)
+            meter.answered(request, started, answer.status)
+            await _send(send, request, answer)
         except Gone:
-            return
+            meter.answered(request, started)
+        finally:
+            meter.end()
+
+    async def _answered(self, scope: Mapping[str, Any], request: Request) -> Answer:
+        try:
+            return await self._answer(scope, request)
+        except Gone:
+            raise
         except Exception as error:
             answer = answer_to(error, request.id)
             if answer.status == 500:
                 self._tell_failure(request, error)
-        await _send(send, request, answer)
+            return answer
 
     async def _answer(self, scope: Mapping[str, Any], request: Request) -> Answer:
         _check_size(scope)
@@ -92,24 +108,41 @@ class Api:
         if told is not None:
             return told
         operation, path = self._routes.find(request.method, request.segments)
+        request.template = operation.path
         caller = self._gate.admit(request, operation)
-        call = Call(
-            app=self._app,
-            caller=caller,
-            request=request,
-            path=path,
-            query=read_query(request.query, operation.query),
-            body=await self._body(request, operation),
-        )
-        return await operation.handler(call)
+        call = Call(app=self._app, caller=caller, meter=self._meter, request=request, path=path)
+        if operation.method == "GET":
+            await self._read(call, operation)
+            return await operation.handler(call)
+        return await self._changed(call, operation)
 
-    async def _body(self, request: Request, operation: Operation) -> Mapping[str, Any]:
-        if operation.body is None:
-            return {}
+    async def _changed(self, call: Call, operation: Operation) -> Answer:
+        """The answer of an operation that may change something, which is recorded before and after."""
+        try:
+            await self._read(call, operation)
+        except Exception as error:
+            self._audit.refused(call, operation, error)
+            raise
+        await self._audit.asked(call, operation)
+        try:
+            answer = await operation.handler(call)
+        except Exception as error:
+            await self._audit.done(call, operation, error)
+            raise
+        await self._audit.done(call, operation, answer)
+        return answer
+
+    async def _read(self, call: Call, operation: Operation) -> None:
+        """Read what the request says beside its path."""
+        call.query = read_query(call.request.query, operation.query)
+        if operation.body is not None:
+            call.body = await self._body(call.request, operation, operation.body)
+
+    async def _body(self, request: Request, operation: Operation, form: Form) -> Mapping[str, Any]:
         limit = self._app.settings.payload_limit * (_BATCH if operation.batch else _SINGLE)
         patience = self._app.settings.body_timeout.total_seconds()
         said = await read_document(request, limit, patience, optional=operation.body_optional)
-        return said if operation.raw else operation.body.read(said)
+        return said if operation.raw else form.read(said)
 
     def _tell_failure(self, request: Request, error: Exception) -> None:
         if self._app.events.listens(RequestFailed):

@@ -22,9 +22,10 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 class Request:
     """What a client asks. ``headers`` hold the first of each name; ``repeated`` names those that came more than once.
-    ``id`` is the client's own X-Request-Id where that is a sensible one; ``added`` goes to the answer's headers."""
+    ``id`` is the client's own X-Request-Id where that is a sensible one; ``added`` goes to the answer's headers;
+    ``template`` is the path of the operation that was found."""
 
-    __slots__ = ("added", "client", "headers", "id", "method", "query", "receive", "repeated", "segments")
+    __slots__ = ("added", "client", "headers", "id", "method", "query", "receive", "repeated", "segments", "template")
 
     def __init__(self, scope: Mapping[str, Any], receive: Receive, segments: tuple[str, ...]) -> None:
         self.method: str = scope["method"]
@@ -33,6 +34,7 @@ class Request:
         self.receive = receive
         self.added: list[Header] = []
         self.segments = segments
+        self.template: str | None = None
         self.headers: dict[bytes, bytes] = {}
         self.repeated: set[bytes] = set()
         for name, value in scope["headers"]:

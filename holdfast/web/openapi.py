@@ -40,6 +40,7 @@ REFUSALS = {
     403: "The key does not allow it, or a page of another site asked.",
     404: "There is no such job, queue or worker.",
     405: "This method is not possible here.",
+    406: "It cannot be told in the format that is asked for.",
     408: "The body did not arrive in time.",
     409: "The state does not allow it.",
     413: "The body, or a value in it, is too large.",
@@ -140,7 +141,7 @@ def _response(told: Told) -> dict[str, Any]:
         content: dict[str, Any] = {"schema": schema}
         if told.example is not None:
             content["example"] = told.example
-        said["content"] = {"application/json": content}
+        said["content"] = {"application/json": content, **{text: {"schema": {"type": "string"}} for text in told.texts}}
     return said
 
 

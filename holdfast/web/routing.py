@@ -14,6 +14,7 @@ from holdfast.values import check_name
 from holdfast.web.callers import Caller, Scope
 from holdfast.web.fields import Field, Form
 from holdfast.web.messages import Answer, Refusal, Request, listed
+from holdfast.web.meter import Meter
 
 _UNTOLD = msgspec.Raw(b"{}")
 METRICS = "Metrics"
@@ -25,10 +26,11 @@ class Call(msgspec.Struct, kw_only=True):
 
     app: Holdfast
     caller: Caller
+    meter: Meter
     request: Request
     path: Mapping[str, str]
-    query: Mapping[str, Any]
-    body: Mapping[str, Any]
+    query: Mapping[str, Any] = {}
+    body: Mapping[str, Any] = {}
 
     def shown(self, job: Job, *, own: bool = False) -> JobDocument:
         """The job as this caller may see it. What others put in or got out is for those who may read; ``own``: it is
@@ -50,11 +52,14 @@ Handler = Callable[[Call], Awaitable[Answer]]
 
 
 class Told(NamedTuple):
-    """One answer an operation may give: the type of its document, what it says, an example of it."""
+    """One answer an operation may give: the type of its document, what it says, an example of it.
+
+    ``texts``: media types in which the same may be told as text."""
 
     document: Any
     doc: str
     example: Any = None
+    texts: tuple[str, ...] = ()
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +88,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def segments(self) -> tuple[str, ...]:
-        return tuple(self.path.strip("/").split("/"))
+        return tuple(self.path.removeprefix("/").split("/"))
 
 
 class Routes:

@@ -1,0 +1,131 @@
+"""Figures of the queues: what is predicted, what is added up, and that the store is asked once for many readers."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Holdfast
+from holdfast.errors import Unavailable
+from holdfast.events import Event, StoreAnswered
+from holdfast.job import Order, Pulse, QueueInfo, WorkerInfo
+from holdfast.observe import queue_figures
+from holdfast.observe.figures import Cap, Reading
+from holdfast.observe.queue_figures import (
+    LONGEST,
+    WINDOW,
+    Pace,
+    QueueFigures,
+    Sight,
+    lifetime_rate,
+    predicted_drain,
+    readings,
+)
+from holdfast.store import Store
+
+
+def worker(name: str, ended: int, *, alive: bool = True, seconds: float = 100.0) -> WorkerInfo:
+    pulse = Pulse(worker=name, host="h", pid=1, queues="*", concurrency=1, running=0, succeeded=ended - 1, failed=1)
+    return WorkerInfo(pulse=pulse, started_at_us=0, seen_at_us=round(seconds * 1e6), alive=alive, order=Order.NONE)
+
+
+def shown(figures: Any) -> dict[str, Any]:
+    return {reading.family.name: dict(reading.series) for reading in figures}
+
+
+@pytest.mark.parametrize(
+    ("waiting", "rate", "seconds"),
+    [(0, 0.0, 0.0), (0, 5.0, 0.0), (100, 5.0, 20.0), (1, 0.0, LONGEST), (10**9, 1.0, LONGEST)],
+)
+def test_what_waits_is_run_at_the_rate_of_now(waiting: int, rate: float, seconds: float) -> None:
+    assert predicted_drain(waiting, rate) == seconds
+
+
+def test_the_rate_is_what_the_workers_ended_between_two_looks() -> None:
+    pace = Pace()
+    pace.note(0.0, {"a": 1000, "b": 5})
+    assert pace.rate() is None
+
+    pace.note(10.0, {"a": 1100, "b": 5})
+    assert pace.rate() == 10.0
+
+    pace.note(20.0, {"b": 105, "c": 200})  # a has gone, c is new
+    assert pace.rate() == 20.0
+
+
+def test_the_rate_forgets_what_is_longer_ago_than_its_window() -> None:
+    pace = Pace()
+    pace.note(0.0, {"a": 0})
+    pace.note(10.0, {"a": 10_000})
+    for look in range(1, 5):
+        pace.note(10.0 + look * WINDOW / 2, {"a": 10_000})
+
+    assert pace.rate() == 0.0
+
+
+def test_a_worker_that_counts_anew_takes_nothing_away() -> None:
+    pace = Pace()
+    pace.note(0.0, {"a": 1000})
+    pace.note(10.0, {"a": 3})
+
+    assert pace.rate() == 0.0
+
+
+def test_before_anything_better_is_known_the_rate_is_that_of_the_workers_lives() -> None:
+    assert lifetime_rate([worker("a", 500), worker("b", 100), worker("gone", 9000, alive=False)]) == 6.0
+
+
+def test_queues_beyond_the_cap_are_added_up_and_paused_ones_wait_for_nothing() -> None:
+    queues = [
+        QueueInfo(name=name, paused=paused, states={"queued": queued, "dead": 1}, oldest_ready=timedelta(seconds=age))
+        for name, queued, age, paused in (("a", 5, 1, False), ("b", 7, 9, False), ("c", 70, 3, True))
+    ]
+    told = shown(readings(Sight(queues, [worker("a", 5)], 2.0), Cap(1)))
+
+    assert told["store_up"] == {(): 1.0}
+    assert told["queue_jobs"]["a", "queued"] == 5
+    assert told["queue_jobs"]["other", "queued"] == 77
+    assert told["queue_jobs"]["other", "dead"] == 2
+    assert told["queue_oldest_seconds"] == {("a",): 1.0, ("other",): 9.0}
+    assert told["queue_paused"] == {("a",): 0.0, ("other",): 1.0}
+    assert told["workers"] == {(): 1.0}
+    assert told["predicted_drain_seconds"] == {(): 6.0}
+
+
+def test_many_readers_ask_the_store_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_figures, "KEPT", 3600.0)  # this machine may be slow
+
+    async def read() -> tuple[list[list[Reading]], list[str]]:
+        app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+        asked: list[Event] = []
+        app.events.subscribe(asked.append, StoreAnswered)
+        async with app:
+            await app.enqueue("work")
+            figures = QueueFigures(app.opened, labels=10)
+            told = [*await asyncio.gather(*(figures.read() for _ in range(20))), await figures.read()]
+        return told, [event.verb for event in asked if isinstance(event, StoreAnswered)]
+
+    told, verbs = asyncio.run(read())
+    assert (verbs.count("glance"), verbs.count("workers"), "queues" in verbs) == (1, 1, False)
+    assert {shown(each)["queue_jobs"]["default", "queued"] for each in told} == {1.0}
+
+
+def test_a_store_that_is_away_or_silent_is_told_and_no_reader_fails() -> None:
+    silent = asyncio.Event()
+
+    async def away() -> Store:
+        raise Unavailable("it is away")
+
+    async def never() -> Store:
+        await silent.wait()
+        raise AssertionError
+
+    async def read(opened: Any) -> list[Reading]:
+        return await QueueFigures(opened, labels=10).read()
+
+    for opened in (away, never):
+        assert shown(asyncio.run(read(opened))) == {"store_up": {(): 0.0}}

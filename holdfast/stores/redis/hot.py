@@ -40,11 +40,14 @@ from holdfast.stores.redis.read import Read
 from holdfast.stores.redis.rows import (
     Kinds,
     claimed_job,
+    readable,
     record_pieces,
     said,
     settlements,
     span_us,
+    state_of,
     submission,
+    whole_number,
 )
 from holdfast.stores.verbs import BEAT_PATIENCE, Wish
 
@@ -118,7 +121,7 @@ class Hot:
                     break
                 raise
             for reply in replies:
-                self._served = reply[5].decode()
+                self._served = readable(reply[5])
                 claiming.take(await self._readable(reply[0]), reply)
         return claiming.claim()
 
@@ -154,7 +157,7 @@ class Hot:
                 found, others, more = await self._links.run(
                     self._scripts["unheard"], wish.worker, since or 0, lease, looked
                 )
-                released = [_released(job_id.decode(), int(claims)) for job_id, claims in found]
+                released = [_released(readable(job_id), whole_number(claims)) for job_id, claims in found]
                 released = [each for each in released if each.job_id not in ours]
                 looked += others + len(found) - len(released)
                 if released:
@@ -198,7 +201,7 @@ class Hot:
                 else:
                     others = True
             else:
-                state_now = JobState(answer[1].decode()) if len(answer) > 1 and answer[1] else None
+                state_now = state_of(answer[1]) if len(answer) > 1 and answer[1] else None
                 answers.append(await self._refused(each, state_now))
                 if answers[-1].accepted and answers[-1].state in TERMINAL:
                     ended.append(each.job_id)
@@ -220,7 +223,7 @@ class Hot:
             return Fate(None, None, None, None, None, None)
         records = await self._read.attempts(each.job_id)
         record = next((record for record in records if record.claims == each.claims), None)
-        now, claims = JobState(standing[0].decode()), int(standing[1])
+        now, claims = state_of(standing[0]), whole_number(standing[1])
         if record is None:
             return Fate(now, claims, None, None, None, None)
         return Fate(now, claims, None, record.state, record.reason, record.error)

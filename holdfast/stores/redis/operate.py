@@ -17,7 +17,7 @@ from holdfast.stores.redis.hot import PIECE
 from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.news import News
 from holdfast.stores.redis.read import Read
-from holdfast.stores.redis.rows import Kinds, shown_job, span_us
+from holdfast.stores.redis.rows import Kinds, shown_jobs, span_us, state_of
 from holdfast.stores.verbs import FORGOTTEN_AFTER, Chosen
 
 
@@ -66,9 +66,11 @@ class Operate:
             reply = await self._once(verb, flags, said, uuid4().hex, after, every, *guarded)
             for job_id, (state, done) in zip(ids, reply, strict=True):
                 if done == 1:
-                    changed.append((job_id, JobState(state.decode())))
+                    changed.append(
+                        (job_id, state_of(state) or JobState.DEAD)
+                    )  # else a deleted one in a state of nobody
                 elif done == 0:
-                    refused.append((job_id, None if state is None else JobState(state.decode())))
+                    refused.append((job_id, None if state is None else state_of(state)))
         return Operated(changed=changed, refused=refused, more=chosen.more)
 
     async def _once(self, *arguments: Argument) -> Any:
@@ -128,7 +130,7 @@ class Operate:
         while len(found) < limit:
             piece = min(PIECE, limit - len(found))
             jobs, looked = await self._links.run(self._scripts["expired"], len(found), piece)
-            found += [shown_job(row, self._kinds) for row in jobs]
+            found += [job for _, job in shown_jobs(jobs, self._kinds)]
             if looked < piece:
                 break
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -11,18 +12,28 @@ import msgspec
 from holdfast.errors import Invalid
 from holdfast.job import TERMINAL, Attempt, Job, JobFilter, JobState, Order, Page, Pulse, QueueInfo, WorkerInfo
 from holdfast.links.redis import Script, in_pieces
+from holdfast.links.wire import Argument
 from holdfast.log_lines import LogPage
 from holdfast.stores.redis.links import Links
-from holdfast.stores.redis.rows import Kinds, fields_of, matches, shown_attempt, shown_job, shown_line
-from holdfast.stores.verbs import GLANCED, line_page, line_place
+from holdfast.stores.redis.rows import (
+    Fields,
+    Kinds,
+    Shown,
+    fields_of,
+    matches,
+    readable,
+    shown_attempts,
+    shown_jobs,
+    shown_line,
+    state_of,
+    whole_number,
+)
+from holdfast.stores.verbs import GLANCED, UNREADABLE, line_page, line_place
 
 _PIECE = 200
 _NEWEST = 1 << 53  # behind every submission
 _FEW = 10_000  # ended jobs that are rather sorted than looked for among all
 _UNSUCCESSFUL = (JobState.DEAD, JobState.CANCELLED)
-
-Found = tuple[int, Job]
-"""A job and its place in the order of submission."""
 
 
 class Read:
@@ -51,7 +62,7 @@ class Read:
     async def by_key(self, key: str) -> Job | None:
         """The job a key stands for."""
         held = await self._links.command("HGET", self._prefix + "keys", key)
-        return None if held is None else await self.get(held.decode().partition(" ")[2])
+        return None if held is None else await self.get(readable(held).partition(" ")[2])
 
     async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
         """A page of jobs, newest first; the cursor is the place of the page before's last job."""
@@ -98,7 +109,7 @@ class Read:
                 break
         return found[:limit]
 
-    async def _newest(self, where: JobFilter, before: int) -> AsyncIterator[Found]:
+    async def _newest(self, where: JobFilter, before: int) -> AsyncIterator[Shown]:
         everything = where == JobFilter()
         async for _, jobs in self._scan("newest", before, whole=everything):
             if everything:
@@ -109,7 +120,7 @@ class Read:
             for each in shown:
                 yield each
 
-    async def _scan(self, order: str, edge: int, *, whole: bool) -> AsyncIterator[tuple[int, list[Found]]]:
+    async def _scan(self, order: str, edge: int, *, whole: bool) -> AsyncIterator[tuple[int, list[Shown]]]:
         """All jobs from a place on, piece by piece."""
         more = 1
         while more:
@@ -117,23 +128,22 @@ class Read:
             edge = int(last)
             yield edge, self._found(rows)
 
-    async def _show(self, ids: list[str]) -> list[Found]:
-        found: list[Found] = []
+    async def _show(self, ids: Sequence[Argument]) -> list[Shown]:
+        found: list[Shown] = []
         for piece in in_pieces(ids, _PIECE):
             found += self._found(await self._links.run(self._scripts["show"], *piece))
         return found
 
-    def _found(self, rows: list[Any]) -> list[Found]:
-        return [(int(fields_of(row[1]).get(b"seq", b"0")), shown_job(row, self._kinds)) for row in rows]
+    def _found(self, rows: list[Any]) -> list[Shown]:
+        return shown_jobs(rows, self._kinds)
 
-    async def _few(self, where: JobFilter) -> list[Found] | None:
+    async def _few(self, where: JobFilter) -> list[Shown] | None:
         """All that match, newest first, where only unsuccessful ones are asked for and these are few."""
         if not where.states or not set(where.states) <= set(_UNSUCCESSFUL):
             return None
-        ids: list[str] = []
+        ids: list[bytes] = []
         for state in set(where.states):
-            members = await self._links.command("ZRANGE", f"{self._prefix}ended:{state.value}", 0, _FEW)
-            ids += [member.decode() for member in members]
+            ids += await self._links.command("ZRANGE", f"{self._prefix}ended:{state.value}", 0, _FEW)
         if len(ids) > _FEW:
             return None
         found = [each for each in await self._show(ids) if matches(each[1], where)]
@@ -141,10 +151,7 @@ class Read:
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         """The attempts of a job that did not succeed."""
-        return [
-            shown_attempt(each)
-            for each in await self._links.command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1)
-        ]
+        return shown_attempts(await self._links.command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1))
 
     async def lines(self, job_id: str, *, limit: int, cursor: str | None) -> LogPage:
         """A page of what a job has logged."""
@@ -156,16 +163,17 @@ class Read:
     async def over(self, job_ids: Sequence[str]) -> bool:
         """Whether one of these jobs has ended, or is gone."""
         states = await self._links.run(self._scripts["states"], *job_ids)
-        return any(each is None or JobState(each[0].decode()) in TERMINAL for each in states)
+        return any(each is None or state_of(each[0]) in TERMINAL for each in states)
 
     # ── queues and workers ────────────────────────────────────────────────────────────────────────────────────
     async def _counted(self) -> tuple[dict[tuple[JobState, str], int], set[str]]:
         flat, paused = await self._links.run(self._scripts["queues"])
         counts = {}
         for field, number in fields_of(flat).items():
-            state, _, queue = field.decode().partition(":")
-            counts[JobState(state), queue] = int(number)
-        return counts, {queue.decode() for queue in paused}
+            state, _, queue = field.partition(b":")
+            if (known := state_of(state)) is not None:
+                counts[known, readable(queue)] = whole_number(number)
+        return counts, {readable(queue) for queue in paused}
 
     async def queues(self) -> list[QueueInfo]:
         """Every queue with its counts."""
@@ -201,22 +209,25 @@ class Read:
         """Every registered worker, the longest running first."""
         found = []
         for flat, alive in await self._links.run(self._scripts["workers"]):
-            said = {name.decode(): value.decode() for name, value in fields_of(flat).items()}
-            pulse = msgspec.convert({name: said[name] for name in Pulse.__struct_fields__}, Pulse, strict=False)
-            found.append(
-                WorkerInfo(
-                    pulse=pulse,
-                    started_at_us=int(said["started"]),
-                    seen_at_us=int(said["seen"]),
-                    alive=bool(alive),
-                    order=Order(said.get("ordered", "none")),
-                )
-            )
+            with suppress(*UNREADABLE, ValueError, KeyError):  # somebody else's
+                found.append(_worker_of(fields_of(flat), alive))
         return sorted(found, key=lambda info: info.started_at_us)
 
     async def now_us(self) -> int:
         """The store's clock."""
         return int(await self._links.run(self._scripts["now"]))
+
+
+def _worker_of(fields: Fields, alive: int) -> WorkerInfo:
+    said = {name.decode(): value.decode() for name, value in fields.items()}
+    pulse = msgspec.convert({name: said[name] for name in Pulse.__struct_fields__}, Pulse, strict=False)
+    return WorkerInfo(
+        pulse=pulse,
+        started_at_us=int(said["started"]),
+        seen_at_us=int(said["seen"]),
+        alive=bool(alive),
+        order=Order(said.get("ordered", "none")),
+    )
 
 
 def _place(cursor: str) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -35,6 +36,8 @@ _encode = msgspec.json.Encoder().encode
 _options = msgspec.json.Decoder(Options).decode
 _attempt = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
 
+Shown: TypeAlias = tuple[int, Job]
+"""A job and its place in the order of submission."""
 Kind: TypeAlias = tuple[int, int | None, str, str]
 """What never changes of a job: priority, max_attempts, queue, task."""
 
@@ -212,6 +215,27 @@ def shown_line(entry: Sequence[Any]) -> LogLine:
     )
 
 
+def readable(text: bytes) -> str:
+    """What others may have written, in letters all the same."""
+    return text.decode("utf-8", "replace")
+
+
+def state_of(word: bytes) -> JobState | None:
+    """A state; None for a word that is none."""
+    try:
+        return JobState(word.decode())
+    except ValueError:
+        return None
+
+
+def whole_number(text: bytes) -> int:
+    """A number, 0 where another program wrote something else."""
+    try:
+        return int(text)
+    except ValueError:
+        return 0
+
+
 def fields_of(flat: Sequence[bytes]) -> Fields:
     """A hash from the flat list a script answers."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
@@ -228,22 +252,29 @@ def whole_text(fields: Fields, name: bytes) -> str | None:
             if piece is None:
                 break
             text += piece
-    return text.decode("utf-8", "replace")
+    return readable(text)
 
 
-def shown_job(row: Sequence[Any], kinds: Kinds) -> Job:
-    """A job as a reader is shown it. What another program spoiled is left out."""
-    job_id, flat, lease = row
-    fields = fields_of(flat)
+def shown_jobs(rows: Iterable[Sequence[Any]], kinds: Kinds) -> list[Shown]:
+    """Jobs as a reader is shown them, each with its number of submission. What another program spoiled is left out, and
+    so is a job whose state nobody knows."""
+    shown = []
+    for job_id, flat, lease in rows:
+        fields = fields_of(flat)
+        if (state := state_of(fields.get(b"state", b"queued"))) is not None:
+            shown.append((_int(fields, b"seq") or 0, _shown(readable(job_id), state, fields, lease, kinds)))
+    return shown
+
+
+def _shown(job_id: str, state: JobState, fields: Fields, lease: bytes | None, kinds: Kinds) -> Job:
     try:
         priority, most, queue, task = kinds(fields.get(b"kind", b""))
     except ValueError:
         priority, most, queue, task = 0, None, "", ""
-    state = JobState(fields.get(b"state", b"queued").decode())
     due = _int(fields, b"dueTime") or 0
     claims, attempts = _int(fields, b"claims") or int(b"pickupTime" in fields), _int(fields, b"attempts")
     return Job(
-        job_id.decode(),
+        job_id,
         task,
         queue,
         whole_text(fields, b"payload") or "null",
@@ -277,7 +308,7 @@ def _readable_options(text: str | None) -> Options | None:
 
 def _text(fields: Fields, name: bytes) -> str | None:
     value = fields.get(name)
-    return None if value is None else value.decode("utf-8", "replace")
+    return None if value is None else readable(value)
 
 
 def _int(fields: Fields, name: bytes) -> int | None:
@@ -288,10 +319,17 @@ def _int(fields: Fields, name: bytes) -> int | None:
         return None
 
 
-def shown_attempt(entry: bytes) -> Attempt:
-    """An attempt from its record."""
-    claims, attempt, worker, started, ended, state, *texts = _attempt(entry)  # false: there is none
-    reason, error, traceback = (None if text is False else text for text in texts)
+def shown_attempts(entries: Iterable[bytes]) -> list[Attempt]:
+    """Attempts from their records; what is none is left out."""
+    shown = []
+    for entry in entries:
+        with suppress(*UNREADABLE, ValueError, TypeError):
+            shown.append(_attempt_of(*_attempt(entry)))
+    return shown
+
+
+def _attempt_of(claims: Any, attempt: Any, worker: Any, started: Any, ended: Any, state: Any, *texts: Any) -> Attempt:
+    reason, error, traceback = (None if text is False else text for text in texts)  # false: there is none
     began = None if started is False else int(started)
     return Attempt(
         int(claims), int(attempt), worker or None, began, int(ended), JobState(state), reason, error, traceback

@@ -49,6 +49,8 @@ local function ours(command, key, ...)
         if string.find(answer.err, 'WRONGTYPE', 1, true) then
             call('RENAME', key, key .. ':foreign:' .. NOW)
             met('foreign')
+        elseif string.find(answer.err, 'not an integer', 1, true) or string.find(answer.err, 'overflow', 1, true) then
+            call('HDEL', key, (...)) -- a number in a hash that somebody made something else
         end
         return call(command, key, ...)
     end

@@ -62,7 +62,7 @@ for n = 1, chunks.err and 0 or #chunks do
 end
 if looked < most and not chunks.err and #chunks == 2 + math.ceil(most / INDEXED) * 4 then
     -- these pieces held too little: the rest begins at the last one's end
-    last = newest and tonumber(chunks[#chunks]) * INDEXED or tonumber(chunks[#chunks]) * INDEXED + INDEXED - 1
+    last = number(chunks[#chunks]) * INDEXED + (newest and 0 or INDEXED - 1)
     return { jobs, int(last), 1 }
 end
 return { jobs, int(last), looked >= most and 1 or 0 }

@@ -14,7 +14,8 @@ local function adopt(id, queue)
         met('orphans')
         return nil
     end
-    local seq = ours('INCR', P .. 'seq')
+    local seq = number(ours('GET', P .. 'seq')) + 1
+    call('SET', P .. 'seq', int(seq))
     local due = number(v[3]) > 0 and number(v[3]) <= now and string.match(v[3], '^%d+$') and v[3] or NOW
     call('HSET', JOB .. id, 'state', 'queued', 'kind', '0 5 ' .. queue .. '\n' .. task, 'dueTime', due, 'created', NOW, 'seq', seq)
     ours('HSET', index_of(seq), seq, id)

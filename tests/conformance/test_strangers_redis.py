@@ -1,0 +1,199 @@
+"""What strangers push into Redis: ids that are no UUIDs, bytes that are no text, words that mean nothing to us. Nobody
+who reads it stumbles, and our own jobs are not held up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from holdfast.job import JobFilter, JobState
+from holdfast.store import EVERY_QUEUE, Store
+from tests.conformance.support import (
+    ended,
+    ending,
+    failing,
+    new_job,
+    pulse,
+    put,
+    running,
+    settle,
+    state_of,
+    stored,
+    take,
+    take_ids,
+)
+from tests.support.keys import Keys
+
+LATER = timedelta(hours=1)
+STRANGE = ("invoice-7", "01ARZ3NDEKTSV4RRFFQ69G5FAV", "ü b\n:*{}", b"\xff\xfe\x00", "", "x" * 5000)
+
+
+@pytest.fixture
+def keys(home: str) -> Iterator[Keys]:
+    keys = Keys(home)
+    yield keys
+    keys.client.close()
+
+
+def raw(keys: Keys, command: str, name: str, *words: str | bytes | int) -> None:
+    """A command with words of any bytes."""
+    keys.client.execute_command(command, keys.prefix + name, *words)
+
+
+def write(keys: Keys, job: str | bytes, *fields: str | bytes) -> None:
+    """The hash of a job that somebody wrote by hand."""
+    name = f"{keys.prefix}job:".encode() + (job if isinstance(job, bytes) else job.encode())
+    keys.client.execute_command("HSET", name, *(fields or ("payload", "{}", "task", "work")))
+
+
+async def read_everything(store: Store) -> None:
+    """Every verb that looks at what is there."""
+    await store.find(JobFilter(), limit=100)
+    for state in JobState:
+        await store.find(JobFilter(states=(state,)), limit=100)
+        await store.count(JobFilter(states=(state,), tasks=("work",)))
+    await store.queues()
+    await store.workers()
+    await store.expired(limit=100)
+    await store.doctor()
+    await store.promote(limit=100)
+    await store.beat(pulse(), [], lease_for=LATER)
+    await store.prune({"succeeded": LATER, "dead": LATER, "cancelled": LATER}, limit=100)
+    for verb in (store.cancel, store.replay, store.delete):
+        await verb(JobFilter(tag="none"), limit=10)
+
+
+async def test_an_id_that_is_no_uuid_is_met_everywhere_and_stops_nobody(store: Store, keys: Keys) -> None:
+    for job in STRANGE:
+        write(keys, job)
+        raw(keys, "RPUSH", "ready", job)
+    (ours,) = await put(store)
+    await read_everything(store)
+
+    taken = await take(store, 10)
+    await read_everything(store)
+    for each in taken:
+        await settle(store, each)
+    await read_everything(store)
+
+    assert ours in [each.id for each in taken]
+    assert await state_of(store, ours) is JobState.SUCCEEDED
+    assert await store.count(JobFilter()) == len(STRANGE) + 1
+    await store.repair()
+    await read_everything(store)
+
+
+async def test_an_id_of_nobody_is_dropped_wherever_it_stands(store: Store, keys: Keys) -> None:
+    await store.settle([failing(await running(store))])
+    for job in STRANGE:
+        for name in ("ready", "ready@5", "ended:succeeded"):
+            raw(keys, "RPUSH", name, job)
+        for name in ("schedule", "leases", "quarantine:default", "ended:dead", "ended:cancelled"):
+            raw(keys, "ZADD", name, 1, job)
+        raw(keys, "ZADD", "levels:default", 0, 5)
+        raw(keys, "HSET", "index:0", 40 + STRANGE.index(job), job)
+        raw(keys, "HSET", "keys", job, job)
+    (ours,) = await put(store)
+
+    await read_everything(store)
+
+    assert ours in await take_ids(store, 10, {EVERY_QUEUE: 10})
+    assert await take(store, 1, alone=True) == []
+    await read_everything(store)
+    await store.repair()
+    assert list(keys.strays()) == []
+
+
+FIELDS = (
+    ("state", "elsewhere"),
+    ("state", b"\xff"),
+    ("kind", "nonsense"),
+    ("kind", b"0 5 \xff\nwork"),
+    ("dueTime", "soon"),
+    ("claims", "many"),
+    ("attempts", "few"),
+    ("losses", "-1"),
+    ("seq", "first"),
+    ("worker", b"\xff"),
+    ("payload", b"\xff"),
+    ("options", "[[["),
+    ("endTime", "never"),
+    ("reason", b"\xff"),
+    ("error", b"\xff"),
+)
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "succeeded", "dead"])
+async def test_a_job_with_a_field_that_makes_no_sense_stops_nobody(store: Store, keys: Keys, state: str) -> None:
+    for fields in FIELDS:
+        job_id = await _standing(store, state)
+        write(keys, job_id, *fields)
+        (ours,) = await put(store)
+
+        await read_everything(store)
+        await store.get(job_id)
+        await store.attempts(job_id)
+
+        assert ours in [job.id for job in await take(store, 10)], fields
+        await store.cancel([job_id])
+        await store.replay([job_id], force=True)
+        await store.delete([job_id])
+        assert (await stored(store, ours)).state is JobState.RUNNING
+    await store.repair()
+    await read_everything(store)
+
+
+async def _standing(store: Store, state: str) -> str:
+    """A job in this state."""
+    if state == "queued":
+        return (await put(store))[0]
+    return (await running(store)).id if state == "running" else await ended(store, JobState(state))
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "words"),
+    [
+        ("HSET", "counts", ("elsewhere:default", "7")),
+        ("HSET", "counts", ("queued:default", "many")),
+        ("HSET", "counts", (b"queued:\xff", "1")),
+        ("HSET", "counts", ("nonsense", "1")),
+        ("SADD", "paused", (b"\xff",)),
+        ("ZADD", "queues", (0, b"\xff")),
+        ("ZADD", "due", (0, b"\xff")),
+        ("ZADD", "levels:default", (0, "high")),
+        ("ZADD", "chunks", (1, "nonsense")),
+        ("HSET", "index:0", ("nonsense", "x")),
+        ("HSET", "keys", ("key", b"\xff")),
+        ("SET", "seq", ("many",)),
+        ("HSET", "ghosts", ("nobody", "many")),
+    ],
+    ids=repr,
+)
+async def test_an_entry_that_makes_no_sense_stops_nobody(
+    store: Store, keys: Keys, command: str, name: str, words: tuple[str | bytes | int, ...]
+) -> None:
+    first, *_ = await put(store, new_job(), new_job(key="other"))
+    raw(keys, command, name, *words)
+
+    await read_everything(store)
+    await store.by_key("key")
+
+    assert first in await take_ids(store, 1, {EVERY_QUEUE: 1})
+    await store.repair()
+    await read_everything(store)
+    assert len(await take(store, 10, {EVERY_QUEUE: 10})) == 1
+
+
+async def test_what_is_noted_of_attempts_and_workers_may_make_no_sense(store: Store, keys: Keys) -> None:
+    job = await running(store)
+    await store.settle([ending(job, JobState.DEAD, error="boom")])
+    raw(keys, "RPUSH", f"attempts:{job.id}", b"\xff\xff", b"\x93\x01\x02\x03", "x")
+    raw(keys, "ZADD", "workers", 1, "stranger")
+    raw(keys, "HSET", "worker:stranger", "seen", "yesterday")
+    await store.beat(pulse(), [], lease_for=LATER)
+
+    assert [each.error for each in await store.attempts(job.id)] == ["boom"]
+    assert [info.pulse.worker for info in await store.workers()] == [pulse().worker]
+    await store.leave("stranger")

@@ -17,6 +17,11 @@ class HttpSettings:
     tls_certificate = Setting(unless("none", FILE), "none", "The certificate with which `holdfast api` speaks TLS.")
     tls_key = Setting(unless("none", FILE), "none", "The private key of that certificate.")
     api_service = Setting(SERVICE, "holdfast-api", "What the API calls itself in `/health`.")
+    claim_wait = Setting(
+        span("0s", "60s"),
+        "60s",
+        "How long a claim over HTTP may wait for jobs at most; some proxies allow no more than 30s.",
+    )
     keys_file = Setting(
         unless("none", FILE),
         "none",

@@ -174,8 +174,8 @@ def job_document(job: Job) -> JobDocument:
         queue=job.queue,
         state=job.state,
         reason=job.reason,
-        payload=_raw(job.payload),
-        result=None if job.result is None else _raw(job.result),
+        payload=raw(job.payload),
+        result=None if job.result is None else raw(job.result),
         error=job.error,
         priority=job.priority,
         attempts=job.attempts,
@@ -198,7 +198,7 @@ def job_document(job: Job) -> JobDocument:
     )
 
 
-def _raw(text: str) -> Raw:
+def raw(text: str) -> Raw:
     """Stored JSON as it is; what another program spoiled, as a text."""
     try:
         decode_json(text)
@@ -236,7 +236,7 @@ def line_document(line: LogLine) -> LineDocument:
         at=timestamp(line.at_us),
         level=line.level,
         text=line.text,
-        fields=None if line.fields is None else _raw(line.fields),
+        fields=None if line.fields is None else raw(line.fields),
     )
 
 

@@ -83,7 +83,7 @@ def trace(error: BaseException) -> str | None:
         text = "".join(lines)
     except Exception as trouble:  # an exception's own attributes may raise
         text = f"(the traceback cannot be shown: {type(trouble).__name__})"
-    return _tail(text)
+    return tail(text)
 
 
 def storable(text: str, limit: int = ERROR_LIMIT) -> str:
@@ -119,7 +119,8 @@ def _beyond_ours(frames: TracebackType | None) -> TracebackType | None:
     return frames
 
 
-def _tail(text: str) -> str:
+def tail(text: str) -> str:
+    """The end of a traceback, as every store takes it: at most ``TRACEBACK_LIMIT`` bytes."""
     data = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace")
     if len(data) <= TRACEBACK_LIMIT:
         return data.decode()

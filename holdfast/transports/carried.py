@@ -203,7 +203,7 @@ class Carried:
         """Beat; what is still held keeps its delivery, what is lost has no use for it."""
         beat = await self._store.beat(pulse, leases, lease_for=lease_for)
         lost = [lease for lease, held in zip(leases, beat.held, strict=True) if held is Held.LOST]
-        over, touched = self._in_hand.let_go(lost), self._in_hand.held(leases)
+        over, touched = self._in_hand.let_go(lost), self._in_hand.held(pulse.worker, leases)
         if over or touched:
             self._now().touch(touched, over)
         return beat
@@ -220,6 +220,7 @@ class Carried:
     async def leave(self, worker: str) -> None:
         """The worker has stopped: what has arrived for it is for others."""
         await self._carrier.emptied()
+        self._in_hand.left(worker)
         await self._store.leave(worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:

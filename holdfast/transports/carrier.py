@@ -28,12 +28,12 @@ class Away(Unavailable):
 
 
 class InHand:
-    """The deliveries whose jobs run in this process, by lease. Shared by all its event loops: one claims and settles,
-    another beats."""
+    """The deliveries whose jobs run in this process, or were claimed through it, by lease. Shared by all its event
+    loops: one claims and settles, another beats."""
 
     def __init__(self) -> None:
-        self._by_lease: dict[Lease, Delivery] = {}
-        self._unheld: set[Lease] = set()
+        self._by_lease: dict[Lease, tuple[str, Delivery]] = {}
+        self._unheld: dict[str, set[Lease]] = {}  # by worker
         self._consumer = ""
         self._process = 0
 
@@ -45,24 +45,31 @@ class InHand:
             self._consumer = f"{socket.gethostname()[:40]}-{self._process}-{uuid4().hex[:8]}"
         return self._consumer
 
-    def take(self, lease: Lease, delivery: Delivery) -> None:
-        """Its job runs now; only what must be acknowledged is kept."""
+    def take(self, worker: str, lease: Lease, delivery: Delivery) -> None:
+        """Its job is this worker's now; only what must be acknowledged is kept."""
         if delivery.receipt:
-            self._by_lease[lease] = delivery
+            self._by_lease[lease] = (worker, delivery)
 
     def let_go(self, leases: Sequence[Lease]) -> list[Delivery]:
         """The deliveries of these leases, no longer in hand."""
         found = (self._by_lease.pop(lease, None) for lease in leases)
-        return [delivery for delivery in found if delivery is not None]
+        return [each[1] for each in found if each is not None]
 
-    def held(self, leases: Sequence[Lease]) -> list[Delivery]:
-        """The deliveries of these leases, which are all there are. What was not among them twice was given up without a
-        word; another consumer will find it."""
-        unheld = self._by_lease.keys() - set(leases)
-        self.let_go(list(unheld & self._unheld))
-        self._unheld = unheld
+    def held(self, worker: str, leases: Sequence[Lease]) -> list[Delivery]:
+        """The deliveries of these leases, which are all this worker has, if any. What was not among them twice was
+        given up without a word; another consumer will find it."""
+        if leases:
+            unheld = {lease for lease, (holder, _) in self._by_lease.items() if holder == worker} - set(leases)
+            self.let_go(list(unheld & self._unheld.pop(worker, set())))
+            if unheld:
+                self._unheld[worker] = unheld
         found = (self._by_lease.get(lease) for lease in leases)
-        return [delivery for delivery in found if delivery is not None]
+        return [each[1] for each in found if each is not None]
+
+    def left(self, worker: str) -> None:
+        """The worker has stopped. What it has not settled another consumer will find."""
+        self._unheld.pop(worker, None)
+        self.let_go([lease for lease, (holder, _) in self._by_lease.items() if holder == worker])
 
 
 class Carrier:

@@ -139,7 +139,7 @@ class Claiming:
         for job in delivered.claim.jobs:
             self._jobs.append(job)
             self._taken[job.queue] += 1
-            self._in_hand.take(job.lease, by_id.pop(job.id))
+            self._in_hand.take(self._asked.worker, job.lease, by_id.pop(job.id))
         self._left += [by_id.pop(job_id) for job_id in delivered.left]
         self._over += by_id.values()
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote
+from weakref import WeakKeyDictionary
 
 from holdfast.app import Holdfast
 from holdfast.errors import Unavailable
 from holdfast.events import RequestFailed
-from holdfast.web import dead, health, looking, metrics, operating, queues, submitting
+from holdfast.web import claiming, dead, health, keeping, looking, metrics, operating, queues, settling, submitting
 from holdfast.web.audit import Audit
 from holdfast.web.bodies import Gone, read_document
 from holdfast.web.fields import Form, read_query
+from holdfast.web.fleet import Fleet
 from holdfast.web.gate import Gate
+from holdfast.web.hall import Hall
 from holdfast.web.messages import Answer, Receive, Refusal, Request, Send
 from holdfast.web.meter import Meter
 from holdfast.web.openapi import with_description
@@ -28,6 +32,9 @@ OPERATIONS = with_description(
         *operating.OPERATIONS,
         *dead.OPERATIONS,
         *queues.OPERATIONS,
+        *claiming.OPERATIONS,
+        *keeping.OPERATIONS,
+        *settling.OPERATIONS,
         *metrics.OPERATIONS,
         *health.OPERATIONS,
     )
@@ -67,6 +74,8 @@ class Api:
         self._meter = Meter(app)
         app.patience = _LOCKED
         self._routes = Routes(OPERATIONS)
+        self._fleet = Fleet(app)
+        self._halls: WeakKeyDictionary[asyncio.AbstractEventLoop, Hall] = WeakKeyDictionary()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         match scope["type"]:
@@ -110,7 +119,7 @@ class Api:
         operation, path = self._routes.find(request.method, request.segments)
         request.template = operation.path
         caller = self._gate.admit(request, operation)
-        call = Call(app=self._app, caller=caller, meter=self._meter, request=request, path=path)
+        call = Call(app=self._app, caller=caller, meter=self._meter, hall=self._hall(), request=request, path=path)
         if operation.method == "GET":
             await self._read(call, operation)
             return await operation.handler(call)
@@ -139,10 +148,21 @@ class Api:
             call.body = await self._body(call.request, operation, operation.body)
 
     async def _body(self, request: Request, operation: Operation, form: Form) -> Mapping[str, Any]:
-        limit = self._app.settings.payload_limit * (_BATCH if operation.batch else _SINGLE)
-        patience = self._app.settings.body_timeout.total_seconds()
+        settings = self._app.settings
+        limit = settings.payload_limit * (_BATCH if operation.batch else _SINGLE)
+        if operation.results:
+            limit = max(limit, settings.result_limit * _SINGLE)
+        patience = settings.body_timeout.total_seconds()
         said = await read_document(request, limit, patience, optional=operation.body_optional)
         return said if operation.raw else form.read(said)
+
+    def _hall(self) -> Hall:
+        """Where claims wait in this event loop: requests may come on several."""
+        loop = asyncio.get_running_loop()
+        hall = self._halls.get(loop)
+        if hall is None:
+            hall = self._halls[loop] = Hall(self._fleet)
+        return hall
 
     def _tell_failure(self, request: Request, error: Exception) -> None:
         if self._app.events.listens(RequestFailed):

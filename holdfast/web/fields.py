@@ -42,7 +42,7 @@ PAGE_MOST = 500
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that may be said. ``many``: a query may say it several times."""
+    """One thing that may be said. ``many``: a query may say it several times. ``nullable``: null is a value."""
 
     name: str
     schema: Schema
@@ -51,6 +51,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     example: Any = None
     required: bool = False
     many: bool = False
+    nullable: bool = False
 
 
 class Form:
@@ -62,6 +63,7 @@ class Form:
         self.fields = tuple(fields)
         self.inner = tuple(inner)
         self._known = {field.name: field.check for field in fields}
+        self._nullable = frozenset(field.name for field in fields if field.nullable)
         self._required = [field.name for field in fields if field.required]
 
     def read(self, said: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -71,7 +73,7 @@ class Form:
             check = self._known.get(name)
             if check is None:
                 raise _unknown(path + name, name, list(self._known))
-            if value is None:
+            if value is None and name not in self._nullable:
                 raise Invalid(path + name, None, "leave the field out where there is nothing to say")
             values[name] = check(value, path + name)
         for name in self._required:

@@ -94,7 +94,7 @@ async def _ended(call: Call, job: Job, most: float) -> Job:
     store = await call.app.opened()
     clock = call.app.clock
     deadline = clock.monotonic() + most
-    gone = asyncio.create_task(_left(call.request))
+    gone = asyncio.create_task(disconnected(call.request))
     try:
         while job.state not in TERMINAL and not gone.done():
             left = deadline - clock.monotonic()
@@ -107,7 +107,7 @@ async def _ended(call: Call, job: Job, most: float) -> Job:
     return job
 
 
-async def _left(request: Request) -> None:
+async def disconnected(request: Request) -> None:
     """Return when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

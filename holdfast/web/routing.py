@@ -13,6 +13,8 @@ from holdfast.job import Job
 from holdfast.values import check_name
 from holdfast.web.callers import Caller, Scope
 from holdfast.web.fields import Field, Form
+from holdfast.web.fleet import Fleet
+from holdfast.web.hall import Hall
 from holdfast.web.messages import Answer, Refusal, Request, listed
 from holdfast.web.meter import Meter
 
@@ -27,10 +29,16 @@ class Call(msgspec.Struct, kw_only=True):
     app: Holdfast
     caller: Caller
     meter: Meter
+    hall: Hall
     request: Request
     path: Mapping[str, str]
     query: Mapping[str, Any] = {}
     body: Mapping[str, Any] = {}
+
+    @property
+    def fleet(self) -> Fleet:
+        """The workers over HTTP."""
+        return self.hall.fleet
 
     def shown(self, job: Job, *, own: bool = False) -> JobDocument:
         """The job as this caller may see it. What others put in or got out is for those who may read; ``own``: it is
@@ -65,8 +73,8 @@ class Told(NamedTuple):
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that can be asked.
 
-    ``scope``: what a key must be allowed to do; None: anybody may ask. ``batch``: the body may be that much larger.
-    ``raw``: its handler reads the body's fields itself.
+    ``scope``: what a key must be allowed to do; None: anybody may ask. ``batch``: the body may be that much larger;
+    ``results``: it may hold results of jobs. ``raw``: its handler reads the body's fields itself.
     """
 
     name: str
@@ -83,6 +91,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     body_optional: bool = False
     raw: bool = False
     batch: bool = False
+    results: bool = False
     answers: Mapping[int, Told]
     refusals: tuple[int, ...] = ()
 

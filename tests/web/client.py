@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, TypeVar
@@ -30,7 +30,8 @@ class Api:
     def __init__(self, url: str, **settings: Any) -> None:
         self.app = Holdfast(url, **settings)
         self._runner = asyncio.Runner()
-        self._client = httpx.AsyncClient(transport=httpx.ASGITransport(asgi(self.app)), base_url="http://api")
+        self.served = asgi(self.app)
+        self._client = httpx.AsyncClient(transport=httpx.ASGITransport(self.served), base_url="http://api")
 
     def __enter__(self) -> Api:
         self._runner.__enter__()
@@ -55,6 +56,12 @@ class Api:
                 return await call
 
         return self._runner.run(awaited())
+
+    @staticmethod
+    async def until(found: Callable[[], Awaitable[object]]) -> None:
+        """Return once that is so."""
+        while not await found():  # noqa: ASYNC110 - what changes is in a store
+            await asyncio.sleep(0.01)
 
     # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────
     async def raw(self, method: str, path: str, **said: Any) -> httpx.Response:

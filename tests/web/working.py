@@ -1,0 +1,61 @@
+"""A worker over HTTP, as a test wants it: claims, and says what became of its jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.web.client import Api
+
+ERROR = {"type": "ConnectionError", "message": "refused", "traceback": "at send (mail.js:7:3)"}
+
+
+class Worker:
+    """Asks through an ``Api``; ``lease``: seconds, of every claim and beat."""
+
+    def __init__(self, api: Api, name: str = "js-1", **said: Any) -> None:
+        self.api = api
+        self.name = name
+        self._said = said
+
+    def _ask(self, path: str, **said: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = self.api.post(path, {"worker": self.name, **said})
+        return answer
+
+    def answer(self, **said: Any) -> dict[str, Any]:
+        """What a claim is answered."""
+        return self._ask("/v1/claims", **{"limit": 10, **self._said, **said})
+
+    def claim(self, **said: Any) -> list[dict[str, Any]]:
+        """The jobs of a claim."""
+        jobs: list[dict[str, Any]] = self.answer(**said)["jobs"]
+        return jobs
+
+    def one(self, **said: Any) -> dict[str, Any]:
+        """The only job there is."""
+        (job,) = self.claim(**said)
+        return job
+
+    def settle(self, job: dict[str, Any], outcome: str, **said: Any) -> tuple[str, str | None]:
+        """Settle one job; the verdict, and where the job stands."""
+        (told,) = self.settle_all([{"token": job["token"], "outcome": outcome, **said}])
+        return told["verdict"], told["status"]
+
+    def settle_all(self, settlements: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Settle; what became of each."""
+        told: list[dict[str, Any]] = self._ask("/v1/claims/settle", settlements=settlements)["jobs"]
+        return told
+
+    def extend(self, *jobs: dict[str, Any], **said: Any) -> dict[str, Any]:
+        """Beat; the whole answer."""
+        leases = [job["token"] for job in jobs]
+        kept = {name: value for name, value in self._said.items() if name == "lease"}
+        return self._ask("/v1/claims/extend", leases=leases, **{**kept, **said})
+
+    def verdicts(self, *jobs: dict[str, Any]) -> list[str]:
+        """Beat; what became of each lease."""
+        return [each["verdict"] for each in self.extend(*jobs)["leases"]]
+
+    def leave(self, *jobs: dict[str, Any]) -> int:
+        """Stop; how many jobs were given back."""
+        released: int = self._ask("/v1/claims/leave", leases=[job["token"] for job in jobs])["released"]
+        return released

@@ -59,7 +59,7 @@ class InlineSubmitter(Submitter):
     """Stores jobs like any submitter, and then runs them before it answers."""
 
     def __init__(self, app: Holdfast, errors: dict[str, BaseException]) -> None:
-        super().__init__(app.opened, lambda: app.settings, app.events)
+        super().__init__(app.opened, lambda: app.settings, app.events, app.spans)
         self._app = app
         self._errors = errors
 

@@ -30,7 +30,7 @@ def lent(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> Iterator[N
     with tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder:
         own = {"url": f"sqlite:///{Path(folder) / 'jobs.db'}", "transport": "none"}
         settings = app.settings.but(**({} if "url" in changed else own), **changed)
-        submitter = Submitter(app.opened, lambda: settings, app.events)
+        submitter = Submitter(app.opened, lambda: settings, app.events, app.spans)
         vars(app).update({"settings": settings, "_store": None, "_submitter": submitter, _MARK: True, **others})
         try:
             yield

@@ -8,7 +8,8 @@ semantic conventions for messaging (docs/adr/0024).
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -68,20 +69,22 @@ class Spans:
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
-    def request(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Iterator[trace.Span]:
-        """A span while a request is answered, in the trace it brings; none beside that of whoever traces it already."""
-        current = trace.get_current_span()
-        if current.get_span_context().is_valid:
-            yield trace.INVALID_SPAN
+    def request(self, method: str, headers: Mapping[bytes, bytes]) -> Iterator[Callable[[str | None, int], None]]:
+        """A span while a request is answered, in the trace it brings; none beside that of whoever traces it already.
+        Gives what is to be told the operation's path and the status of the answer."""
+        if trace.get_current_span().get_span_context().is_valid:
+            yield lambda path, status: None
             return
         carrier = {name: headers[name.encode()].decode("latin-1") for name in _HEADERS if name.encode() in headers}
         with self._tracer.start_as_current_span(
-            f"{method} {path}",
+            method,
             context=self._propagator.extract(carrier),
             kind=trace.SpanKind.SERVER,
-            attributes={"http.request.method": method, "http.route": path},
+            attributes={"http.request.method": method},
+            record_exception=False,  # a client that has gone
+            set_status_on_exception=False,
         ) as span:
-            yield span
+            yield functools.partial(_answered, span, method)
 
 
 class Execution:
@@ -123,6 +126,15 @@ class Execution:
 
 
 _HEADERS = ("traceparent", "tracestate")
+
+
+def _answered(span: trace.Span, method: str, path: str | None, status: int) -> None:
+    if path is not None:
+        span.update_name(f"{method} {path}")
+        span.set_attribute("http.route", path)
+    span.set_attribute("http.response.status_code", status)
+    if status >= 500:
+        span.set_status(trace.StatusCode.ERROR)
 
 
 def _carried(job: Job) -> dict[str, str]:

@@ -92,13 +92,23 @@ class Api:
         request = Request(scope, receive, segments_of(scope))
         meter, started = self._meter, self._meter.begin()
         try:
-            answer = await self._answered(scope, request)
+            answer = await self._spanned(scope, request)
             meter.answered(request, started, answer.status)
             await _send(send, request, answer)
         except Gone:
             meter.answered(request, started)
         finally:
             meter.end()
+
+    async def _spanned(self, scope: Mapping[str, Any], request: Request) -> Answer:
+        """The answer; where there are traces, within a span, but for what probes ask."""
+        spans = self._app.spans
+        if spans is None or request.segments[0] != "v1":
+            return await self._answered(scope, request)
+        with spans.request(request.method, request.headers) as told:
+            answer = await self._answered(scope, request)
+            told(request.template, answer.status)
+            return answer
 
     async def _answered(self, scope: Mapping[str, Any], request: Request) -> Answer:
         try:

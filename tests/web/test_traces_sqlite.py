@@ -1,0 +1,90 @@
+"""Requests as part of traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.job import Job
+from holdfast.traces import trace_id_of
+from tests.support.spans import Spans, identity, inside
+from tests.web.client import Api
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+PARENT = f"00-{TRACE}-{SPAN}-01"
+
+
+@pytest.fixture
+def api(home: str) -> Iterator[Api]:
+    with Api(home, traces=True) as api:
+        yield api
+
+
+def stored(api: Api, job_id: str) -> Job:
+    async def get() -> Job:
+        return await api.app.get(job_id)
+
+    return api.run(get())
+
+
+def test_a_submission_over_http_goes_on_in_the_trace_that_the_request_brings(api: Api) -> None:
+    spans = Spans()
+    answer = api.post(
+        "/v1/jobs", {"type": "work", "payload": {}}, 201, traceparent=PARENT, tracestate="vendor=1,other=2"
+    )
+    (request,) = spans.named("POST /v1/jobs")
+    (submission,) = spans.named("submit work")
+    assert request.parent is not None
+    assert submission.parent is not None
+    assert (f"{request.parent.trace_id:032x}", f"{request.parent.span_id:016x}") == (TRACE, SPAN)
+    assert (submission.parent.trace_id, submission.parent.span_id) == identity(request)
+    assert dict(request.attributes or {}) == {
+        "http.request.method": "POST",
+        "http.route": "/v1/jobs",
+        "http.response.status_code": 201,
+    }
+    job = stored(api, answer["id"])
+    assert trace_id_of(job) == TRACE
+    assert job.carried.traceparent == f"00-{TRACE}-{submission.context.span_id:016x}-01"
+    assert job.carried.tracestate == "vendor=1,other=2"
+
+
+def test_a_header_that_is_no_context_is_ignored(api: Api) -> None:
+    for header in ("nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "ff" + PARENT[2:], "x" * 8000, "\xff"):
+        spans = Spans()
+        answer = api.ask(
+            "POST",
+            "/v1/jobs",
+            content=b'{"type": "work", "payload": {}}',
+            headers=[
+                (b"content-type", b"application/json"),
+                (b"traceparent", header.encode("latin-1")),
+                (b"tracestate", b"=,;\xfe"),
+            ],
+        )
+        assert answer.status_code == 201
+        (request,) = spans.named("POST /v1/jobs")
+        assert request.parent is None
+        assert trace_id_of(stored(api, answer.json()["id"])) == f"{request.context.trace_id:032x}"
+
+
+def test_who_traces_requests_already_gets_no_second_span(api: Api) -> None:
+    spans = Spans()
+
+    async def mounted() -> str:
+        with inside("their own") as outer:
+            await api.send("GET", "/v1/queues")
+        return f"{outer.trace_id:032x}"
+
+    api.run(mounted())
+    assert [span.name for span in spans.ended] == ["their own"]
+
+
+def test_probes_are_no_spans_and_failures_are_told(api: Api) -> None:
+    spans = Spans()
+    api.get("/health")
+    api.refused("GET", "/v1/jobs/key:nobody", 404)
+    api.refused("GET", "/v1/nothing", 404)
+    told = [(span.name, (span.attributes or {})["http.response.status_code"]) for span in spans.ended]
+    assert told == [("GET /v1/jobs/{job_id}", 404), ("GET", 404)]

@@ -1,0 +1,156 @@
+"""The spans of submissions and attempts in one process. (Across processes: tests/faces/test_traces.py)"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
+
+from holdfast import Context, Dead, Holdfast, Snooze
+from holdfast.job import Job, Options
+from holdfast.observe.fields import JobFilter, add_job_fields
+from holdfast.task import CURRENT
+from holdfast.traces import trace_id_of
+from tests.support.spans import Spans, identity, inside
+from tests.worker.support import harness
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Holdfast:
+    return Holdfast(f"sqlite:///{tmp_path}/jobs.db", traces=True)
+
+
+def parent_of(span: ReadableSpan) -> tuple[int, int] | None:
+    return None if span.parent is None else (span.parent.trace_id, span.parent.span_id)
+
+
+async def test_a_submission_and_each_attempt_are_spans_of_the_submitter_s_trace(app: Holdfast) -> None:
+    seen: list[int] = []
+
+    @app.task("blocking", queue="mail")
+    def blocking() -> None:
+        seen.append(trace.get_current_span().get_span_context().span_id)
+
+    spans = Spans()
+    async with harness(app) as harnessed:
+        with inside("request") as request:
+            job = await blocking.enqueue()
+        await harnessed.run_until_idle()
+    (submission,), (run,) = spans.named("submit blocking"), spans.named("run blocking")
+    assert parent_of(submission) == (request.trace_id, request.span_id)
+    assert parent_of(run) == identity(submission)
+    assert [(link.context.trace_id, link.context.span_id) for link in run.links] == [identity(submission)]
+    assert seen == [run.context.span_id]
+    assert dict(submission.attributes or {}) == {
+        "messaging.system": "holdfast",
+        "messaging.operation.name": "submit",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "mail",
+        "messaging.message.id": job.id,
+        "holdfast.task": "blocking",
+    }
+    kept = await job.job()
+    assert trace_id_of(kept) == f"{request.trace_id:032x}"
+    await app.close()
+
+
+async def test_a_batch_is_one_span_and_every_job_of_it_is_below(app: Holdfast) -> None:
+    @app.task("small")
+    async def small(n: int) -> None: ...
+
+    spans = Spans()
+    async with harness(app) as harnessed:
+        await app.enqueue_many([small.job(n) for n in range(3)])
+        await harnessed.run_until_idle()
+    (submission,) = spans.named("submit small")
+    assert (submission.attributes or {})["messaging.batch.message_count"] == 3
+    assert [parent_of(run) for run in spans.named("run small")] == [identity(submission)] * 3
+    await app.close()
+
+
+async def test_a_span_says_how_its_attempt_ended(app: Holdfast) -> None:
+    @app.task("ends", max_attempts=1)
+    async def ends(ctx: Context, how: str) -> None:
+        if ctx.attempts == 1 and not ctx.claims > 1:
+            raise {"dead": Dead("for good"), "snoozed": Snooze(5), "failed": ValueError("no"), "exit": SystemExit(3)}[
+                how
+            ]
+
+    spans = Spans()
+    async with harness(app) as harnessed:
+        for how in ("dead", "snoozed", "failed", "exit"):
+            await ends.enqueue(how)
+            await harnessed.run_until_idle()
+        await app.enqueue("nowhere", max_attempts=1)
+        await harnessed.run_until_idle()
+    told = [
+        (run.name, (run.attributes or {})["holdfast.state"], (run.attributes or {}).get("error.type"), len(run.events))
+        for run in spans.ended
+        if run.name.startswith("run")
+    ]
+    assert told == [
+        ("run ends", "dead", "non_retryable", 1),
+        ("run ends", "scheduled", None, 0),
+        ("run ends", "succeeded", None, 0),
+        ("run ends", "dead", "ValueError", 1),
+        ("run ends", "dead", "SystemExit", 1),
+        ("run nowhere", "dead", "no_handler", 1),
+    ]
+    await app.close()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "nonsense",
+        "",
+        "\0",
+        "\ud800",
+        PARENT.upper(),
+        PARENT.replace("4bf92f3577b34da6a3ce929d0e0e4736", "0" * 32),
+        "ff" + PARENT[2:],
+        "x" * 100_000,
+    ],
+    ids=range(8),
+)
+async def test_a_context_that_is_none_begins_a_trace_of_its_own(app: Holdfast, stored: str) -> None:
+    @app.task("small")
+    async def small() -> None: ...
+
+    job = Job("j", "small", "default", "{}", 1, 1, 5, 0, 0, 0, 0, Options(traceparent=stored, tracestate="=,\0;"))
+    spans = Spans()
+    assert app.spans is not None
+    app.spans.execution(job, "w").end("succeeded")
+    assert trace_id_of(job) is None
+    (run,) = spans.named("run small")
+    assert (run.parent, list(run.links)) == (None, [])
+
+
+def test_log_records_say_which_job_and_trace_they_are_of() -> None:
+    job = Job("job-1", "mail", "default", "{}", 1, 3, 5, 0, 0, 0, 0, Options(traceparent=PARENT))
+    record = logging.makeLogRecord({})
+    assert JobFilter().filter(record)
+    assert (record.job_id, record.trace_id) == ("-", "-")  # type: ignore[attr-defined]
+    token = CURRENT.set(Context(job))
+    try:
+        JobFilter().filter(record)
+        told = {"job_id": "job-1", "job_type": "mail", "queue": "default", "attempt": 3}
+        told["trace_id"] = "4bf92f3577b34da6a3ce929d0e0e4736"
+        assert {name: vars(record)[name] for name in told} == told
+        assert add_job_fields(None, "info", {"event": "x", "queue": "its own"}) == {
+            **told,
+            "event": "x",
+            "queue": "its own",
+        }
+        Spans()
+        with inside("handler") as span:
+            assert add_job_fields(None, "info", {})["trace_id"] == f"{span.trace_id:032x}"
+    finally:
+        CURRENT.reset(token)
+    assert json.dumps(dict(add_job_fields(None, "info", {}))) == "{}"

@@ -20,6 +20,7 @@ import uvloop
 from benchmarks.application import STARTS, Application, Meter
 from benchmarks.telling import listen, say
 from holdfast.observe.logs import configure_logs
+from holdfast.worker.overseen import Overseen
 from holdfast.worker.worker import Worker
 
 
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--queue", help="serve this one only (default: all)")
     parser.add_argument("--log-level", help="write log lines to a temporary file, from this level on")
     parser.add_argument("--job-log-level", default="DEBUG")
+    parser.add_argument("--metrics", action="store_true", help="count, and tell it on a port")
     arguments = parser.parse_args()
     with tempfile.TemporaryFile("w", encoding="utf-8") as logs:
         uvloop.run(_serve(arguments, logs))
@@ -47,20 +49,28 @@ async def _serve(arguments: argparse.Namespace, logs: TextIO) -> None:
         log_level=arguments.log_level,
         job_log_level=arguments.job_log_level,
         log_format="json",
+        metrics_port=0 if arguments.metrics else None,
     )
     stop_logs = configure_logs(app.settings, app.events, stream=logs) if arguments.log_level else None
+    worker = Worker(app, drain=arguments.drain)
+    with Overseen(worker.shift):
+        started = await _work(app, worker, meter)
+    if stop_logs is not None:
+        stop_logs()
+    say(_figures(meter) | {"started_at": started[0], "cpu_before": started[1], "starts": STARTS})
+
+
+async def _work(app: Application, worker: Worker, meter: Meter) -> tuple[float, float]:
+    """Work from the word on; when that was, and what CPU time had been spent."""
     async with app:
         await app.count()
-        worker = Worker(app, drain=arguments.drain)
         say({"ready": True})
         sys.stdin.readline()
         started = time.monotonic(), time.process_time()
         listening = threading.Thread(target=_listen, args=(meter, worker, asyncio.get_running_loop()), daemon=True)
         listening.start()
         await worker.run()
-    if stop_logs is not None:
-        stop_logs()
-    say(_figures(meter) | {"started_at": started[0], "cpu_before": started[1], "starts": STARTS})
+    return started
 
 
 def _listen(meter: Meter, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:

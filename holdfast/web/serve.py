@@ -16,6 +16,7 @@ from holdfast.app import Holdfast
 from holdfast.config import Settings
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.events import ApiStarted, ApiStopping
+from holdfast.observe.lag import watched_loop
 from holdfast.values import mask_url
 from holdfast.web.asgi import Api
 
@@ -71,7 +72,7 @@ async def serving(
     server_for = _server_maker(settings)
     with contextlib.closing(_listening(settings)) as listener:
         server = server_for(Api(app, checks_hosts=True) if site is None else site)
-        async with _held_open(app):
+        async with watched_loop(app.events), _held_open(app):
             serving = Serving(server, _address(settings, listener), listener)
             app.events.emit(ApiStarted(address=serving.address, store=mask_url(app.settings.url)))
             try:

@@ -17,6 +17,7 @@ from holdfast.desk.documents import attempt_document, job_document, line_documen
 from holdfast.desk.words import clip, moment, safe, span
 from holdfast.job import Attempt, Job, QueueInfo, WorkerInfo, as_ulid
 from holdfast.log_lines import LogLine
+from holdfast.redaction import Redaction
 
 _QUEUE_COLUMNS = [
     Column("QUEUE", "id"),
@@ -127,10 +128,11 @@ def print_page(
 ) -> None:
     """One page of the jobs that match."""
     page = app.sync.find(app.block(filters.build(app, states)), limit=limit, cursor=cursor)
+    jobs = [*map(Redaction(app.settings.redacted).job, page.jobs)]
     if session.json:
-        print_json({"jobs": [job_document(job) for job in page.jobs], "cursor": page.cursor})
+        print_json({"jobs": [job_document(job) for job in jobs], "cursor": page.cursor})
         return
-    print_table(JOB_COLUMNS, job_rows(page.jobs), empty="no such jobs")
+    print_table(JOB_COLUMNS, job_rows(jobs), empty="no such jobs")
     if page.cursor is not None:
         note(f"there are more: add --cursor {page.cursor}")
 
@@ -170,8 +172,10 @@ def show_job(session: Session, *, job_id: str) -> None:
 
 
 def print_story(session: Session, app: Holdfast, job: Job) -> None:
-    """Everything about one job."""
-    attempts, lines, now = app.sync.attempts(job.id), lines_of(app, job), now_us(app)
+    """Everything about one job that may be shown."""
+    redaction = Redaction(app.settings.redacted)
+    attempts, lines, now = redaction.attempts(job, app.sync.attempts(job.id)), lines_of(app, job), now_us(app)
+    job = redaction.job(job)
     if session.json:
         document = plain(job_document(job)) | {"ulid": as_ulid(job.id)}
         document |= {"history": [attempt_document(each) for each in attempts]}

@@ -28,6 +28,7 @@ from holdfast.cli.show import console, print_json_line, table
 from holdfast.desk.documents import job_document, plain, status_document
 from holdfast.desk.words import clip, many, moment, safe
 from holdfast.job import TERMINAL, Job, WorkerInfo
+from holdfast.redaction import Redaction
 from holdfast.values import parse_duration
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class _Watcher:
         self._pause = pause
         self._until = until
         self._shown: object = None
+        self._redaction = Redaction(app.settings.redacted)
 
     def everything(self) -> int:
         with self._display() as show:
@@ -81,6 +83,7 @@ class _Watcher:
     def one(self, job: Job) -> int:
         with self._display() as show:
             while True:
+                job = self._redaction.job(job)
                 document = plain(job_document(job))
                 show(_steady_job(document), document, functools.partial(_job_line, job))
                 if job.state in TERMINAL:
@@ -114,7 +117,7 @@ class _Watcher:
         from rich.console import Group
 
         if "queues" not in document:
-            return table(JOB_COLUMNS, job_rows([self._app.sync.get(document["id"])]))
+            return table(JOB_COLUMNS, job_rows([self._redaction.job(self._app.sync.get(document["id"]))]))
         workers: list[WorkerInfo] = self._app.sync.workers()
         return Group(
             safe(self._store),

@@ -12,6 +12,7 @@ from holdfast.cli.show import print_json
 from holdfast.desk.documents import plain
 from holdfast.desk.why import explain, known
 from holdfast.desk.words import safe
+from holdfast.redaction import Redaction
 
 
 @command(
@@ -23,7 +24,7 @@ def why(session: Session, *, job_id: str) -> None:
     """Say why a job is not running, and what to do about it."""
     with session.application() as app:
         job = app.sync.get(job_id)
-        reasons = list(explain(job, app.block(known(app, job))))
+        reasons = list(explain(Redaction(app.settings.redacted).job(job), app.block(known(app, job))))
     if session.json:
         document: dict[str, Any] = {"id": job.id, "state": job.state.value}
         print_json(document | {"reasons": [plain(each) for each in reasons]})

@@ -15,14 +15,17 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, TextIO
 
 import structlog
+from msgspec.structs import replace
 
 from holdfast.config import Settings
-from holdfast.events import KINDS, Event, Events
+from holdfast.events import KINDS, Event, Events, JobDead, JobFailed
 from holdfast.observe.fields import job_fields
 from holdfast.observe.renderers import JsonRenderer, PrettyRenderer, Renderer, exception_text
 from holdfast.observe.writer import LineWriter
+from holdfast.redaction import REDACTED
 
 _STANDARD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
+_ERRORS_OF_JOBS = (JobFailed, JobDead)
 _BOUND = "structlog_fields"
 """The attribute of a record that holds what was bound to the structlog logger it came from."""
 
@@ -35,7 +38,10 @@ def configure_logs(settings: Settings, events: Events, *, stream: TextIO | None 
         stream, lambda count: renderer.render(time.time(), "warning", "log_lines_dropped", {"count": count})
     )
     undo = [
-        *(_write_events(kind, level, events, renderer, writer) for kind, level in written_kinds(settings).items()),
+        *(
+            _write_events(kind, level, events, renderer, writer, hides_errors="error" in settings.redacted)
+            for kind, level in written_kinds(settings).items()
+        ),
         _write_records(settings, renderer, writer),
         _write_structlog(),
         writer.close,
@@ -73,11 +79,13 @@ def _level(number: int) -> str:
 
 
 def _write_events(
-    kind: type[Event], level: str, events: Events, renderer: Renderer, writer: LineWriter
+    kind: type[Event], level: str, events: Events, renderer: Renderer, writer: LineWriter, *, hides_errors: bool
 ) -> Callable[[], None]:
     # A line of every single job gathers in the buffer, also where the settings call it a warning.
     urgent = _number(kind.level) >= logging.WARNING
     line, write = renderer.of(kind, level), writer.write
+    if hides_errors and kind in _ERRORS_OF_JOBS:
+        return events.subscribe(lambda event: write(line(replace(event, error=REDACTED)), urgent=urgent), kind)
     return events.subscribe(lambda event: write(line(event), urgent=urgent), kind)
 
 

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from holdfast.app import Holdfast
 from holdfast.errors import Unavailable
 from holdfast.events import RequestFailed
+from holdfast.redaction import Redaction
 from holdfast.web import claiming, dead, health, keeping, looking, metrics, operating, queues, settling, submitting
 from holdfast.web.audit import Audit
 from holdfast.web.bodies import Gone, read_document
@@ -71,6 +72,7 @@ class Api:
         self._app = app
         self._gate = Gate(app, checks_hosts=checks_hosts)
         self._audit = Audit(app)
+        self._redaction = Redaction(app.settings.redacted)
         self._meter = Meter(app)
         app.patience = _LOCKED
         self._routes = Routes(OPERATIONS)
@@ -129,8 +131,16 @@ class Api:
         operation, path = self._routes.find(request.method, request.segments)
         request.template = operation.path
         caller = self._gate.admit(request, operation)
-        call = Call(app=self._app, caller=caller, meter=self._meter, hall=self._hall(), request=request, path=path)
-        if operation.method == "GET":
+        call = Call(
+            app=self._app,
+            caller=caller,
+            meter=self._meter,
+            hall=self._hall(),
+            redaction=self._redaction,
+            request=request,
+            path=path,
+        )
+        if operation.method == "GET" or operation.quiet:
             await self._read(call, operation)
             return await operation.handler(call)
         return await self._changed(call, operation)
@@ -139,6 +149,8 @@ class Api:
         """The answer of an operation that may change something, which is recorded before and after."""
         try:
             await self._read(call, operation)
+        except Gone:
+            raise
         except Exception as error:
             self._audit.refused(call, operation, error)
             raise

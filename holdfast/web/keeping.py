@@ -94,6 +94,7 @@ OPERATIONS = (
         summary="Keep jobs in hand, and hear of cancellations and orders",
         doc="At least every third of a lease. It is also what keeps a worker in the list of workers.",
         handler=extend,
+        quiet=True,
         body=EXTEND,
         batch=True,
         answers={200: Told(Kept, "What became of each lease, in their order.", _KEPT)},

@@ -75,7 +75,7 @@ async def find_job(call: Call, reference: str) -> Job:
 
 async def story(call: Call, job: Job) -> JobStory:
     """Everything about one job."""
-    attempts = await call.app.attempts(job.id) if job.claims else []
+    attempts = call.redaction.attempts(job, await call.app.attempts(job.id)) if job.claims else []
     told = msgspec.structs.asdict(call.shown(job))
     return JobStory(**told, history=[attempt_document(each) for each in attempts])
 
@@ -140,7 +140,7 @@ async def lines(call: Call) -> Answer:
 async def why(call: Call) -> Answer:
     """Why a job is where it is."""
     job = await find_job(call, call.path["job_id"])
-    reasons = list(explain(job, await known(call.app, job)))
+    reasons = list(explain(call.redaction.job(job), await known(call.app, job)))
     return document(200, Reasons(id=job.id, state=job.state, reasons=reasons))
 
 

@@ -10,6 +10,7 @@ import msgspec
 from holdfast.app import Holdfast
 from holdfast.desk.documents import JobDocument, job_document
 from holdfast.job import Job
+from holdfast.redaction import Redaction
 from holdfast.values import check_name
 from holdfast.web.callers import Caller, Scope
 from holdfast.web.fields import Field, Form
@@ -30,6 +31,7 @@ class Call(msgspec.Struct, kw_only=True):
     caller: Caller
     meter: Meter
     hall: Hall
+    redaction: Redaction
     request: Request
     path: Mapping[str, str]
     query: Mapping[str, Any] = {}
@@ -43,7 +45,7 @@ class Call(msgspec.Struct, kw_only=True):
     def shown(self, job: Job, *, own: bool = False) -> JobDocument:
         """The job as this caller may see it. What others put in or got out is for those who may read; ``own``: it is
         the caller's, who put it in just now."""
-        told = job_document(job)
+        told = job_document(self.redaction.job(job))
         if own or self.caller.may("read"):
             return told
         return msgspec.structs.replace(told, payload=_UNTOLD, result=None, error=None, metadata=None)
@@ -75,6 +77,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     ``scope``: what a key must be allowed to do; None: anybody may ask. ``batch``: the body may be that much larger;
     ``results``: it may hold results of jobs. ``raw``: its handler reads the body's fields itself.
+    ``quiet``: it changes nothing that would be recorded.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     body: Form | None = None
     body_optional: bool = False
     raw: bool = False
+    quiet: bool = False
     batch: bool = False
     results: bool = False
     answers: Mapping[int, Told]

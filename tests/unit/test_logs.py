@@ -51,6 +51,7 @@ SAMPLES: dict[Any, object] = {
     float | None: None,
     datetime | None: datetime(2031, 1, 1, tzinfo=UTC),
     dict[str, str]: {"lease": "30s"},
+    list[str]: ["text"],
 }
 RUNNING = Job("job-1", "email.send", "default", "{}", 4, 3, 5, 0, 0, 0, 0)
 CREATED = JobCreated(job_id="1", job_type="email.send", queue="default")

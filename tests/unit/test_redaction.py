@@ -1,0 +1,104 @@
+"""What nobody is shown: fields by path, and where error texts quote them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.job import Attempt, Job, JobState, Options
+from holdfast.redaction import REDACTED, Redaction
+
+HIDDEN = REDACTED
+PAYLOAD = {
+    "to": "ada",
+    "card": {"number": "4111-1111", "name": "Ada"},
+    "cards": [{"number": 123456, "cvc": 99}, {"number": 2**80, "cvc": 11}],
+    "a": {"b": {"password": "p1p1", "list": [{"password": "p2p2"}]}, "password": "p3p3"},
+}
+
+
+def job(**said: Any) -> Job:
+    told: dict[str, Any] = {"payload": json.dumps(PAYLOAD), "result": '{"token":"t","n":1}', **said}
+    return Job(
+        id="x",
+        task="t",
+        queue="q",
+        claims=1,
+        attempts=1,
+        max_attempts=5,
+        priority=0,
+        losses=0,
+        run_at_us=0,
+        created_at_us=0,
+        options=Options(metadata={"user": "ada", "key": "k"}, tags=("a",)),
+        **told,
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "changed"),
+    [
+        ("payload.card.number", {"card": {"number": HIDDEN, "name": "Ada"}}),
+        ("payload.card", {"card": HIDDEN}),
+        ("payload.card.*", {"card": {"number": HIDDEN, "name": HIDDEN}}),
+        ("payload.cards.number", {"cards": [{"number": HIDDEN, "cvc": 99}, {"number": HIDDEN, "cvc": 11}]}),
+        ("payload.*.number", {
+            "card": {"number": HIDDEN, "name": "Ada"},
+            "cards": [{"number": HIDDEN, "cvc": 99}, {"number": HIDDEN, "cvc": 11}],
+        }),
+        ("payload.**.password", {
+            "a": {"b": {"password": HIDDEN, "list": [{"password": HIDDEN}]}, "password": HIDDEN},
+        }),
+        ("payload.a.**", {"a": HIDDEN}),
+        ("payload.absent.x", {}),
+        ("payload.to.x", {}),
+        ("result.to", {}),
+    ],
+)  # fmt: skip
+def test_a_path_hides_what_it_leads_to(path: str, changed: dict[str, Any]) -> None:
+    assert json.loads(Redaction([path]).job(job()).payload) == PAYLOAD | changed
+
+
+def test_whole_parts_can_be_hidden() -> None:
+    told = Redaction(["payload", "result", "metadata"]).job(job())
+    assert [json.loads(text or "") for text in (told.payload, told.result)] == [HIDDEN, HIDDEN]
+    assert told.carried.metadata == {HIDDEN: True}
+    assert told.carried.tags == ("a",)
+    told = Redaction(["result.token", "metadata.key"]).job(job())
+    assert json.loads(told.result or "") == {"token": HIDDEN, "n": 1}
+    assert told.carried.metadata == {"user": "ada", "key": HIDDEN}
+
+
+def test_nothing_named_changes_nothing() -> None:
+    assert Redaction([]).job(job(error="e")) == job(error="e")
+    assert msgspec.structs.replace(Redaction(["payload.x"]).job(job()), payload="") == job(payload="")
+
+
+def test_error_texts_quote_nothing_that_is_hidden() -> None:
+    redaction = Redaction(["payload.card.number", "payload.cards.cvc", "payload.cards.number"])
+    told = redaction.job(job(error="card 4111-1111 of 123456, cvc 99"))
+    assert told.error == f"card {HIDDEN} of {HIDDEN}, cvc 99"  # what is that short stands in every text
+    attempt = Attempt(
+        attempt=1,
+        claims=1,
+        worker="w",
+        state=JobState.FAILED,
+        reason=None,
+        error="4111-1111",
+        traceback="at 123456",
+        started_at_us=None,
+        ended_at_us=0,
+    )
+    [shown] = redaction.attempts(job(), [attempt])
+    assert (shown.error, shown.traceback) == (HIDDEN, f"at {HIDDEN}")
+    hiding = Redaction(["error"])
+    assert hiding.job(job(error="anything")).error == HIDDEN
+    assert [each.traceback for each in hiding.attempts(job(), [attempt])] == [HIDDEN]
+    assert hiding.job(job()).error is None
+
+
+def test_a_spoiled_payload_is_hidden_whole() -> None:
+    assert json.loads(Redaction(["payload.x"]).job(job(payload="{spoiled")).payload) == HIDDEN

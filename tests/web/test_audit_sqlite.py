@@ -1,0 +1,232 @@
+"""The record of changes: what is in it, that it is a chain, and what happens where it cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.events import ApiChange, ApiSubmission, AuditFailed, KeyRefused
+from holdfast.observe.audit_file import AuditFile, add, verify
+from tests.faces.cli import ROOT, Cli
+from tests.web.client import UNKNOWN_ID, Api
+from tests.web.keyed import Keys, ask, id_of, refused
+
+CANARY = "marigold-thunder-whistling-oxbow"
+
+
+class Audited:
+    """An API with keys and an audit file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.keys = Keys(folder)
+        self.file = folder / "audit.jsonl"
+        self.api = Api(f"sqlite:///{folder}/jobs.db", keys_file=str(self.keys.path), audit_file=str(self.file))
+        self.told: list[Any] = []
+        self.api.app.events.subscribe(self.told.append, ApiChange, ApiSubmission, AuditFailed, KeyRefused)
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        return ask(self.api, self.keys.spare, method, path, body, **headers)
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """Every entry, of a file that is whole."""
+        verify(self.file)
+        return [json.loads(line)["entry"] for line in self.file.read_text().splitlines()]
+
+
+@pytest.fixture
+def audited(tmp_path: Path) -> Iterator[Audited]:
+    audited = Audited(tmp_path)
+    with audited.api:
+        yield audited
+
+
+def test_every_change_is_recorded_before_and_after(audited: Audited) -> None:
+    job = audited.ask("POST", "/v1/jobs", {"type": "work", "payload": {"x": CANARY}}, **{"x-request-id": "r-1"}).json()
+    audited.ask("POST", "/v1/jobs/cancel", {"ids": [job["id"]], "dry_run": False})
+    audited.ask("DELETE", f"/v1/jobs/{UNKNOWN_ID}")
+    audited.ask("POST", "/v1/queues/default/pause")
+    audited.ask("GET", "/v1/jobs")
+    entries = audited.entries
+    who = id_of(audited.keys.spare)
+    assert {entry["who"] for entry in entries} == {who}
+    assert [(entry["step"], entry["operation"], entry.get("status")) for entry in entries] == [
+        ("asked", "submit", None),
+        ("done", "submit", 201),
+        ("asked", "cancel", None),
+        ("done", "cancel", 200),
+        ("asked", "delete_one", None),
+        ("done", "delete_one", 404),
+        ("asked", "pause", None),
+        ("done", "pause", 200),
+    ]
+    first, submitted, asked, done, _, absent, pausing, _ = entries
+    assert first["request_id"] == submitted["request_id"] == "r-1"
+    assert first["asked"] == {"type": "work"}
+    assert (submitted["ids"], submitted["count"]) == ([job["id"]], 1)
+    assert asked["asked"] == {"ids": [job["id"]], "dry_run": False}
+    assert (done["ids"], done["count"]) == ([job["id"]], 1)
+    assert absent["code"] == "not_found"
+    assert pausing["target"] == "POST /v1/queues/default/pause"
+    assert CANARY not in audited.file.read_text()
+    assert [(type(event).__name__, event.status, event.count) for event in audited.told] == [
+        ("ApiSubmission", 201, 1),
+        ("ApiChange", 200, 1),
+        ("ApiChange", 404, 0),
+        ("ApiChange", 200, 0),
+    ]
+
+
+def test_entries_are_short_whatever_comes(audited: Audited) -> None:
+    big = {"type": "work", "payload": {"x": CANARY * 40_000}}  # over 1 MiB
+    assert audited.ask("POST", "/v1/jobs", big).status_code == 413
+    assert audited.ask("POST", "/v1/jobs", {"type": "w" * 100_000, "payload": {}}).status_code == 422
+    assert audited.ask("POST", "/v1/jobs/cancel", {"ids": ["x" * 600] * 1000}).status_code == 422
+    assert audited.ask("POST", "/v1/jobs/batch", {"jobs": [{"type": "work", "payload": {}}] * 1000}).status_code == 201
+    audited.ask("POST", "/v1/queues/default/resume")  # what waits for no file is in it by now
+    lines = audited.file.read_text().splitlines()
+    assert max(map(len, lines)) < 12_000
+    steps = [(entry["operation"], entry["step"], entry.get("status")) for entry in audited.entries]
+    assert ("submit", "refused", 413) in steps
+    [batch] = [entry for entry in audited.entries if entry["operation"] == "submit_batch" and entry["step"] == "done"]
+    assert (batch["count"], len(batch["ids"])) == (1000, 50)
+
+
+def test_who_was_refused_is_told_and_fills_no_file(audited: Audited) -> None:
+    reader = audited.keys.make("read")
+    refused(ask(audited.api, None, "POST", "/v1/jobs", {}), 401, "unauthorized")
+    refused(ask(audited.api, reader, "POST", "/v1/jobs", {}), 403, "forbidden")
+    assert [(event.who, event.problem) for event in audited.told] == [
+        ("nobody", "no good key"),
+        (id_of(reader), "submit needs the scope submit"),
+    ]
+    assert not audited.file.exists()
+
+
+@pytest.mark.parametrize("trouble", ["folder", "no audit file", "locked"])
+def test_without_a_record_nothing_is_changed(audited: Audited, trouble: str, tmp_path: Path) -> None:
+    job = {"type": "work", "payload": {}}
+    with contextlib.ExitStack() as stack:
+        if trouble == "folder":
+            audited.file.mkdir()
+        elif trouble == "no audit file":
+            audited.file.write_text("notes\n")
+        else:
+            other = stack.enter_context(audited.file.open("w"))
+            fcntl.flock(other, fcntl.LOCK_EX)
+        for _ in range(2):
+            answer = audited.ask("POST", "/v1/jobs", job)
+            refused(answer, 503, "audit_unavailable")
+            assert answer.headers["retry-after"]
+        assert audited.ask("GET", "/v1/jobs").json()["jobs"] == []
+    assert AuditFailed in map(type, audited.told)
+    if trouble == "folder":
+        audited.file.rmdir()
+    elif trouble == "no audit file":
+        audited.file.unlink()
+    assert audited.ask("POST", "/v1/jobs", job).status_code == 201
+    assert {"asked", "done"} == {entry["step"] for entry in audited.entries}
+
+
+# ── the chain ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def _chain(path: Path, count: int = 5) -> list[bytes]:
+    last = ""
+    for number in range(count):
+        last = add(path, [b'{"number":%d}' % number], last, 1)
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def test_what_is_changed_taken_out_or_put_in_breaks_the_chain(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    lines = _chain(path)
+    whole = verify(path)
+    assert (whole.entries, whole.found) == (5, True)
+    tampered = {
+        2: [lines[0], lines[1].replace(b'"number":1', b'"number":7'), *lines[2:]],
+        3: [lines[0], lines[1], *lines[3:]],
+        4: [*lines[:3], lines[1], *lines[3:]],
+        5: [*lines[:4], lines[4].strip()],
+        1: [b"notes\n", *lines],
+    }
+    for place, said in tampered.items():
+        path.write_bytes(b"".join(said))
+        with pytest.raises(ConfigError, match=f":{place}: "):
+            verify(path)
+    path.write_bytes(b"".join(lines[:4]))  # the end cut off: whole in itself
+    assert verify(path).entries == 4
+    assert not verify(path, whole.last).found
+
+
+def test_an_end_that_a_crash_left_is_cut_off_and_told(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    lines = _chain(path)
+    path.write_bytes(b"".join(lines) + lines[0][:40])
+    add(path, [b'{"number":5}'], "", 1)
+    entries = [json.loads(line)["entry"] for line in path.read_text().splitlines()]
+    assert entries[-2:] == [{"operation": "audit.torn", "bytes": 40}, {"number": 5}]
+    assert verify(path).entries == 7
+
+
+def test_a_file_that_was_put_aside_is_followed_by_one_that_goes_on(tmp_path: Path) -> None:
+    async def use() -> None:
+        file = AuditFile(tmp_path / "audit.jsonl")
+        await file.add(b"{}")
+        (tmp_path / "audit.jsonl").rename(tmp_path / "audit.1")
+        await file.add(b"{}")
+
+    asyncio.run(use())
+    first = json.loads((tmp_path / "audit.1").read_text())
+    assert json.loads((tmp_path / "audit.jsonl").read_text())["previous"] == first["hash"]
+
+
+def test_several_processes_add_to_one_chain(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    program = (
+        "import asyncio, sys, pathlib\n"
+        "from holdfast.observe.audit_file import AuditFile\n"
+        "async def main():\n"
+        "    file = AuditFile(pathlib.Path(sys.argv[1]), within=30)\n"
+        "    for _ in range(5):\n"
+        "        await asyncio.gather(*[file.add(b'{}') for _ in range(20)])\n"
+        "asyncio.run(main())\n"
+    )
+    words = [sys.executable, "-c", program, str(path)]
+    processes = [subprocess.Popen(words, env={"PYTHONPATH": str(ROOT)}) for _ in range(3)]
+    assert [process.wait(50) for process in processes] == [0, 0, 0]
+    assert verify(path).entries == 300
+
+
+def test_an_entry_that_waits_too_long_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+
+    async def use() -> None:
+        file = AuditFile(path, within=0.2)
+        with pytest.raises(Unavailable):
+            await file.add(b'{"late":true}')
+
+    with path.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        asyncio.run(use())
+    assert b"late" not in path.read_bytes()
+
+
+def test_the_command_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = _chain(tmp_path / "audit.jsonl")
+    cli, last = Cli(tmp_path), json.loads(lines[-1])["hash"]
+    assert cli.run("audit", "verify", "audit.jsonl") == f"5 lines, whole; the last hash is {last}\n"
+    assert cli.json("audit", "verify", "audit.jsonl", "--expect", last) == {"entries": 5, "last": last}
+    assert "missing" in cli.fail("audit", "verify", "audit.jsonl", "--expect", "0" * 64, code=78)
+    (tmp_path / "audit.jsonl").write_bytes(b"".join(lines[1:3] + lines[4:]))
+    assert ":3: " in cli.fail("audit", "verify", "audit.jsonl", code=78)
+    assert "audit_file" in cli.fail("audit", "verify", code=78)

@@ -1,0 +1,51 @@
+"""What the setting ``redacted`` names is in no answer, no listing and no log line; handlers get all of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+from holdfast import Holdfast
+from holdfast.events import JobDead
+from holdfast.observe.logs import configure_logs
+from tests.faces.cli import Cli
+from tests.web.client import Api
+
+CANARY = "persimmon-lighthouse-quarrel-zither"
+OTHER = "junipertruss-monsoon-wicket-yodel"
+
+
+def test_over_http_and_on_the_command_line(tmp_path: Path) -> None:
+    url, paths = f"sqlite:///{tmp_path}/jobs.db", "payload.card.number,result.token,metadata.user"
+    with Api(url, redacted=paths) as api:
+        said = {"payload": {"card": {"number": CANARY, "name": "Ada"}}, "metadata": {"user": OTHER, "plan": "x"}}
+        answers = [json.dumps(api.submit(key="one", **said))]
+        job_id = api.dead(error=f"no such card: {CANARY}", **said)
+        done = api.submit(**said)["id"]
+        api.succeed(done, json.dumps({"token": OTHER, "count": 1}))
+        paths_shown = ("/v1/jobs", f"/v1/jobs/{job_id}", f"/v1/jobs/{job_id}/why", "/v1/queues/default/dead")
+        answers += [json.dumps(api.get(path)) for path in (*paths_shown, f"/v1/queues/default/dead/{job_id}")]
+        answers.append(json.dumps(api.post(f"/v1/jobs/{job_id}/replay", {})))
+        answers.append(json.dumps(api.post("/v1/jobs/key:one/cancel")))
+        shown = api.get(f"/v1/jobs/{done}")
+        assert shown["payload"] == {"card": {"number": "[redacted]", "name": "Ada"}}
+        assert shown["result"] == {"token": "[redacted]", "count": 1}
+        assert shown["metadata"] == {"user": "[redacted]", "plan": "x"}
+        assert CANARY in api.run(api.claim(job_id)).payload
+    (tmp_path / "holdfast.toml").write_text(f'url = "{url}"\nredacted = "{paths}"\n')
+    cli = Cli(tmp_path)
+    words = ("--config", str(tmp_path / "holdfast.toml"))
+    for command in (["show", job_id], ["show", done], ["list"], ["why", job_id], ["watch", done]):
+        answers += [cli.run(*command, *words), cli.run(*command, *words, "--json")]
+    for answer in answers:
+        assert CANARY not in answer, answer
+        assert OTHER not in answer, answer
+
+
+def test_in_log_lines() -> None:
+    app, stream = Holdfast("sqlite:///:memory:", redacted="error", log_format="json"), io.StringIO()
+    finish = configure_logs(app.settings, app.events, stream=stream)
+    app.events.emit(JobDead(job_id="x", job_type="t", attempt=1, reason="budget", error=CANARY, seconds=1.0))
+    finish()
+    assert json.loads(stream.getvalue())["error"] == "[redacted]"

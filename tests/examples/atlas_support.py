@@ -152,7 +152,8 @@ class Instance(Program):
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Said:
         """One request on a connection of its own."""
         address = f"http://127.0.0.1:{self.port}{path}"
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        given = {} if body is None else {"Content-Type": "application/json"}
+        named = given | {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(address, data=body, method=method, headers=named)
         began = time.monotonic()
         status, text = asked(request)

@@ -103,7 +103,7 @@ class Delayed:
                 program = Program(["delayed_queue", "server"], self.folder, environment)
                 server.program = stack.enter_context(program)
             for server in servers:
-                server.program.says("answering")
+                server.program.says("api_started")
             yield servers
 
     def free_port(self) -> int:
@@ -201,7 +201,8 @@ class Server:
     def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
         """GET, or POST where there is a body; status and document."""
         text = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        status, answer = asked(urllib.request.Request(self.url + path, data=text))  # noqa: S310 - ours, on this host
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        status, answer = asked(urllib.request.Request(self.url + path, text, headers))  # noqa: S310 - ours, on this host
         return status, json.loads(answer)
 
     def schedule(self, payload: Any, **when: float) -> str:

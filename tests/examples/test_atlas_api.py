@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from tests.examples.atlas_support import Atlas, Instance
-from tests.examples.common import PATIENCE, until
+from tests.examples.common import PATIENCE, asked, until
 from tests.support.postgres import Postgres
 
 pytestmark = pytest.mark.timeout(400)
@@ -113,7 +114,7 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
     "NUL": (b'{"job_type": "a", "payload": "\\u0000"}', 422, "payload"),
     "no text": (b'{"job_type": "a", "payload": "\xff"}', 400, "body"),
     "too large": (b'{"job_type": "a", "payload": "%s"}' % (b"x" * 300_000), 413, "payload"),
-    "far too large": (b"x" * 1_100_000, 413, "Content-Length"),
+    "far too large": (b"x" * 1_100_000, 413, "body"),
 }
 
 
@@ -128,7 +129,8 @@ def test_j66_j67_what_is_wrong_is_refused_whole(atlas: Atlas, api: Instance) -> 
     assert api.get("/jobs/00000000-0000-7000-8000-000000000000").status == 404
     assert api.get("/jobs/no-uuid").status == 422
     assert api.get("/nothing").status == 404
-    assert api.ask("POST", "/metrics", b"").status == 404
+    assert api.ask("POST", "/metrics", b"").status == 405
+    assert api.ask("POST", "/jobs", b'{"job_type": "a"}', Content_Type="text/plain").status == 415
     assert atlas.value("select count(*) from jobs") == 0
 
 
@@ -208,7 +210,14 @@ def _check_counts(atlas: Atlas, api: Instance, by_worker: dict[str, dict[str, in
     assert metrics.document["byWorker"] == by_worker
     # Failures: one each of the dead job, the one that recovered and the two that wait.
     assert metrics.document["attemptDistribution"] == {"0": 11, "1": 4}
+    assert b"holdfast_" in _text(api, "/metrics", Accept="text/plain"), "what a Prometheus asks for"
     assert metrics.document["scheduledForRetry"] == 3, "two retries, and the one that was submitted for later"
+
+
+def _text(api: Instance, path: str, **headers: str) -> bytes:
+    status, text = asked(urllib.request.Request(f"http://127.0.0.1:{api.port}{path}", headers=headers))
+    assert status == 200
+    return text
 
 
 TEN_MINUTES_OLDER = """update holdfast.job set created_at = created_at - 600000000, started_at = started_at - 600000000,
@@ -250,13 +259,13 @@ def test_j65_j77_j78_j79_one_command_answers_on_its_port_and_runs_jobs_under_its
         assert names[named.process.pid] == "worker-8080"
         assert len(names[unnamed.process.pid]) > 15, "made up, and never twice the same"
         _refused(atlas, f"cannot listen on 127.0.0.1:{named.port}", SERVER_PORT=str(named.port))
-        _refused(atlas, "SERVER_PORT: 'x' is not valid", SERVER_PORT="x", ATLAS_SCHEDULING_ENABLED="false")
+        _refused(atlas, "SERVER_PORT: 'x' is not valid", 2, SERVER_PORT="x", ATLAS_SCHEDULING_ENABLED="false")
         _refused(atlas, "HOLDFAST_LEASE: ", HOLDFAST_LEASE="x")
 
 
-def _refused(atlas: Atlas, why: str, **variables: str) -> None:
+def _refused(atlas: Atlas, why: str, code: int = 78, **variables: str) -> None:
     with Instance(atlas, "third", **variables) as third:
-        assert third.process.wait(PATIENCE) == 78
+        assert third.process.wait(PATIENCE) == code
         assert why in third.log()
         assert "Traceback" not in third.log()
 

@@ -208,6 +208,8 @@ def test_j15_the_compose_file_has_the_postgresql_of_the_settings() -> None:
     said = {name: re.search(rf"POSTGRES_{name}: (\w+)", compose) for name in ("DB", "USER", "PASSWORD")}
     words = {name: found[1] for name, found in said.items() if found is not None}
     assert "image: postgres:16" in compose
+    assert f"HOLDFAST_URL: postgresql://{words['USER']}:{words['PASSWORD']}@postgres:5432/{words['DB']}\n" in compose
+    assert (EXAMPLE / "Dockerfile").is_file()
     assert '"127.0.0.1:5432:5432"' in compose
     assert f'"postgresql://{words["USER"]}:{words["PASSWORD"]}@127.0.0.1:5432/{words["DB"]}"' in settings
 

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 
 import pytest
 
-from tests.examples.common import PATIENCE
+from tests.examples.common import PATIENCE, asked
 from tests.examples.delayed_support import SECOND, Delayed
 from tests.examples.programs import ROOT
 
@@ -61,7 +62,7 @@ REFUSED = {
     "too far": ({"payload": 1, "dueTime": 10**18}, 422, "dueTime"),
     "back in time": ({"payload": 1, "delay": -1}, 422, "delay"),
     "too large": ({"payload": "x" * 300_000}, 413, "payload"),
-    "far too large": (b"x" * 1_100_000, 413, "Content-Length"),
+    "far too large": (b"x" * 1_100_000, 413, "body"),
 }
 
 
@@ -74,11 +75,19 @@ def test_d34_d35_d37_d46_the_same_twice_is_two_jobs_and_what_is_wrong_is_none(de
             time.sleep(0.002)
         assert sorted(set(ids)) == ids
         for what, (body, status, named) in REFUSED.items():
-            answered, document = server.ask("/jobs", body)
-            assert (answered, named in document["error"]) == (status, True), (what, document)
+            try:
+                answered, document = server.ask("/jobs", body)
+            except OSError:  # it answered, and hung up on a body it does not want
+                assert what == "far too large"
+            else:
+                assert (answered, named in document["error"]) == (status, True), (what, document)
         assert server.ask("/jobs/01ARZ3NDEKTSV4RRFFQ69G5FAV")[0] == 404
         assert server.ask("/jobs/nobody")[0] == 422
         assert server.ask("/elsewhere")[0] == 404
+        text = urllib.request.Request(server.url + "/jobs", b'{"payload": 1}')  # noqa: S310 - as a form of a foreign page would
+        assert asked(text)[0] == 415
+        assert server.ask("/v1/jobs/" + ids[0])[1]["status"] == "scheduled"
+        assert server.ask("/health") == (200, {"status": "ok", "service": "delayed-queue"})
         assert delayed.places() == {"jobs": ids, "dueJobs": [], "unackedJobs": []}
 
 

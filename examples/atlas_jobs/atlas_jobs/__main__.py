@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import functools
 import os
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 from atlas_jobs.server import serving
 from holdfast import Holdfast, HoldfastError
 from holdfast.observe.logs import configure_logs
 from holdfast.worker import run_worker
 
+Served = Callable[[Holdfast], AbstractAsyncContextManager[None]]
+
 
 def main() -> int:
     """Run until SIGTERM or SIGINT; the exit code. ATLAS_SCHEDULING_ENABLED=false leaves the jobs to other instances."""
+    parser = argparse.ArgumentParser(prog="python -m atlas_jobs")
+    parser.add_argument("--exposed", action="store_true", help="serve other hosts, whoever they are")
+    exposed = parser.parse_args().exposed
     try:
         from atlas_jobs.app import app  # here, so that a wrong setting is told without a traceback
 
         finish_logs = configure_logs(app.settings, app.events)
         try:
-            return _run(app)
+            return _run(app, functools.partial(serving, exposed=exposed))
         finally:
             finish_logs()
     except HoldfastError as error:
@@ -28,19 +37,19 @@ def main() -> int:
         return error.exit_code
 
 
-def _run(app: Holdfast) -> int:
+def _run(app: Holdfast, served: Served) -> int:
     if os.environ.get("ATLAS_SCHEDULING_ENABLED", "").strip().lower() in ("false", "0", "no", "off"):
-        asyncio.run(_only_answer(app))
+        asyncio.run(_only_answer(app, served))
         return 0
-    app.lifespan(serving)
+    app.lifespan(served)
     return run_worker(app, app.settings)
 
 
-async def _only_answer(app: Holdfast) -> None:
+async def _only_answer(app: Holdfast, served: Served) -> None:
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
-    async with app, serving(app):
+    async with app, served(app):
         await told.wait()
 
 

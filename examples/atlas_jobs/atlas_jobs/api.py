@@ -1,39 +1,38 @@
-"""Atlas Jobs' routes. They know nothing of sockets: a request in, an answer out."""
+"""Atlas Jobs' routes, and beside them the whole of Holdfast's API."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
 from atlas_jobs.table import Table
-from holdfast import Holdfast, HoldfastError, Invalid, NotFound
+from holdfast import Holdfast, HoldfastError, Invalid, Job, JobState
+from holdfast.job import Attempt, instant
+from holdfast.web import asgi
 
 RECENT_MINUTES = 5
 _MOST_MINUTES = 525_600  # a year
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a client asks."""
-
-    method: str
-    path: str
-    query: Mapping[str, str] = field(default_factory=dict)
-    key: str | None = None
-    body: bytes = b""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What it is told: a status of HTTP and a JSON document."""
-
-    status: int
-    document: Any
+_LARGEST = 1 << 20  # bytes of a body
+_PATIENCE = 30.0  # seconds a body may take to arrive
+_STATUSES = {
+    JobState.RUNNING: "RUNNING",
+    JobState.SUCCEEDED: "SUCCEEDED",
+    JobState.DEAD: "DEAD_LETTERED",
+    JobState.CANCELLED: "CANCELLED",
+}
+_KIND_OF_ERROR = re.compile(r"^[A-Z]\w*: ")
 
 
 class Wanted(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,52 +44,119 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True):
     idempotency_key: str | None = None
 
 
-class Api:
-    """Submits through Holdfast and reads through the table."""
+def site(app: Holdfast, table: Table) -> Starlette:
+    """The ASGI application."""
+    routes = _Routes(app, table)
+    errors = (HTTPException, HoldfastError, msgspec.DecodeError, UnicodeDecodeError, OSError, *_AWAY)
+    return Starlette(
+        routes=[
+            Route("/jobs", routes.submit, methods=["POST"]),
+            Route("/jobs/{job_id}", routes.show),
+            Route("/debug/workers", routes.by_worker),
+            Route("/debug/workers/summary", routes.by_status),
+            Route("/metrics", routes.metrics),
+            Mount("/", routes.holdfast),
+        ],
+        exception_handlers=dict.fromkeys(errors, _refused),
+    )
+
+
+_AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+class _Routes:
+    """What each of them answers: submissions and jobs through Holdfast, counts through the table."""
 
     def __init__(self, app: Holdfast, table: Table) -> None:
         self._app = app
         self._table = table
+        self.holdfast = asgi(app)
 
-    async def answer(self, request: Request) -> Answer:
-        """The answer to any request; it does not raise."""
-        try:
-            return await self._routed(request)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return Answer(400, {"error": f"body: {error}"})
-        except HoldfastError as error:
-            return Answer(error.http_status, {"error": str(error)})
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            return Answer(503, {"error": f"the database does not answer: {type(error).__name__}"})
-
-    async def _routed(self, request: Request) -> Answer:
-        match request.method, request.path.strip("/").split("/"):
-            case "POST", ["jobs"]:
-                return await self._submit(request)
-            case "GET", ["jobs", job_id]:
-                return Answer(200, await self._job(_uuid(job_id)))
-            case "GET", ["debug", "workers"]:
-                return Answer(200, await self._table.by_worker())
-            case "GET", ["debug", "workers", "summary"]:
-                return Answer(200, await self._table.by_status())
-            case "GET", ["metrics"]:
-                return Answer(200, await self._table.metrics(_minutes(request.query)))
-        raise NotFound(f"there is no {request.method} {request.path}")
-
-    async def _submit(self, request: Request) -> Answer:
-        wanted = msgspec.json.decode(request.body, type=Wanted)
-        options: dict[str, Any] = {"key": wanted.idempotency_key if request.key is None else request.key}
+    async def submit(self, request: Request) -> Response:
+        wanted = msgspec.json.decode(await _body(request), type=Wanted)
+        header = request.headers.get("Idempotency-Key")
+        options: dict[str, Any] = {"key": wanted.idempotency_key if header is None else header}
         if wanted.max_attempts is not None:
             options["max_attempts"] = wanted.max_attempts
         draft = self._app.draft(wanted.job_type, {"payload": _text(wanted.payload)}, **options)
         handle = await self._app.submit(draft)
-        return Answer(201 if handle.created else 200, await self._job(UUID(handle.id)))
+        return _answer(201 if handle.created else 200, await self._job(handle.id))
 
-    async def _job(self, job_id: UUID) -> dict[str, Any]:
-        job = await self._table.job(job_id)
-        if job is None:
-            raise NotFound(f"there is no job {job_id}")
-        return job
+    async def show(self, request: Request) -> Response:
+        return _answer(200, await self._job(_uuid(request.path_params["job_id"])))
+
+    async def _job(self, job_id: str) -> dict[str, Any]:
+        job = await self._app.get(job_id)
+        return shown(job, await self._app.attempts(job_id) if job.claims else [])
+
+    async def by_worker(self, request: Request) -> Response:
+        return _answer(200, await self._table.by_worker())
+
+    async def by_status(self, request: Request) -> Response:
+        return _answer(200, await self._table.by_status())
+
+    async def metrics(self, request: Request) -> ASGIApp:
+        """JSON; to a Prometheus, which asks for text, what Holdfast has for it."""
+        if "text/plain" in request.headers.get("accept", ""):
+            return self.holdfast
+        return _answer(200, await self._table.metrics(_minutes(request.query_params)))
+
+
+def shown(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """A job by the names of Atlas Jobs' columns, as the view ``jobs`` has it."""
+    changed = [job.created_at_us, job.started_at_us, job.ended_at_us, *(each.ended_at_us for each in attempts)]
+    return {
+        "job_id": job.id,
+        "status": status(job.state),
+        "job_type": job.task,
+        "payload": msgspec.json.decode(job.payload).get("payload", job.payload),
+        "attempt_count": job.failures,
+        "max_attempts": job.max_attempts,
+        "idempotency_key": job.key,
+        "last_error": None if job.error is None else _KIND_OF_ERROR.sub("", job.error),
+        "next_run_at": instant(job.run_at_us),
+        "worker_id": job.worker,
+        "created_at": job.created_at,
+        "updated_at": instant(max(each for each in changed if each is not None)),
+    }
+
+
+def status(state: JobState) -> str:
+    """Atlas' word: what waits, and what is to be tried again, is QUEUED."""
+    return _STATUSES.get(state, "QUEUED")
+
+
+async def _body(request: Request) -> bytes:
+    """The body, as JSON and within limits: a page of another site cannot send that without asking first."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "Content-Type: send application/json")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > _LARGEST:
+                    raise HTTPException(413, f"body: give at most {_LARGEST} bytes", {"connection": "close"})
+    except TimeoutError:
+        raise HTTPException(408, f"body: send it within {_PATIENCE:g} s", {"connection": "close"}) from None
+    return bytes(body)
+
+
+def _answer(status: int, document: Any, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(document), status, headers, "application/json")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    match error:
+        case HTTPException():
+            return _answer(error.status_code, {"error": error.detail}, error.headers)
+        case HoldfastError():
+            retry = {"retry-after": "2"} if error.http_status == 503 else None
+            return _answer(error.http_status, {"error": str(error)}, retry)
+        case msgspec.DecodeError() | UnicodeDecodeError():
+            return _answer(400, {"error": f"body: {error}"})
+    told = {"error": f"the database does not answer: {type(error).__name__}"}
+    return _answer(503, told, {"retry-after": "2"})
 
 
 def _text(payload: msgspec.Raw) -> str:
@@ -102,9 +168,9 @@ def _text(payload: msgspec.Raw) -> str:
     return text
 
 
-def _uuid(text: str) -> UUID:
+def _uuid(text: str) -> str:
     try:
-        return UUID(text)
+        return str(UUID(text))
     except ValueError:
         raise Invalid("job_id", text, "give a UUID") from None
 

@@ -15,11 +15,21 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from holdfast import Context, Dead, Holdfast, Settings
+from holdfast.config import SETTINGS
+
+SERVER_PORT = "SERVER_PORT"
+
+
+def _server_port() -> int | None:
+    text = os.environ.get(SERVER_PORT)
+    return SETTINGS["api_port"].kind.parse(SERVER_PORT, text) if text else None
+
 
 app = Holdfast(
     settings=Settings.load(
         path=Path(__file__).parents[1] / "holdfast.toml",
         worker_id=os.environ.get("ATLAS_WORKER_ID") or None,
+        api_port=_server_port(),
     )
 )
 

@@ -15,7 +15,8 @@ def main() -> int:
     starting = commands.add_parser("start", help="run Redis, the HTTP server and workers until Ctrl-C or stop")
     starting.add_argument("--workers", type=int, default=3, metavar="N", help="how many workers [3]")
     commands.add_parser("stop", help="stop what start has started in this directory, and remove it")
-    commands.add_parser("server", help="run the HTTP server alone, on SERVER_PORT [8080]")
+    serving = commands.add_parser("server", help="run the HTTP server alone, on SERVER_PORT [8080]")
+    serving.add_argument("--exposed", action="store_true", help="serve other hosts, without keys")
     commands.add_parser("submit-jobs", help="submit JOB_COUNT [10] jobs due within TIME_OFFSET_SEC [10] seconds")
     asked = parser.parse_args()
     try:
@@ -38,7 +39,7 @@ def _run(asked: argparse.Namespace) -> int:
     elif asked.command == "server":
         from delayed_queue.server import serve
 
-        serve()
+        return serve(exposed=asked.exposed)
     else:
         from delayed_queue.submit import submit_jobs
 

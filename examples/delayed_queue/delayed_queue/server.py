@@ -1,24 +1,26 @@
-"""The HTTP API: schedule a job, look at one. The standard library's server, a thread for each client."""
+"""The HTTP API: schedule a job, look at one. Beside these routes stands the whole of Holdfast's API."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-from collections.abc import Mapping
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import asyncio
 from typing import Any
 
 import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
 
 from delayed_queue.app import app, callback
-from holdfast import ConfigError, HoldfastError, Invalid, NotFound
+from holdfast import HoldfastError, Invalid
 from holdfast.job import as_ulid, instant
+from holdfast.observe.logs import configure_logs
+from holdfast.web import asgi
+from holdfast.web.serve import serve as served
 
-HOST, PORT = "127.0.0.1", 8080
 _LARGEST = 1 << 20  # bytes of a body
-_PATIENCE = 30.0  # seconds a silent client may keep its connection
+_PATIENCE = 30.0  # seconds a body may take to arrive
 _INSTANTS = range(10**15, 10**16)  # microseconds since 1970, of 2001 to 2286. Others are mostly another unit
 
 
@@ -30,21 +32,21 @@ class Wanted(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     delay: float | None = None  # seconds from now
 
 
-def schedule(body: bytes) -> dict[str, Any]:
-    """Store a job; what the client is told."""
-    wanted = msgspec.json.decode(body, type=Wanted)
+async def schedule(request: Request) -> Response:
+    """POST /jobs: store a job; its id."""
+    wanted = msgspec.json.decode(await _body(request), type=Wanted)
     due = wanted.due_time
     if due is not None and due not in _INSTANTS:
         raise Invalid("dueTime", due, "give microseconds since 1970, 16 digits")
     run_at = None if due is None else instant(due)
-    handle = callback.options(run_at=run_at, delay=wanted.delay).sync.enqueue(wanted.payload)
-    return {"jobId": as_ulid(handle.id)}
+    handle = await callback.options(run_at=run_at, delay=wanted.delay).enqueue(wanted.payload)
+    return _answer(200, {"jobId": as_ulid(handle.id)})
 
 
-def show(job_id: str) -> dict[str, Any]:
-    """A job as it stands, times as in its hash."""
-    job = app.sync.get(job_id)
-    return {
+async def show(request: Request) -> Response:
+    """GET /jobs/{jobId}: a job as it stands, times as in its hash."""
+    job = await app.get(request.path_params["job_id"])
+    document = {
         "jobId": as_ulid(job.id),
         "state": job.state,
         "payload": msgspec.json.decode(job.payload)["payload"],
@@ -52,84 +54,53 @@ def show(job_id: str) -> dict[str, Any]:
         "pickupTime": job.started_at_us,
         "attempts": job.attempts,
     }
+    return _answer(200, document)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    timeout = _PATIENCE
-
-    def do_POST(self) -> None:
-        """POST /jobs. A body that is too large is heard to its end: who is still speaking does not hear an answer."""
-        length = self.headers.get("Content-Length") or "0"
-        if not length.isascii() or not length.isdigit() or len(length) > 12:
-            self.close_connection = True  # what follows is no request
-            self._tell(400, {"error": f"Content-Length: {length!r} is no number of bytes"})
-            return
-        body, rest = self.rfile.read(min(int(length), _LARGEST)), int(length) - _LARGEST
-        while rest > 0 and (piece := self.rfile.read(min(rest, _LARGEST))):
-            rest -= len(piece)
-        if int(length) > _LARGEST:
-            self._tell(413, {"error": f"Content-Length: {length} is not valid; give at most {_LARGEST}"})
-        else:
-            self._answer(body)
-
-    def do_GET(self) -> None:
-        """GET /jobs/{jobId}."""
-        self._answer(b"")
-
-    def _answer(self, body: bytes) -> None:
-        try:
-            self._tell(200, self._routed(body))
-        except msgspec.DecodeError as error:
-            self._tell(400, {"error": f"body: {error}"})
-        except HoldfastError as error:
-            self._tell(error.http_status, {"error": str(error)})
-
-    def _routed(self, body: bytes) -> dict[str, Any]:
-        match self.command, self.path.strip("/").split("/"):
-            case "POST", ["jobs"]:
-                return schedule(body)
-            case "GET", ["jobs", job_id]:
-                return show(job_id)
-        raise NotFound(f"there is no {self.command} {self.path}")
-
-    def _tell(self, status: int, document: Mapping[str, Any]) -> None:
-        body = msgspec.json.encode(document)
-        self.send_response(HTTPStatus(status))
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *values: object) -> None:
-        """Nothing: what happens to jobs stands in the workers' log."""
-
-
-def serve() -> None:
-    """Answer on SERVER_PORT until SIGTERM or SIGINT. A Redis that is not there or not ours is told at once."""
-    port = server_port()
-    app.sync.opened()
+async def _body(request: Request) -> bytes:
+    """The body, as JSON and within limits: a page of another site cannot send that without asking first."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "Content-Type: send application/json")
+    body = bytearray()
     try:
-        server = ThreadingHTTPServer((HOST, port), _Handler)
-    except OSError as error:
-        raise ConfigError(f"SERVER_PORT: cannot listen on {HOST}:{port}: {error.strerror}") from None
-    told = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
-    answering = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="http")
-    answering.start()
-    print(f"answering on http://{HOST}:{port}", flush=True)
-    told.wait()
-    server.shutdown()
-    answering.join()
-    server.server_close()
-    app.sync.close()
+        async with asyncio.timeout(_PATIENCE):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > _LARGEST:
+                    raise HTTPException(413, f"body: give at most {_LARGEST} bytes", {"connection": "close"})
+    except TimeoutError:
+        raise HTTPException(408, f"body: send it within {_PATIENCE:g} s", {"connection": "close"}) from None
+    return bytes(body)
 
 
-def server_port() -> int:
-    """The port that SERVER_PORT says; ConfigError where it is none."""
-    text = os.environ.get("SERVER_PORT") or str(PORT)
-    if not text.isascii() or not text.isdigit() or int(text[:9]) > 65535:
-        raise ConfigError(f"SERVER_PORT: {text!r} is not valid; give a port, 0 to 65535")
-    return int(text)
+def _answer(status: int, document: Any, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(document), status, headers, "application/json")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    match error:
+        case HTTPException():
+            return _answer(error.status_code, {"error": error.detail}, dict(error.headers or {}))
+        case HoldfastError():
+            retry = {"retry-after": "2"} if error.http_status == 503 else {}
+            return _answer(error.http_status, {"error": str(error)}, retry)
+    return _answer(400, {"error": f"body: {error}"})
+
+
+site = Starlette(
+    routes=[
+        Route("/jobs", schedule, methods=["POST"]),
+        Route("/jobs/{job_id}", show),
+        Mount("/", asgi(app)),
+    ],
+    exception_handlers=dict.fromkeys((HTTPException, HoldfastError, msgspec.DecodeError), _refused),
+)
+
+
+def serve(*, exposed: bool) -> int:
+    """Answer on SERVER_PORT until SIGTERM or SIGINT; the exit code."""
+    finish_logs = configure_logs(app.settings, app.events)
+    try:
+        return served(app, app.settings, exposed=exposed, site=site)
+    finally:
+        finish_logs()

@@ -11,7 +11,7 @@ from http.client import HTTPConnection, HTTPException
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from delayed_queue.server import HOST, server_port
+from delayed_queue.app import app
 from holdfast import ConfigError, Unavailable
 
 T = TypeVar("T", int, float)
@@ -24,13 +24,13 @@ _KINDS = {int: "a whole number", float: "a number"}
 def submit_jobs() -> Iterator[str]:
     """Submit JOB_COUNT jobs that fall due within TIME_OFFSET_SEC seconds from now; the id of each as it is accepted."""
     count, window = _number("JOB_COUNT", 10, most=1_000_000), _number("TIME_OFFSET_SEC", 10.0, most=366 * 86_400)
-    address = os.environ.get("API_URL") or f"http://{HOST}:{server_port()}"
+    address = os.environ.get("API_URL") or f"http://{app.settings.api_host}:{app.settings.api_port}"
     connection = HTTPConnection(urlsplit(address).netloc, timeout=30)
     try:
         for number in range(count):
             due = time.time() + LEAD + random.uniform(0, window)
             wanted = {"payload": f"job {number}", "dueTime": round(due * 1_000_000)}
-            connection.request("POST", "/jobs", json.dumps(wanted))
+            connection.request("POST", "/jobs", json.dumps(wanted), {"Content-Type": "application/json"})
             answer = connection.getresponse()
             told = json.loads(answer.read())
             if answer.status != 200:

@@ -351,6 +351,31 @@ class Pace(msgspec.Struct, frozen=True):
     after: timedelta = timedelta(0)
 
 
+class Ending(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """That a job ended, or that an attempt failed and the job goes on: ``state`` is where it was left then."""
+
+    job_id: str
+    task: str
+    queue: str
+    state: JobState
+    claims: int
+    attempt: int
+    worker: str | None
+    started_at_us: int | None
+    ended_at_us: int
+    reason: str | None
+    error: str | None
+
+
+class Endings(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of the feed of endings, in about the order of their instants. ``mark``: where the next piece begins."""
+
+    endings: list[Ending]
+    mark: str
+    more: bool = False  # there is a next piece already
+    gap: bool = False  # what was asked for is too long ago, or of another store: this is what comes from now on
+
+
 class Operated(msgspec.Struct, frozen=True):
     """What a bounded operation on many jobs did. ``more``: call again, matching jobs are left."""
 

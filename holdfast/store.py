@@ -36,6 +36,7 @@ from holdfast.job import (
     Completion,
     Delivered,
     Delivery,
+    Endings,
     Finding,
     Job,
     JobFilter,
@@ -138,7 +139,7 @@ class Store(Protocol):
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         """Return when one of the topics may have news, at the latest after ``timeout`` seconds.
 
-        Topics: ``queue:NAME`` or ``queue:*`` (something became ready), ``job:ID`` (it ended),
+        Topics: ``queue:NAME`` or ``queue:*`` (something became ready), ``job:ID`` (it ended), ``job:*`` (some job ended),
         ``worker:ID`` (an order, or a cancellation of one of its jobs). May return early, never late.
         """
 
@@ -214,6 +215,14 @@ class Store(Protocol):
         state, or all queues together of running or dead ones, it may be told fewer than there are."""
 
     async def workers(self) -> list[WorkerInfo]: ...
+
+    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> Endings:
+        """What ended, and which attempts failed, after a mark; None: from now on, which is no ending yet.
+
+        Passes nothing by, however late its transaction is committed, but what was replayed, deleted or pruned before
+        anybody asked. May tell again what it has told, where that was at most about a second ago. A mark that is older
+        than ``within`` is answered as a gap. Invalid for what is no mark.
+        """
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:

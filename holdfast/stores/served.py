@@ -16,6 +16,7 @@ from holdfast.job import (
     Attempt,
     Beat,
     Claim,
+    Endings,
     Job,
     JobFilter,
     JobState,
@@ -36,7 +37,7 @@ from holdfast.lifecycle import CANCELLABLE, DELETABLE
 from holdfast.log_lines import LogPage, Record
 from holdfast.portal import Portal
 from holdfast.store import AT_ONCE, Selection
-from holdfast.stores.verbs import Chosen, Wish, named, replayable
+from holdfast.stores.verbs import Chosen, Wish, awaited_jobs, named, replayable
 
 T = TypeVar("T")
 OpenedT = TypeVar("OpenedT", bound="Opened")
@@ -86,6 +87,12 @@ class Read(Protocol):
     async def over(self, job_ids: Sequence[str]) -> bool: ...
 
 
+class Feed(Protocol):
+    """What happened."""
+
+    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> Endings: ...
+
+
 class News(Protocol):
     """Waiting."""
 
@@ -107,6 +114,7 @@ class Opened(ABC):
     hot: Hot
     operate: Operate
     read: Read
+    feed: Feed
 
     def __init__(self) -> None:
         self._watching = asyncio.create_task(self._close_with_loop(), name="holdfast-connections")
@@ -227,8 +235,12 @@ class ServedStore(ABC, Generic[OpenedT]):
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         opened = self._open
-        awaited = [topic.removeprefix("job:") for topic in topics if topic.startswith("job:")]
-        await opened.news.wait(topics, timeout, lambda: opened.read.over(awaited))
+        awaited = awaited_jobs(topics)
+
+        async def settled() -> bool:
+            return bool(awaited) and await opened.read.over(awaited)
+
+        await opened.news.wait(topics, timeout, settled)
 
     # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
     async def promote(self, *, limit: int) -> int:
@@ -311,6 +323,9 @@ class ServedStore(ABC, Generic[OpenedT]):
 
     async def workers(self) -> list[WorkerInfo]:
         return await self._open.read.workers()
+
+    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> Endings:
+        return await self._open.feed.endings(after, limit=limit, within=within)
 
     async def now_us(self) -> int:
         return await self._open.read.now_us()

@@ -76,3 +76,8 @@ def line_page(lines: list[LogLine], limit: int) -> LogPage:
     """A page of ``limit`` lines, of which one more was asked for."""
     last = lines[limit - 1] if len(lines) > limit else None
     return LogPage(lines[:limit], None if last is None else f"{last.claims}-{last.number}")
+
+
+def awaited_jobs(topics: Sequence[str]) -> list[str]:
+    """The jobs whose endings these topics wait for; ``job:*`` stands for endings, but for no job."""
+    return [topic.removeprefix("job:") for topic in topics if topic.startswith("job:") and topic != "job:*"]

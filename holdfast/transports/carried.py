@@ -74,6 +74,7 @@ class Carried:
         self.record = store.record
         self.lines = store.lines
         self.workers = store.workers
+        self.endings = store.endings
         self.backup = store.backup
         self.repair = store.repair
         self.now_us = store.now_us

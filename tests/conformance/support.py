@@ -13,6 +13,7 @@ from holdfast.clock import ManualClock
 from holdfast.job import (
     TERMINAL,
     Claim,
+    Ending,
     Job,
     JobState,
     Lease,
@@ -178,3 +179,25 @@ def changed_ids(answers: Sequence[Operated]) -> list[str]:
 
 def pulse(worker: str = WORKER, **fields: Any) -> Pulse:
     return Pulse(**{"worker": worker, "host": "here", "pid": 1, "queues": "default", "concurrency": 1, **fields})
+
+
+class Follower:
+    """Asks for piece after piece."""
+
+    def __init__(self, store: Store, limit: int = 500) -> None:
+        self.store, self.limit = store, limit
+        self.mark = ""
+        self.gap = False
+
+    async def begin(self) -> None:
+        self.mark = (await self.store.endings(None, limit=self.limit, within=timedelta(hours=1))).mark
+
+    async def told(self) -> list[Ending]:
+        """What is new."""
+        found: list[Ending] = []
+        while True:
+            piece = await self.store.endings(self.mark, limit=self.limit, within=timedelta(hours=1))
+            self.mark, self.gap = piece.mark, piece.gap
+            found += piece.endings
+            if not piece.more:
+                return found

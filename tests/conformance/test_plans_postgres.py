@@ -23,6 +23,7 @@ from holdfast.stores.sql import load_statements
 from tests.conformance.support import ending, new_job, put, take
 from tests.support import postgres
 from tests.support.servers import until
+from tests.support.stores import migrations
 
 STATEMENTS = load_statements(files("holdfast.stores.postgres") / "queries.sql")
 STATISTICS = ("never analysed", "empty", "idle", "full")
@@ -52,7 +53,8 @@ FILL_REST = """
 insert into {schema}.key (key, job_id, keep_until)
 select 'key of ' || id, id, case when seq % 2 = 0 then {now} + 1000000 end from {schema}.job;
 insert into {schema}.tag (tag, job_id) select 'tagged', id from {schema}.job;
-insert into {schema}.attempt (job_id, claims, attempt, ended_at, state) select id, 1, 1, {now}, 3 from {schema}.job
+insert into {schema}.attempt (job_id, claims, attempt, ended_at, state)
+select id, 1, 1, {now} - seq, 3 from {schema}.job
 """
 
 
@@ -78,6 +80,8 @@ CLAIM = (
 )
 RUNNING = {"ids": ids(2), "claims": [1] * BATCH}
 ANYWHERE = {"anywhere": True, "promote": True}
+FEED = {"low": 0, "at": 0, "job": NOBODY, "claims": 0, "seen": "3:3:", "shown": f"{1 << 31}:{1 << 31}:", "top": 1 << 31}
+"""Everything there is, for who has seen nothing."""
 CASES = [
     Case("claim", (*CLAIM, "job_due(queue)")),
     Case("claim", (*CLAIM, "job_due(queue)"), {"ranks": [1] * 4, "run_ats": [NOW - 5000] * 4, "seqs": [9] * 4}),
@@ -114,7 +118,13 @@ CASES = [
     Case("outlived_keys", ("key_over(keep_until)",)),
     Case("cancel_unstarted", (BY_ID,), {"ids": ids(0)}),
     Case("cancel_running", (BY_ID,), {"ids": ids(2)}),
-    Case("replay", (BY_ID,), {"ids": ids(6)}),
+    Case("replay", (BY_ID,), {"ids": ids(6), "laters": [0] * BATCH}),
+    Case("endings", ("job_ended(state, ended_at)", "attempt_setback(ended_at)"), FEED),
+    Case(
+        "endings",
+        ("job_ended(state, ended_at)", "attempt_setback(ended_at)"),
+        FEED | {"low": NOW - ROWS // 2, "at": NOW - ROWS // 2},
+    ),
     Case("deletable", (BY_ID,), {"ids": ids(6)}),
     Case("lock_jobs", (BY_ID,)),
     Case("choose_again", (BY_ID,), {"ids": ids(6)}),
@@ -368,7 +378,11 @@ def test_a_plain_job_writes_one_row_three_times_and_nothing_else() -> None:
     server = postgres.shared()
     with server.fresh_schema() as schema, psycopg.connect(server.url(), autocommit=True) as connection:
         entries = asyncio.run(live(server.url(schema=schema), lambda: index_entries(connection, schema)))
-        expected = {"job": (BATCH, 2 * BATCH, 0), "identity": (1, 0, 0), "migration": (1, 0, 0)}
+        expected = {
+            "job": (BATCH, 2 * BATCH, 0),
+            "identity": (1, 0, 0),
+            "migration": (len(migrations("postgres")), 0, 0),
+        }
         # Its connections report what they did as they end.
         until(lambda: writes(connection, schema) == expected, f"{expected}")
     assert entries == [2 * BATCH] * 3

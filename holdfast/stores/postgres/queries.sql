@@ -441,7 +441,7 @@ returning id::text, worker;
 -- name: replay
 update holdfast.job j
 set state = case when d.later > 0 then 1 else 0 end, attempts = 0, losses = 0, reason = null, error = null, result = null,
-    ended_at = null, payload = coalesce(:payload, j.payload), run_at = d.later + :now
+    ended_at = null, ended_by = null, payload = coalesce(:payload, j.payload), run_at = d.later + :now
 from unnest(:ids::uuid[], :laters::bigint[]) as d (id, later)
 where j.id = d.id and ((j.state + 0) in (3, 6, 7) or (:force and j.state + 0 = 5))
 returning j.id::text, j.queue, j.state;
@@ -661,6 +661,37 @@ from holdfast.worker order by started_at;
 -- Which of these jobs have ended, or are gone.
 select d.id::text from unnest(:ids::uuid[]) as d (id) left join holdfast.job j on j.id = d.id
 where j.id is null or j.state + 0 >= 5;
+
+-- own: snapshot
+-- Which transactions are over, and an instant before.
+select :now, pg_current_snapshot()::text;
+
+-- own: endings
+-- What ended, and the attempts after which a job went on: what could be seen in the snapshot `shown`, but not in `seen`,
+-- behind a place and not before `low`.
+select * from (
+    (select e.* from unnest('{5,6,7}'::smallint[]) s (code) cross join lateral (
+        select j.id::text, j.task, j.queue, j.state, j.claims, j.attempts, j.worker, j.started_at, j.ended_at, j.reason, j.error
+        from holdfast.job j
+        where j.state >= 5 and (j.state, j.ended_at) >= (s.code, :low::bigint) and (j.state, j.ended_at) <= (s.code, 9223372036854775807)
+          and case when (j.ended_at, j.id, j.claims) > (:at::bigint, :job::uuid, :claims::bigint)
+            and not pg_visible_in_snapshot(coalesce(j.ended_by, holdfast.written_by(j.xmin, :top::bigint)), (select (:seen::text)::pg_snapshot))
+            and pg_visible_in_snapshot(coalesce(j.ended_by, holdfast.written_by(j.xmin, :top)), (select (:shown::text)::pg_snapshot))
+          then true else false end
+        order by j.state, j.ended_at, j.id, j.claims limit :limit) e)
+    union all
+    (select a.job_id::text, (select j.task from holdfast.job j where j.id = a.job_id),
+        (select j.queue from holdfast.job j where j.id = a.job_id),
+        a.state, a.claims, a.attempt, a.worker, a.started_at, a.ended_at, a.reason, a.error
+     from holdfast.attempt a
+     where a.state < 5 and a.ended_at >= :low
+       and case when (a.ended_at, a.job_id, a.claims) > (:at, :job, :claims)
+         and not pg_visible_in_snapshot(holdfast.written_by(a.xmin, :top), (select (:seen::text)::pg_snapshot))
+         and pg_visible_in_snapshot(holdfast.written_by(a.xmin, :top), (select (:shown::text)::pg_snapshot))
+       then true else false end
+     order by a.ended_at, a.job_id, a.claims limit :limit)
+) found
+order by ended_at, id, claims limit :limit;
 
 -- name: stuck
 select count(*) from holdfast.job where state = 2 and lease_until <= :now - 60000000;

@@ -12,6 +12,7 @@ from holdfast.store import Dialogue
 from holdfast.stores.postgres import care, within
 from holdfast.stores.postgres.announcing import Announcing
 from holdfast.stores.postgres.doctor import examine
+from holdfast.stores.postgres.feed import Feed
 from holdfast.stores.postgres.hot import Hot
 from holdfast.stores.postgres.links import Links, parse_url
 from holdfast.stores.postgres.news import News
@@ -131,6 +132,7 @@ class _Opened(Opened):
         self.hot = Hot(self.links, self.news, store.sql)
         self.operate = Operate(self.links, self.news, store.sql, self.hot.ready)
         self.read = Read(self.links, store.sql)
+        self.feed = Feed(self.links, store.sql)
         self.announcing = Announcing(self.links, store.sql)
         self._migrations = store.migrations
         super().__init__()

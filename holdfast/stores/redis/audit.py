@@ -21,7 +21,7 @@ _KIND = re.compile(rb"(-?\d+) \S+ (.*?)\n")
 _STATES = frozenset(b"queued scheduled running failed waiting succeeded dead cancelled".split())
 _TYPES = {
     b"hash": (b"counts", b"keys", b"ghosts", b"meta"),
-    b"zset": (b"chunks", b"queues", b"due", b"outlived", b"workers", b"ended:dead", b"ended:cancelled"),
+    b"zset": (b"chunks", b"queues", b"due", b"outlived", b"workers", b"ended:dead", b"ended:cancelled", b"setbacks"),
     b"list": (b"ended:succeeded",),
     b"set": (b"paused",),
     b"string": (b"seq",),

@@ -9,6 +9,7 @@ from holdfast.errors import ConfigError, Invalid
 from holdfast.job import Finding
 from holdfast.stores.redis import care, doctor, repair
 from holdfast.stores.redis.address import parse_url
+from holdfast.stores.redis.feed import Feed
 from holdfast.stores.redis.hot import Hot
 from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.news import News
@@ -68,6 +69,7 @@ class _Opened(Opened):
         self.news = News(self.links)
         read = Read(self.links, store.scripts, kinds)
         self.read = read
+        self.feed = Feed(self.links, store.scripts, read)
         self.hot = Hot(self.links, self.news, store.scripts, read, kinds)
         self.operate = Operate(self.links, self.news, store.scripts, read, kinds)
         self._scripts = store.scripts

@@ -11,6 +11,7 @@ from holdfast.job import (
     Attempt,
     Beat,
     Claim,
+    Endings,
     Job,
     JobFilter,
     Lease,
@@ -123,6 +124,10 @@ class UlidStore(RedisStore):
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> Operated:
         return _read_operated(await super().delete(_written_selection(selection), limit=limit))
+
+    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> Endings:
+        piece = await super().endings(after, limit=limit, within=within)
+        return replace(piece, endings=[replace(each, job_id=read(each.job_id)) for each in piece.endings])
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
     async def get(self, job_id: str) -> Job | None:

@@ -174,6 +174,10 @@ update holdfast_job
 set state = 6, reason = 'payload', error = :error, ended_at = :now, lease_until = null
 where seq = :seq;
 
+-- own: begin_writing
+-- Changes nothing, but waits for the turn to write.
+update holdfast_queue set paused = paused where false;
+
 -- own: complete
 -- The same as settle_succeeded for one job, on the connection of its handler.
 update holdfast_job
@@ -467,6 +471,41 @@ select name, paused from holdfast_queue;
 -- name: workers
 select id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until, ordered
 from holdfast_worker order by started_at;
+
+-- own: endings
+-- What ended behind a place, and the attempts after which a job went on.
+select * from (
+    select * from (
+        select j.id, j.task, j.queue, j.state, j.claims, j.attempts, j.worker, j.started_at, j.ended_at, j.reason, j.error
+        from holdfast_job j
+        where j.state >= 5 and j.state = 5 and j.ended_at >= :at and (j.ended_at, j.id, j.claims) > (:at, :job, :claims)
+        order by j.ended_at, j.id, j.claims limit :limit)
+    union all
+    select * from (
+        select j.id, j.task, j.queue, j.state, j.claims, j.attempts, j.worker, j.started_at, j.ended_at, j.reason, j.error
+        from holdfast_job j
+        where j.state >= 5 and j.state = 6 and j.ended_at >= :at and (j.ended_at, j.id, j.claims) > (:at, :job, :claims)
+        order by j.ended_at, j.id, j.claims limit :limit)
+    union all
+    select * from (
+        select j.id, j.task, j.queue, j.state, j.claims, j.attempts, j.worker, j.started_at, j.ended_at, j.reason, j.error
+        from holdfast_job j
+        where j.state >= 5 and j.state = 7 and j.ended_at >= :at and (j.ended_at, j.id, j.claims) > (:at, :job, :claims)
+        order by j.ended_at, j.id, j.claims limit :limit)
+    union all
+    select * from (
+        select j.id, j.task, j.queue, a.state, a.claims, a.attempt, a.worker, a.started_at, a.ended_at, a.reason, a.error
+        from holdfast_attempt a cross join holdfast_job j on j.seq = a.job_seq
+        where a.state < 5 and a.ended_at >= :at and (a.ended_at, j.id, a.claims) > (:at, :job, :claims)
+        order by a.ended_at, j.id, a.claims limit :limit)
+) order by ended_at, id, claims limit :limit;
+
+-- own: last_ended
+select max(at) from (
+    select (select ended_at from holdfast_job where state >= 5 and state = 5 and ended_at > 0 order by ended_at desc limit 1) as at
+    union all select (select ended_at from holdfast_job where state >= 5 and state = 6 and ended_at > 0 order by ended_at desc limit 1)
+    union all select (select ended_at from holdfast_job where state >= 5 and state = 7 and ended_at > 0 order by ended_at desc limit 1)
+    union all select (select ended_at from holdfast_attempt where state < 5 and ended_at > 0 order by ended_at desc limit 1));
 
 -- name: stuck
 select count(*) from holdfast_job where state = 2 and lease_until <= :before;

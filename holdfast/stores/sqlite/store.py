@@ -20,6 +20,7 @@ from holdfast.job import (
     Beat,
     Claim,
     Completion,
+    Endings,
     Finding,
     Job,
     JobFilter,
@@ -44,12 +45,13 @@ from holdfast.store import AT_ONCE, Dialogue, Selection
 from holdfast.stores.sql import chosen_migrations, load_migrations, load_statements
 from holdfast.stores.sqlite import care, within
 from holdfast.stores.sqlite.connection import check_owner, check_place, connect, create_private, translated
+from holdfast.stores.sqlite.feed import Feed
 from holdfast.stores.sqlite.hot import Hot
 from holdfast.stores.sqlite.operate import Operate
 from holdfast.stores.sqlite.read import Read
 from holdfast.stores.sqlite.wake import Wakes
 from holdfast.stores.sqlite.writer import Transaction, Writer
-from holdfast.stores.verbs import Chosen, Wish, named, replayable
+from holdfast.stores.verbs import Chosen, Wish, awaited_jobs, named, replayable
 
 T = TypeVar("T")
 
@@ -74,6 +76,7 @@ class SQLiteStore:
         self._hot = Hot(self._sql)
         self._operate = Operate(self._sql)
         self._read = Read(self._sql)
+        self._feed = Feed(self._sql)
         self._opened: _Opened | None = None
         self._lock = threading.Lock()
 
@@ -187,7 +190,7 @@ class SQLiteStore:
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         opened = self._open
-        awaited = [topic.removeprefix("job:") for topic in topics if topic.startswith("job:")]
+        awaited = awaited_jobs(topics)
 
         def settled() -> bool:
             return bool(awaited) and opened.glance.look(lambda reader: self._read.over(reader, awaited))
@@ -205,7 +208,7 @@ class SQLiteStore:
         return self._hot.submission(jobs, self._now())
 
     def completion(self, lease: Lease, result: str | None) -> Dialogue[Settled]:
-        return within.completion(self._sql, lease, result, self._now())
+        return within.completion(self._sql, lease, result, self._now)
 
     async def completed(self, lease: Lease) -> Completion:
         return await self._open.writer.call(lambda transaction: within.completed(transaction, self._sql, lease))
@@ -301,6 +304,10 @@ class SQLiteStore:
 
     async def workers(self) -> list[WorkerInfo]:
         return await self._reading(lambda reader: self._read.workers(reader, self._now()))
+
+    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> Endings:
+        now_us = self._now()
+        return await self._reading(lambda reader: self._feed.endings(reader, now_us, after, limit=limit, within=within))
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:

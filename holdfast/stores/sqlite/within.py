@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from holdfast.errors import Invalid
@@ -26,9 +26,13 @@ def recognition(path: str) -> Dialogue[None]:
         yield Statement("pragma wal_autocheckpoint=0")  # see connection.py: ours run alone
 
 
-def completion(statements: Mapping[str, str], lease: Lease, result: str | None, now_us: int) -> Dialogue[Settled]:
-    """End the job as succeeded, under its lease."""
-    done = yield Statement(statements["complete"], (lease.job_id, lease.claims, result, now_us))
+def completion(
+    statements: Mapping[str, str], lease: Lease, result: str | None, now: Callable[[], int]
+) -> Dialogue[Settled]:
+    """End the job as succeeded, under its lease. The clock is read as the one who writes: no other's ending that is
+    dated later can be seen sooner."""
+    yield Statement(statements["begin_writing"])
+    done = yield Statement(statements["complete"], (lease.job_id, lease.claims, result, now()))
     standing = yield Statement(statements["completed"], (lease.job_id,))
     state = STATES[standing[0][0]] if standing else None
     return Settled(lease.job_id, lease.claims, bool(done), state)

@@ -12,6 +12,7 @@ local CHUNK, PIECES = 64, 8 -- a hash is small as long as none of its values is 
 local INDEXED = 64 -- jobs per piece of the index
 local REACH = 2000 -- how far from an end of a ready list its order is kept exactly
 local MOST = 200 -- jobs one script handles
+local SETBACKS = 10000 -- failed attempts that are kept for who follows what happens
 
 local now
 if ARGV[1] ~= '' then

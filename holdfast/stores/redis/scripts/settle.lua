@@ -6,6 +6,7 @@
 even_if_full()
 local answers, ended, settled, done = {}, {}, {}, 0
 local succeeded = {} -- how many, by kind
+local setbacks = 0
 local STAMP = NOW .. ':'
 local ENDED = { succeeded = true, dead = true, cancelled = true }
 local ENDS_CANCELLED = { failed = true, queued = true, scheduled = true, waiting = true }
@@ -79,6 +80,10 @@ local function let_go(n)
     end
     if not refund and state ~= 'succeeded' then
         record(id, v, claims, state, asked, error, traceback)
+    end
+    if not refund and state ~= 'succeeded' and not ENDED[state] then
+        setbacks = setbacks + 1
+        ours('ZADD', P .. 'setbacks', NOW, claims .. ' ' .. id)
     end
     local losses = expired and number(v[8]) + 1 or refund and number(v[8]) or 0
     local run_at = delay ~= '' and now + tonumber(delay) or number(v[9])
@@ -158,6 +163,12 @@ if done > 0 then
 end
 if #ended > 0 then
     ours('RPUSH', P .. 'ended:succeeded', unpack(ended))
+end
+if setbacks > 0 then
+    call('EXPIRE', P .. 'setbacks', 3600) -- as long as who follows what happens may be away
+    if call('ZCARD', P .. 'setbacks') > SETBACKS then
+        call('ZREMRANGEBYRANK', P .. 'setbacks', 0, -SETBACKS - 1)
+    end
 end
 for kind, number_of in pairs(succeeded) do
     local known = kind_of(kind)

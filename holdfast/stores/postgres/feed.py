@@ -1,0 +1,157 @@
+"""The feed of endings. Transactions are not seen in the order in which they began, or dated what they wrote: so a mark
+says which transactions had been seen, and the next piece is what has become visible since. See docs/adr/0026.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from holdfast.job import MICROSECOND, Ending, Endings
+from holdfast.stores.marks import Place, not_a_mark, place_of
+from holdfast.stores.postgres.links import Links
+from holdfast.stores.postgres.rows import from_text
+from holdfast.stores.postgres.statements import Query
+from holdfast.stores.sql import STATES
+
+LAG_US = 10_000_000
+"""How long after its begin a statement may get its transaction's number: as long as a statement may take."""
+_OPEN_US = 60_000_000  # how old a transaction may be that was open when a feed began
+_FIRST: Place = (0, "00000000-0000-0000-0000-000000000000", 0)
+_SNAPSHOT = r"\d{1,17}\.\d{1,18}(?:\.\d{1,18}-\d{1,17}){0,2000}"
+_MARK = re.compile(rf"({_SNAPSHOT})(?:~({_SNAPSHOT})~(\d{{1,17}})\.([0-9a-f-]{{36}})\.(\d{{1,18}}))?", re.ASCII)
+
+
+class Snapshot(NamedTuple):
+    """Which transactions were over: those whose number is below ``top`` and not among the ``running`` ones. For each of
+    these, the instant before which it can have dated nothing."""
+
+    at: int
+    top: int
+    running: Mapping[int, int]
+
+    @classmethod
+    def read(cls, text: str) -> Snapshot:
+        """From its text."""
+        at, top, *running = text.split(".")
+        pairs = (each.split("-") for each in running)
+        lows = {int(top) - int(below): int(at) - 1000 * int(age) for below, age in pairs}
+        return cls(int(at), int(top), lows)
+
+    def __str__(self) -> str:
+        running = (f".{self.top - xid}-{-(-(self.at - low) // 1000)}" for xid, low in sorted(self.running.items()))
+        return f"{self.at}.{self.top}" + "".join(running)
+
+    @property
+    def native(self) -> str:
+        """As PostgreSQL writes it."""
+        running = sorted(self.running)
+        return f"{min([self.top, *running])}:{self.top}:{','.join(map(str, running))}"
+
+    def followed_by(self, at: int, top: int, running: list[int]) -> Snapshot:
+        """A later one: what is new among the running ones began behind this one."""
+        return Snapshot(at, top, {xid: self.running.get(xid, self.at - LAG_US) for xid in running})
+
+    def low(self, later: Snapshot) -> int:
+        """Before which instant nothing is dated that became visible between this one and a later one."""
+        over = [low for xid, low in self.running.items() if xid not in later.running]
+        return min([self.at - LAG_US, *over])
+
+
+class Mark(NamedTuple):
+    """How far somebody has read: all that was ``seen``; and of what is ``shown`` since, up to a place."""
+
+    seen: Snapshot
+    shown: Snapshot | None = None
+    place: Place = _FIRST
+
+    @classmethod
+    def read(cls, text: str) -> Mark:
+        """From its text; Invalid for what is none."""
+        found = _MARK.fullmatch(text)
+        if found is None:
+            raise not_a_mark(text)
+        if found[2] is None:
+            return cls(Snapshot.read(found[1]))
+        return cls(Snapshot.read(found[1]), Snapshot.read(found[2]), (int(found[3]), found[4], int(found[5])))
+
+    def __str__(self) -> str:
+        if self.shown is None:
+            return str(self.seen)
+        at, job_id, claims = self.place
+        return f"{self.seen}~{self.shown}~{at}.{job_id}.{claims}"
+
+
+class Feed:
+    """The verb, over the store's named statements."""
+
+    def __init__(self, links: Links, statements: Mapping[str, Query]) -> None:
+        self._links = links
+        self._sql = statements
+
+    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> Endings:
+        """What became visible since a mark."""
+        mark = None if after is None else Mark.read(after)
+        ((at, native),) = await self._links.fetch(self._sql["snapshot"])
+        top, running = _read_native(native)
+        if mark is None or _is_gap(mark.seen, at, top, within):
+            begin = Snapshot(at, top, dict.fromkeys(running, at - _OPEN_US))
+            return Endings(endings=[], mark=str(Mark(begin)), gap=mark is not None)
+        shown = mark.shown or mark.seen.followed_by(at, top, running)
+        found = await self._between(mark, shown, limit + 1)
+        if len(found) > limit:
+            going_on = Mark(mark.seen, shown, place_of(found[limit - 1]))
+            return Endings(endings=_still_there(found[:limit]), mark=str(going_on), more=True)
+        return Endings(endings=_still_there(found), mark=str(Mark(shown)))
+
+    async def _between(self, mark: Mark, shown: Snapshot, limit: int) -> list[Ending]:
+        seen, (at, job_id, claims) = mark.seen, mark.place
+        if (seen.top, seen.running.keys()) == (shown.top, shown.running.keys()):
+            return []  # nobody has written anything since
+        rows = await self._links.fetch(
+            self._sql["endings"],
+            low=max(seen.low(shown), at),
+            at=at,
+            job=job_id,
+            claims=claims,
+            seen=seen.native,
+            shown=shown.native,
+            top=shown.top,
+            limit=limit,
+        )
+        return [_ending(row) for row in rows]
+
+
+def _read_native(text: str) -> tuple[int, list[int]]:
+    """The next transaction's number, and the running ones, from a snapshot as PostgreSQL writes it."""
+    _, top, running = text.split(":")
+    return int(top), [int(xid) for xid in running.split(",") if xid]
+
+
+def _is_gap(seen: Snapshot, at: int, top: int, within: timedelta) -> bool:
+    """Whether that is too long ago, or in no past of this server."""
+    return seen.top > top or not at - within // MICROSECOND <= seen.at <= at + _OPEN_US
+
+
+def _still_there(found: list[Ending]) -> list[Ending]:
+    """Without attempts of jobs that are just being deleted."""
+    return [each for each in found if each.task]
+
+
+def _ending(row: Any) -> Ending:
+    job_id, task, queue, code, claims, attempt, worker, started_at, ended_at, reason, error = row
+    return Ending(
+        job_id=job_id,
+        task=task or "",
+        queue=queue or "",
+        state=STATES[code],
+        claims=claims,
+        attempt=attempt,
+        worker=worker,
+        started_at_us=started_at,
+        ended_at_us=ended_at,
+        reason=reason,
+        error=None if error is None else from_text(error),
+    )

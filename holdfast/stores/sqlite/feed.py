@@ -1,0 +1,59 @@
+"""The feed of endings: one writer at a time, so what ends later is seen later."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.job import Ending, Endings
+from holdfast.stores.marks import Mark, piece
+from holdfast.stores.sql import STATES
+
+_LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+
+
+class Feed:
+    """The verb, over the store's named statements."""
+
+    def __init__(self, statements: Mapping[str, str]) -> None:
+        self._sql = statements
+
+    def endings(
+        self, reader: sqlite3.Connection, now_us: int, after: str | None, *, limit: int, within: timedelta
+    ) -> Endings:
+        """What came behind a mark."""
+        if after is None:
+            return self._from_now(reader, now_us)
+        mark = Mark.read(after)
+        if mark.is_gap(now_us, within):
+            return replace(self._from_now(reader, now_us), gap=True)
+        at, job_id, claims = mark.begin
+        values = {"at": at, "job": job_id, "claims": claims, "limit": limit + 1}
+        found = [_ending(row) for row in reader.execute(self._sql["endings"], values)]
+        return piece(mark, found, limit, now_us)
+
+    def _from_now(self, reader: sqlite3.Connection, now_us: int) -> Endings:
+        """Behind the last ending there is, not behind now: a caller's open transaction may hold one from before."""
+        (last,) = reader.execute(self._sql["last_ended"]).fetchone()
+        return Endings(endings=[], mark=str(Mark(now_us, last or 0, _LAST_ID)))
+
+
+def _ending(row: tuple[Any, ...]) -> Ending:
+    job_id, task, queue, code, claims, attempt, worker, started_at, ended_at, reason, error = row
+    return Ending(
+        job_id=job_id,
+        task=task,
+        queue=queue,
+        state=STATES[code],
+        claims=claims,
+        attempt=attempt,
+        worker=worker,
+        started_at_us=started_at,
+        ended_at_us=ended_at,
+        reason=reason,
+        error=error,
+    )

@@ -1,0 +1,219 @@
+"""The feed of endings: what happened is told to who asks again and again, and nothing is passed by."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.errors import Invalid
+from holdfast.job import Ending, JobFilter, JobState, Reason
+from holdfast.store import Store
+from tests.conformance.support import (
+    WORKER,
+    Follower,
+    Opener,
+    ended,
+    ending,
+    failing,
+    lose,
+    new_job,
+    put,
+    running,
+    settle,
+    take,
+)
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def follower(runner: asyncio.Runner, store: Store, clock: ManualClock) -> Follower:
+    follower = Follower(store)
+    runner.run(follower.begin())
+    clock.advance(5)
+    return follower
+
+
+def brief(endings: list[Ending]) -> list[tuple[str, JobState]]:
+    return [(each.job_id, each.state) for each in endings]
+
+
+async def test_every_way_to_end_is_told_once(store: Store, clock: ManualClock, follower: Follower) -> None:
+    expected = []
+    for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED):
+        expected.append((await ended(store, state), state))
+        clock.advance(5)
+    (waiting,) = await put(store)
+    await store.cancel([waiting])
+    clock.advance(5)
+
+    assert brief(await follower.told()) == [*expected, (waiting, JobState.CANCELLED)]
+    clock.advance(5)
+    await put(store)
+    await take(store)
+    assert brief(await follower.told()) in ([], [(waiting, JobState.CANCELLED)])  # the last may be told again
+
+
+async def test_an_ending_says_what_its_job_was(store: Store, clock: ManualClock, follower: Follower) -> None:
+    (job_id,) = await put(store, new_job(task="email.send", queue="mail"))
+    (job,) = await take(store, wants={"mail": 1})
+    clock.advance(3)
+    started = clock()
+    await store.settle([ending(job, JobState.DEAD, reason=Reason.NON_RETRYABLE, error="no such address")])
+
+    (told,) = await follower.told()
+
+    assert told == Ending(
+        job_id=job_id,
+        task="email.send",
+        queue="mail",
+        state=JobState.DEAD,
+        claims=1,
+        attempt=1,
+        worker=WORKER,
+        started_at_us=started - 3_000_000,
+        ended_at_us=started,
+        reason=Reason.NON_RETRYABLE,
+        error="no such address",
+    )
+
+
+async def test_failed_attempts_are_told_and_the_end_after_them(
+    store: Store, clock: ManualClock, follower: Follower
+) -> None:
+    job = await running(store)
+    await store.settle([failing(job, "first")])
+    clock.advance(5)
+    (job,) = await take(store)
+    await lose(store, clock, job)
+    clock.advance(5)
+    (job,) = await take(store, suspects=1)
+    await settle(store, job)
+
+    told = await follower.told()
+
+    assert [(each.state, each.attempt, each.claims) for each in told] == [
+        (JobState.FAILED, 1, 1),
+        (JobState.QUEUED, 2, 2),
+        (JobState.SUCCEEDED, 3, 3),
+    ]
+    assert [each.reason for each in told] == [Reason.ERROR, Reason.CRASHED, None]
+    assert told[0].error == "first"
+
+
+async def test_a_release_is_no_failure(store: Store, clock: ManualClock, follower: Follower) -> None:
+    job = await running(store)
+    await settle(store, job, JobState.QUEUED, reason=Reason.RELEASED, refund=True)
+
+    assert await follower.told() == []
+
+
+async def test_a_long_backlog_is_told_in_pieces(store: Store, clock: ManualClock, follower: Follower) -> None:
+    follower.limit = 7
+    jobs = await put(store, *[new_job() for _ in range(45)])
+    for number in range(9):
+        batch = await take(store, limit=5)
+        first, *rest = batch
+        await store.settle([failing(first, delay=HOUR), *[ending(job, JobState.SUCCEEDED) for job in rest]])
+        clock.advance(1 + number % 2)
+
+    told = await follower.told()
+
+    assert Counter(each.job_id for each in told) == Counter(jobs)
+    assert [each.ended_at_us for each in told] == sorted(each.ended_at_us for each in told)
+    assert Counter(each.state for each in told) == {JobState.SUCCEEDED: 36, JobState.FAILED: 9}
+
+
+async def test_nothing_is_passed_by_while_others_settle(store: Store, opener: Opener, clock: ManualClock) -> None:
+    """Writers that settle at once, and who follows asks in between; time goes on."""
+    others = [await opener() for _ in range(3)]
+    follower = Follower(store, limit=20)
+    await follower.begin()
+    clock.advance(5)
+    jobs = await put(store, *[new_job() for _ in range(120)])
+    told: Counter[str] = Counter()
+    done = asyncio.Event()
+
+    async def settling(each: Store) -> None:
+        while batch := await take(each, limit=4):
+            clock.advance(0.01)
+            await each.settle([ending(job, JobState.SUCCEEDED) for job in batch])
+
+    async def following() -> None:
+        over = False
+        while not over:
+            over = done.is_set()
+            told.update(each.job_id for each in await follower.told())
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(following())
+        await asyncio.gather(*[settling(each) for each in others])
+        done.set()
+        await task
+
+    assert set(told) == set(jobs)
+
+
+async def test_what_was_replayed_or_deleted_since_is_no_ending(
+    store: Store, clock: ManualClock, follower: Follower
+) -> None:
+    replayed = await ended(store, JobState.DEAD)
+    deleted = await ended(store, JobState.SUCCEEDED)
+    stays = await ended(store, JobState.DEAD)
+    await store.replay([replayed])
+    await store.delete([deleted])
+
+    assert brief(await follower.told()) == [(stays, JobState.DEAD)]
+    clock.advance(5)
+    (job,) = await take(store)
+    await settle(store, job)
+    told = [each for each in await follower.told() if each.job_id != stays]
+    assert [(each.job_id, each.claims) for each in told] == [(replayed, 2)]
+
+
+async def test_who_was_away_for_too_long_is_told_so(store: Store, clock: ManualClock, follower: Follower) -> None:
+    await ended(store, JobState.SUCCEEDED)
+    clock.advance(3601)
+
+    assert (await follower.told(), follower.gap) == ([], True)
+    clock.advance(5)
+    job_id = await ended(store, JobState.SUCCEEDED)
+    assert (brief(await follower.told()), follower.gap) == ([(job_id, JobState.SUCCEEDED)], False)
+
+
+async def test_silence_is_no_absence(store: Store, clock: ManualClock, follower: Follower) -> None:
+    for _ in range(3):
+        clock.advance(3000)
+        assert (await follower.told(), follower.gap) == ([], False)
+    job_id = await ended(store, JobState.SUCCEEDED)
+    assert (brief(await follower.told()), follower.gap) == ([(job_id, JobState.SUCCEEDED)], False)
+
+
+@pytest.mark.parametrize("mark", ["", "no", "1.2.3.4.5.6.x", "9" * 40, "1.1~1.1", "-1.-1", "1.1.1-", "٣.٣", "a" * 5000])
+async def test_what_is_no_mark_is_refused(store: Store, mark: str) -> None:
+    with pytest.raises(Invalid, match="after: "):
+        await store.endings(mark, limit=10, within=HOUR)
+
+
+async def test_a_mark_that_was_never_given_harms_nobody(store: Store, clock: ManualClock, follower: Follower) -> None:
+    job_id = await ended(store, JobState.SUCCEEDED)
+    for mark in ("0.0", "1.99999999999999999", f"{clock()}.{10**16}", f"{clock() + 10**12}.1"):
+        await store.endings(mark, limit=10, within=HOUR)
+
+    assert brief(await follower.told()) == [(job_id, JobState.SUCCEEDED)]
+    assert await store.count(JobFilter()) == 1
+
+
+async def test_a_wait_for_any_ending_ends_with_one(store: Store, opener: Opener) -> None:
+    other = await opener()
+    job = await running(store)
+    await store.wait(["job:*"], timeout=1)  # who begins to hear hears at once
+    waiting = asyncio.create_task(store.wait(["job:*"], timeout=300))
+    await other.settle([ending(job, JobState.SUCCEEDED)])
+
+    async with asyncio.timeout(60):
+        await waiting

@@ -1,0 +1,166 @@
+"""The feed of endings where transactions become visible in another order than they dated what they wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+
+from holdfast.clock import ManualClock
+from holdfast.job import Job, JobFilter, JobState
+from holdfast.store import Store
+from holdfast.stores.postgres.links import parse_url
+from tests.conformance.support import Follower, ending, new_job, put, stored, take
+
+FOREIGN = "create temporary table if not exists anything (n int); insert into anything values (1)"
+"""What gives a transaction its number, and nothing of ours to do."""
+
+
+@asynccontextmanager
+async def connected(store: Store) -> AsyncIterator[Any]:
+    """A connection of somebody else."""
+    link = await asyncpg.connect(parse_url(store.url).dsn)
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+async def complete(link: Any, store: Store, clock: ManualClock, job: Job) -> None:
+    """End a job within the transaction that is open there."""
+    said = json.dumps({"at": clock(), "id": job.id, "claims": job.claims, "result": None})
+    schema = parse_url(store.url).schema
+    assert await link.fetchval(f'select accepted from "{schema}".complete($1)', said)  # noqa: S608 - a name of ours
+
+
+async def begun(store: Store, clock: ManualClock) -> Follower:
+    follower = Follower(store)
+    await follower.begin()
+    clock.advance(1)
+    return follower
+
+
+def ids(told: list[Any]) -> list[str]:
+    return [each.job_id for each in told]
+
+
+async def test_who_commits_late_is_not_passed_by(store: Store, clock: ManualClock) -> None:
+    await put(store, *[new_job() for _ in range(3)])
+    late, quick, last = await take(store)
+    follower = await begun(store, clock)
+    async with connected(store) as link, link.transaction():
+        await complete(link, store, clock, late)
+        for job in (quick, last):  # dated later, and seen sooner, for a while
+            clock.advance(5)
+            await store.settle([ending(job, JobState.SUCCEEDED)])
+            assert ids(await follower.told()) == [job.id]
+        clock.advance(5)
+        assert await follower.told() == []
+    assert ids(await follower.told()) == [late.id]
+    assert await follower.told() == []
+
+
+async def test_who_ends_a_job_behind_a_savepoint_is_not_passed_by(store: Store, clock: ManualClock) -> None:
+    await put(store, *[new_job() for _ in range(2)])
+    within, other = await take(store)
+    follower = await begun(store, clock)
+    async with connected(store) as link, link.transaction():
+        async with link.transaction():
+            await complete(link, store, clock, within)
+        await store.settle([ending(other, JobState.SUCCEEDED)])
+        assert ids(await follower.told()) == [other.id]
+    assert ids(await follower.told()) == [within.id]
+    await store.replay([within.id], force=True)
+    (again,) = await take(store)
+    await store.settle([ending(again, JobState.DEAD)])
+    assert [(each.job_id, each.claims) for each in await follower.told()] == [(within.id, 2)]
+
+
+async def test_others_long_transactions_hold_up_nothing(store: Store, clock: ManualClock) -> None:
+    """However long somebody has one open on this server, what ends meanwhile is told, and once."""
+    async with connected(store) as link, link.transaction():
+        await link.execute(FOREIGN)
+        follower = await begun(store, clock)
+        for _ in range(10):
+            (job_id,) = await put(store)
+            (job,) = await take(store)
+            await store.settle([ending(job, JobState.SUCCEEDED)])
+            assert ids(await follower.told()) == [job_id]
+            clock.advance(300)
+    assert await follower.told() == []
+
+
+async def test_twenty_writers_that_commit_slowly_are_all_told_once(store: Store, clock: ManualClock) -> None:
+    """Some end jobs behind savepoints, some roll back, and some have written something of their own before."""
+    await put(store, *[new_job() for _ in range(200)])
+    jobs = await take(store, limit=200)
+    follower = await begun(store, clock)
+    follower.limit = 10
+    told: Counter[str] = Counter()
+    chance = random.Random(7)
+
+    async def writing(mine: list[Job]) -> None:
+        async with connected(store) as link:
+            for job in mine:
+                await _slowly(link, store, clock, job, chance)
+
+    async def following(writers: asyncio.Future[Any]) -> None:
+        over = False
+        while not over:
+            over = writers.done()
+            told.update(ids(await follower.told()))
+
+    writers = asyncio.gather(*[writing(jobs[n::20]) for n in range(20)])
+    await asyncio.gather(writers, following(writers))
+
+    succeeded = (await store.find(JobFilter(states=(JobState.SUCCEEDED,)), limit=500)).jobs
+    assert told == Counter(job.id for job in succeeded)
+    assert 100 < len(succeeded) < 200
+
+
+async def _slowly(link: Any, store: Store, clock: ManualClock, job: Job, chance: random.Random) -> None:
+    """End a job in a transaction that is open for a while."""
+    clock.advance(0.001)
+    transaction = link.transaction()
+    await transaction.start()
+    if chance.random() < 0.5:
+        await link.execute(FOREIGN)
+        await asyncio.sleep(chance.random() * 0.02)
+    if chance.random() < 0.5:
+        async with link.transaction():
+            await complete(link, store, clock, job)
+    else:
+        await complete(link, store, clock, job)
+    await asyncio.sleep(chance.random() * 0.05)
+    await (transaction.rollback() if chance.random() < 0.2 else transaction.commit())
+
+
+async def test_a_mark_of_another_server_is_a_gap(store: Store, clock: ManualClock) -> None:
+    follower = await begun(store, clock)
+    at, top, *_ = follower.mark.split(".")
+    follower.mark = f"{at}.{int(top) + 10**9}"
+
+    assert (await follower.told(), follower.gap) == ([], True)
+
+
+async def test_a_mark_outlives_many_transactions(store: Store, clock: ManualClock) -> None:
+    """Who comes back within the hour goes on where they were."""
+    follower = await begun(store, clock)
+    ended = []
+    for _ in range(30):
+        (job_id,) = await put(store)
+        (job,) = await take(store)
+        await store.settle([ending(job, JobState.SUCCEEDED)])
+        ended.append(job_id)
+        clock.advance(timedelta(minutes=1).total_seconds())
+
+    follower.limit = 4
+    assert ids(await follower.told()) == ended
+    assert (await stored(store, ended[0])).state is JobState.SUCCEEDED

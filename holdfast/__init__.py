@@ -30,6 +30,7 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.job import Job, JobFilter, JobState
+from holdfast.observe.fields import JobFields, add_job_fields
 from holdfast.retry import Retry
 from holdfast.signals import Dead, RetryAfter, Snooze
 from holdfast.task import Context, current_job, provided
@@ -46,6 +47,7 @@ __all__ = [
     "Job",
     "JobCancelled",
     "JobFailed",
+    "JobFields",
     "JobFilter",
     "JobHandle",
     "JobOutcome",
@@ -60,6 +62,7 @@ __all__ = [
     "StoreMismatch",
     "TooLarge",
     "Unavailable",
+    "add_job_fields",
     "current_job",
     "provided",
 ]

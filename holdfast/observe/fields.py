@@ -26,7 +26,7 @@ def job_fields() -> dict[str, Any]:
     return fields if trace_id is None else {**fields, "trace_id": trace_id}
 
 
-class JobFilter(logging.Filter):
+class JobFields(logging.Filter):
     """For a handler of ``logging``: each record gets the attributes of ``FIELDS``, ``"-"`` for what there is not."""
 
     def filter(self, record: logging.LogRecord) -> bool:

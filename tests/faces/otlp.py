@@ -30,6 +30,7 @@ class Span(NamedTuple):
     attributes: dict[str, Any]
     events: list[tuple[str, dict[str, Any]]]
     failed: bool
+    began: int  # nanoseconds
 
 
 class Receiver:
@@ -65,6 +66,7 @@ def _span(service: str, span: Any) -> Span:
         _attributes(span.attributes),
         [(event.name, _attributes(event.attributes)) for event in span.events],
         span.status.code == 2,
+        span.start_time_unix_nano,
     )
 
 

@@ -143,7 +143,7 @@ def test_every_public_method_is_in_the_reference(kind: type) -> None:
     assert [name for name in methods if not re.search(rf"`{name}\(", _reference())] == []
 
 
-_ENGINE = {"cancel", "completing"}
+_ENGINE = {"cancel", "completing", "opened_log"}
 """What the worker alone uses of a context."""
 
 

@@ -12,44 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.faces.cli import ROOT, Cli
-from tests.faces.otlp import Receiver, receiving
+from tests.faces.otlp import Receiver, Span, receiving
+from tests.support.pages import blocks
 
-REPORTS = """
-import logging
-
-from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-from holdfast import Context, Holdfast, Retry
-
-provider = TracerProvider()
-provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(), schedule_delay_millis=100))
-trace.set_tracer_provider(provider)
-tracer = trace.get_tracer("reports")
-
-app = Holdfast(traces=True)
-
-
-@app.task("report.build", retry=Retry.fixed(0.1))
-async def build(ctx: Context, month: str) -> str:
-    with tracer.start_as_current_span("read rows"):
-        logging.getLogger("reports").warning("reading")
-        if ctx.attempts == 1:
-            raise ValueError("the file is locked")
-    return f"report of {month}"
-
+PAGE = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
+(REPORTS,) = [block.text for block in blocks(PAGE) if block.text.startswith("# reports.py")]
+(SHOWN,) = [block.text for block in blocks(PAGE) if block.text.startswith("span ")]
+PRINTER = """
 
 @app.task("report.print", executor="process", max_attempts=1)
 def print_it(month: str) -> str:
     with tracer.start_as_current_span("print pages"):
-        return f"{trace.get_current_span().get_span_context().trace_id:032x}"
-
-
-if __name__ == "__main__":
-    with tracer.start_as_current_span("close the month"):
-        print(build.sync.enqueue("march").id)
+        found = f"{trace.get_current_span().get_span_context().trace_id:032x}"
+    provider.force_flush()
+    return found
 """
 
 
@@ -75,6 +51,18 @@ def submitted(receiver: Receiver, *words: str) -> str:
         [sys.executable, *words], env=environment(receiver, "shop"), stdout=subprocess.PIPE, check=True, timeout=60
     )
     return done.stdout.decode().strip()
+
+
+def tree(spans: list[Span], parent: str = "", depth: int = 0) -> list[list[str]]:
+    """The spans as the page shows them."""
+    rows = []
+    for span in sorted((each for each in spans if each.parent == parent), key=lambda each: each.began):
+        said = span.attributes
+        came = f"attempt {said['holdfast.attempt']}: {said['holdfast.state']}" if "holdfast.attempt" in said else ""
+        came += f", {said['error.type']}" if "error.type" in said else ""
+        rows.append(["  " * depth + span.name, span.service, span.kind, came])
+        rows += tree(spans, span.id, depth + 1)
+    return rows
 
 
 def test_submit_run_retry_success_is_one_trace_across_two_processes(cli: Cli) -> None:
@@ -109,6 +97,11 @@ def test_submit_run_retry_success_is_one_trace_across_two_processes(cli: Cli) ->
     assert {span.parent for span in receiver.named("read rows")} == {failed.id, succeeded.id}
     assert len(receiver.spans) == 6
 
+    rows = [["span", "service", "kind", "what came of it"], *tree(receiver.spans)]
+    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+    told = ["".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    assert told == SHOWN.splitlines()
+
     lines = [json.loads(line) for line in said.splitlines()]
     about = [line for line in lines if line["event"] in ("reading", "job_failed")]
     assert {line["event"] for line in about} == {"reading", "job_failed"}
@@ -118,7 +111,7 @@ def test_submit_run_retry_success_is_one_trace_across_two_processes(cli: Cli) ->
 
 
 def test_a_handler_in_a_process_of_its_own_is_part_of_the_trace(cli: Cli) -> None:
-    target = cli.write_jobs(REPORTS)
+    target = cli.write_jobs(REPORTS + PRINTER)
     with receiving() as receiver:
         words = ("-m", "holdfast", "enqueue", "report.print", '{"month": "may"}', "--app", target)
         job_id = submitted(receiver, *words)

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from holdfast import Context, Dead, Holdfast, Snooze
 from holdfast.job import Job, Options
-from holdfast.observe.fields import JobFilter, add_job_fields
+from holdfast.observe.fields import JobFields, add_job_fields
 from holdfast.task import CURRENT
 from holdfast.traces import trace_id_of
 from tests.support.spans import Spans, identity, inside
@@ -135,11 +135,11 @@ async def test_a_context_that_is_none_begins_a_trace_of_its_own(app: Holdfast, s
 def test_log_records_say_which_job_and_trace_they_are_of() -> None:
     job = Job("job-1", "mail", "default", "{}", 1, 3, 5, 0, 0, 0, 0, Options(traceparent=PARENT))
     record = logging.makeLogRecord({})
-    assert JobFilter().filter(record)
+    assert JobFields().filter(record)
     assert (record.job_id, record.trace_id) == ("-", "-")  # type: ignore[attr-defined]
     token = CURRENT.set(Context(job))
     try:
-        JobFilter().filter(record)
+        JobFields().filter(record)
         told = {"job_id": "job-1", "job_type": "mail", "queue": "default", "attempt": 3}
         told["trace_id"] = "4bf92f3577b34da6a3ce929d0e0e4736"
         assert {name: vars(record)[name] for name in told} == told

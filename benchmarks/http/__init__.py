@@ -41,29 +41,29 @@ HOMES: dict[str, Home] = {"PostgreSQL": _postgres, "SQLite": _sqlite, "Redis": _
 
 
 def run(plan: Plan) -> list[Line]:
-    """Each store in turn, an API of its own for each measurement; its clients are another process."""
+    """Each store in turn; the API is a process, and its clients are another."""
     lines: list[Line] = []
     for name, home in HOMES.items():
         single = Line(f"{name}, one job a request", "jobs/s", target=at_least(2000))
         slowest = Line(f"{name}, one job a request, p99", "ms")
         batches = Line(f"{name}, {_BATCH} jobs a request", "jobs/s", target=at_least(30_000))
         for _ in range(plan.rounds):
-            rate, took = _measured(plan, home, 1)
-            single.add(rate)
-            slowest.add(percentile(took, 99))
-            rate, _ = _measured(plan, home, _BATCH)
-            batches.add(rate)
+            with home(plan) as url, child("benchmarks.http.api", url) as api:
+                port = api.ask("where")["port"]
+                rate, took = _measured(plan, port, 1)
+                single.add(rate)
+                slowest.add(percentile(took, 99))
+                rate, _ = _measured(plan, port, _BATCH)
+                batches.add(rate)
         lines += single, slowest, batches
     return lines
 
 
-def _measured(plan: Plan, home: Home, jobs: int) -> tuple[float, list[float]]:
+def _measured(plan: Plan, port: int, jobs: int) -> tuple[float, list[float]]:
     """Jobs a second, and the milliseconds of each request."""
     seconds, warm = plan.size(5.0, 0.2), plan.size(_WARM, 0.0)
-    with home(plan) as url, child("benchmarks.http.api", url) as api:
-        port = api.ask("where")["port"]
-        with child("benchmarks.http.load", port, _CLIENTS, jobs, seconds, warm) as load:
-            told = load.ask("go")
+    with child("benchmarks.http.load", port, _CLIENTS, jobs, seconds, warm) as load:
+        told = load.ask("go")
     if told["refused"]:
         raise RuntimeError(f"{told['refused']} requests were not answered 201, but so: {told['sample']}")
     return told["requests"] * jobs / told["seconds"], told["milliseconds"]

@@ -16,16 +16,16 @@ def run(plan: Plan) -> list[Line]:
     line = Line("eight processes", "jobs/s", other="one")
     share = Line("the slowest's share of the jobs (even: 12.5)", "%")
     claim = Line("claim p99", "ms", other="one")
-    jobs = plan.size(200_000, 2000)
+    jobs, many = plan.size(200_000, 2000), plan.size(8, 2)
     for _ in range(plan.rounds):
         figures = {}
-        for processes in (1, 8):
+        for processes in (1, many):
             with server.database() as home:
                 filled(home, waiting=jobs)
                 figures[processes] = drained("benchmarks.claimer", home.url, processes)
                 drain.check(home, jobs)
-        line.add(rate_of(figures[8]), rate_of(figures[1]))
-        share.add(share_of_slowest(figures[8]))
-        ours, theirs = ([took for each in figures[number] for took in each["claims"]] for number in (8, 1))
+        line.add(rate_of(figures[many]), rate_of(figures[1]))
+        share.add(share_of_slowest(figures[many]))
+        ours, theirs = ([took for each in figures[number] for took in each["claims"]] for number in (many, 1))
         claim.add(percentile(milliseconds(ours), 99), percentile(milliseconds(theirs), 99))
     return [line, share, claim]

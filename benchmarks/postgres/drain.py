@@ -29,8 +29,8 @@ def run(plan: Plan) -> list[Line]:
     for _ in range(plan.rounds):
         first, first_cpu = ours(jobs, 1)
         their_first, their_cpu = theirs(jobs, 1)
-        pair, _ = ours(jobs, 2)
-        their_pair, _ = theirs(jobs, 2)
+        pair, _ = ours(jobs, plan.size(2, 1))
+        their_pair, _ = theirs(jobs, plan.size(2, 1))
         one.add(rate_of(first), rate_of(their_first))
         cpu.add(cpu_us(first), cpu_us(their_first))
         served.add(first_cpu, their_cpu)

@@ -43,29 +43,35 @@ def run(plan: Plan) -> list[Line]:
     floor = Line("one worker process, everysec, in itself", "jobs/s", target=at_least(50_000))
     cpu = Line("CPU a job, worker", "µs", other=SURVIVOR)
     served = Line("CPU a job, server", "µs", other=SURVIVOR)
-    each_one = {name: Line("one worker process, everysec", "jobs/s", other=name) for name in KNOWN}
+    known = peers(plan)
+    each_one = {name: Line("one worker process, everysec", "jobs/s", other=name) for name in known}
     two = Line("two worker processes, everysec", "jobs/s", other=f"two of {SURVIVOR}", target=times_at_least(7))
     share = Line("the slower of two's share of the jobs", "%", target=at_least(30))
     claim = Line("claim p99, two workers", "ms")
     always = Line("one worker process, always", "jobs/s", other=SURVIVOR, target=times_at_least(12))
     quickest = _QUICKEST[:1] if plan.quick else _QUICKEST
     for _ in range(plan.rounds):
-        theirs = {name: _theirs(plan, name, 1, EVERYSEC) for name in KNOWN}
+        theirs = {name: _theirs(plan, name, 1, EVERYSEC) for name in known}
         ours, _, _ = _ours(plan, 1, EVERYSEC)
-        best = max((theirs[name] for name in KNOWN if name not in LOSING), key=lambda each: each.rate)
+        best = max((theirs[name] for name in known if name not in LOSING), key=lambda each: each.rate)
         one.add(ours.rate, best.rate)
         floor.add(ours.rate)
         cpu.add(ours.worker_us, best.worker_us)
         served.add(ours.server_us, best.server_us)
         for name, line in each_one.items():
             line.add(ours.rate, theirs[name].rate)
-        pair, even, claims = _ours(plan, 2, EVERYSEC)
-        two.add(pair.rate, max(_theirs(plan, name, 2, EVERYSEC).rate for name in quickest))
+        pair, even, claims = _ours(plan, plan.size(2, 1), EVERYSEC)
+        two.add(pair.rate, max(_theirs(plan, name, plan.size(2, 1), EVERYSEC).rate for name in quickest))
         share.add(even)
         claim.add(claims)
         synced, _, _ = _ours(plan, 1, ALWAYS)
         always.add(synced.rate, max(_theirs(plan, name, 1, ALWAYS).rate for name in quickest))
     return [one, floor, cpu, served, two, share, claim, always, *each_one.values()]
+
+
+def peers(plan: Plan) -> tuple[str, ...]:
+    """Whom it is compared to."""
+    return _QUICKEST[:1] if plan.quick else KNOWN
 
 
 def _ours(plan: Plan, workers: int, fsync: str) -> tuple[Emptied, float, float]:

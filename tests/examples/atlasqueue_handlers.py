@@ -43,6 +43,12 @@ async def wait(payload: dict[str, Any]) -> None:
         await asyncio.sleep(0.02)
 
 
+@register("test.sleep")
+async def sleep(payload: dict[str, Any]) -> None:
+    """Take that long."""
+    await asyncio.sleep(payload["seconds"])
+
+
 @register("test.meet")
 async def meet(payload: dict[str, Any]) -> None:
     """Take until three jobs are here at once."""

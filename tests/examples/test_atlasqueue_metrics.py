@@ -1,0 +1,125 @@
+"""The AtlasQueue example's metrics, of the API and of a worker. Tests are named by the rows they prove."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.examples.atlasqueue_support import Atlasqueue
+from tests.examples.common import PATIENCE, until
+from tests.examples.programs import Program
+
+pytestmark = pytest.mark.timeout(400)
+
+NAMES = {
+    "jobs_submitted_total",
+    "jobs_succeeded_total",
+    "jobs_failed_total",
+    "jobs_dead_total",
+    "jobs_idempotent_total",
+    "jobs_retried_total",
+    "lease_acquired_total",
+    "lease_rejected_total",
+    "worker_active_jobs",
+    "job_duration_seconds",
+    "http_request_duration_seconds",
+    "http_requests_total",
+}
+"""The twelve of the document, without their prefix."""
+Figures = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def figures(address: str) -> Figures:
+    """What stands at an address, by name and labels, once a parser of Prometheus has read it."""
+    answer = httpx.get(address, timeout=PATIENCE, follow_redirects=True)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/plain")
+    families = text_string_to_metric_families(answer.text)
+    return {(each.name, frozenset(each.labels.items())): each.value for family in families for each in family.samples}
+
+
+def of(figures: Figures, name: str, **labels: Any) -> float:
+    """One of them; 0 where it is not there."""
+    return figures.get((f"atlasqueue_{name}", frozenset((key, str(value)) for key, value in labels.items())), 0.0)
+
+
+def test_a9_a83_a87_a93_a94_a95_a125_the_api_counts_submissions_and_requests(atlasqueue: Atlasqueue) -> None:
+    with atlasqueue.api() as api:
+        for key in ("one", "two", "three", "one", "one"):
+            api.post(key=key)
+        for _ in range(100):
+            api.client.get(f"/v1/jobs/{uuid4()}")
+        told = figures(f"{api.address}/metrics")
+        assert of(told, "jobs_submitted_total", job_type="noop") == 3
+        assert of(told, "jobs_idempotent_total", job_type="noop") == 2
+        shown = {"method": "GET", "path_template": "/v1/jobs/{job_id}", "status_code": 404}
+        posted = {"method": "POST", "path_template": "/v1/jobs", "status_code": 201}
+        assert of(told, "http_requests_total", **shown) == 100
+        assert of(told, "http_requests_total", **posted) == 3
+        assert of(told, "http_request_duration_seconds_count", **shown) == 100
+        templates = {dict(labels)["path_template"] for name, labels in told if name == "atlasqueue_http_requests_total"}
+        assert {"/v1/jobs", "/v1/jobs/{job_id}"} <= templates <= {"/v1/jobs", "/v1/jobs/{job_id}", "/metrics"}
+        assert of(figures(f"{api.address}/metrics/"), "jobs_submitted_total", job_type="noop") == 3
+
+
+def _address(worker: Program) -> str:
+    return str(worker.told("metrics_served")[0]["address"])
+
+
+def test_a25_a84_a85_a86_a88_a89_a90_a91_a92_a96_a135_a_worker_counts_what_it_does(
+    atlasqueue: Atlasqueue, tmp_path: Path
+) -> None:
+    with atlasqueue.worker() as worker:
+        address = _address(worker)
+
+        def told(name: str, **labels: Any) -> float:
+            return of(figures(address), name, **labels)
+
+        slow = atlasqueue.submit("test.wait", {"until": str(tmp_path / "open")})
+        until(lambda: told("worker_active_jobs") == 1, "the slow job at work")
+        (tmp_path / "open").touch()
+        failing, done = atlasqueue.submit("test.fail", max_attempts=3), atlasqueue.submit()
+        atlasqueue.all_ended([slow, done])
+        atlasqueue.all_ended([failing], "dead")
+        atlasqueue.push(done, done)
+        until(lambda: told("lease_rejected_total") == 2, "two refused claims")
+        expected = {
+            ("jobs_failed_total", "test.fail"): 2,
+            ("jobs_dead_total", "test.fail"): 1,
+            ("jobs_succeeded_total", "noop"): 1,
+            ("jobs_succeeded_total", "test.wait"): 1,
+            ("jobs_succeeded_total", "test.fail"): 0,
+        }
+        until(lambda: {each: told(each[0], job_type=each[1]) for each in expected} == expected, "the counts of jobs")
+        until(lambda: told("worker_active_jobs") == 0, "no handler at work")
+        assert (told("jobs_retried_total"), told("lease_acquired_total")) == (2, 5)
+        counts = [told("job_duration_seconds_count", job_type="test.fail", outcome=each) for each in ("failed", "dead")]
+        assert counts == [2, 1]
+        until(lambda: 1 <= _taken(atlasqueue, address) <= 1.2, "a second, give or take a fifth")
+
+
+def _taken(queue: Atlasqueue, address: str) -> float:
+    """What a job that takes a second adds to the time of its type."""
+    labels = {"job_type": "test.sleep", "outcome": "succeeded"}
+
+    def told(what: str) -> float:
+        return of(figures(address), f"job_duration_seconds_{what}", **labels)
+
+    before, number = told("sum"), told("count")
+    queue.all_ended([queue.submit("test.sleep", {"seconds": 1})])
+    until(lambda: told("count") == number + 1, "the job's count")
+    return told("sum") - before
+
+
+def test_a123_a125_every_name_of_the_document_is_there_from_the_start(atlasqueue: Atlasqueue) -> None:
+    """Before anything was counted: a dashboard finds each of them."""
+    with atlasqueue.api() as api, atlasqueue.worker() as worker:
+        texts = [httpx.get(address, timeout=PATIENCE).text for address in (f"{api.address}/metrics", _address(worker))]
+    named = {line.split()[2] for text in texts for line in text.splitlines() if line.startswith("# TYPE ")}
+    assert {f"atlasqueue_{name}" for name in NAMES} <= named

@@ -1,5 +1,5 @@
 """Every metric there is. Names as Prometheus has them: base units, ``_total`` on counters, and the prefix of the
-settings before each. ``docs/observability.md`` shows this table."""
+settings before each. ``docs/metrics.md`` shows this table."""
 
 from __future__ import annotations
 

@@ -257,15 +257,22 @@ def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path, stubborn: b
         assert said.read() == "orphaned\n" * 2
 
 
-def test_supervise_starts_one_worker_for_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("said", "ports"),
+    [({}, ["", ""]), ({"metrics_port": 9091}, [" --metrics-port 9091", " --metrics-port 9092"])],
+    ids=["no port", "a port"],
+)
+def test_supervise_starts_one_worker_for_each_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, int], ports: list[str]
+) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/started\nexit {FINISHED}\n')
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    settings = Settings.load(environ={}, directory=tmp_path, processes=2)
+    settings = Settings.load(environ={}, directory=tmp_path, processes=2, **said)
     assert supervise(["--app", "shop:app"], settings, Events()) == 0
     line = "-m holdfast worker start --app shop:app --processes 1"
-    assert (tmp_path / "started").read_text().splitlines() == [line, line]
+    assert sorted((tmp_path / "started").read_text().splitlines()) == [line + port for port in ports]
 
 
 def _said(place: Path) -> TextIO:

@@ -17,6 +17,7 @@ import pytest
 from tests.examples.atlas_support import EXAMPLE, Atlas
 from tests.examples.common import until
 from tests.examples.programs import ROOT
+from tests.examples.readme import Readme, free_ports
 from tests.support.postgres import Postgres
 from tests.support.servers import base
 
@@ -212,6 +213,20 @@ def test_j15_the_compose_file_has_the_postgresql_of_the_settings() -> None:
     assert (EXAMPLE / "Dockerfile").is_file()
     assert '"127.0.0.1:5432:5432"' in compose
     assert f'"postgresql://{words["USER"]}:{words["PASSWORD"]}@127.0.0.1:5432/{words["DB"]}"' in settings
+
+
+def test_j2_j67_j68_j70_j77_j80_what_the_readme_says_runs(atlas: Atlas) -> None:
+    with free_ports(2) as (first, second):
+        readme = Readme(
+            EXAMPLE / "README.md",
+            atlas.folder,
+            atlas.environment(SERVER_PORT=first),
+            {"8080": first, "8081": second},
+            ["worker_started", "api_started"],
+        )
+        readme.run()
+    assert atlas.sql("select job_type, idempotency_key from jobs") == [("email.send", "welcome-42")]
+    assert [line.split()[0] for line in readme.ran].count("curl") == 6
 
 
 USES: dict[str, tuple[str, str, Callable[[Any], bool]]] = {

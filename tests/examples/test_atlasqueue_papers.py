@@ -21,6 +21,7 @@ from holdfast.config import SETTINGS
 from tests.examples.atlasqueue_support import EXAMPLE, Atlasqueue
 from tests.examples.common import PATIENCE
 from tests.examples.programs import ROOT
+from tests.examples.readme import Readme, free_ports
 from tests.support.stores import migrations
 
 pytestmark = pytest.mark.timeout(400)
@@ -213,6 +214,25 @@ async def _wiped(queue: Atlasqueue) -> None:
     from atlasqueue.tables import wipe
 
     await wipe(queue.application())
+
+
+def test_a97_a98_a99_a102_a104_what_the_readme_says_runs(atlasqueue: Atlasqueue) -> None:
+    with free_ports(2) as (api, metrics):
+        variables = {"HOLDFAST_CONFIG": str(EXAMPLE / "holdfast.toml")}
+        variables |= {"HOLDFAST_API_PORT": api, "WORKER_METRICS_PORT": metrics, "HANDLER_MODULES": ""}
+        readme = Readme(
+            EXAMPLE / "README.md",
+            atlasqueue.folder,
+            atlasqueue.environment(**variables),
+            {"localhost:8000": f"localhost:{api}", "localhost:9091": f"localhost:{metrics}"},
+            ["worker_started", "api_started"],
+        )
+        readme.run()
+    types = "select type, count(*), count(*) filter (where status in ('queued', 'failed')) from jobs group by 1"
+    told = {kind: number for kind, number, _ in atlasqueue.sql(types)}
+    assert told["noop"] == 1, "the same key is the same job"
+    assert {"email.send", "order.pack", "mail.send", "no.handler"} <= told.keys()
+    assert any(line.startswith("curl") for line in readme.ran)
 
 
 def test_a128_the_readme_has_every_variable_with_its_default() -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.examples.common import PATIENCE, until
 from tests.examples.delayed_support import EXAMPLE, QUERY, SETTINGS, Delayed, Server
 from tests.examples.programs import ROOT
+from tests.examples.readme import Readme, free_ports
 from tests.support.servers import base
 
 pytestmark = pytest.mark.timeout(400)
@@ -63,6 +64,21 @@ def test_d10_what_is_not_there_cannot_be_stopped(delayed: Delayed, tmp_path: Pat
     command = [sys.executable, "-m", "delayed_queue", "stop"]
     done = subprocess.run(command, cwd=tmp_path, env=delayed.environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (78, "error: delayed_queue.pid: nothing is running here\n")
+
+
+def test_d3_d5_d6_d7_d10_d37_what_the_readme_says_runs(delayed: Delayed, tmp_path: Path) -> None:
+    with free_ports(2) as (redis, server):
+        url = f"redis://127.0.0.1:{redis}/0?{QUERY}"
+        readme = Readme(
+            EXAMPLE / "README.md",
+            tmp_path,
+            delayed.environment(HOLDFAST_URL=url, SERVER_PORT=server),
+            {"localhost:8080": f"localhost:{server}"},
+            ["worker_started", "api_started"],
+        )
+        readme.run()
+    assert readme.ran[-1] == "python -m delayed_queue stop"
+    assert [line.split()[0] for line in readme.ran].count("curl") == 3
 
 
 # ── the papers ────────────────────────────────────────────────────────────────────────────────────────────────────

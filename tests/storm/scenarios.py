@@ -126,6 +126,10 @@ DESCRIBED = {
     f"api-description-{store}": _described(store, examples)
     for store, examples in {"sqlite": 200, "postgres": 80, "redis": 200}.items()
 }
+GARBAGE: dict[str, Scenario] = {
+    f"api-garbage-{store}": lambda folder, _, __, store=store: api.garbage(folder, STORES[store])
+    for store in ("sqlite", "postgres", "redis")
+}
 
 
 def _on(home: Home, scenario: OnStore) -> Scenario:
@@ -146,5 +150,6 @@ SCENARIOS: dict[str, Scenario] = {
     **ON_REDIS,
     **ON_WHAT_LEAVES,
     **DESCRIBED,
+    **GARBAGE,
 }
 """By name, which ends in the store's."""

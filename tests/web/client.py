@@ -48,11 +48,11 @@ class Api:
         await self._client.aclose()
         await self.app.close()
 
-    def run(self, call: Awaitable[T]) -> T:
+    def run(self, call: Awaitable[T], *, seconds: float = 50) -> T:
         """Await on the loop the store was opened on."""
 
         async def awaited() -> T:
-            async with asyncio.timeout(50):
+            async with asyncio.timeout(seconds):
                 return await call
 
         return self._runner.run(awaited())

@@ -22,6 +22,8 @@ from tests.crash.report import Report
 from tests.support.postgres import Postgres
 from tests.support.redis import Redis
 from tests.support.stores import Home
+from tests.web import garbage as bad
+from tests.web.client import Api
 from tests.web.described import complaints
 from tests.web.serving import Served
 
@@ -255,10 +257,22 @@ def _all_served(crowd: Clients, since: float, clients: int) -> float:
     return max(first().values()) - since
 
 
-# ── what the description says ─────────────────────────────────────────────────────────────────────────────────────
+# ── garbage, and what the description says ────────────────────────────────────────────────────────────────────────
 def described(folder: Path, home: Home, *, examples: int, seed: int) -> Report:
     """Every operation is asked so many times by its description and against it: no error of ours, no answer but those
     described."""
     with home(folder) as url:
         found, asked = complaints(url, examples=examples, chance=seed)
     return Report(complaints=found, figures={"seed": seed, "operations": len(OPERATIONS), "requests": asked})
+
+
+def garbage(folder: Path, home: Home) -> Report:
+    """Garbage in every place of every operation: no error of ours, no answer but those described."""
+    report, asked = Report(), 0
+    with home(folder) as url, Api(url) as client:
+        for operation in bad.ALL:
+            found, number = client.run(bad.complaints(client, operation), seconds=600)
+            report.complaints += found
+            asked += number
+    report.figures |= {"operations": len(bad.ALL), "requests": asked}
+    return report

@@ -37,7 +37,7 @@ BATCH = 50
 PAGES = 30 * BATCH
 """Buffers that a statement may touch for a batch: each row with its index paths, several times over."""
 NOW = 1_000_000_000_000
-LARGE_TABLES = {"job", "key", "tag", "attempt"}
+LARGE_TABLES = {"job", "key", "tag", "attempt", "line"}
 
 FILL = """
 insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims, losses,
@@ -54,7 +54,9 @@ insert into {schema}.key (key, job_id, keep_until)
 select 'key of ' || id, id, case when seq % 2 = 0 then {now} + 1000000 end from {schema}.job;
 insert into {schema}.tag (tag, job_id) select 'tagged', id from {schema}.job;
 insert into {schema}.attempt (job_id, claims, attempt, ended_at, state)
-select id, 1, 1, {now} - seq, 3 from {schema}.job
+select id, 1, 1, {now} - seq, 3 from {schema}.job;
+insert into {schema}.line (job_id, claims, number, attempt, at, level, text)
+select id, 1, 1, 1, {now}, 'info', 'said' from {schema}.job
 """
 
 
@@ -79,6 +81,14 @@ CLAIM = (
     "tid(ctid)",
 )
 RUNNING = {"ids": ids(2), "claims": [1] * BATCH}
+LINES = {
+    "turns": list(range(1, BATCH + 1)),
+    "numbers": [2] * BATCH,
+    "agos": [0] * BATCH,
+    "levels": ["info"] * BATCH,
+    "texts": ["said"] * BATCH,
+    "fields": [None] * BATCH,
+}
 ANYWHERE = {"anywhere": True, "promote": True}
 FEED = {"low": 0, "at": 0, "job": NOBODY, "claims": 0, "seen": "3:3:", "shown": f"{1 << 31}:{1 << 31}:", "top": 1 << 31}
 """Everything there is, for who has seen nothing."""
@@ -108,11 +118,12 @@ CASES = [
     Case("settle_succeeded", (BY_ID,), RUNNING),
     Case("settle_succeeded", (BY_ID,), RUNNING | {"results": None}),
     Case("settle_rest", (BY_ID,), RUNNING),
+    Case("record", (BY_ID,), RUNNING | LINES),
     Case("states_of", (BY_ID,)),
     Case("beat", (BY_ID,), RUNNING),
     Case("expired", ("job_lease(lease_until)",)),
     Case("prune_jobs", ("job_ended(state, ended_at)",), {"span": ROWS // 2}),
-    Case("delete_jobs", (BY_ID, "attempt_pkey(job_id)", "tag_of(job_id)"), {"ids": ids(5)}),
+    Case("delete_jobs", (BY_ID, "attempt_pkey(job_id)", "tag_of(job_id)", "line_pkey(job_id)"), {"ids": ids(5)}),
     Case("delete_keys_of", ("key_of(job_id)",), {"ids": ids(5), "whatever": True}),
     Case("prune_keys", ("key_over(keep_until)",)),
     Case("outlived_keys", ("key_over(keep_until)",)),
@@ -131,6 +142,7 @@ CASES = [
     Case("get", (BY_ID, "key_of(job_id)")),
     Case("outlines", (BY_ID,), {"ids": ids(2)}),
     Case("attempts", ("attempt_pkey(job_id)",)),
+    Case("lines", ("line_pkey(job_id, claims, number)",), {"claims": 0, "number": 0}),
     Case("over", (BY_ID,)),
     Case("stuck", ("job_lease(lease_until)",)),
     Case("oldest_ready", ("job_ready(queue, rank)", "job_suspect(queue)", "job_quarantined(queue)")),

@@ -264,6 +264,11 @@ def test_a_broken_project_file_is_reported_only_if_it_holds_settings(folder):
             {"worker_id": "mail-1"},
             "holdfast.toml:1, argument: worker_id: mail-1 names one worker, but processes is 2; set processes to 1",
         ),
+        (
+            "processes = 4\n",
+            {"metrics_port": 65_533},
+            "argument, holdfast.toml:1: metrics_port: 4 processes take the ports from 65533 on, past the last one",
+        ),
     ],
 )
 def test_values_that_cannot_stand_together_are_refused(folder, text, arguments, problem):

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from holdfast.app import Holdfast
 from holdfast.errors import Unavailable
-from holdfast.events import RequestFailed
+from holdfast.events import RequestFailed, StoreTrouble
 from holdfast.redaction import Redaction
 from holdfast.web import claiming, dead, health, keeping, looking, metrics, operating, queues, settling, submitting
 from holdfast.web.audit import Audit
@@ -23,7 +23,7 @@ from holdfast.web.hall import Hall
 from holdfast.web.messages import Answer, Receive, Refusal, Request, Send
 from holdfast.web.meter import Meter
 from holdfast.web.openapi import with_description
-from holdfast.web.problems import answer_to
+from holdfast.web.problems import RETRY_AFTER, answer_to
 from holdfast.web.routing import Call, Operation, Routes
 
 OPERATIONS = with_description(
@@ -43,6 +43,7 @@ OPERATIONS = with_description(
 """Everything that can be asked."""
 
 _LOCKED = 1.5  # seconds a request waits for a database file that another program has locked: 503 comes within two
+_SILENT = 5.0  # seconds between two log lines that the store is away
 _HEADERS_MOST = 32 * 1024  # bytes of all headers
 _PATH_MOST = 8 * 1024
 _SINGLE, _BATCH = 4, 20  # payload limits a body may be as long as
@@ -74,6 +75,7 @@ class Api:
         self._audit = Audit(app)
         self._redaction = Redaction(app.settings.redacted)
         self._meter = Meter(app)
+        self._silent_until = 0.0
         app.patience = _LOCKED
         self._routes = Routes(OPERATIONS)
         self._fleet = Fleet(app)
@@ -121,6 +123,8 @@ class Api:
             answer = answer_to(error, request.id)
             if answer.status == 500:
                 self._tell_failure(request, error)
+            elif isinstance(error, Unavailable):
+                self._tell_trouble(error)
             return answer
 
     async def _answer(self, scope: Mapping[str, Any], request: Request) -> Answer:
@@ -193,6 +197,13 @@ class Api:
             self._app.events.emit(
                 RequestFailed(request_id=request.id, method=request.method, path=path[:200], error=text)
             )
+
+    def _tell_trouble(self, error: Unavailable) -> None:
+        """Say that the store is away: not for every request, for there may be thousands."""
+        now = self._app.clock.monotonic()
+        if now >= self._silent_until:
+            self._silent_until = now + _SILENT
+            self._app.events.emit(StoreTrouble(service="api", error=str(error), retry_in=RETRY_AFTER))
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def _lifespan(self, receive: Receive, send: Send) -> None:

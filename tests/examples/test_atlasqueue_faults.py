@@ -80,6 +80,8 @@ def _while_postgresql_is_down(mortal: Atlasqueue, api: Api) -> None:
     refused = api.post(key="postgresql-is-down")
     assert time.monotonic() - began < 10  # 5 s are asked for; 2 s are usual
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+    (told, *_) = api.told("store_trouble")
+    assert (told["level"], told["service"]) == ("error", "api")
     health = api.client.get("/health")
     assert (health.status_code, health.json()) == (200, {"status": "ok", "service": "atlasqueue-api"})
     assert api.client.get("/health/ready").status_code == 503

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast import Holdfast
-from holdfast.web import asgi
+from holdfast.web.asgi import Api
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -28,8 +28,8 @@ _REPLACED = (b"content-type", b"content-length", b"location")
 
 
 def site(app: Holdfast) -> Site:
-    """The ASGI application: to be served by ``python -m atlasqueue api``, or mounted anywhere."""
-    api = asgi(app)
+    """The ASGI application: to be served by ``python -m atlasqueue api``."""
+    api = Api(app, checks_hosts=True)
 
     async def answer(scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         if (scope.get("method"), scope.get("path")) != ("POST", "/v1/jobs"):

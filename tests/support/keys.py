@@ -51,10 +51,15 @@ class Keys:
         """A whole hash."""
         return self.patient(lambda: self.client.hgetall(self.prefix + name))
 
-    def jobs(self) -> dict[str, dict[str, str]]:
-        """Every job's hash, texts in pieces put together."""
-        names = [name for name in self.all() if name.startswith("job:") and ":foreign:" not in name]
-        ids = [name.removeprefix("job:") for name in names]
+    def leased(self) -> list[str]:
+        """The ids that stand among the leases."""
+        return self.patient(lambda: list(self.client.zrange(f"{self.prefix}leases", 0, -1)))
+
+    def jobs(self, ids: list[str] | None = None) -> dict[str, dict[str, str]]:
+        """The hashes of these jobs, or of every job, texts in pieces put together."""
+        if ids is None:
+            names = [name for name in self.all() if name.startswith("job:") and ":foreign:" not in name]
+            ids = [name.removeprefix("job:") for name in names]
         found = {}
         for start in range(0, len(ids), 1000):
             piece = ids[start : start + 1000]

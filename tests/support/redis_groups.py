@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
+from typing import TypeVar
 from urllib.parse import quote, urlencode
 
 from redis import Redis as Client
@@ -15,6 +16,8 @@ from redis.retry import Retry
 
 from tests.support.redis import MAIN, Redis, installed
 from tests.support.servers import SERVER_USER, Guarded, Port, private_folder, until
+
+T = TypeVar("T")
 
 SERVICE = "queue"
 """What sentinels call the primary they watch."""
@@ -38,13 +41,26 @@ def replicated(
 
 def follow(replica: Redis, primary: Redis) -> None:
     """Become a replica; returns when everything is there."""
-    replica.execute("REPLICAOF", "127.0.0.1", primary.port)
+    patiently(lambda: replica.execute("REPLICAOF", "127.0.0.1", primary.port))
     until(lambda: role_of(replica)[:4:3] == [b"slave", b"connected"], "the replica to have everything")
 
 
 def role_of(server: Redis) -> list[bytes]:
     """What the server says it is: ``master``, or ``slave`` of host, port, and the state of that."""
-    return list(server.execute("ROLE"))
+    return list(patiently(lambda: server.execute("ROLE")))
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """What the call returns, though sentinels throw everybody out when they change a server's role."""
+    answers: list[T] = []
+
+    def answered() -> bool:
+        with suppress(exceptions.ConnectionError):
+            answers.append(call())
+        return bool(answers)
+
+    until(answered, "a server to answer")
+    return answers[0]
 
 
 class Sentinel:

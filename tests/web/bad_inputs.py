@@ -119,7 +119,7 @@ BAD = [
 ]
 
 ELSEWHERE = {
-    22: ("test_serving.py", "test_slow_clients_do_not_hold_others_up"),
+    22: ("test_rude_clients_sqlite.py", "test_a_crowd_holds_nobody_up"),
     24: ("test_bad_inputs_sqlite.py", "test_b24_paths_and_methods"),
     28: ("test_looking.py", "test_a_wrong_query_is_refused_and_named"),
     29: ("test_looking.py", "test_a_wrong_query_is_refused_and_named"),

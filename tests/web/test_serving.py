@@ -1,8 +1,7 @@
-"""``holdfast api``: a process, its socket and its signals; slow clients."""
+"""``holdfast api``: a process, its socket and its signals."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import ssl
@@ -46,17 +45,6 @@ def test_64_parallel_posts_of_one_key_over_sockets_make_one_job(home: str, tmp_p
         for each in threads:
             each.join()
         assert (sorted(codes), len(ids)) == ([200] * 63 + [201], 1)
-
-
-def test_slow_clients_do_not_hold_others_up(tmp_path: Path) -> None:
-    head = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
-    with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db") as served, contextlib.ExitStack() as open_ones:
-        for number in range(200):
-            slow = open_ones.enter_context(served.connect())
-            slow.sendall(head if number % 2 else head[:40])
-        with served.client() as client:
-            for _ in range(20):
-                assert client.post("/v1/jobs", json=JOB).status_code == 201
 
 
 def test_a_body_over_the_limit_is_answered_before_it_has_arrived(tmp_path: Path) -> None:

@@ -121,15 +121,16 @@ def _described(store: str, examples: int) -> Scenario:
     return lambda folder, count, seed: api.described(folder, STORES[store], examples=count(examples), seed=seed)
 
 
+def _garbage(home: Home) -> Scenario:
+    return lambda folder, *_: api.garbage(folder, home)
+
+
 ON_WHAT_LEAVES = {f"api-outages-{store}": _outages(store) for store in api.AWAY}
 DESCRIBED = {
     f"api-description-{store}": _described(store, examples)
     for store, examples in {"sqlite": 200, "postgres": 80, "redis": 200}.items()
 }
-GARBAGE: dict[str, Scenario] = {
-    f"api-garbage-{store}": lambda folder, _, __, store=store: api.garbage(folder, STORES[store])
-    for store in ("sqlite", "postgres", "redis")
-}
+GARBAGE = {f"api-garbage-{store}": _garbage(STORES[store]) for store in ("sqlite", "postgres", "redis")}
 
 
 def _on(home: Home, scenario: OnStore) -> Scenario:

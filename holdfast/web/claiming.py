@@ -57,6 +57,12 @@ class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True, rename={"task": "typ
     queue: QueueName
     payload: Annotated[Raw, Meta(description="The arguments by name.", examples=[{"to": "a@b.c"}])]
     attempt: Annotated[int, Meta(description="Which of its attempts this is, from 1.", ge=0)]
+    claims: Annotated[
+        int,
+        Meta(
+            description="How often it was taken; only ever grows: a fencing token for what is written elsewhere.", ge=1
+        ),
+    ]
     max_attempts: Annotated[int | None, Meta(description="Executions it may have; null: no limit.")]
     priority: int
     timeout: Annotated[float | None, Meta(description="Seconds it may take; then stop it and settle it as failed.")]
@@ -299,6 +305,7 @@ def _claimed(call: Call, job: Job, *, alone: bool) -> ClaimedJob:
         queue=job.queue,
         payload=raw(job.payload),
         attempt=job.attempts,
+        claims=job.claims,
         max_attempts=job.max_attempts,
         priority=job.priority,
         timeout=_timeout(call, job),
@@ -331,6 +338,7 @@ _JOB: dict[str, Any] = {
     "queue": "mail",
     "payload": {"to": "a@b.c"},
     "attempt": 1,
+    "claims": 1,
     "max_attempts": 5,
     "priority": 0,
     "timeout": 30.0,

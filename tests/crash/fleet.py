@@ -130,8 +130,14 @@ class Fleet:
         self, program: str, *arguments: str, stdin: int = subprocess.DEVNULL, **environment: str
     ) -> subprocess.Popen[bytes]:
         """Run one of the programs; it leads a session of its own."""
+        return self.run([sys.executable, "-m", program, *arguments], stdin=stdin, **environment)
+
+    def run(
+        self, command: Sequence[str | Path], *, stdin: int = subprocess.DEVNULL, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Run any program as one of the fleet."""
         process = subprocess.Popen(
-            [sys.executable, "-m", program, *arguments],
+            list(command),
             env={**self._environment, **environment},
             cwd=ROOT,
             stdin=stdin,

@@ -13,6 +13,7 @@ from tests.crash.scenarios import (
     files,
     freezes,
     handlers,
+    javascript,
     kills,
     networks,
     punctual,
@@ -50,6 +51,7 @@ ON_EVERY_STORE: dict[str, OnStore] = {
     "submitters-at-points": lambda folder, home, count, seed: faults.submitters_killed_at(
         folder, home, rounds=count(20), seed=seed
     ),
+    "javascript": lambda folder, home, count, seed: javascript.javascript(folder, home, jobs=count(1000), seed=seed),
     "migrations": lambda folder, home, count, seed: files.raced_migrations(folder, home, rounds=count(50), seed=seed),
     "fork": lambda folder, home, *_: files.forked(folder, home),
     "twenty-shared": lambda folder, home, *_: crowds.shared(folder, home, jobs=20, seconds=0.0),

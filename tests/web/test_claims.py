@@ -54,6 +54,7 @@ def test_a_claim_hands_over_all_that_a_handler_needs(api: Api, worker: Worker) -
         **{name: job[name] for name in ("id", "type", "queue", "payload", "max_attempts", "priority", "run_at")},
         **{name: job[name] for name in ("created_at", "tags", "metadata", "timeout")},
         "attempt": 1,
+        "claims": 1,
         "alone": False,
         "traceparent": None,
         "tracestate": None,

@@ -1,0 +1,238 @@
+"""What a worker has to do, one check for each part of the protocol (docs/worker-protocol.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.job import Job, JobFilter, JobState, Reason, Settlement
+from holdfast.web.conformance.course import CONCURRENCY, LEASE, Broken, Course
+
+Check = Callable[[Course], Awaitable[None]]
+
+_ENDED = (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED)
+_AWAY = 3.0  # seconds the API answers 503
+_HURRIED = 60  # requests in that time that are too many
+_VALUES: tuple[Any, ...] = (None, True, 0, -1.5, "ünï ☃ 𝄞", "", [], {}, {"a": [None, {"b": "c"}]}, [1, [2, [3]]])
+
+
+def _expect(holds: bool, complaint: str) -> None:
+    if not holds:
+        raise Broken(complaint)
+
+
+async def _ended(course: Course, job_id: str, state: JobState) -> Job:
+    """The job once it has ended; Broken unless so."""
+    job = await course.reached(job_id, *_ENDED)
+    _expect(job.state is state, f"the job is {job.state} ({job.reason}: {job.error}), not {state}")
+    return job
+
+
+async def starts(course: Course) -> None:
+    """It claims, and says who it is."""
+    await course.start()
+
+
+async def echoes(course: Course) -> None:
+    """Results come back as they are, whatever JSON they are."""
+    for value in _VALUES:
+        job = await _ended(course, await course.submit("echo", {"value": value}), JobState.SUCCEEDED)
+        result = None if job.result is None else json.loads(job.result)
+        _expect(result == value and type(result) is type(value), f"{value!r} came back as {result!r}")
+        _expect(job.attempts == 1, f"one echo took {job.attempts} attempts")
+
+
+async def fails_and_tries_again(course: Course) -> None:
+    """What a handler throws is a failed attempt, told with its message; the next one succeeds."""
+    job = await _ended(course, await course.submit("flaky"), JobState.SUCCEEDED)
+    _expect((job.attempts, job.result) == (2, "2"), f"{job.attempts} attempts, result {job.result}")
+    (attempt,) = await course.app.attempts(job.id)
+    _expect(attempt.reason == Reason.ERROR, f"the first attempt failed for {attempt.reason}, not error")
+    _expect("the first attempt fails" in (attempt.error or ""), f"its error was {attempt.error!r}")
+
+
+async def says_when(course: Course) -> None:
+    """``delay`` of a failed job goes before its policy."""
+    job = await _ended(course, await course.submit("later", retry="fixed:3600"), JobState.SUCCEEDED)
+    _expect(job.attempts == 2, f"{job.attempts} attempts instead of 2")
+
+
+async def snoozes(course: Course) -> None:
+    """``snoozed`` costs no attempt."""
+    job = await _ended(course, await course.submit("snooze"), JobState.SUCCEEDED)
+    _expect((job.attempts, job.claims) == (1, 2), f"{job.attempts} attempts in {job.claims} claims, not 1 in 2")
+
+
+async def gives_up(course: Course) -> None:
+    """``dead`` ends the job at once."""
+    job = await _ended(course, await course.submit("dead"), JobState.DEAD)
+    _expect((job.attempts, job.reason) == (1, "non_retryable"), f"{job.attempts} attempts, reason {job.reason}")
+
+
+async def names_its_types(course: Course) -> None:
+    """A job it has no handler for is none of its own."""
+    job = await _ended(course, await course.submit("unknown", max_attempts=1), JobState.DEAD)
+    attempts = await course.app.attempts(job.id)
+    reasons = [attempt.reason for attempt in attempts]
+    _expect("no_handler" in (job.reason, *reasons) or "no task" in (job.error or ""), f"it failed for {job.reason}")
+
+
+async def extends(course: Course) -> None:
+    """A job that takes longer than a lease stays its own."""
+    job = await _ended(course, await course.submit("sleep", {"seconds": 9}), JobState.SUCCEEDED)
+    _expect(job.claims == 1, f"it was claimed {job.claims} times: its lease was not extended")
+    _expect(job.result in ("9", "9.0"), f"it slept for {job.result} instead of 9")
+
+
+async def keeps_to_timeouts(course: Course) -> None:
+    """``timeout`` of a job is the worker's to enforce."""
+    job = await _ended(course, await course.submit("sleep", {"seconds": 600}, timeout=1, max_attempts=1), JobState.DEAD)
+    (attempt,) = await course.app.attempts(job.id)
+    _expect("timeout" in (job.reason, attempt.reason) or "timeout" in (job.error or ""), f"it failed: {job.error}")
+
+
+async def hears_cancellations(course: Course) -> None:
+    """An operator's cancellation stops the job that runs."""
+    job_id = await course.submit("sleep", {"seconds": 600})
+    await course.reached(job_id, JobState.RUNNING)
+    await course.app.cancel_one(job_id)
+    await _ended(course, job_id, JobState.CANCELLED)
+
+
+async def lets_go(course: Course) -> None:
+    """A lease that is lost is not settled; the next one of the same job is."""
+    job_id = await course.submit("sleep", {"seconds": LEASE})
+    job = await course.reached(job_id, JobState.RUNNING)
+    stolen = Settlement(job_id=job.id, claims=job.claims, state=JobState.QUEUED, reason=Reason.RELEASED, refund=True)
+    await (await course.app.opened()).settle([stolen])
+    ended = await _ended(course, job_id, JobState.SUCCEEDED)
+    _expect(ended.claims == job.claims + 1, f"it was claimed {ended.claims} times")
+    lost: set[str] = set()
+    for said in course.recorder.said:
+        if said.what == "extend" and said.status == 200:
+            verdicts = zip(said.asked["leases"], said.told["leases"], strict=True)
+            lost |= {token for token, told in verdicts if told["verdict"] == "lost"}
+        if said.what == "settle":
+            late = lost & {each.get("token") for each in said.asked.get("settlements", [])}
+            _expect(not late, "it settled a job whose lease it knew to be lost")
+
+
+async def stays_within_its_slots(course: Course) -> None:
+    """It claims no more than it can start at once."""
+    ids = [await course.submit("sleep", {"seconds": 0.5}) for _ in range(3 * CONCURRENCY)]
+    most = 0
+
+    async def over() -> bool:
+        nonlocal most
+        most = max(most, await course.app.count(JobFilter(states=(JobState.RUNNING,))))
+        return all([(await course.app.get(job_id)).state in _ENDED for job_id in ids])
+
+    await course.until(over, f"{len(ids)} jobs of half a second did not end")
+    _expect(most <= CONCURRENCY, f"it had {most} jobs in hand, of {CONCURRENCY} it may have")
+
+
+async def settles_again(course: Course) -> None:
+    """A settlement whose answer was lost is said again; ``repeated`` is as good as ``accepted``."""
+    course.recorder.swallow, before = True, len(course.recorder.said)
+    await _ended(course, await course.submit("echo", {"value": 1}), JobState.SUCCEEDED)
+
+    async def repeated() -> bool:
+        told = [said.told.get("jobs", []) for said in course.recorder.said[before:] if said.what == "settle"]
+        return any(job.get("verdict") == "repeated" for jobs in told for job in jobs)
+
+    await course.until(repeated, "it did not settle again")
+    await _ended(course, await course.submit("echo", {"value": 2}), JobState.SUCCEEDED)
+
+
+async def outlasts_absences(course: Course) -> None:
+    """While the API is away it tries again, with pauses; then it goes on by itself."""
+    before = len(course.recorder.said)
+    course.recorder.away = True
+    await asyncio.sleep(_AWAY)
+    course.recorder.away = False
+    tries = len(course.recorder.said) - before
+    _expect(tries <= _HURRIED, f"it asked {tries} times within {_AWAY:g} s")
+    await _ended(course, await course.submit("echo", {"value": 3}), JobState.SUCCEEDED)
+
+
+async def obeys_orders(course: Course) -> None:
+    """``stop`` of an operator ends it."""
+    (worker,) = await course.app.workers()
+    await course.app.stop_workers([worker.pulse.worker])
+    await course.ended()
+
+
+async def gives_back(course: Course) -> None:
+    """SIGTERM: what does not end within its grace is given back, and costs no attempt."""
+    await course.start()
+    job_id = await course.submit("sleep", {"seconds": 600})
+    await course.reached(job_id, JobState.RUNNING)
+    course.signal(signal.SIGTERM)
+    await course.ended()
+    job = await course.app.get(job_id)
+    _expect(job.state is JobState.QUEUED, f"its job is {job.state}, not queued again")
+    _expect(job.attempts == 0, f"its job has {job.attempts} attempts")
+
+
+class Named(NamedTuple):
+    """A check under its name."""
+
+    name: str
+    check: Check
+
+
+CHECKS: tuple[tuple[Named, ...], ...] = (
+    (Named("starts and is listed", starts),),
+    (
+        Named("returns results", echoes),
+        Named("fails and tries again", fails_and_tries_again),
+        Named("says when to try again", says_when),
+        Named("snoozes", snoozes),
+        Named("gives up what cannot succeed", gives_up),
+        Named("names its types", names_its_types),
+    ),
+    (
+        Named("extends its leases", extends),
+        Named("keeps to timeouts", keeps_to_timeouts),
+        Named("hears cancellations", hears_cancellations),
+        Named("lets go of what it has lost", lets_go),
+    ),
+    (Named("stays within its slots", stays_within_its_slots),),
+    (Named("settles again after a lost answer", settles_again),),
+    (Named("outlasts absences of the API", outlasts_absences),),
+    (Named("obeys an order to stop", obeys_orders),),
+    (Named("gives back what it has at SIGTERM", gives_back),),
+)
+"""What is in one group goes on at once."""
+
+
+class Verdict(NamedTuple):
+    """What a check came to; ``complaint``: None where it is kept."""
+
+    name: str
+    complaint: str | None
+
+
+async def judge(course: Course) -> list[Verdict]:
+    """Every check. Where there is no worker, the rest is not tried."""
+    verdicts: list[Verdict] = []
+    for group in CHECKS:
+        if verdicts and verdicts[0].complaint is not None:
+            verdicts += [Verdict(name, "not tried") for name, _ in group]
+        else:
+            verdicts += await asyncio.gather(*(_judged(course, each) for each in group))
+    return verdicts
+
+
+async def _judged(course: Course, named: Named) -> Verdict:
+    try:
+        await named.check(course)
+    except ConfigError:
+        raise
+    except (Broken, HoldfastError, ValueError) as error:
+        return Verdict(named.name, str(error))
+    return Verdict(named.name, None)

@@ -1,0 +1,84 @@
+"""What stands between the worker under test and the API: it writes down what is said, and gives trouble where asked."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+from holdfast.web.asgi import Api
+
+_AWAY = b'{"type": "urn:holdfast:problem:unavailable", "title": "Away", "status": 503, "code": "unavailable"}'
+
+
+class Said(NamedTuple):
+    """One request of the worker, and what it was answered."""
+
+    what: str  # "claims", "extend", "settle", "leave"
+    at: float
+    asked: Mapping[str, Any]
+    status: int
+    told: Mapping[str, Any]
+
+
+class Recorder:
+    """An ASGI application around the API."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self.said: list[Said] = []
+        self.away = False
+        """Answer nothing but 503."""
+        self.swallow = False
+        """Lose the answer of the next settlement, which is written all the same."""
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/claims"):
+            await self._api(scope, receive, send)
+            return
+        what = scope["path"].rpartition("/")[2]
+        asked, told = bytearray(), bytearray()
+        answer: list[MutableMapping[str, Any]] = []
+
+        async def heard() -> MutableMapping[str, Any]:
+            message: MutableMapping[str, Any] = await receive()
+            asked.extend(message.get("body", b""))
+            return message
+
+        async def kept(message: MutableMapping[str, Any]) -> None:
+            told.extend(message.get("body", b""))
+            answer.append(message)
+
+        if self.away:
+            await self._refuse(send)
+            self._note(what, bytes(asked), 503, b"{}")
+            return
+        await self._api(scope, heard, kept)
+        if not answer:  # the client has gone
+            return
+        lost = what == "settle" and self.swallow and answer[0]["status"] == 200
+        self._note(what, bytes(asked), answer[0]["status"], bytes(told))
+        if lost:
+            self.swallow = False
+            await self._refuse(send)
+            return
+        for message in answer:
+            await send(message)
+
+    def _note(self, what: str, asked: bytes, status: int, told: bytes) -> None:
+        self.said.append(Said(what, time.monotonic(), _read(asked), status, _read(told)))
+
+    @staticmethod
+    async def _refuse(send: Any) -> None:
+        headers = [(b"content-type", b"application/problem+json"), (b"retry-after", b"1")]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": _AWAY})
+
+
+def _read(body: bytes) -> Mapping[str, Any]:
+    try:
+        read = json.loads(body)
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) else {}

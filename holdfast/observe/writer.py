@@ -11,12 +11,15 @@ import errno
 import io
 import os
 import select
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
 FLUSH_SECONDS = 0.010
 FLUSH_BYTES = 64 * 1024
+FILE_BYTES = 256 * 1024
+"""What a file is given in one piece: each piece has this thread and those at work change places."""
 BUFFER_BYTES = 4 * 1024 * 1024
 CLOSE_SECONDS = 1.0
 """How long ``close`` waits for a sink that does not take the last lines."""
@@ -27,6 +30,7 @@ class LineWriter:
 
     def __init__(self, stream: TextIO, dropped_line: Callable[[int], bytes], *, buffer: int = BUFFER_BYTES) -> None:
         self._sink = _sink(stream)
+        self._most = _most(stream)
         self._dropped_line = dropped_line
         self._room = buffer
         self._lines: list[bytes] = []
@@ -86,7 +90,7 @@ class LineWriter:
         """Write the lines out; returns how many were not written, because the sink is full or gone."""
         written = 0
         try:
-            for chunk, count in _chunks(lines):
+            for chunk, count in _chunks(lines, self._most):
                 self._sink(chunk)
                 written += count
         except (OSError, ValueError) as error:
@@ -95,11 +99,11 @@ class LineWriter:
         return len(lines) - written
 
 
-def _chunks(lines: list[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Whole lines, as many as a pipe takes in one piece: processes that share a pipe do not cut each other's lines."""
+def _chunks(lines: list[bytes], most: int) -> Iterator[tuple[bytes, int]]:
+    """Whole lines, as many as go in one piece."""
     start = size = 0
     for index, line in enumerate(lines):
-        if size and size + len(line) > select.PIPE_BUF:
+        if size and size + len(line) > most:
             yield b"".join(lines[start:index]), index - start
             start, size = index, 0
         size += len(line)
@@ -115,6 +119,16 @@ def _sink(stream: TextIO) -> Callable[[bytes], None]:
         return lambda chunk: _write_text(stream, chunk)
     stream.flush()
     return _Descriptor(descriptor).write
+
+
+def _most(stream: TextIO) -> int:
+    """Bytes that reach the sink in one piece: processes that share it do not cut each other's lines. A pipe takes few,
+    a file takes what it is given."""
+    try:
+        regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, io.UnsupportedOperation):
+        return select.PIPE_BUF
+    return FILE_BYTES if regular else select.PIPE_BUF
 
 
 def _write_text(stream: TextIO, chunk: bytes) -> None:

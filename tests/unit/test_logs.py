@@ -374,25 +374,42 @@ def test_a_full_disk_loses_lines_and_work_goes_on(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "log").read_text() == "fir\nsecond line\ndropped 1\n"
 
 
-def test_lines_go_out_whole_in_pieces_a_pipe_does_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _pieces(stream: TextIO, lines: list[bytes], monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What a writer of these lines hands the system at a time."""
     write, pieces = os.write, list[bytes]()
 
     def os_write(descriptor: int, data: Any) -> int:
         pieces.append(bytes(data))
         return write(descriptor, data)
 
-    lines = [b"%0200d\n" % number for number in range(200)]
-    lines.insert(7, b"x" * 9000 + b"\n")
-    with (tmp_path / "log").open("w") as stream:
-        writer = LineWriter(stream, _dropped)
-        monkeypatch.setattr("holdfast.observe.writer.os.write", os_write)
-        for line in lines:
-            writer.write(line)
-        writer.close()
-        monkeypatch.undo()
+    writer = LineWriter(stream, _dropped)
+    monkeypatch.setattr("holdfast.observe.writer.os.write", os_write)
+    for line in lines:
+        writer.write(line)
+    writer.close()
+    monkeypatch.undo()
     assert b"".join(pieces) == b"".join(lines)
     assert all(piece.endswith(b"\n") for piece in pieces)
+    return pieces
+
+
+def test_lines_go_out_whole_in_pieces_a_pipe_does_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [b"%0200d\n" % number for number in range(200)]
+    lines.insert(7, b"x" * 9000 + b"\n")
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w") as stream:
+        taking = threading.Thread(target=reader.read, args=(sum(map(len, lines)),))
+        taking.start()
+        pieces = _pieces(stream, lines, monkeypatch)
+        taking.join()
     assert [piece for piece in pieces if len(piece) > select.PIPE_BUF] == [lines[7]]
+
+
+def test_a_file_is_given_many_lines_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [b"%0200d\n" % number for number in range(200)]
+    monkeypatch.setattr("holdfast.observe.writer.FLUSH_SECONDS", 5.0)  # all of them are there when it begins
+    with (tmp_path / "log").open("w") as stream:
+        assert len(_pieces(stream, lines, monkeypatch)) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # That forking beside threads is risky is the point.

@@ -18,6 +18,7 @@ from holdfast.desk.words import clip, moment, safe, span
 from holdfast.job import Attempt, Job, QueueInfo, WorkerInfo, as_ulid
 from holdfast.log_lines import LogLine
 from holdfast.redaction import Redaction
+from holdfast.traces import trace_id_of
 
 _QUEUE_COLUMNS = [
     Column("QUEUE", "id"),
@@ -177,7 +178,7 @@ def print_story(session: Session, app: Holdfast, job: Job) -> None:
     attempts, lines, now = redaction.attempts(job, app.sync.attempts(job.id)), lines_of(app, job), now_us(app)
     job = redaction.job(job)
     if session.json:
-        document = plain(job_document(job)) | {"ulid": as_ulid(job.id)}
+        document = plain(job_document(job)) | {"ulid": as_ulid(job.id), "trace_id": trace_id_of(job)}
         document |= {"history": [attempt_document(each) for each in attempts]}
         print_json(document | {"lines": [line_document(each) for each in lines]})
         return
@@ -228,6 +229,7 @@ def _facts(job: Job, now: int) -> Iterable[tuple[str, object]]:
     yield "priority", job.priority or None
     yield "key", job.key
     yield "tags", ", ".join(carried.tags) or None
+    yield "trace", trace_id_of(job)
     yield "timeout", None if carried.timeout is None else span(carried.timeout)
     yield "retry", None if carried.retry is None else _encoded(carried.retry)
     yield "worker", job.worker

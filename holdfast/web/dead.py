@@ -106,7 +106,7 @@ OPERATIONS = (
         group="Dead letters",
         summary="Show a dead letter",
         handler=show,
-        answers={200: Told(JobStory, "The dead letter.", DEAD_JOB | {"history": []})},
+        answers={200: Told(JobStory, "The dead letter.", DEAD_JOB | {"history": [], "trace_id": None})},
         refusals=(404, 409),
     ),
     msgspec.structs.replace(

@@ -23,6 +23,7 @@ from holdfast.desk.documents import (
 from holdfast.desk.why import Because, explain, known
 from holdfast.errors import NotFound
 from holdfast.job import TERMINAL, Job, JobFilter, JobState
+from holdfast.traces import trace_id_of
 from holdfast.values import check_key
 from holdfast.web.examples import JOB
 from holdfast.web.fields import CURSOR, FILTERS, PAGING, Field, count
@@ -39,6 +40,7 @@ class JobStory(JobDocument, frozen=True, kw_only=True, rename=HTTP_NAMES):
     """A job with its attempts that did not succeed."""
 
     history: Annotated[list[AttemptDocument], Meta(description="Attempts that did not succeed, oldest first.")]
+    trace_id: Annotated[str | None, Meta(description="The trace that it was submitted in.")]
 
 
 class JobPage(msgspec.Struct, frozen=True):
@@ -77,7 +79,8 @@ async def story(call: Call, job: Job) -> JobStory:
     """Everything about one job."""
     attempts = call.redaction.attempts(job, await call.app.attempts(job.id)) if job.claims else []
     told = msgspec.structs.asdict(call.shown(job))
-    return JobStory(**told, history=[attempt_document(each) for each in attempts])
+    history = [attempt_document(each) for each in attempts]
+    return JobStory(**told, history=history, trace_id=trace_id_of(job))
 
 
 async def show(call: Call) -> Answer:
@@ -191,7 +194,7 @@ OPERATIONS = (
         doc="With its result, and the attempts that did not succeed. With `wait` the answer comes when it has ended.",
         handler=show,
         query=(_WAIT,),
-        answers={200: Told(JobStory, "The job.", JOB | {"history": []})},
+        answers={200: Told(JobStory, "The job.", JOB | {"history": [], "trace_id": None})},
         refusals=(404,),
     ),
     Operation(

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.faces.cli import ROOT, Cli
 from tests.faces.otlp import Receiver, Span, receiving
 from tests.support.pages import blocks
@@ -27,6 +29,8 @@ def print_it(month: str) -> str:
     provider.force_flush()
     return found
 """
+
+pytestmark = pytest.mark.timeout(180)  # several processes on a busy machine
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -78,6 +82,8 @@ def test_submit_run_retry_success_is_one_trace_across_two_processes(cli: Cli) ->
         until(lambda: len(receiver.spans) >= 6, "every span")
 
     (root,) = receiver.named("close the month")
+    assert cli.json("show", job_id)["trace_id"] == root.trace
+    assert root.trace in cli.run("show", job_id)
     (submission,) = receiver.named("submit report.build")
     runs = receiver.named("run report.build")
     failed, succeeded = sorted(runs, key=lambda span: int(span.attributes["holdfast.attempt"]))

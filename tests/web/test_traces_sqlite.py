@@ -48,6 +48,7 @@ def test_a_submission_over_http_goes_on_in_the_trace_that_the_request_brings(api
     assert trace_id_of(job) == TRACE
     assert job.carried.traceparent == f"00-{TRACE}-{submission.context.span_id:016x}-01"
     assert job.carried.tracestate == "vendor=1,other=2"
+    assert api.get(f"/v1/jobs/{job.id}")["trace_id"] == TRACE
 
 
 def test_a_header_that_is_no_context_is_ignored(api: Api) -> None:

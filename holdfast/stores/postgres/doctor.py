@@ -16,6 +16,7 @@ _DEAD = 100_000
 _INDEXES = frozenset(
     {"job_pkey", "job_ready", "job_suspect", "job_quarantined", "job_due", "job_due_anywhere", "job_lease"}
     | {"job_unsuccessful", "job_ended", "tag_pkey", "tag_of", "key_pkey", "key_of", "key_over", "attempt_pkey"}
+    | {"line_pkey"}
 )
 _OLDEST = """
 select 'session ' || pid || ' (' || coalesce(nullif(application_name, ''), 'unnamed') || ', ' || state || ')',
@@ -126,7 +127,7 @@ async def _indexes(link: Connection, schema: str) -> Finding:
     missing = sorted(_INDEXES - {name for (name,) in await link.fetch(_VALID, schema)})
     if not missing:
         return Finding("indexes", "ok", "all there and valid")
-    remedy = "create them again (drop an invalid one first): holdfast migrate --sql 0..1 prints how"
+    remedy = "create them again (drop an invalid one first): holdfast migrate --sql FROM..TO prints how"
     return Finding("indexes", "error", f"missing or invalid: {', '.join(missing)}", remedy)
 
 

@@ -23,7 +23,7 @@ class MetricsSettings:
     )
     metrics_host = Setting(HOST, "127.0.0.1", "The address of that port. Nothing can be changed there, only read.")
     health_within = Setting(
-        span("1s", "1d"),
+        span("3s", "1d"),
         "60s",
         "A worker is healthy if it fetched jobs, or knew that there are none, within this time beyond its poll.",
     )

@@ -29,7 +29,7 @@ def health_of(shift: Shift) -> Health:
     if shift.fetched_at is None:
         return Health(True, False, "starting")
     if shift.sated:  # its hands are full: then it is well as long as it renews what it holds
-        well = now - shift.renewed_at <= within + settings.beat.total_seconds()
+        well = now - max(shift.renewed_at, shift.fetched_at) <= within + settings.beat.total_seconds()
     else:
         well = now - shift.fetched_at <= within + settings.poll.total_seconds()
     return Health(True, well, "ok" if well else "store_away")

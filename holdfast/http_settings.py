@@ -53,4 +53,9 @@ class HttpSettings:
     body_timeout = Setting(
         span("10ms", "1h"), "30s", "How long a body may take to arrive, and an answer to be taken away."
     )
+    event_streams = Setting(count(1, 100_000), 200, "Streams of events at once, in all.")
+    event_streams_per_key = Setting(count(1, 100_000), 20, "Streams of one key, or of one address without keys.")
+    event_stream_for = Setting(
+        span("0s", "1d"), "1h", "How long a stream of events lasts before its client is to connect again."
+    )
     keep_alive = Setting(span("1s", "1h"), "15s", "How long a connection without a request stays open.")

@@ -139,7 +139,7 @@ class Store(Protocol):
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         """Return when one of the topics may have news, at the latest after ``timeout`` seconds.
 
-        Topics: ``queue:NAME`` or ``queue:*`` (something became ready), ``job:ID`` (it ended), ``job:*`` (some job ended),
+        Topics: ``queue:NAME`` or ``queue:*`` (something became ready), ``job:ID`` (it ended) or ``job:*`` (any),
         ``worker:ID`` (an order, or a cancellation of one of its jobs). May return early, never late.
         """
 

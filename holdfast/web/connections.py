@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from holdfast.config import Settings
-from holdfast.web.messages import Refusal, new_request_id
+from holdfast.web.messages import STOPPING, Refusal, new_request_id
 from holdfast.web.problems import answer_to
 
 HEAD_MOST = 64 * 1024
@@ -74,6 +74,7 @@ class Connection(HttpToolsProtocol):
     """One connection."""
 
     crowd: Crowd
+    _stopping: asyncio.Event
     _address = ""
     _head_size = 0
     _in_body = False
@@ -84,11 +85,21 @@ class Connection(HttpToolsProtocol):
     # ── coming and going ──────────────────────────────────────────────────────────────────────────────────────
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._stopping = asyncio.Event()
         self._address = self.client[0] if self.client else ""
         if self.crowd.enters(self._address):
             self._expect(self.crowd.bounds.head)
         else:
             self._refuse(503, "too_many_connections", "there are too many connections", "close some, and try again")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        extensions: dict[str, Any] = {STOPPING: self._stopping}
+        self.scope["extensions"] = extensions
+
+    def shutdown(self) -> None:
+        self._stopping.set()
+        super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.crowd.leaves(self._address)

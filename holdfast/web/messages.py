@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,21 +18,36 @@ Header = tuple[bytes, bytes]
 JSON = b"application/json"
 PROBLEM = b"application/problem+json"
 TEXT = b"text/plain; charset=utf-8"
+STOPPING = "holdfast.stopping"
+"""The extension by which our server says that it stops: an event."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Request:
     """What a client asks. ``headers`` hold the first of each name; ``repeated`` names those that came more than once.
     ``id`` is the client's own X-Request-Id where that is a sensible one; ``added`` goes to the answer's headers;
-    ``template`` is the path of the operation that was found."""
+    ``template`` is the path of the operation that was found; ``stopping`` is set when a server that says so stops."""
 
-    __slots__ = ("added", "client", "headers", "id", "method", "query", "receive", "repeated", "segments", "template")
+    __slots__ = (
+        "added",
+        "client",
+        "headers",
+        "id",
+        "method",
+        "query",
+        "receive",
+        "repeated",
+        "segments",
+        "stopping",
+        "template",
+    )
 
     def __init__(self, scope: Mapping[str, Any], receive: Receive, segments: tuple[str, ...]) -> None:
         self.method: str = scope["method"]
         self.query: bytes = scope.get("query_string", b"")
         self.client: str = (scope.get("client") or ("",))[0]
         self.receive = receive
+        self.stopping: asyncio.Event | None = (scope.get("extensions") or {}).get(STOPPING)
         self.added: list[Header] = []
         self.segments = segments
         self.template: str | None = None
@@ -58,6 +74,12 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes = b""
     media: bytes = JSON
     headers: tuple[Header, ...] = ()
+
+
+class Streamed(Answer, frozen=True, kw_only=True):
+    """One that is told bit by bit, until the chunks end, the client goes or the server stops."""
+
+    chunks: AsyncGenerator[bytes, None]
 
 
 class Refusal(Exception):

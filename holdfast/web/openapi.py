@@ -141,6 +141,8 @@ def _response(told: Told) -> dict[str, Any]:
         content: dict[str, Any] = {"schema": schema}
         if told.example is not None:
             content["example"] = told.example
+        if told.stream:
+            return said | {"content": {"text/event-stream": {"x-event-data": schema}}}
         said["content"] = {"application/json": content, **{text: {"schema": {"type": "string"}} for text in told.texts}}
     return said
 

@@ -25,7 +25,7 @@ class Described:
     """
 
     def __init__(self, url: str) -> None:
-        self._app = Holdfast(url, claim_wait="0s")  # a claim of whatever waits for nothing
+        self._app = Holdfast(url, claim_wait="0s", event_stream_for="0s")  # nothing is waited for
         self._described = schemathesis.openapi.from_asgi("/openapi.json", asgi(self._app))
 
     def __enter__(self) -> Described:

@@ -1,0 +1,156 @@
+"""What happens, for whoever follows: one look at the store for all of them, as long as there is one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from holdfast.app import Holdfast
+from holdfast.errors import HoldfastError
+from holdfast.job import Ending, Endings
+from holdfast.web.callers import Caller
+from holdfast.web.messages import Refusal
+
+WITHIN = timedelta(hours=1)
+"""For how long who was away can go on where they were."""
+PIECE = 500
+"""Endings of one look."""
+_LOOK = 1.0  # seconds between looks where nothing is heard: what a lost wake-up, or a failed attempt, costs at most
+_BREATH, _BUSY = 0.05, 0.5  # seconds at least between two looks; and where a look found more than _MANY
+_MANY = 200
+_AGAIN = 1.0  # seconds until a store that is away is asked again
+_BEHIND_MOST = 40  # pieces a stream may be behind
+_TOLD_MOST = 2000  # endings that are remembered as told
+
+
+class Told:
+    """The last endings that were told: what is repeated is not told again."""
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[tuple[str, int, str], None] = OrderedDict()
+
+    def new(self, endings: Iterable[Ending]) -> list[Ending]:
+        """Those among them that were not told yet."""
+        found = []
+        for each in endings:
+            key = each.job_id, each.claims, each.state
+            if key not in self._keys:
+                self._keys[key] = None
+                found.append(each)
+        while len(self._keys) > _TOLD_MOST:
+            self._keys.popitem(last=False)
+        return found
+
+
+class Follower:
+    """One stream's place at the feed."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[Endings] = deque()
+        self._news = asyncio.Event()
+        self.late = False
+        """It took so long that something was thrown away: it has to begin again where it was."""
+
+    def put(self, piece: Endings) -> None:
+        """There is more for it."""
+        if len(self._pieces) >= _BEHIND_MOST:
+            self.late = True
+            self._pieces.clear()
+        if not self.late:
+            self._pieces.append(piece)
+        self._news.set()
+
+    async def next(self, seconds: float) -> Endings | None:
+        """The next piece; None where there is none within so long, or it is late."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return None
+        piece = self._pieces.popleft() if self._pieces else None
+        if not self._pieces:
+            self._news.clear()
+        return piece
+
+
+class Feed:
+    """The followers in one event loop."""
+
+    def __init__(self, app: Holdfast) -> None:
+        self._app = app
+        self._followers: set[Follower] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._told = Told()
+        self.mark: str | None = None
+        """Up to where everything was told; None: nobody looks."""
+
+    @contextmanager
+    def follow(self) -> Iterator[Follower]:
+        """While this lasts, what happens is told to the follower."""
+        follower = Follower()
+        self._followers.add(follower)
+        if self._looking is None or self._looking.done():
+            self.mark, self._told = None, Told()
+            self._looking = asyncio.create_task(self._look_on(), name="holdfast-feed")
+        try:
+            yield follower
+        finally:
+            self._followers.discard(follower)
+
+    async def _look_on(self) -> None:
+        while self._followers:
+            try:
+                await self._look()
+            except HoldfastError:  # the streams stay, and go on when it is back
+                await asyncio.sleep(_AGAIN)
+
+    async def _look(self) -> None:
+        store = await self._app.opened()
+        piece = await store.endings(self.mark, limit=PIECE, within=WITHIN)
+        self.mark = piece.mark
+        fresh = msgspec.structs.replace(piece, endings=self._told.new(piece.endings))
+        if fresh.endings or fresh.gap:
+            for follower in self._followers:
+                follower.put(fresh)
+        if not piece.more:
+            await store.wait(["job:*"], timeout=_LOOK)
+            await asyncio.sleep(_BUSY if len(piece.endings) > _MANY else _BREATH)
+
+
+class Feeds:
+    """One for each event loop that requests come on; and how many follow."""
+
+    def __init__(self, app: Holdfast) -> None:
+        self._app = app
+        self._feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, Feed] = WeakKeyDictionary()
+        self._streams: Counter[str] = Counter()
+
+    def here(self) -> Feed:
+        """That of the running event loop."""
+        loop = asyncio.get_running_loop()
+        feed = self._feeds.get(loop)
+        if feed is None:
+            feed = self._feeds[loop] = Feed(self._app)
+        return feed
+
+    def enter(self, caller: Caller) -> str:
+        """Count one more stream of this caller; Refusal where there are too many. Its name is for ``leave``."""
+        settings = self._app.settings
+        name = caller.key or caller.address
+        if self._streams.total() >= settings.event_streams or self._streams[name] >= settings.event_streams_per_key:
+            told = (b"retry-after", b"10")
+            raise Refusal(429, "too_many_streams", "there are too many event streams", "close one first", told)
+        self._streams[name] += 1
+        return name
+
+    def leave(self, name: str) -> None:
+        """Count one less."""
+        self._streams[name] -= 1
+        if not self._streams[name]:
+            del self._streams[name]

@@ -1,0 +1,50 @@
+"""Events: endings and failed attempts, as a client hears of them."""
+
+from __future__ import annotations
+
+from holdfast.lifecycle import Failed, Succeeded
+from tests.web.following import end, events, run, served
+
+
+def test_every_ending_is_told_to_who_wants_it_and_after_a_break(home: str) -> None:
+    async def body() -> None:
+        async with served(home) as (app, address):
+            async with (
+                events(address) as everything,
+                events(address, event=["dead", "cancelled"], queue="mail", type="send") as some,
+            ):
+                await everything.begun()
+                await some.begun()
+                ids = [(await app.enqueue("send", {}, queue="mail", max_attempts=2)).id for _ in range(4)]
+                other = (await app.enqueue("send", {}, queue="other")).id
+                await end(app, ids[0], Succeeded())
+                await end(app, ids[1], Failed(error="first"))
+                await end(app, ids[2], Failed(error="final", retryable=False))
+                await app.cancel(ids[3])
+                await end(app, other, Failed(error="final", retryable=False))
+
+                told = await everything.take(5)
+                assert sorted((kind, data["id"]) for kind, data in told) == sorted(
+                    [
+                        ("succeeded", ids[0]),
+                        ("failed", ids[1]),
+                        ("dead", ids[2]),
+                        ("cancelled", ids[3]),
+                        ("dead", other),
+                    ]
+                )
+                (failed,) = [data for kind, data in told if kind == "failed"]
+                assert (failed["status"], failed["attempt"], failed["error"]) == ("failed", 1, "first")
+                assert (failed["type"], failed["queue"], failed["worker"]) == ("send", "mail", "worker-1")
+                assert await some.kinds(2) == [("dead", ids[2]), ("cancelled", ids[3])]
+
+            missed = [(await app.enqueue("work", {})).id for _ in range(3)]
+            for job_id in missed:
+                await end(app, job_id, Succeeded())
+            async with events(address, everything.id) as again:
+                told_again = []
+                while len(told_again) < 3:  # what ended within the second before the break may be told again
+                    told_again += [each for each in await again.kinds(1) if each[1] not in [*ids, other]]
+                assert told_again == [("succeeded", job_id) for job_id in missed]
+
+    run(body)

@@ -1,0 +1,287 @@
+"""What streams of events may cost, and how they end; the same on every store."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from holdfast import Holdfast, JobFilter, JobState
+from holdfast.job import Ending, Endings
+from holdfast.lifecycle import Failed, Succeeded, decide
+from holdfast.retry import Retry
+from holdfast.web.feed import Feed, Follower, Told
+from holdfast.web.keys import revoked
+from holdfast.web.keys_file import change
+from tests.web.following import PATIENCE, end, events, run, served
+from tests.web.keyed import Keys, id_of
+
+
+def ending(number: int) -> Ending:
+    return Ending(
+        job_id=f"job-{number}",
+        task="work",
+        queue="default",
+        state=JobState.SUCCEEDED,
+        claims=1,
+        attempt=1,
+        worker="w",
+        started_at_us=1,
+        ended_at_us=2,
+        reason=None,
+        error=None,
+    )
+
+
+def piece(*numbers: int) -> Endings:
+    return Endings(endings=[ending(number) for number in numbers], mark="1.1")
+
+
+# ── who follows ───────────────────────────────────────────────────────────────────────────────────────────────────
+def test_what_is_repeated_is_told_once() -> None:
+    told = Told()
+    assert told.new([ending(1), ending(2)]) == [ending(1), ending(2)]
+    assert told.new([ending(2), ending(3)]) == [ending(3)]
+
+
+def test_who_is_far_behind_is_late_and_keeps_nothing() -> None:
+    async def body() -> None:
+        follower = Follower()
+        for number in range(1000):
+            follower.put(piece(number))
+        assert follower.late
+        assert await follower.next(PATIENCE) is None
+
+    run(body)
+
+
+def test_who_keeps_up_hears_everything_in_turn() -> None:
+    async def body() -> None:
+        follower = Follower()
+        for number in range(1000):
+            follower.put(piece(number))
+            assert await follower.next(PATIENCE) == piece(number)
+        assert await follower.next(0.01) is None
+        assert not follower.late
+
+    run(body)
+
+
+# ── streams ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_streams_share_one_look_at_the_store(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Feed] = []
+    look = Feed._look
+
+    async def counted(feed: Feed) -> None:
+        looks.append(feed)
+        await look(feed)
+
+    monkeypatch.setattr(Feed, "_look", counted)
+
+    async def body() -> None:
+        async with served(home) as (app, address), asyncio.TaskGroup() as group:
+            ready = asyncio.Barrier(6)
+
+            async def follow() -> None:
+                async with events(address) as stream:
+                    await stream.begun()
+                    await ready.wait()
+                    assert await stream.kinds(1) == [("succeeded", job_id)]
+
+            job_id = (await app.enqueue("work", {})).id
+            for _ in range(5):
+                group.create_task(follow())
+            await ready.wait()
+            await end(app, job_id, Succeeded())
+
+    run(body)
+    assert len(set(looks)) == 1
+
+
+def test_too_many_streams_are_refused(home: str) -> None:
+    async def body() -> None:
+        async with served(home, event_streams=2) as (_, address):
+            async with events(address) as first, events(address) as second:
+                await first.begun()
+                await second.begun()
+                async with events(address) as third:
+                    assert (third.answer.status_code, third.answer.headers["retry-after"]) == (429, "10")
+                    await third.answer.aread()
+                    assert third.answer.json()["code"] == "too_many_streams"
+            async with asyncio.timeout(PATIENCE):  # a place is free once the server has seen that they left
+                status = 429
+                while status == 429:
+                    async with events(address) as again:
+                        status = again.answer.status_code
+            assert status == 200
+
+    run(body)
+
+
+@pytest.mark.parametrize("last", ["no", "1.2.3.4", "9" * 7000, "-1.-1", "é"])
+def test_an_id_that_was_never_given_is_refused(home: str, last: str) -> None:
+    async def body() -> None:
+        async with served(home) as (_, address), httpx.AsyncClient(timeout=PATIENCE) as client:
+            answer = await client.get(f"{address}/v1/events", headers={"Last-Event-ID": last.encode()})
+            assert (answer.status_code, answer.json()["field"]) == (422, "Last-Event-ID")
+
+    run(body)
+
+
+def test_who_was_away_for_too_long_is_told_of_a_gap(home: str) -> None:
+    async def body() -> None:
+        async with served(home) as (app, address), events(address, "1.1") as stream:
+            ((kind, _),) = await stream.take(1)
+            job_id = (await app.enqueue("work", {})).id
+            await end(app, job_id, Succeeded())
+            assert (kind, await stream.kinds(1)) == ("gap", [("succeeded", job_id)])
+
+    run(body)
+
+
+def test_a_stream_may_be_about_some_jobs(home: str) -> None:
+    async def body() -> None:
+        async with served(home) as (app, address):
+            ids = [(await app.enqueue("work", {})).id for _ in range(3)]
+            async with events(address, job_id=[ids[1], ids[2]]) as stream:
+                await stream.begun()
+                for job_id in ids:
+                    await end(app, job_id, Succeeded())
+                assert await stream.kinds(2) == [("succeeded", ids[1]), ("succeeded", ids[2])]
+
+    run(body)
+
+
+def test_a_long_absence_is_made_up_for(home: str) -> None:
+    """More endings than one piece holds, and than a stream may be behind."""
+
+    async def body() -> None:
+        async with served(home) as (app, address):
+            async with events(address) as stream:
+                await stream.begun()
+            handles = await app.enqueue_many([app.draft("work", {}) for _ in range(1200)])
+            while (await app.cancel(JobFilter(), limit=500)).more:
+                pass
+            async with events(address, stream.id) as again:
+                assert sorted(await again.kinds(1200)) == sorted(("cancelled", handle.id) for handle in handles)
+
+    run(body)
+
+
+def test_a_head_request_is_answered_at_once(home: str) -> None:
+    async def body() -> None:
+        async with served(home) as (_, address), httpx.AsyncClient(timeout=PATIENCE) as client:
+            answer = await client.head(f"{address}/v1/events")
+            assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+
+    run(body)
+
+
+# ── how they end ──────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_server_that_stops_ends_its_streams_at_once(home: str) -> None:
+    async def body() -> None:
+        stream_over = asyncio.Event()
+
+        async def follow(address: str, begun: asyncio.Event) -> None:
+            async with events(address) as stream:
+                await stream.begun()
+                begun.set()
+                await stream.ended()
+                stream_over.set()
+
+        async with asyncio.timeout(PATIENCE):
+            async with served(home, grace="10m") as (_, address):
+                begun = asyncio.Event()
+                following = asyncio.create_task(follow(address, begun))
+                await begun.wait()
+            await following
+            assert stream_over.is_set()
+
+    run(body)
+
+
+def test_who_does_not_take_away_what_is_sent_is_cut_off(home: str) -> None:
+    async def body() -> None:
+        async with served(home, event_streams=1, body_timeout="200ms") as (app, address):
+            host, _, port = address.removeprefix("http://").partition(":")
+            reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+            writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"id: ")
+            writer.transport.pause_reading()
+            await _make_dead_letters(app, 2500)
+            async with asyncio.timeout(PATIENCE):
+                status = 429
+                while status == 429:
+                    async with events(address) as stream:
+                        status = stream.answer.status_code
+            assert status == 200
+            writer.close()
+
+    run(body)
+
+
+async def _make_dead_letters(app: Holdfast, number: int) -> None:
+    """With errors as long as they may be."""
+    store = await app.opened()
+    await app.enqueue_many([app.draft("work", {}) for _ in range(number)])
+    failed = Failed(error="x" * 4096, retryable=False)
+    while jobs := (await store.claim("w", {"*": 500}, limit=500, lease_for=timedelta(minutes=1))).jobs:
+        await store.settle([decide(job, failed, Retry.fixed(1), random.Random(0)) for job in jobs])
+
+
+# ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_key_for_some_queues_hears_of_these_alone(home: str, tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    mail, nothing = keys.make("read", queues=("mail",)), keys.make("submit")
+
+    async def body() -> None:
+        async with served(home, keys_file=str(keys.path)) as (app, address):
+            for token, query, status in ((nothing, {}, 403), (mail, {"queue": "other"}, 403), (None, {}, 401)):
+                async with events(address, token=token, **query) as refused:
+                    assert refused.answer.status_code == status
+            async with events(address, token=mail) as stream:
+                await stream.begun()
+                ids = [(await app.enqueue("work", {}, queue=queue)).id for queue in ("other", "mail")]
+                for job_id in ids:
+                    await end(app, job_id, Succeeded())
+                assert await stream.kinds(1) == [("succeeded", ids[1])]
+
+    run(body)
+
+
+def test_a_stream_ends_with_its_key(home: str, tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    token = keys.make("read")
+
+    async def body() -> None:
+        async with served(home, keys_file=str(keys.path)) as (_, address), events(address, token=token) as stream:
+            await stream.begun()
+            change(keys.path, lambda present: {id_of(token): revoked(present[id_of(token)])})
+            await stream.ended()
+
+    run(body)
+
+
+def test_errors_are_not_told_where_settings_hide_something(home: str) -> None:
+    async def body() -> None:
+        async with served(home, redacted="payload.password") as (app, address), events(address) as stream:
+            await stream.begun()
+            job_id = (await app.enqueue("work", {"password": "canary"})).id
+            await end(app, job_id, Failed(error="canary is wrong", retryable=False))
+            ((_, data),) = await stream.take(1)
+            assert (data["id"], data["error"]) == (job_id, None)
+
+    run(body)
+
+
+def test_a_stream_ends_after_its_time(home: str) -> None:
+    async def body() -> None:
+        async with served(home, event_stream_for="50ms") as (_, address), events(address) as stream:
+            await stream.ended()
+            assert stream.id
+
+    run(body)

@@ -13,18 +13,32 @@ from holdfast.app import Holdfast
 from holdfast.errors import Unavailable
 from holdfast.events import RequestFailed, StoreTrouble
 from holdfast.redaction import Redaction
-from holdfast.web import claiming, dead, health, keeping, looking, metrics, operating, queues, settling, submitting
+from holdfast.web import (
+    claiming,
+    dead,
+    following,
+    health,
+    keeping,
+    looking,
+    metrics,
+    operating,
+    queues,
+    settling,
+    submitting,
+)
 from holdfast.web.audit import Audit
 from holdfast.web.bodies import Gone, read_document
+from holdfast.web.feed import Feeds
 from holdfast.web.fields import Form, read_query
 from holdfast.web.fleet import Fleet
 from holdfast.web.gate import Gate
 from holdfast.web.hall import Hall
-from holdfast.web.messages import Answer, Receive, Refusal, Request, Send
+from holdfast.web.messages import Answer, Receive, Refusal, Request, Send, Streamed
 from holdfast.web.meter import Meter
 from holdfast.web.openapi import with_description
 from holdfast.web.problems import RETRY_AFTER, answer_to
 from holdfast.web.routing import Call, Operation, Routes
+from holdfast.web.streaming import send_stream
 
 OPERATIONS = with_description(
     (
@@ -33,6 +47,7 @@ OPERATIONS = with_description(
         *operating.OPERATIONS,
         *dead.OPERATIONS,
         *queues.OPERATIONS,
+        *following.OPERATIONS,
         *claiming.OPERATIONS,
         *keeping.OPERATIONS,
         *settling.OPERATIONS,
@@ -79,6 +94,7 @@ class Api:
         app.patience = _LOCKED
         self._routes = Routes(OPERATIONS)
         self._fleet = Fleet(app)
+        self._feeds = Feeds(app)
         self._halls: WeakKeyDictionary[asyncio.AbstractEventLoop, Hall] = WeakKeyDictionary()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
@@ -98,11 +114,18 @@ class Api:
         try:
             answer = await self._spanned(scope, request)
             meter.answered(request, started, answer.status)
-            await _send(send, request, answer)
+            await self._send(send, request, answer)
         except Gone:
             meter.answered(request, started)
         finally:
             meter.end()
+
+    async def _send(self, send: Send, request: Request, answer: Answer) -> None:
+        await send(_start(request, answer))
+        if isinstance(answer, Streamed):
+            await send_stream(send, request, answer, 2 * self._app.settings.body_timeout.total_seconds())
+        else:
+            await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else answer.body})
 
     async def _spanned(self, scope: Mapping[str, Any], request: Request) -> Answer:
         """The answer; where there are traces, within a span, but for what probes ask."""
@@ -140,6 +163,8 @@ class Api:
             caller=caller,
             meter=self._meter,
             hall=self._hall(),
+            feeds=self._feeds,
+            still=lambda: self._gate.still_good(request),
             redaction=self._redaction,
             request=request,
             path=path,
@@ -246,7 +271,7 @@ def _check_size(scope: Mapping[str, Any]) -> None:
         raise Refusal(431, "headers_too_large", "the headers are too large", f"send at most {_HEADERS_MOST:,} bytes")
 
 
-async def _send(send: Send, request: Request, answer: Answer) -> None:
+def _start(request: Request, answer: Answer) -> dict[str, Any]:
     headers = [
         *_SECURE,
         (b"x-request-id", request.id.encode()),
@@ -254,6 +279,7 @@ async def _send(send: Send, request: Request, answer: Answer) -> None:
         *answer.headers,
     ]
     if answer.status != 204:
-        headers += (b"content-type", answer.media), (b"content-length", str(len(answer.body)).encode())
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else answer.body})
+        headers.append((b"content-type", answer.media))
+    if answer.status != 204 and not isinstance(answer, Streamed):
+        headers.append((b"content-length", str(len(answer.body)).encode()))
+    return {"type": "http.response.start", "status": answer.status, "headers": headers}

@@ -90,6 +90,10 @@ class Gate:
             raise Refusal(403, "forbidden", f"this key lacks the scope {scope}", f"use a key with scope {scope}", told)
         return caller
 
+    def still_good(self, request: Request) -> bool:
+        """Whether who was admitted would still be: their key was not revoked since, and has not run out."""
+        return self._keyring is None or self._keyring.find(_shown_key(request)) is not None
+
     def _unauthorized(self, request: Request) -> Refusal:
         """The same for every key that is not good, whatever is wrong with it."""
         taken = self._refused.take(neighbourhood(request.client))

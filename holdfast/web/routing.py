@@ -13,6 +13,7 @@ from holdfast.job import Job
 from holdfast.redaction import Redaction
 from holdfast.values import check_name
 from holdfast.web.callers import Caller, Scope
+from holdfast.web.feed import Feeds
 from holdfast.web.fields import Field, Form
 from holdfast.web.fleet import Fleet
 from holdfast.web.hall import Hall
@@ -31,6 +32,8 @@ class Call(msgspec.Struct, kw_only=True):
     caller: Caller
     meter: Meter
     hall: Hall
+    feeds: Feeds
+    still: Callable[[], bool]  # whether who asks may still ask
     redaction: Redaction
     request: Request
     path: Mapping[str, str]
@@ -64,12 +67,13 @@ Handler = Callable[[Call], Awaitable[Answer]]
 class Told(NamedTuple):
     """One answer an operation may give: the type of its document, what it says, an example of it.
 
-    ``texts``: media types in which the same may be told as text."""
+    ``texts``: media types in which the same may be told as text. ``stream``: it is the data of each event."""
 
     document: Any
     doc: str
     example: Any = None
     texts: tuple[str, ...] = ()
+    stream: bool = False
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from holdfast.errors import Conflict, NotFound
 from holdfast.job import Job, JobState
 from holdfast.web.examples import DEAD_JOB, JOB
 from holdfast.web.fields import FILTERS, PAGING, Field, Form, an_object
-from holdfast.web.looking import JobPage, JobStory, chosen, find_job, story
+from holdfast.web.looking import JobPage, JobStory, chosen, find_job, page_of, story
 from holdfast.web.messages import Answer, document
 from holdfast.web.operating import AFTER, DRY_RUN, FILTER, LIMIT, RATE, REPLAY_ONE, Done, carried_out, one, replayed
 from holdfast.web.routing import Call, Operation, Told, named_queue
@@ -54,8 +54,7 @@ async def find(call: Call) -> Answer:
     limit, cursor = query.pop("limit", 50), query.pop("cursor", None)
     query["queue"] = named_queue(call)
     where = await chosen(call, query, _DEAD)
-    page = await call.app.find(where, limit=limit, cursor=cursor)
-    return document(200, JobPage([call.shown(job) for job in page.jobs], page.cursor))
+    return document(200, await page_of(call, where, limit, cursor))
 
 
 async def show(call: Call) -> Answer:

@@ -33,6 +33,8 @@ from holdfast.web.routing import Call, Operation, Told
 LINES, LINES_MOST = 200, 1000  # log lines on a page: unless asked for others, and at most
 WAIT_MOST = 60
 """Seconds a client may wait for a job to end."""
+_AT_ONCE = 50  # jobs read together
+_PAGE_MOST = 4 * 1024 * 1024  # characters of payloads and results after which a page ends
 _LOOK = 5.0  # seconds between looks at a job that is waited for: what a lost wake-up costs at most
 
 
@@ -120,9 +122,20 @@ async def find(call: Call) -> Answer:
     """A page of jobs."""
     query = dict(call.query)
     limit, cursor = query.pop("limit", 50), query.pop("cursor", None)
-    where = await chosen(call, query)
-    page = await call.app.find(where, limit=limit, cursor=cursor)
-    return document(200, JobPage([call.shown(job) for job in page.jobs], page.cursor))
+    return document(200, await page_of(call, await chosen(call, query), limit, cursor))
+
+
+async def page_of(call: Call, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
+    """At most so many jobs. A page of long payloads ends early: it would hold up everybody else's requests."""
+    jobs: list[JobDocument] = []
+    size = 0
+    while True:
+        page = await call.app.find(where, limit=min(limit - len(jobs), _AT_ONCE), cursor=cursor)
+        cursor = page.cursor
+        jobs += [call.shown(job) for job in page.jobs]
+        size += sum(len(job.payload) + len(job.result or "") for job in page.jobs)
+        if cursor is None or len(jobs) == limit or size >= _PAGE_MOST:
+            return JobPage(jobs, cursor)
 
 
 async def chosen(call: Call, said: Mapping[str, object], states: tuple[JobState, ...] = ()) -> JobFilter:
@@ -179,7 +192,8 @@ OPERATIONS = (
         scope="read",
         group="Jobs",
         summary="List jobs",
-        doc="Newest first. Every filter that is given must match.",
+        doc="Newest first. Every filter that is given must match. A page of long payloads ends before its limit: "
+        "`cursor` says whether there is more.",
         handler=find,
         query=(*FILTERS, *PAGING),
         answers={200: Told(JobPage, "A page.", {"jobs": [JOB], "cursor": None})},

@@ -125,6 +125,19 @@ def test_pages_are_newest_first_and_meet_every_job_once(api: Api) -> None:
     assert met == ids[::-1]
 
 
+def test_a_page_of_long_payloads_ends_early_and_goes_on(api: Api) -> None:
+    jobs = [{"type": "work", "payload": {"n": number, "x": "y" * 200_000}} for number in range(110)]
+    for start in range(0, 110, 22):
+        api.post("/v1/jobs/batch", {"jobs": jobs[start : start + 22]}, 201)
+    pages, cursor = [], None
+    while cursor is not None or not pages:
+        page = api.get("/v1/jobs", limit=500, **({"cursor": cursor} if cursor else {}))
+        pages.append([job["payload"]["n"] for job in page["jobs"]])
+        cursor = page["cursor"]
+    assert [len(page) for page in pages] == [50, 50, 10]
+    assert [n for page in pages for n in page] == list(range(109, -1, -1))
+
+
 def test_filters_must_all_match(api: Api) -> None:
     dead = api.dead(error="connection refused by host", type="mail.send", queue="mail")
     other = api.submit(type="report", queue="mail")["id"]

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from holdfast.web import claiming
+from holdfast.web.openapi import example
 from tests.web.serving import Served
 
 JOB = {"type": "work", "payload": {}}
@@ -20,9 +22,12 @@ HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/
 BODY = json.dumps(JOB).encode()
 
 
-def whole(body: bytes = BODY) -> bytes:
+def whole(body: bytes = BODY, path: bytes = b"/v1/jobs") -> bytes:
     """A request as it should be."""
-    return HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    return HEAD.replace(b"/v1/jobs", path) + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+CLAIM = json.dumps(example(claiming.CLAIM) | {"queues": ["idle"], "wait": 30}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +35,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One API for all of them: whatever one does, the next finds it at work."""
     folder = tmp_path_factory.mktemp("rude")
     with Served(folder, f"sqlite:///{folder}/jobs.db") as served:
+        with served.client() as client:
+            client.post("/v1/jobs", json=JOB | {"key": "waited", "queue": "nobody"})
         yield served
         assert served.process.poll() is None
         assert not [line for line in served.lines if line["event"] == "request_failed"]
@@ -59,7 +66,8 @@ RUDE = {
     "an announcement of a gibibyte": HEAD + b"Content-Length: 1073741824\r\n\r\n" + b" " * 50_000,
     "garbage": bytes(range(256)) * 20,
     "requests without end, and no answer taken": whole() * 50,
-    "a question that waits": b"GET /v1/jobs/key:none?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a question that waits": b"GET /v1/jobs/key:waited?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a claim that waits": whole(CLAIM, b"/v1/claims"),
 }
 
 
@@ -169,6 +177,13 @@ def test_nothing_is_smuggled_in(served: Served, words: bytes) -> None:
         told = answer_on(connection)
     assert b"HTTP/1.1 5" not in told
     assert jobs(served, "smuggled") == 0, told[:500]
+
+
+def test_those_who_wait_wait(served: Served) -> None:
+    with served.client() as client:
+        assert client.get("/v1/jobs/key:waited", params={"wait": 1}).json()["status"] == "queued"
+        claimed = client.post("/v1/claims", json=json.loads(CLAIM) | {"wait": 0})
+        assert (claimed.status_code, claimed.json()["jobs"]) == (200, [])
 
 
 def test_what_is_said_openly_is_stored(served: Served) -> None:

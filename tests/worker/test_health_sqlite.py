@@ -90,6 +90,7 @@ async def test_a_blocked_worker_still_answers_and_says_so(app: Holdfast) -> None
         let_go.wait(30)
 
     seen: list[str] = []
+    late: list[float] = []
 
     async with Watched(app, health_within="3s") as watched:
 
@@ -98,6 +99,7 @@ async def test_a_blocked_worker_still_answers_and_says_so(app: Holdfast) -> None
             while time.monotonic() < end and (watched.fetch("/health/live")[0] != 503 or watched.lag() < 1):
                 time.sleep(0.05)
             seen.extend((watched.fetch("/health/live")[1], watched.fetch("/health/ready")[1]))
+            late.append(watched.lag())
             let_go.set()
 
         looking = threading.Thread(target=look)
@@ -106,6 +108,7 @@ async def test_a_blocked_worker_still_answers_and_says_so(app: Holdfast) -> None
         await handle.result(timeout=30)
         await asyncio.to_thread(looking.join)
         assert [json.loads(each)["status"] for each in seen] == ["blocked", "blocked"]
+        assert late[0] >= 1
         await until(lambda: tells(watched, "/health/live", 200, "ok"))
 
 

@@ -33,7 +33,7 @@ const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export class Worker {
   /**
-   * handlers: { "email.send": async (payload, context) => result }; context has job and signal.
+   * handlers: { "email.send": async (payload, context) => result }; context has job, signal and log.
    * queues: { mail: 5, "*": 10 }, names and how many jobs of each at once. Times are seconds.
    */
   constructor({ url, key, handlers, queues, concurrency = 10, lease = 30, grace = 30, wait = 30, id, log, settled }) {
@@ -169,7 +169,7 @@ export class Worker {
 
   // ── running ─────────────────────────────────────────────────────────────────────────────────────────────────────
   #start(job, lease) {
-    const run = { job, stop: new AbortController(), renewedAt: now(), lease, why: undefined };
+    const run = { job, stop: new AbortController(), renewedAt: now(), lease, why: undefined, lines: [], said: 0 };
     this.jobs.set(job.token, run);
     run.ended = this.#run(run).catch((error) => this.log("bug", { error: String(error?.stack ?? error) }));
   }
@@ -179,7 +179,7 @@ export class Worker {
     const watchdog = job.timeout === null ? undefined : setTimeout(() => this.#interrupt(run, "timeout"), job.timeout * 1000);
     let outcome;
     try {
-      const handling = (async () => this.handlers[job.type](job.payload, { job, signal: stop.signal, worker: this }))();
+      const handling = (async () => this.handlers[job.type](job.payload, this.#context(run)))();
       handling.catch(() => {}); // one that is given up may fail later
       const result = await Promise.race([handling, stubborn(stop.signal)]);
       outcome = run.why === undefined ? { outcome: "succeeded", result: result ?? null } : undefined;
@@ -187,11 +187,27 @@ export class Worker {
       outcome = run.why === undefined ? failure(error) : undefined;
     }
     clearTimeout(watchdog);
+    while (run.lines.length > 0) await this.#say(run);
     outcome ??= interrupted(run.why, job);
     if (outcome === undefined || !this.jobs.has(job.token)) this.#forget(job.token);
     else {
       this.outcomes.push({ token: job.token, ...outcome });
       this.wakeSettler?.();
+    }
+  }
+
+  #context(run) {
+    const log = (text, fields, level = "info") => run.lines.push({ number: ++run.said, text: String(text), fields, level, at: now() });
+    return { job: run.job, signal: run.stop.signal, log };
+  }
+
+  /** Keep what a handler has logged with its job. */
+  async #say(run) {
+    const lines = run.lines.splice(0, 100).map(({ at, ...line }) => ({ ...line, ago: (now() - at) / 1000 }));
+    try {
+      await this.#post("/lines", { worker: this.id, token: run.job.token, lines }, 5);
+    } catch (error) {
+      this.log("lines_lost", { job: run.job.id, error: String(error) });
     }
   }
 
@@ -226,6 +242,7 @@ export class Worker {
         this.log("beat_failed", { error: String(error) });
       }
       for (const run of this.jobs.values()) {
+        if (run.lines.length > 0) this.#say(run);
         if (now() - run.renewedAt > run.lease * 1000 * STALE) this.#lost(run);
       }
     }

@@ -14,8 +14,9 @@ function pause(seconds, signal) {
 }
 
 const handlers = {
-  async "email.send"({ to, subject }) {
+  async "email.send"({ to, subject }, { log }) {
     if (!to) throw new Dead("nobody to send it to");
+    log("sent", { to });
     return { to, subject: subject ?? "", sent: true };
   },
 

@@ -23,6 +23,7 @@ from holdfast.web import (
     metrics,
     operating,
     queues,
+    saying,
     settling,
     submitting,
 )
@@ -51,6 +52,7 @@ OPERATIONS = with_description(
         *claiming.OPERATIONS,
         *keeping.OPERATIONS,
         *settling.OPERATIONS,
+        *saying.OPERATIONS,
         *metrics.OPERATIONS,
         *health.OPERATIONS,
     )

@@ -14,6 +14,7 @@ from datetime import timedelta
 import msgspec
 
 from holdfast.errors import HoldfastError
+from holdfast.events import ApiStopping, Event
 from holdfast.job import Claim, Job
 from holdfast.web.fleet import Fleet
 from holdfast.worker.telling import tell_claim
@@ -63,6 +64,9 @@ class Hall:
         self._came = asyncio.Event()
         self._minding: asyncio.Task[None] | None = None
         self._quarantined_at = -math.inf
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._app.events.subscribe(self._stopping, ApiStopping)
 
     # ── taking ────────────────────────────────────────────────────────────────────────────────────────────────
     async def take(self, ask: Ask) -> Taken:
@@ -112,11 +116,25 @@ class Hall:
     def enter(self, ask: Ask) -> Place:
         """Wait in turn; ``taken`` of the place says what came of it."""
         place = Place(ask)
+        if self._closed:
+            place.taken.set_result(Taken([]))
+            return place
         self._places[place] = None
         self._came.set()
         if self._minding is None or self._minding.done():
             self._minding = asyncio.create_task(self._mind(), name="holdfast-hall")
         return place
+
+    def _stopping(self, event: Event) -> None:
+        """The API is about to end: nobody is kept waiting."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._close)
+
+    def _close(self) -> None:
+        self._closed = True
+        places, self._places = self._places, {}
+        for place in places:
+            place.taken.set_result(Taken([]))
 
     async def leave(self, place: Place) -> Taken:
         """Wait no longer. What is being taken for it this very moment is its own still."""
@@ -153,7 +171,7 @@ class Hall:
             except BaseException as error:
                 place.taken.set_exception(error if isinstance(error, HoldfastError) else HoldfastError(str(error)))
                 raise
-            if taken.jobs or place.left:
+            if taken.jobs or place.left or self._closed:
                 place.taken.set_result(taken)
                 continue
             self._places[place] = None

@@ -359,6 +359,26 @@ def test_a_job_that_lost_two_workers_is_run_alone(api: Api, worker: Worker, cloc
     assert (poison["alone"], poison["attempt"]) == (True, 3)
 
 
+def test_log_lines_are_kept_with_the_job(api: Api, worker: Worker) -> None:
+    api.submit()
+    job = worker.one()
+    said = [
+        {"number": 2, "text": "then\0that", "level": "warning"},
+        {"number": 1, "text": "first this", "fields": {"rows": 3}, "ago": 1.5},
+    ]
+    assert worker.say(job, *said) == {"kept": True, "dropped": 0}
+    assert worker.say(job, *said, {"number": 1_000_000, "text": "too many"}) == {"kept": True, "dropped": 1}
+    assert Worker(api, "js-2").say(job, *said) == {"kept": False, "dropped": 0}
+    worker.settle(job, "failed", error=ERROR)
+    assert worker.say(job, {"number": 3, "text": "late"}) == {"kept": False, "dropped": 0}
+
+    lines = api.get(f"/v1/jobs/{job['id']}/lines")["lines"]
+    assert [(line["level"], line["text"], line["fields"]) for line in lines] == [
+        ("info", "first this", {"rows": 3}),
+        ("warning", "then\\x00that", None),
+    ]
+
+
 # ── what is told ──────────────────────────────────────────────────────────────────────────────────────────────────
 def test_observers_are_told_what_a_worker_of_ours_tells(api: Api, worker: Worker) -> None:
     told: list[tuple[str, str]] = []

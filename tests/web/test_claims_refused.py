@@ -42,6 +42,10 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("claims/extend", {"worker": "w", "leases": ["MA"]}, "leases[0]"),
     ("claims/extend", {"worker": "w", "leases": ["MS5h", "MS5h"]}, "leases[1]"),
     ("claims/leave", {"worker": "w", "leases": "MS5h"}, "leases"),
+    ("claims/lines", {"worker": "w", "token": "MS5h", "lines": []}, "lines"),
+    ("claims/lines", {"worker": "w", "token": "MS5h", "lines": [{"number": 0, "text": ""}]}, "lines[0].number"),
+    ("claims/lines", {"worker": "w", "token": "MS5h", "lines": [{"number": 1}]}, "lines[0].text"),
+    ("claims/lines", {"worker": "w", "token": "MS5h", "lines": [{"number": 1, "text": "", "ago": -1}]}, "lines[0].ago"),
     ("claims/settle", {"worker": "w", "settlements": []}, "settlements"),
     ("claims/settle", {"worker": "w", "settlements": [1]}, "settlements[0]"),
 ]

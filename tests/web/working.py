@@ -55,6 +55,10 @@ class Worker:
         """Beat; what became of each lease."""
         return [each["verdict"] for each in self.extend(*jobs)["leases"]]
 
+    def say(self, job: dict[str, Any], *lines: dict[str, Any]) -> dict[str, Any]:
+        """Log lines of a job; what became of them."""
+        return self._ask("/v1/claims/lines", token=job["token"], lines=list(lines))
+
     def leave(self, *jobs: dict[str, Any]) -> int:
         """Stop; how many jobs were given back."""
         released: int = self._ask("/v1/claims/leave", leases=[job["token"] for job in jobs])["released"]

@@ -9,13 +9,13 @@ from urllib.parse import quote
 
 import httpx
 
-from holdfast.web.asgi import OPERATIONS
 from holdfast.web.fields import Form
 from holdfast.web.openapi import example, refusals_of
 from holdfast.web.routing import Operation
 from tests.web.client import JSON, UNKNOWN_ID, Api, check_form
 
-STREAM = "text/event-stream"
+BRIEF = {"claim_wait": "0s", "event_stream_for": "0s"}
+"""Settings with which every answer has an end, and soon."""
 TEXTS = (
     "",
     " ",
@@ -171,11 +171,6 @@ class Asked(NamedTuple):
     headers: dict[str, str] = {}  # noqa: RUF012 - a default of a tuple, that nobody changes
 
 
-def streams(operation: Operation) -> bool:
-    """Whether it answers without end."""
-    return any(getattr(told, "media", None) == STREAM for told in operation.answers.values())
-
-
 def requests(operation: Operation) -> Iterator[Asked]:
     """Garbage in every place of one operation."""
     method, plain = operation.method, _path(operation)
@@ -221,9 +216,6 @@ def _path(operation: Operation, places: dict[str, str] | None = None) -> str:
     parts = [usual.get(part[1:-1], "x") if part.startswith("{") else part for part in operation.segments]
     return "/" + "/".join(quote(part, safe="") for part in parts)
 
-
-ALL = tuple(operation for operation in OPERATIONS if not streams(operation))
-"""Operations whose answers have an end."""
 
 ANYWHERE = frozenset({400, 401, 403, 404, 405, 406, 408, 413, 414, 415, 421, 422, 429, 431})
 """What garbage may meet before any operation sees it."""

@@ -67,6 +67,7 @@ RUDE = {
     "garbage": bytes(range(256)) * 20,
     "requests without end, and no answer taken": whole() * 50,
     "a question that waits": b"GET /v1/jobs/key:waited?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a stream that is not read": b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "a claim that waits": whole(CLAIM, b"/v1/claims"),
 }
 

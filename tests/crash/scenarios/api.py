@@ -269,10 +269,10 @@ def described(folder: Path, home: Home, *, examples: int, seed: int) -> Report:
 def garbage(folder: Path, home: Home) -> Report:
     """Garbage in every place of every operation: no error of ours, no answer but those described."""
     report, asked = Report(), 0
-    with home(folder) as url, Api(url) as client:
-        for operation in bad.ALL:
+    with home(folder) as url, Api(url, **bad.BRIEF) as client:
+        for operation in OPERATIONS:
             found, number = client.run(bad.complaints(client, operation), seconds=600)
             report.complaints += found
             asked += number
-    report.figures |= {"operations": len(bad.ALL), "requests": asked}
+    report.figures |= {"operations": len(OPERATIONS), "requests": asked}
     return report

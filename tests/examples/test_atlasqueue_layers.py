@@ -20,7 +20,8 @@ pytestmark = pytest.mark.timeout(400)
 README = (EXAMPLE / "README.md").read_text(encoding="utf-8")
 LEAST = {"lease": 7, "executor": 5, "retry": 7, "metrics": 7, "API": 11}
 """As many as the original has of each."""
-ALONE = ["-p", "tests.examples.no_servers", "-p", "no:randomly", "-k", "not postgres and not redis"]
+ALONE = ["-p", "tests.examples.no_servers", "-p", "no:randomly", "-k", "not postgres and not redis and not million"]
+"""Without what counts to a million, which is a matter of speed."""
 
 
 def test_a139_a141_a142_each_layer_runs_without_any_server_and_quickly(tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ class Api:
             redaction=self._redaction,
             request=request,
             path=path,
+            warnings=self._warnings,
         )
         if operation.method == "GET" or operation.quiet:
             await self._read(call, operation)
@@ -193,6 +194,9 @@ class Api:
             raise
         await self._audit.done(call, operation, answer)
         return answer
+
+    def _warnings(self) -> list[str]:
+        return [*self._gate.warnings(), *self._audit.warnings()]
 
     async def _read(self, call: Call, operation: Operation) -> None:
         """Read what the request says beside its path."""

@@ -75,6 +75,10 @@ class Audit:
         self._file = None if file is None else AuditFile(Path(file))
         self._problem = ""
 
+    def warnings(self) -> list[str]:
+        """What is to be seen to, in words for everybody; the log says more."""
+        return ["the audit file cannot be written; calls that change something are refused"] if self._problem else []
+
     async def asked(self, call: Call, operation: Operation) -> None:
         """Before the change. Refusal where it could not be recorded."""
         if self._file is None:

@@ -44,10 +44,11 @@ class Gate:
         self._by_key = _rate("key", settings.key_rate, settings, app)
         self._refused = Rate("address", settings.refused_keys / 60, settings.refused_keys, clock)
 
-    @property
-    def problem(self) -> str | None:
-        """What is wrong with the file of keys as it is now."""
-        return None if self._keyring is None else self._keyring.problem
+    def warnings(self) -> list[str]:
+        """What is to be seen to, in words for everybody; the log says more."""
+        if self._keyring is None or self._keyring.problem is None:
+            return []
+        return ["the file of keys cannot be used as it is; the last good keys are in force"]
 
     def enter(self, scope: Mapping[str, Any], request: Request) -> Answer | None:
         """Let a request in, before it is known what it asks; the answer where nothing more is to be asked."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.web.messages import Answer, document
 from holdfast.web.routing import Call, Operation, Told
@@ -13,11 +16,14 @@ class Health(msgspec.Struct, frozen=True):
 
     status: str
     service: str
+    warnings: Annotated[list[str] | UnsetType, Meta(description="What is to be seen to; left out if nothing is.")] = (
+        UNSET
+    )
 
 
 async def live(call: Call) -> Answer:
-    """The process answers; nothing else is looked at."""
-    return document(200, Health("ok", call.app.settings.api_service))
+    """The process answers; the store is not asked."""
+    return document(200, Health("ok", call.app.settings.api_service, call.warnings() or UNSET))
 
 
 async def ready(call: Call) -> Answer:

@@ -25,14 +25,19 @@ class Keyring:
         self._stamp: Stamp = stamp(path)
         self._failed = 0.0
         self._keys: Mapping[str, Key] = read_keys(path)
-        self.problem: str | None = None
-        """What is wrong with the file as it is now; the last good keys stay in force."""
+        self._problem: str | None = None
 
     @property
     def keys(self) -> Mapping[str, Key]:
         """The keys in force, by id."""
         self._look()
         return self._keys
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the file as it is now; the last good keys stay in force."""
+        self._look()
+        return self._problem
 
     def find(self, token: str) -> tuple[str, Key] | None:
         """The key that this token is, with its id."""
@@ -42,15 +47,15 @@ class Keyring:
 
     def _look(self) -> None:
         version = stamp(self._path)
-        if version == self._stamp and (self.problem is None or self._clock.monotonic() - self._failed < _AGAIN):
+        if version == self._stamp and (self._problem is None or self._clock.monotonic() - self._failed < _AGAIN):
             return
         self._stamp = version
         try:
             self._keys = read_keys(self._path)
         except HoldfastError as error:
-            if str(error) != self.problem:
+            if str(error) != self._problem:
                 self._events.emit(KeysUnreadable(problem=str(error), kept=len(self._keys)))
-            self.problem, self._failed = str(error), self._clock.monotonic()
+            self._problem, self._failed = str(error), self._clock.monotonic()
         else:
-            self.problem = None
+            self._problem = None
             self._events.emit(KeysRead(keys=len(self._keys)))

@@ -39,6 +39,8 @@ class Call(msgspec.Struct, kw_only=True):
     path: Mapping[str, str]
     query: Mapping[str, Any] = {}
     body: Mapping[str, Any] = {}
+    warnings: Callable[[], list[str]] = list
+    """What is to be seen to about the API itself."""
 
     @property
     def fleet(self) -> Fleet:

@@ -105,6 +105,8 @@ class Serving:
         if not self._server.should_exit:
             self.stop()
         await asyncio.gather(self._task, return_exceptions=True)
+        for each in getattr(self._server, "servers", ()):  # one that ended by itself has not let go of them
+            each.close()
 
 
 def is_loopback(host: str) -> bool:

@@ -197,6 +197,20 @@ def test_the_file_is_followed_and_a_broken_one_keeps_the_last_good_keys(tmp_path
     assert kinds == ["KeysRead", *["KeysUnreadable"] * 4, "KeysRead", "KeysRead"]
 
 
+def test_health_says_that_the_file_is_broken(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    with Api(f"sqlite:///{tmp_path}/jobs.db", keys_file=str(keys.path)) as api:
+        assert api.get("/health") == {"status": "ok", "service": "holdfast-api"}
+        whole = keys.path.read_text()
+        keys.path.write_text("[")
+        [warning] = api.get("/health")["warnings"]
+        assert "keys" in warning
+        assert str(tmp_path) not in warning  # anybody may read it
+        assert ask(api, keys.spare, "GET", "/v1/queues").status_code == 200
+        keys.path.write_text(whole)
+        assert "warnings" not in api.get("/health")
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o660, 0o602, 0o666])
 def test_a_file_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
     keys = Keys(tmp_path)

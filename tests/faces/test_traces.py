@@ -151,3 +151,19 @@ def test_nothing_of_opentelemetry_is_imported_unless_it_is_wanted(tmp_path: Path
         timeout=60,
     )
     assert done.stdout.strip() == b"[]"
+
+
+def test_a_receiver_that_is_away_hinders_nothing(cli: Cli) -> None:
+    target = cli.write_jobs(REPORTS)
+    with receiving() as receiver:
+        gone = {**environment(receiver, "shop"), "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    words = ("enqueue", "report.build", '{"month": "may"}', "--wait-for", "80s", "--app", target)
+    submitting = cli.process(*words, env=gone)
+    worker = cli.process("worker", "start", "--app", target, env=gone)
+    try:
+        said, _ = submitting.communicate(timeout=90)
+    finally:
+        submitting.kill()
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate(timeout=60)
+    assert (submitting.returncode, said.decode().strip(), worker.returncode) == (0, '"report of may"', 0)

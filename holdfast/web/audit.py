@@ -94,6 +94,8 @@ class Audit:
 
     async def done(self, call: Call, operation: Operation, ended: Answer | Exception) -> None:
         """After it, however it ended."""
+        if not self._is_heard(operation):
+            return
         answer = answer_to(ended, call.request.id) if isinstance(ended, Exception) else ended
         outcome = _outcome(answer)
         self._emit(call, operation, answer.status, outcome)
@@ -106,14 +108,20 @@ class Audit:
 
     def refused(self, call: Call, operation: Operation, error: Exception) -> None:
         """A call that was not understood, and changed nothing. It waits for no file."""
+        if not self._is_heard(operation):
+            return
         answer = answer_to(error, call.request.id)
         outcome = _outcome(answer)
         self._emit(call, operation, answer.status, outcome)
         if self._file is not None:
             self._file.offer(_encode(_entry("refused", call, operation, status=answer.status, **outcome)))
 
+    def _is_heard(self, operation: Operation) -> bool:
+        """Whether anybody wants to know: submissions come by the thousand."""
+        return self._file is not None or self._app.events.listens(_kind(operation))
+
     def _emit(self, call: Call, operation: Operation, status: int, outcome: Mapping[str, Any]) -> None:
-        kind = ApiSubmission if operation.scope in ("submit", "work") else ApiChange
+        kind = _kind(operation)
         if self._app.events.listens(kind):
             ids = outcome.get("ids", ())
             self._app.events.emit(
@@ -133,6 +141,10 @@ class Audit:
         if problem != self._problem:
             self._app.events.emit(AuditFailed(problem=problem))
         self._problem = problem
+
+
+def _kind(operation: Operation) -> type[ApiChange | ApiSubmission]:
+    return ApiSubmission if operation.scope in ("submit", "work") else ApiChange
 
 
 def _entry(step: Literal["asked", "done", "refused"], call: Call, operation: Operation, **said: Any) -> Entry:

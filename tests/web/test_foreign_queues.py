@@ -121,6 +121,17 @@ def test_what_is_not_the_keys_is_refused(two: Two) -> None:
     assert two.api.count() == 2
 
 
+def test_no_listing_names_another_queue(two: Two) -> None:
+    seen = set()
+    for operation in OPERATIONS:
+        if operation.method != "GET" or "{" in operation.path or operation.path == "/v1/events":
+            continue
+        answer = two.ask("GET", operation.path)
+        assert "vault" not in answer.text, operation.path
+        seen.add((operation.path, answer.status_code))
+    assert {("/v1/queues", 200), ("/v1/jobs", 403), ("/metrics", 403)} <= seen
+
+
 def test_lists_show_the_keys_own_queues(two: Two) -> None:
     assert [each["name"] for each in two.ask("GET", "/v1/queues").json()["queues"]] == ["mail.eu"]
     assert [job["id"] for job in two.ask("GET", "/v1/jobs?queue=mail.eu").json()["jobs"]] == [two.own]

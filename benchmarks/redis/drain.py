@@ -50,6 +50,7 @@ def run(plan: Plan) -> list[Line]:
     claim = Line("claim p99, two workers", "ms")
     always = Line("one worker process, always", "jobs/s", other=SURVIVOR, target=times_at_least(12))
     quickest = _QUICKEST[:1] if plan.quick else _QUICKEST
+    each_always = {name: Line("one worker process, always", "jobs/s", other=name) for name in quickest}
     for _ in range(plan.rounds):
         theirs = {name: _theirs(plan, name, 1, EVERYSEC) for name in known}
         ours, _, _ = _ours(plan, 1, EVERYSEC)
@@ -65,8 +66,11 @@ def run(plan: Plan) -> list[Line]:
         share.add(even)
         claim.add(claims)
         synced, _, _ = _ours(plan, 1, ALWAYS)
-        always.add(synced.rate, max(_theirs(plan, name, 1, ALWAYS).rate for name in quickest))
-    return [one, floor, cpu, served, two, share, claim, always, *each_one.values()]
+        rates = {name: _theirs(plan, name, 1, ALWAYS).rate for name in quickest}
+        always.add(synced.rate, max(rates.values()))
+        for name, rate in rates.items():
+            each_always[name].add(synced.rate, rate)
+    return [one, floor, cpu, served, two, share, claim, always, *each_one.values(), *each_always.values()]
 
 
 def peers(plan: Plan) -> tuple[str, ...]:

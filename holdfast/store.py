@@ -111,12 +111,15 @@ class Store(Protocol):
         alone: bool = False,
         only: Sequence[str] | None = None,
         promote: bool = True,
+        elsewhere: bool = False,
     ) -> Claim:
         """Take up to ``limit`` ready jobs, of each queue at most what it wants (queue → free slots).
 
         ``suspects``: how many of them may be jobs whose last lease was lost (they must start at once, unbuffered).
         ``alone``: take exactly one job that lost two or more leases in a row, and nothing beside it.
         ``only``: just these ids (a transport delivered them). ``promote``: make due jobs of these queues ready first.
+        ``elsewhere``: the worker may claim through other processes too, so what a claim took whose answer was lost is
+        not given back: nobody here can tell it from what the worker has begun.
         """
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
@@ -290,6 +293,7 @@ class AnnouncingStore(TransactionalStore, Protocol):
         limit: int,
         lease_for: timedelta,
         suspects: int = 0,
+        elsewhere: bool = False,
     ) -> Delivered:
         """``claim`` of these ids, and of what it says the rest. Makes nothing ready: ``next_due`` is 0 where something
         is due. Every id is a UUID in its canonical form."""

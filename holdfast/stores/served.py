@@ -218,8 +218,10 @@ class ServedStore(ABC, Generic[OpenedT]):
         alone: bool = False,
         only: Sequence[str] | None = None,
         promote: bool = True,
+        elsewhere: bool = False,
     ) -> Claim:
-        return await self._open.hot.claim(Wish(worker, wants, limit, lease_for, suspects, alone, only, promote))
+        wish = Wish(worker, wants, limit, lease_for, suspects, alone, only, promote, elsewhere)
+        return await self._open.hot.claim(wish)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         return await self._open.hot.settle(settlements) if settlements else []

@@ -41,6 +41,7 @@ class Wish(msgspec.Struct, frozen=True):
     alone: bool
     only: Sequence[str] | None
     promote: bool
+    elsewhere: bool = False
 
 
 class Chosen(NamedTuple):

@@ -147,6 +147,7 @@ class Carried:
         alone: bool = False,
         only: Sequence[str] | None = None,
         promote: bool = True,
+        elsewhere: bool = False,
     ) -> Claim:
         """Of what the transport has delivered; while it is away, of what the store has ready. A quarantined job is
         taken from the store."""
@@ -154,7 +155,7 @@ class Carried:
         if only is None and not alone:
             await carrier.hushed()
             carrier.wants = wants
-            asked = Asked(worker, wants, limit, lease_for, suspects, promote)
+            asked = Asked(worker, wants, limit, lease_for, suspects, promote, elsewhere)
             with suppress(Away):
                 return await Claiming(self._store, carrier, self._in_hand, asked).run()
         return await self._store.claim(
@@ -166,6 +167,7 @@ class Carried:
             alone=alone,
             only=only,
             promote=promote,
+            elsewhere=elsewhere,
         )
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:

@@ -27,6 +27,7 @@ class Asked(msgspec.Struct, frozen=True):
     lease_for: timedelta
     suspects: int
     promote: bool
+    elsewhere: bool = False
 
 
 class Claiming:
@@ -126,6 +127,7 @@ class Claiming:
                 limit=self._room,
                 lease_for=asked.lease_for,
                 suspects=max(0, suspects),
+                elsewhere=asked.elsewhere,
             )
         except BaseException:
             self._left += by_id.values()

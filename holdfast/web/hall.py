@@ -100,6 +100,7 @@ class Hall:
             lease_for=ask.lease_for,
             suspects=ask.limit,
             alone=alone,
+            elsewhere=True,
         )
         tell_claim(self._app.events, claim, ask.worker, ask.lease_for)
         return claim

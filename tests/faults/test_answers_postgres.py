@@ -144,6 +144,21 @@ async def test_a_claim_that_was_written_and_never_answered_costs_no_attempt(
         assert [(job.id, job.attempts) for job in await take(store, 1, worker="unlucky")] == [(second, 1)]
 
 
+async def test_a_worker_that_claims_elsewhere_too_keeps_what_it_has_begun(
+    proxy: FaultProxy, proxied_url: str, url: str
+) -> None:
+    async with opened(proxied_url) as store, opened(url) as other:
+        await put(store, *[new_job() for _ in range(4)])
+        (first,) = await take(store, 1, worker="unlucky", elsewhere=True)
+        (second,) = await take(other, 1, worker="unlucky", elsewhere=True)
+        proxy.cut_after(b"unlucky", answer=b"SELECT 1")
+
+        (fourth,) = await take(store, 1, worker="unlucky", elsewhere=True)
+
+        assert proxy.cuts == 1
+        assert [(await settle(store, job)).accepted for job in (first, second, fourth)] == [True] * 3
+
+
 async def test_a_delivered_claim_that_was_never_answered_costs_no_attempt(proxy: FaultProxy, proxied_url: str) -> None:
     async with opened(proxied_url) as store:
         first, second, third = await put(store, new_job(), new_job(), new_job())

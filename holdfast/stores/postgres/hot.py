@@ -229,7 +229,7 @@ class Hot:
         taken = [] if rows[0][0] is None else rows
         jobs = await self._readable(taken)
         claiming.take(jobs)
-        await self._give_back_unanswered(wish.worker, until - (span_us(wish.lease_for) or 0))
+        await self._give_back_unanswered(wish, until - (span_us(wish.lease_for) or 0))
         if due:
             return True
         for queue, look in looks(queues, slots, places, taken, room, at, seconds):
@@ -240,9 +240,12 @@ class Hot:
             return await self._claim_batch(claiming, queues)  # behind the cursors there is nothing: from the start
         return False
 
-    async def _give_back_unanswered(self, worker: str, claimed_at: int) -> None:
+    async def _give_back_unanswered(self, wish: Wish, claimed_at: int) -> None:
         """A claim that was cut off may have taken jobs nobody here knows: what this worker took between the last claim
         that was answered and this one was never started."""
+        worker = wish.worker
+        if wish.elsewhere:
+            return
         since, self._answered_at[worker] = self._answered_at.get(worker), claimed_at
         if worker not in self._unanswered:
             return
@@ -291,7 +294,7 @@ class Hot:
             lease_for=span_us(wish.lease_for),
         )
         if rows:
-            await self._give_back_unanswered(wish.worker, rows[0][_SHOWN] - (span_us(wish.lease_for) or 0))
+            await self._give_back_unanswered(wish, rows[0][_SHOWN] - (span_us(wish.lease_for) or 0))
         return Claim(jobs=await self._readable(rows), lease_until_us=rows[0][_SHOWN] if rows else None)
 
     async def claim_delivered(self, wish: Wish) -> Delivered:
@@ -313,7 +316,7 @@ class Hot:
             lease_for=span_us(wish.lease_for),
         )
         due_in, until, quarantined, left, paused = rows[0][_SHOWN:]
-        await self._give_back_unanswered(wish.worker, until - (span_us(wish.lease_for) or 0))
+        await self._give_back_unanswered(wish, until - (span_us(wish.lease_for) or 0))
         jobs = await self._readable([] if rows[0][0] is None else rows)
         claim = Claim(
             jobs=jobs,

@@ -78,8 +78,9 @@ class PostgresStore(ServedStore["_Opened"]):
         limit: int,
         lease_for: timedelta,
         suspects: int = 0,
+        elsewhere: bool = False,
     ) -> Delivered:
-        wish = Wish(worker, wants, limit, lease_for, suspects, alone=False, only=ids, promote=False)
+        wish = Wish(worker, wants, limit, lease_for, suspects, False, ids, False, elsewhere)
         return await self._open.hot.claim_delivered(wish)
 
     async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:

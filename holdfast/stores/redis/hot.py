@@ -147,7 +147,7 @@ class Hot:
 
     async def _give_back_unheard(self, wish: Wish, claim: Claim) -> None:
         """What this worker took since the last claim that was answered, but for this one, it never started."""
-        if claim.lease_until_us is None:
+        if claim.lease_until_us is None or wish.elsewhere:
             return
         lease, since = span_us(wish.lease_for), self._lost.since(wish.worker)
         ours = {job.id for job in claim.jobs}

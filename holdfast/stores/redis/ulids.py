@@ -74,6 +74,7 @@ class UlidStore(RedisStore):
         alone: bool = False,
         only: Sequence[str] | None = None,
         promote: bool = True,
+        elsewhere: bool = False,
     ) -> Claim:
         claim = await super().claim(
             worker,
@@ -84,6 +85,7 @@ class UlidStore(RedisStore):
             alone=alone,
             only=None if only is None else [written(job_id) for job_id in only],
             promote=promote,
+            elsewhere=elsewhere,
         )
         return replace(claim, jobs=_read_jobs(claim.jobs))
 

@@ -159,8 +159,9 @@ class SQLiteStore:
         alone: bool = False,
         only: Sequence[str] | None = None,
         promote: bool = True,
+        elsewhere: bool = False,
     ) -> Claim:
-        wish = Wish(worker, wants, limit, lease_for, suspects, alone, only, promote)
+        wish = Wish(worker, wants, limit, lease_for, suspects, alone, only, promote, elsewhere)
         opened = self._open
         return await opened.writer.call(
             lambda transaction: self._hot.claim(transaction, wish),

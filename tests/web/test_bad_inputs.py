@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.web.bad_inputs import BAD, ELSEWHERE, NOWHERE, ROWS, job
 from tests.web.client import Api, check_form
 
@@ -20,6 +22,7 @@ async def _complaints(api: Api, path: str, body: bytes, headers: dict[str, str],
     return []
 
 
+@pytest.mark.timeout(220)
 def test_every_row_is_refused_whole_on_every_store(api: Api) -> None:
     async def ask() -> list[str]:
         found: list[str] = []
@@ -29,7 +32,7 @@ def test_every_row_is_refused_whole_on_every_store(api: Api) -> None:
             found += await _complaints(api, "/v1/jobs/batch", batch, bad.headers, {bad.status, 422})
         return found
 
-    assert api.run(ask()) == []
+    assert api.run(ask(), seconds=200) == []
     assert api.count() == 0
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 import httpx
+import pytest
 
 from holdfast.job import new_id
 from tests.web.client import Api
@@ -51,6 +52,7 @@ def _move(rng: random.Random) -> tuple[str, str, dict[str, Any] | None]:
     return rng.choice(moves)
 
 
+@pytest.mark.timeout(220)
 def test_everything_at_once_is_answered(home: str) -> None:
     rng = random.Random(7)
     moves = [_move(rng) for _ in range(240)]
@@ -66,7 +68,7 @@ def test_everything_at_once_is_answered(home: str) -> None:
         return [each for each in told if each is not None]
 
     with Api(home, **BRIEF) as api:
-        assert api.run(all_of_them(api)) == []
+        assert api.run(all_of_them(api), seconds=200) == []
         listed = [job["key"] for job in api.get("/v1/jobs", limit=500)["jobs"]]
         assert len(listed) == len(set(listed)) == api.count()
         for key in listed:

@@ -29,6 +29,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from holdfast.figures import Figures
 from holdfast.job import (
     Attempt,
     Beat,
@@ -218,6 +219,10 @@ class Store(Protocol):
         state, or all queues together of running or dead ones, it may be told fewer than there are."""
 
     async def workers(self) -> list[WorkerInfo]: ...
+
+    async def figures(self, *, recent: timedelta, most: int) -> Figures:
+        """How many jobs there are by queue, state, worker and attempts, and to which of them something happened within
+        ``recent``; of each of ``figures.BUCKETS`` at most ``most`` jobs are looked at."""
 
     async def endings(self, after: str | None, *, limit: int, within: timedelta) -> Endings:
         """What ended, and which attempts failed, after a mark; None: from now on, which is no ending yet.

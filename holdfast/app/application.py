@@ -18,6 +18,7 @@ from holdfast.config import Settings
 from holdfast.errors import Conflict, ForkedConnection, Invalid, NotFound
 from holdfast.events import Events
 from holdfast.executors.policy import COMMAND, CommandPolicy
+from holdfast.figures import Figures
 from holdfast.job import (
     Attempt,
     Finding,
@@ -47,6 +48,7 @@ from holdfast.values import check_name, check_task_name, nearest, parse_count, p
 
 T = TypeVar("T")
 
+_DAY_OF_MINUTES = 1440
 _MOST_AT_ONCE = 1_000_000  # jobs one operation may take in its one transaction
 
 Middleware = Callable[[Any, Callable[[Any], Any]], Any]
@@ -311,6 +313,14 @@ class Holdfast(Register):
     async def queues(self) -> list[QueueInfo]:
         """Every queue with its counts."""
         return await (await self.opened()).queues()
+
+    @awaited
+    async def figures(self, *, minutes: int = 5, most: int = 10_000) -> Figures:
+        """How many jobs there are, by queue, state, worker and attempts, and to which of them something happened in
+        the last minutes; of each kind at most so many jobs are looked at, however many there are."""
+        recent = timedelta(minutes=parse_count(minutes, "minutes", least=1, most=_DAY_OF_MINUTES, text=False))
+        bound = parse_count(most, "most", least=1, most=1_000_000, text=False)
+        return await (await self.opened()).figures(recent=recent, most=bound)
 
     @awaited
     async def workers(self) -> list[WorkerInfo]:

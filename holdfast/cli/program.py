@@ -29,6 +29,7 @@ from holdfast.cli.retries import retry_schedule
 from holdfast.cli.run import run
 from holdfast.cli.session import Session
 from holdfast.cli.show import as_json
+from holdfast.cli.stats import stats
 from holdfast.cli.watch import watch
 from holdfast.cli.why import why
 from holdfast.cli.worker import worker
@@ -137,6 +138,7 @@ for _each in (
     enqueue,
     run,
     status,
+    stats,
     list_jobs,
     show_job,
     watch,

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.errors import ForkedConnection, HoldfastError
+from holdfast.figures import Figures
 from holdfast.job import (
     Attempt,
     Beat,
@@ -91,6 +92,7 @@ class Feed(Protocol):
     """What happened."""
 
     async def endings(self, after: str | None, *, limit: int, within: timedelta) -> Endings: ...
+    async def figures(self, *, recent: timedelta, most: int) -> Figures: ...
 
 
 class News(Protocol):
@@ -325,6 +327,9 @@ class ServedStore(ABC, Generic[OpenedT]):
 
     async def workers(self) -> list[WorkerInfo]:
         return await self._open.read.workers()
+
+    async def figures(self, *, recent: timedelta, most: int) -> Figures:
+        return await self._open.feed.figures(recent=recent, most=most)
 
     async def endings(self, after: str | None, *, limit: int, within: timedelta) -> Endings:
         return await self._open.feed.endings(after, limit=limit, within=within)

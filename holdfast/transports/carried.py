@@ -75,6 +75,7 @@ class Carried:
         self.lines = store.lines
         self.workers = store.workers
         self.endings = store.endings
+        self.figures = store.figures
         self.backup = store.backup
         self.repair = store.repair
         self.now_us = store.now_us

@@ -11,14 +11,14 @@ from holdfast.desk.documents import (
     QueueDocument,
     WorkerDocument,
     queue_document,
-    totals,
     worker_document,
 )
+from holdfast.desk.figures import FiguresDocument, figures_document
 from holdfast.errors import NotFound
 from holdfast.job import QueueInfo
 from holdfast.values import mask_url
 from holdfast.web.examples import QUEUE, WORKER
-from holdfast.web.fields import WORKER_PATTERN, Field, Form, array_of, flag, worker_name
+from holdfast.web.fields import WORKER_PATTERN, Field, Form, array_of, count, flag, worker_name
 from holdfast.web.messages import Answer, document
 from holdfast.web.operating import NOTHING
 from holdfast.web.routing import Call, Handler, Operation, Told, named_queue
@@ -50,12 +50,10 @@ class Pausing(msgspec.Struct, frozen=True):
     paused: bool
 
 
-class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything at a glance."""
+class Stats(FiguresDocument, frozen=True, kw_only=True):
+    """Everything at a glance. However many jobs there are, only so many of each state are looked at."""
 
     store: Annotated[str, Meta(description="Where the jobs are kept, without a password.")]
-    counts: Annotated[dict[str, int], Meta(description="How many jobs are in each state, in all queues.")]
-    queues: list[QueueDocument]
     workers: list[WorkerDocument]
 
 
@@ -106,17 +104,25 @@ async def stop(call: Call) -> Answer:
 
 async def stats(call: Call) -> Answer:
     """Everything at a glance."""
-    queues = await own_queues(call)
+    minutes = call.query.get("minutes", 5)
+    figures = await call.app.figures(minutes=minutes)
+    own = figures.of(call.caller.allows) if call.caller.limited else figures
     workers = [] if call.caller.limited else await call.app.workers()
     told = Stats(
+        **msgspec.structs.asdict(figures_document(own, minutes)),
         store=mask_url((await call.app.opened()).url),
-        counts=totals(queues),
-        queues=[queue_document(each) for each in queues],
         workers=[worker_document(each) for each in workers],
     )
     return document(200, told)
 
 
+_MINUTES = Field(
+    name="minutes",
+    schema={"type": "integer", "minimum": 1, "maximum": 1440, "default": 5},
+    doc="What is recent.",
+    check=count(1, 1440),
+    example=5,
+)
 STOP = Form(
     name="Stop",
     doc="Which workers are to stop, and how.",
@@ -173,10 +179,25 @@ def _switch(name: str, summary: str, *, paused: bool) -> Operation:
     )
 
 
+_COUNTS = QUEUE["counts"]
+_BY_WORKER = [{"worker": "w-7c1f", "counts": _COUNTS}]
 _STATS: dict[str, Any] = {
     "store": "sqlite:////var/lib/holdfast.db",
-    "counts": QUEUE["counts"],
-    "queues": [QUEUE],
+    "counts": _COUNTS,
+    "at_least": [],
+    "most": 10_000,
+    "scheduled_for_retry": 1,
+    "attempts": {"0": 12, "1": 213, "2": 1},
+    "by_queue": [{"name": "default", "counts": _COUNTS}],
+    "by_worker": _BY_WORKER,
+    "recent": {
+        "minutes": 5,
+        "counts": _COUNTS,
+        "by_worker": _BY_WORKER,
+        "ended_per_second": 0.7,
+        "mean_seconds": 0.25,
+        "longest_seconds": 1.5,
+    },
     "workers": [WORKER],
 }
 OPERATIONS = (
@@ -202,5 +223,11 @@ OPERATIONS = (
         answers={200: Told(Asked, "Those that were asked.", {"asked": ["w-7c1f"], "drain": False})},
         refusals=(404,),
     ),
-    _reading("stats", "/v1/stats", "Queues", "Show everything at a glance", stats, Told(Stats, "The figures.", _STATS)),
+    msgspec.structs.replace(
+        _reading(
+            "stats", "/v1/stats", "Queues", "Show everything at a glance", stats, Told(Stats, "The figures.", _STATS)
+        ),
+        doc="At a bounded cost: `at_least` names states of which there are more than were counted.",
+        query=(_MINUTES,),
+    ),
 )

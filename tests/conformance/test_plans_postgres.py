@@ -130,6 +130,11 @@ CASES = [
     Case("cancel_unstarted", (BY_ID,), {"ids": ids(0)}),
     Case("cancel_running", (BY_ID,), {"ids": ids(2)}),
     Case("replay", (BY_ID,), {"ids": ids(6), "laters": [0] * BATCH}),
+    Case(
+        "figures",
+        ("job_ended(state, ended_at)", "job_due_anywhere()", "job_lease()", "job_ready()", "attempt_pkey(job_id)"),
+        {"recent": 1_000_000, "most": BATCH},
+    ),
     Case("endings", ("job_ended(state, ended_at)", "attempt_setback(ended_at)"), FEED),
     Case(
         "endings",

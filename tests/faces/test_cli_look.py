@@ -213,3 +213,15 @@ def test_what_is_no_terminal_gets_no_colour_and_no_padding(cli: Cli) -> None:
     text = cli.run("list")
     assert "\x1b" not in text
     assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_stats_tell_of_jobs_workers_and_lately(cli: Cli) -> None:
+    cli.dead()
+    cli.run("enqueue", "work")
+    told = cli.json("stats", "--minutes", "10")
+    assert (told["counts"]["dead"], told["counts"]["queued"], told["at_least"]) == (1, 1, [])
+    assert told["recent"]["counts"] == told["counts"]
+    shown = cli.run("stats")
+    assert "In the last 5 minutes" in shown
+    assert "nobody yet" in shown
+    assert cli.invoke("stats", "--minutes", "0").exit_code == 2

@@ -1,5 +1,6 @@
 """The feed of endings. Transactions are not seen in the order in which they began, or dated what they wrote: so a mark
 says which transactions had been seen, and the next piece is what has become visible since. See docs/adr/0026.
+And figures of what there is.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from holdfast.figures import Figures, Group
 from holdfast.job import MICROSECOND, Ending, Endings
 from holdfast.stores.marks import Place, not_a_mark, place_of
 from holdfast.stores.postgres.links import Links
@@ -85,7 +87,7 @@ class Mark(NamedTuple):
 
 
 class Feed:
-    """The verb, over the store's named statements."""
+    """The verbs, over the store's named statements."""
 
     def __init__(self, links: Links, statements: Mapping[str, Query]) -> None:
         self._links = links
@@ -105,6 +107,25 @@ class Feed:
             going_on = Mark(mark.seen, shown, place_of(found[limit - 1]))
             return Endings(endings=_still_there(found[:limit]), mark=str(going_on), more=True)
         return Endings(endings=_still_there(found), mark=str(Mark(shown)))
+
+    async def figures(self, *, recent: timedelta, most: int) -> Figures:
+        """How many jobs there are, of each kind."""
+        rows = await self._links.fetch(self._sql["figures"], recent=recent // MICROSECOND, most=most)
+        groups = [
+            Group(
+                queue=queue,
+                state=STATES[code],
+                worker=worker,
+                attempts=attempts,
+                later=later,
+                recent=lately,
+                number=number,
+                seconds=max(0.0, seconds),
+                longest=max(0.0, longest),
+            )
+            for queue, code, worker, attempts, later, lately, number, seconds, longest in rows
+        ]
+        return Figures(groups, most)
 
     async def _between(self, mark: Mark, shown: Snapshot, limit: int) -> list[Ending]:
         seen, (at, job_id, claims) = mark.seen, mark.place

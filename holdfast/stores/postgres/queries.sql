@@ -666,6 +666,36 @@ where j.id is null or j.state + 0 >= 5;
 -- Which transactions are over, and an instant before.
 select :now, pg_current_snapshot()::text;
 
+-- own: figures
+-- Of each index of states so many jobs at most, by what they have in common.
+select seen.queue, seen.state, seen.worker, seen.attempts, seen.run_at > :now and seen.state in (1, 3) as later,
+    greatest(seen.created_at, seen.started_at, seen.ended_at, case when seen.claims > 0 and seen.state in (0, 1, 3) then (
+        select max(a.ended_at) from holdfast.attempt a where a.job_id = seen.id) end) >= :now - :recent::bigint as recent,
+    count(*), coalesce(sum(seen.ended_at - seen.started_at), 0)::float8 / 1000000,
+    coalesce(max(seen.ended_at - seen.started_at), 0)::float8 / 1000000
+from (
+    (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
+     from holdfast.job where state = 0 and losses = 0 order by queue, rank, run_at, seq limit :most)
+    union all
+    (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
+     from holdfast.job where state = 0 and losses = 1 order by queue, rank, run_at, seq limit :most)
+    union all
+    (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
+     from holdfast.job where state = 0 and losses > 1 order by queue, rank, run_at, seq limit :most)
+    union all
+    (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
+     from holdfast.job where (+state) in (1, 3) order by run_at limit :most)
+    union all
+    (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
+     from holdfast.job where state = 2 order by lease_until limit :most)
+    union all
+    (select e.* from unnest('{5,6,7}'::smallint[]) s (code) cross join lateral (
+        select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
+        from holdfast.job where state >= 5 and (state, ended_at) >= (s.code, 0::bigint) and (state, ended_at) <= (s.code, 9223372036854775807)
+        order by state desc, ended_at desc limit :most) e)
+) seen
+group by 1, 2, 3, 4, 5, 6;
+
 -- own: endings
 -- What ended, and the attempts after which a job went on: what could be seen in the snapshot `shown`, but not in `seen`,
 -- behind a place and not before `low`.

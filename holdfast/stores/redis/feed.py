@@ -8,9 +8,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.figures import Figures
 from holdfast.job import Attempt, Ending, Endings, Job, JobState
 from holdfast.links.redis import Script
 from holdfast.stores.marks import Mark, place_of
+from holdfast.stores.redis.counting import Counting
 from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.read import Read
 from holdfast.stores.redis.rows import shown_attempts
@@ -20,7 +22,7 @@ _LAST = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # all of an instant: one script 
 
 
 class Feed:
-    """The verb, over the store's scripts."""
+    """The verbs, over the store's scripts."""
 
     def __init__(self, links: Links, scripts: Mapping[str, Script], read: Read) -> None:
         self._links = links
@@ -42,6 +44,10 @@ class Feed:
             return Endings(endings=found, mark=str(Mark(int(now_us), until, _LAST)), more=True, gap=bool(gone))
         drained = Mark(int(now_us), until) if until else mark._replace(looked=int(now_us))
         return Endings(endings=found, mark=str(drained), gap=bool(gone))
+
+    async def figures(self, *, recent: timedelta, most: int) -> Figures:
+        """How many jobs there are, of each kind."""
+        return await Counting(self._links, self._read, most).figures(recent)
 
     async def _told(self, kinds: Sequence[Any], until: int) -> list[Ending]:
         """The endings up to an instant. What was replayed or deleted since is none any more."""

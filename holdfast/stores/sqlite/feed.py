@@ -1,4 +1,4 @@
-"""The feed of endings: one writer at a time, so what ends later is seen later."""
+"""The feed of endings: one writer at a time, so what ends later is seen later. And figures of what there is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.job import Ending, Endings
+from holdfast.figures import Figures, Group
+from holdfast.job import MICROSECOND, Ending, Endings
 from holdfast.stores.marks import Mark, piece
 from holdfast.stores.sql import STATES
 
@@ -17,7 +18,7 @@ _LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 
 class Feed:
-    """The verb, over the store's named statements."""
+    """The verbs, over the store's named statements."""
 
     def __init__(self, statements: Mapping[str, str]) -> None:
         self._sql = statements
@@ -35,6 +36,27 @@ class Feed:
         values = {"at": at, "job": job_id, "claims": claims, "limit": limit + 1}
         found = [_ending(row) for row in reader.execute(self._sql["endings"], values)]
         return piece(mark, found, limit, now_us)
+
+    def figures(self, reader: sqlite3.Connection, now_us: int, *, recent: timedelta, most: int) -> Figures:
+        """How many jobs there are, of each kind."""
+        values = {"now": now_us, "since": now_us - recent // MICROSECOND, "most": most}
+        groups = [
+            Group(
+                queue=queue,
+                state=STATES[code],
+                worker=worker,
+                attempts=attempts,
+                later=bool(later),
+                recent=bool(lately),
+                number=number,
+                seconds=max(0.0, seconds),
+                longest=max(0.0, longest),
+            )
+            for queue, code, worker, attempts, later, lately, number, seconds, longest in reader.execute(
+                self._sql["figures"], values
+            )
+        ]
+        return Figures(groups, most)
 
     def _from_now(self, reader: sqlite3.Connection, now_us: int) -> Endings:
         """Behind the last ending there is, not behind now: a caller's open transaction may hold one from before."""

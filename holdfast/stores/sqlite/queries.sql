@@ -472,6 +472,39 @@ select name, paused from holdfast_queue;
 select id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until, ordered
 from holdfast_worker order by started_at;
 
+-- own: figures
+-- Of each index of states so many jobs at most, by what they have in common.
+select queue, state, worker, attempts, run_at > :now and state in (1, 3), max(created_at, coalesce(started_at, 0), coalesce(ended_at, 0),
+        case when claims > 0 and state in (0, 1, 3) then coalesce((
+            select max(a.ended_at) from holdfast_attempt a where a.job_seq = seen.seq), 0) else 0 end) >= :since,
+    count(*), total(ended_at - started_at) / 1000000, coalesce(max(ended_at - started_at), 0) / 1000000.0
+from (
+    select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
+        from holdfast_job where state = 0 and losses = 0 and queue > '' order by queue, rank, run_at limit :most)
+    union all
+    select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
+        from holdfast_job where state = 0 and losses = 1 and queue > '' order by queue, rank, run_at limit :most)
+    union all
+    select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
+        from holdfast_job where state = 0 and losses > 1 and queue > '' order by queue, rank, run_at limit :most)
+    union all
+    select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
+        from holdfast_job where state in (1, 3) and run_at > 0 order by run_at limit :most)
+    union all
+    select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
+        from holdfast_job where state = 2 and lease_until > 0 order by lease_until limit :most)
+    union all
+    select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
+        from holdfast_job where state >= 5 and state = 5 and ended_at > 0 order by ended_at desc limit :most)
+    union all
+    select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
+        from holdfast_job where state >= 5 and state = 6 and ended_at > 0 order by ended_at desc limit :most)
+    union all
+    select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
+        from holdfast_job where state >= 5 and state = 7 and ended_at > 0 order by ended_at desc limit :most)
+) seen
+group by 1, 2, 3, 4, 5, 6;
+
 -- own: endings
 -- What ended behind a place, and the attempts after which a job went on.
 select * from (

@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 from holdfast.errors import ForkedConnection, HoldfastError
+from holdfast.figures import Figures
 from holdfast.job import (
     Attempt,
     Beat,
@@ -305,6 +306,10 @@ class SQLiteStore:
 
     async def workers(self) -> list[WorkerInfo]:
         return await self._reading(lambda reader: self._read.workers(reader, self._now()))
+
+    async def figures(self, *, recent: timedelta, most: int) -> Figures:
+        now_us = self._now()
+        return await self._reading(lambda reader: self._feed.figures(reader, now_us, recent=recent, most=most))
 
     async def endings(self, after: str | None, *, limit: int, within: timedelta) -> Endings:
         now_us = self._now()

@@ -1,0 +1,93 @@
+"""Figures of a queue at a bounded cost: what a store counts, and what can be read from it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.job import JobState
+
+K = TypeVar("K")
+Kinds = frozenset[JobState]
+
+BUCKETS: tuple[Kinds, ...] = (
+    frozenset({JobState.QUEUED}),
+    frozenset({JobState.SCHEDULED, JobState.FAILED}),
+    frozenset({JobState.RUNNING}),
+    frozenset({JobState.SUCCEEDED}),
+    frozenset({JobState.DEAD}),
+    frozenset({JobState.CANCELLED}),
+)
+"""States that are counted together: as an index, or a structure, has them."""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """So many jobs that are alike. ``later``: they are not due yet. ``recent``: something happened to them lately."""
+
+    queue: str
+    state: JobState
+    worker: str | None
+    attempts: int
+    later: bool
+    recent: bool
+    number: int
+    seconds: float = 0.0  # the latest attempts of those that ended took so long, together
+    longest: float = 0.0
+
+    @property
+    def failures(self) -> int:
+        """Executions that failed, of each of them."""
+        unfailed = self.state in (JobState.RUNNING, JobState.SUCCEEDED)
+        return max(0, self.attempts - (1 if unfailed else 0))
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What was counted: of each of the ``BUCKETS`` at most ``most`` jobs, of what has ended the latest."""
+
+    groups: list[Group]
+    most: int
+
+    def number(self, which: Callable[[Group], bool] = lambda group: True) -> int:
+        """How many jobs were counted, of some groups."""
+        return sum(group.number for group in self.groups if which(group))
+
+    def by(self, key: Callable[[Group], K], which: Callable[[Group], bool] = lambda group: True) -> Mapping[K, int]:
+        """How many jobs were counted, of some groups, by what ``key`` says of each."""
+        found: Counter[K] = Counter()
+        for group in self.groups:
+            if which(group):
+                found[key(group)] += group.number
+        return found
+
+    @property
+    def at_least(self) -> Kinds:
+        """States of which there may be more jobs than were counted."""
+        numbers = self.by(lambda group: group.state)
+        full = [bucket for bucket in BUCKETS if sum(numbers.get(state, 0) for state in bucket) >= self.most]
+        return frozenset(state for bucket in full for state in bucket)
+
+    def of(self, allows: Callable[[str], bool]) -> Figures:
+        """Those of some queues."""
+        return Figures([group for group in self.groups if allows(group.queue)], self.most)
+
+
+def gathered(groups: Iterable[Group]) -> list[Group]:
+    """Groups that are alike, as one."""
+    found: dict[tuple[object, ...], Group] = {}
+    for each in groups:
+        key = (each.queue, each.state, each.worker, each.attempts, each.later, each.recent)
+        known = found.get(key)
+        found[key] = each if known is None else _together(known, each)
+    return list(found.values())
+
+
+def _together(one: Group, other: Group) -> Group:
+    return msgspec.structs.replace(
+        one,
+        number=one.number + other.number,
+        seconds=one.seconds + other.seconds,
+        longest=max(one.longest, other.longest),
+    )

@@ -1,0 +1,92 @@
+"""Figures at a bounded cost: how many jobs there are, of each kind, and what happened lately."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+
+from holdfast.clock import ManualClock
+from holdfast.figures import Figures
+from holdfast.job import JobFilter, JobState
+from holdfast.store import Store
+from tests.conformance.support import WORKER, ended, ending, failing, lose, new_job, put, running, settle, take
+
+MINUTES = timedelta(minutes=5)
+
+
+async def figures(store: Store, most: int = 1000) -> Figures:
+    return await store.figures(recent=MINUTES, most=most)
+
+
+async def test_they_agree_with_the_jobs_there_are(store: Store, clock: ManualClock) -> None:
+    for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.FAILED, JobState.SUCCEEDED):
+        await ended(store, state, queue="mail")
+    await put(store, new_job(), new_job(priority=5), new_job(delay=timedelta(hours=1)), new_job(priority=-3))
+    await running(store)
+    suspect = await running(store, queue="crash")
+    await lose(store, clock, suspect)
+    quarantined = await running(store, queue="poison")
+    for _ in range(2):
+        await lose(store, clock, quarantined)
+        taken = await take(store, wants={"poison": 1}, suspects=1)
+        quarantined = taken[0] if taken else quarantined
+
+    found = await figures(store)
+
+    jobs = (await store.find(JobFilter(), limit=100)).jobs
+    assert found.by(lambda group: (group.queue, group.state)) == Counter((job.queue, job.state) for job in jobs)
+    assert found.by(lambda group: (group.worker, group.state)) == Counter((job.worker, job.state) for job in jobs)
+    assert found.by(lambda group: group.attempts) == Counter(job.attempts for job in jobs)
+    assert found.by(lambda group: group.failures) == Counter(job.failures for job in jobs)
+    later = [job for job in jobs if job.state in (JobState.SCHEDULED, JobState.FAILED) and job.run_at_us > clock()]
+    assert found.number(lambda group: group.later) == len(later)
+    assert (found.number(), found.at_least) == (len(jobs), frozenset())
+
+
+async def test_what_happened_lately_is_told_from_the_rest(store: Store, clock: ManualClock) -> None:
+    old = [await ended(store, state) for state in (JobState.SUCCEEDED, JobState.DEAD)]
+    long_since = await running(store, queue="other")
+    await store.settle([failing(long_since, delay=timedelta(hours=9))])
+    (waiting,) = await put(store, new_job(queue="third"))
+    clock.advance(600)
+    new = await ended(store, JobState.SUCCEEDED)
+    (late,) = await take(store, wants={"third": 1})
+    clock.advance(20)
+    await store.settle([failing(late, delay=timedelta(hours=9))])
+    clock.advance(290)
+
+    found = await figures(store)
+
+    recent = found.by(lambda group: group.state, lambda group: group.recent)
+    assert recent == {JobState.FAILED: 1}  # taken 310 s ago, failed 290 s ago
+    assert len({*old, new, waiting, late.id, long_since.id}) == found.number() == 5
+
+
+async def test_they_say_how_long_attempts_took(store: Store, clock: ManualClock) -> None:
+    for seconds in (2, 4):
+        job = await running(store)
+        clock.advance(seconds)
+        await settle(store, job)
+
+    (group,) = (await figures(store)).groups
+    told = (group.state, group.worker, group.number, group.seconds, group.longest)
+    assert told == (JobState.SUCCEEDED, WORKER, 2, 6, 4)
+
+
+async def test_they_look_at_so_many_and_say_so(store: Store, clock: ManualClock) -> None:
+    await put(store, *[new_job() for _ in range(30)])
+    for _ in range(6):
+        await store.settle([ending(job, JobState.SUCCEEDED) for job in await take(store, limit=2)])
+        clock.advance(1)
+    await ended(store, JobState.DEAD, queue="other")
+
+    found = await figures(store, most=10)
+
+    numbers = found.by(lambda group: group.state)
+    assert numbers == {JobState.QUEUED: 10, JobState.SUCCEEDED: 10, JobState.DEAD: 1}
+    assert found.at_least == {JobState.QUEUED, JobState.SUCCEEDED}
+    assert found.of(lambda queue: queue == "other").number() == 1
+
+
+async def test_an_empty_store_has_none(store: Store) -> None:
+    assert await figures(store) == Figures([], 1000)

@@ -18,6 +18,7 @@ from tests.examples.common import PATIENCE, until
 from tests.examples.programs import ROOT, Database, Program, environment
 from tests.support.postgres import Postgres
 from tests.support.redis import Redis
+from tests.support.servers import Port
 
 if TYPE_CHECKING:
     from holdfast import Holdfast, JobHandle
@@ -189,11 +190,12 @@ def rejected(*workers: Program) -> int:
 
 
 class Api(Program):
-    """``python -m atlasqueue api`` on a free port, and a client of it."""
+    """``python -m atlasqueue api`` on a port of its own, and a client of it."""
 
     def __init__(self, queue: Atlasqueue, **variables: str) -> None:
-        self.queue = queue
-        super().__init__(["atlasqueue", "api"], queue.folder, queue.environment(HOLDFAST_API_PORT="0", **variables))
+        self._port = Port()
+        variables["HOLDFAST_API_PORT"] = str(self._port.number)
+        super().__init__(["atlasqueue", "api"], queue.folder, queue.environment(**variables))
 
     def __enter__(self) -> Self:
         self.address = str(self.told("api_started")[-1]["address"])
@@ -202,11 +204,13 @@ class Api(Program):
 
     def __exit__(self, *error: Any) -> None:
         self.client.close()
-        super().__exit__(*error)
+        try:
+            super().__exit__(*error)
+        finally:
+            self._port.release()
 
     def restart(self) -> None:
-        """Start it again, where it was before, after it was killed."""
-        self._variables = {**self._variables, "HOLDFAST_API_PORT": self.address.rpartition(":")[2]}
+        """Start it again, after it was killed."""
         started = len(self.events("api_started"))
         self.start()
         self.told("api_started", started + 1)

@@ -87,8 +87,9 @@ def test_a25_a84_a85_a86_a88_a89_a90_a91_a92_a96_a135_a_worker_counts_what_it_do
         failing, done = atlasqueue.submit("test.fail", max_attempts=3), atlasqueue.submit()
         atlasqueue.all_ended([slow, done])
         atlasqueue.all_ended([failing], "dead")
+        before = told("lease_rejected_total")
         atlasqueue.push(done, done)
-        until(lambda: told("lease_rejected_total") == 2, "two refused claims")
+        until(lambda: told("lease_rejected_total") >= before + 2, "two refused claims")
         expected = {
             ("jobs_failed_total", "test.fail"): 2,
             ("jobs_dead_total", "test.fail"): 1,

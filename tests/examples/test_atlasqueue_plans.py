@@ -11,16 +11,16 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def test_a50_a_rate_holds_over_all_workers(atlasqueue: Atlasqueue) -> None:
-    """20 a second, of 60 at once; two workers, more of whose runners would be free."""
+    """20 a second, of 80 at once, over two workers. A machine that is busy with other tests gets more chances."""
 
     def rate() -> float:
-        handles = [atlasqueue.post("test.paced") for _ in range(60)]
+        handles = [atlasqueue.post("test.paced") for _ in range(80)]
         began = sorted(handle.sync.result(timeout=90) for handle in handles)
         return (len(began) - 1) / (began[-1] - began[0])
 
     with atlasqueue.workers(2) as workers:
         until(lambda: 18 <= rate() <= 22, "20 a second, give or take a tenth")
-        assert len(set(starts(workers))) >= 60
+        assert len(starts(workers)) >= 80
         assert not any(worker.events("job_failed") for worker in workers)
 
 

@@ -20,7 +20,7 @@ from tests.faults.support import opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
 from tests.support.keys import Keys
 from tests.support.redis import FLOORS, MAIN, PASSWORD, Redis, shared
-from tests.support.redis_groups import SERVICE, Cluster, Sentinel, replicated, role_of
+from tests.support.redis_groups import SERVICE, Cluster, Sentinel, follow, replicated, role_of
 
 
 def frozen(server: Redis) -> psutil.Process:
@@ -70,6 +70,25 @@ async def test_nothing_is_acknowledged_that_too_few_replicas_have(kind: str, mon
             settled = await until_it_works(lambda: settle(store, job))
             assert (settled.accepted, settled.state) == (True, JobState.SUCCEEDED)
             assert replica.execute("HGET", f"{{r}}:job:{known.id}", "state") == b"succeeded"
+
+
+@pytest.mark.parametrize("kind", [MAIN, *FLOORS])
+async def test_a_server_that_became_a_replica_is_away(kind: str) -> None:
+    """One that has nothing to write learns of it where it waits for replicas."""
+    with replicated(kind) as (primary, replica):
+        async with opened(primary.url(namespace="r", replicas="1")) as store:
+            known = new_job()
+            await store.submit([known])
+            job = await running(store)
+            primary.execute("REPLICAOF", "127.0.0.1", 1)
+
+            with pytest.raises(Unavailable, match="it has become a replica"):
+                await store.submit([known])
+
+            primary.execute("REPLICAOF", "NO", "ONE")
+            follow(replica, primary)
+            await until_it_works(lambda: store.submit([known]))
+            assert (await until_it_works(lambda: settle(store, job))).accepted
 
 
 async def test_the_disk_of_a_replica_counts_where_both_are_declared() -> None:

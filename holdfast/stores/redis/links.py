@@ -101,6 +101,8 @@ class Links(redis.Links):
         wait = ("WAITAOF", 1, wanted, milliseconds) if synced else ("WAIT", wanted, milliseconds)
         _, answer = await link.ask_each([("PUBLISH", self.address.prefix + "nothing", ""), wait])
         if isinstance(answer, driver.ResponseError):
+            if "replica instances" in str(answer):  # another has taken over: what was done here may be lost, or there
+                raise driver.ConnectionError("it has become a replica") from answer
             raise answer
         local, others = answer if synced else (1, answer)
         if not local:

@@ -21,6 +21,7 @@ from tests.support.fault_proxy import FaultProxy
 from tests.support.keys import Keys
 from tests.support.redis import FLOORS, MAIN, PASSWORD, Redis, shared
 from tests.support.redis_groups import SERVICE, Cluster, Sentinel, follow, replicated, role_of
+from tests.support.servers import until
 
 
 def frozen(server: Redis) -> psutil.Process:
@@ -89,6 +90,24 @@ async def test_a_server_that_became_a_replica_is_away(kind: str) -> None:
             follow(replica, primary)
             await until_it_works(lambda: store.submit([known]))
             assert (await until_it_works(lambda: settle(store, job))).accepted
+
+
+async def test_a_settlement_that_waits_when_another_takes_over_is_accepted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "PATIENCE", 30.0)
+    with replicated() as (primary, replica):
+        async with opened(primary.url(namespace="r", replicas="1")) as store:
+            job = await running(store)
+            asleep = frozen(replica)
+            settling = asyncio.create_task(settle(store, job))
+            await asyncio.to_thread(until, lambda: b"cmd=wait" in primary.execute("CLIENT", "LIST"), "it to wait")
+            primary.execute("REPLICAOF", "127.0.0.1", 1)
+            primary.execute("REPLICAOF", "NO", "ONE")
+            asleep.resume()
+            follow(replica, primary)
+
+            assert (await settling).accepted
 
 
 async def test_the_disk_of_a_replica_counts_where_both_are_declared() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
@@ -14,6 +15,8 @@ from holdfast.links.redis import Script, Unconfirmed
 from holdfast.links.wire import Argument, Wire
 from holdfast.stores.redis.address import Address
 
+_TAKEN_OVER = re.compile(r"UNBLOCKED|replica instances")
+"""What waiting is answered on a server that became a replica meanwhile, or before."""
 _CONFIRMED = 5.0  # seconds a write waits for the disk and the replicas that were declared
 
 
@@ -101,7 +104,7 @@ class Links(redis.Links):
         wait = ("WAITAOF", 1, wanted, milliseconds) if synced else ("WAIT", wanted, milliseconds)
         _, answer = await link.ask_each([("PUBLISH", self.address.prefix + "nothing", ""), wait])
         if isinstance(answer, driver.ResponseError):
-            if "replica instances" in str(answer):  # another has taken over: what was done here may be lost, or there
+            if _TAKEN_OVER.search(str(answer)):  # what was done here may be lost, or there
                 raise driver.ConnectionError("it has become a replica") from answer
             raise answer
         local, others = answer if synced else (1, answer)

@@ -48,7 +48,7 @@ from holdfast.values import check_name, check_task_name, nearest, parse_count, p
 
 T = TypeVar("T")
 
-_DAY_OF_MINUTES = 1440
+_YEAR_OF_MINUTES = 525_600
 _MOST_AT_ONCE = 1_000_000  # jobs one operation may take in its one transaction
 
 Middleware = Callable[[Any, Callable[[Any], Any]], Any]
@@ -318,7 +318,7 @@ class Holdfast(Register):
     async def figures(self, *, minutes: int = 5, most: int = 10_000) -> Figures:
         """How many jobs there are, by queue, state, worker and attempts, and to which of them something happened in
         the last minutes; of each kind at most so many jobs are looked at, however many there are."""
-        recent = timedelta(minutes=parse_count(minutes, "minutes", least=1, most=_DAY_OF_MINUTES, text=False))
+        recent = timedelta(minutes=parse_count(minutes, "minutes", least=1, most=_YEAR_OF_MINUTES, text=False))
         bound = parse_count(most, "most", least=1, most=1_000_000, text=False)
         return await (await self.opened()).figures(recent=recent, most=bound)
 

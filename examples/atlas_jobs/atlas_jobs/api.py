@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,21 +16,16 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from atlas_jobs.table import Table
-from holdfast import Holdfast, HoldfastError, Invalid, Job, JobState
+from atlas_jobs import counts
+from atlas_jobs.words import status
+from holdfast import Holdfast, HoldfastError, Invalid, Job
 from holdfast.job import Attempt, instant
 from holdfast.web import asgi
 
 RECENT_MINUTES = 5
-_MOST_MINUTES = 525_600  # a year
+_MOST_MINUTES = 1440  # a day
 _LARGEST = 1 << 20  # bytes of a body
 _PATIENCE = 30.0  # seconds a body may take to arrive
-_STATUSES = {
-    JobState.RUNNING: "RUNNING",
-    JobState.SUCCEEDED: "SUCCEEDED",
-    JobState.DEAD: "DEAD_LETTERED",
-    JobState.CANCELLED: "CANCELLED",
-}
 _KIND_OF_ERROR = re.compile(r"^[A-Z]\w*: ")
 
 
@@ -44,10 +38,10 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True):
     idempotency_key: str | None = None
 
 
-def site(app: Holdfast, table: Table) -> Starlette:
+def site(app: Holdfast) -> Starlette:
     """The ASGI application."""
-    routes = _Routes(app, table)
-    errors = (HTTPException, HoldfastError, msgspec.DecodeError, UnicodeDecodeError, OSError, *_AWAY)
+    routes = _Routes(app)
+    errors = (HTTPException, HoldfastError, msgspec.DecodeError, UnicodeDecodeError)
     return Starlette(
         routes=[
             Route("/jobs", routes.submit, methods=["POST"]),
@@ -61,15 +55,11 @@ def site(app: Holdfast, table: Table) -> Starlette:
     )
 
 
-_AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError)
-
-
 class _Routes:
-    """What each of them answers: submissions and jobs through Holdfast, counts through the table."""
+    """What each of them answers."""
 
-    def __init__(self, app: Holdfast, table: Table) -> None:
+    def __init__(self, app: Holdfast) -> None:
         self._app = app
-        self._table = table
         self.holdfast = asgi(app)
 
     async def submit(self, request: Request) -> Response:
@@ -90,16 +80,18 @@ class _Routes:
         return shown(job, await self._app.attempts(job_id) if job.claims else [])
 
     async def by_worker(self, request: Request) -> Response:
-        return _answer(200, await self._table.by_worker())
+        return _answer(200, counts.by_worker(await self._app.figures(most=counts.MOST)))
 
     async def by_status(self, request: Request) -> Response:
-        return _answer(200, await self._table.by_status())
+        return _answer(200, counts.by_status(await self._app.figures(most=counts.MOST)))
 
     async def metrics(self, request: Request) -> ASGIApp:
         """JSON; to a Prometheus, which asks for text, what Holdfast has for it."""
         if "text/plain" in request.headers.get("accept", ""):
             return self.holdfast
-        return _answer(200, await self._table.metrics(_minutes(request.query_params)))
+        minutes = _minutes(request.query_params)
+        figures = await self._app.figures(minutes=minutes, most=counts.MOST)
+        return _answer(200, counts.metrics(figures, minutes))
 
 
 def shown(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
@@ -119,11 +111,6 @@ def shown(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "created_at": job.created_at,
         "updated_at": instant(max(each for each in changed if each is not None)),
     }
-
-
-def status(state: JobState) -> str:
-    """Atlas' word: what waits, and what is to be tried again, is QUEUED."""
-    return _STATUSES.get(state, "QUEUED")
 
 
 async def _body(request: Request) -> bytes:
@@ -153,10 +140,7 @@ async def _refused(request: Request, error: Exception) -> Response:
         case HoldfastError():
             retry = {"retry-after": "2"} if error.http_status == 503 else None
             return _answer(error.http_status, {"error": str(error)}, retry)
-        case msgspec.DecodeError() | UnicodeDecodeError():
-            return _answer(400, {"error": f"body: {error}"})
-    told = {"error": f"the database does not answer: {type(error).__name__}"}
-    return _answer(503, told, {"retry-after": "2"})
+    return _answer(400, {"error": f"body: {error}"})
 
 
 def _text(payload: msgspec.Raw) -> str:

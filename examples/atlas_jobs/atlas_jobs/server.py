@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from atlas_jobs.api import site
-from atlas_jobs.table import Table
+from atlas_jobs.table import prepare
 from holdfast import Holdfast
 from holdfast.web.serve import serving as served
 
@@ -14,8 +14,6 @@ from holdfast.web.serve import serving as served
 @asynccontextmanager
 async def serving(app: Holdfast, *, exposed: bool = False) -> AsyncIterator[None]:
     """Answer requests on SERVER_PORT while this lasts; ``exposed``: of other hosts, too."""
-    async with (
-        Table.opened(app.settings.url) as table,
-        served(app, app.settings, site=site(app, table), exposed=exposed),
-    ):
+    await prepare(app.settings.url)
+    async with served(app, app.settings, site=site(app), exposed=exposed):
         yield

@@ -16,7 +16,7 @@ SCRIPT = ROOT / "tests" / "crash" / "programs" / "worker.mjs"
 LEASE = 3  # seconds
 PAST = 2.0  # seconds of sleep beyond the lease
 SLOTS = 5  # of each worker
-SPAN = 0.2  # seconds of work, on average
+SPAN = 0.5  # seconds of work, on average
 
 
 def javascript(folder: Path, home: Home, *, jobs: int, seed: int) -> Report:
@@ -29,7 +29,7 @@ def javascript(folder: Path, home: Home, *, jobs: int, seed: int) -> Report:
         fleet.await_ready({process.pid for process in scripts})
         fleet.start_workers(2)
         submitted = submit(fleet, specs)
-        _await_share(fleet, scripts, jobs // 4)
+        _await_share(fleet, scripts, jobs // 10)
         fleet.kill(scripts[0])
         fleet.freeze(scripts[1], LEASE + PAST)
         await_quiet(fleet, 120 + 2 * jobs * SPAN)

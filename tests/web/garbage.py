@@ -192,6 +192,13 @@ def requests(operation: Operation) -> Iterator[Asked]:
             yield Asked(method, plain, json.dumps(said).encode(), JSON)
 
 
+def usual(operation: Operation) -> Asked:
+    """What is asked as it should be."""
+    if operation.body is None:
+        return Asked(operation.method, _path(operation))
+    return Asked(operation.method, _path(operation), json.dumps(example(operation.body)).encode(), JSON)
+
+
 def _spoiled(form: Form) -> Iterator[dict[str, Any]]:
     """The form's example with one field spoiled, and what is inside its fields likewise."""
     good = example(form)

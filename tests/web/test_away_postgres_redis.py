@@ -5,15 +5,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from holdfast.web.asgi import OPERATIONS
+from holdfast.web.routing import Operation
 from tests.support.postgres import Postgres, shared
 from tests.support.redis import Redis
 from tests.web.client import Api
+from tests.web.garbage import usual
 from tests.web.serving import Served
 
+WITHOUT_STORE = {"health", "live", "openapi", "metrics", "metrics_below"}
+"""Operations that answer all the same."""
 SERVERS = {"postgres": Postgres, "redis": lambda: Redis(settings={"appendonly": "yes", "appendfsync": "always"})}
 
 
@@ -37,6 +43,31 @@ def test_it_starts_while_the_store_is_away_and_finds_it_later(server: Postgres |
             assert time.monotonic() < until
             time.sleep(0.1)
         assert served.stop() == 0
+
+
+def test_every_operation_says_that_the_store_is_away(server: Postgres | Redis, tmp_path: Path) -> None:
+    """Within two seconds on a machine that has nothing else to do; those that wait do not wait for the store."""
+
+    def told(operation: Operation) -> int:
+        asked, begun = usual(operation), time.monotonic()
+        with (
+            served.client() as client,
+            client.stream(asked.method, asked.target, content=asked.body, headers=asked.headers) as answer,
+        ):
+            assert time.monotonic() - begun < 20, operation.name
+            if answer.status_code == 503:
+                answer.read()
+                assert answer.headers["retry-after"].isdigit()
+                assert answer.json()["code"] == "unavailable"
+            return answer.status_code
+
+    with Served(tmp_path, server.url()) as served, ThreadPoolExecutor(len(OPERATIONS)) as threads:
+        with served.client() as client:
+            assert client.post("/v1/jobs", json={"type": "work", "payload": {}}).status_code == 201
+        server.kill()
+        statuses = dict(zip([each.name for each in OPERATIONS], threads.map(told, OPERATIONS), strict=True))
+    answered = {name for name, status in statuses.items() if status != 503}
+    assert answered == WITHOUT_STORE, statuses
 
 
 def test_a_wake_up_that_could_not_be_sent_is_told() -> None:

@@ -107,4 +107,4 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Described]:
 def test_no_request_breaks_the_server_or_its_description(
     operation: Operation, mode: GenerationMode, described: Described
 ) -> None:
-    described.ask(operation, mode, examples=15)
+    described.ask(operation, mode, examples=8)

@@ -248,3 +248,12 @@ def test_when_a_key_was_used_is_known(tmp_path: Path, keys: Keys, api: Api) -> N
     while not read_usage(keys.path):
         api.run(asyncio.sleep(0.01))
     assert set(read_usage(keys.path)) <= set(read_keys(keys.path))
+
+
+def test_metrics_need_a_key_unless_the_settings_open_them(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    for is_open, status in ((False, 401), (True, 200)):
+        url = f"sqlite:///{tmp_path}/jobs.db"
+        with Api(url, keys_file=str(keys.path), metrics_open=is_open) as api:
+            assert api.run(api.raw("GET", "/metrics")).status_code == status
+            assert api.run(api.raw("GET", "/v1/jobs")).status_code == 401

@@ -18,7 +18,7 @@ from holdfast.lifecycle import Outcome, decide
 from holdfast.retry import Retry
 from holdfast.web.serve import serving
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class Events:

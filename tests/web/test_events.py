@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.lifecycle import Failed, Succeeded
 from tests.web.following import end, events, run, served
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_every_ending_is_told_to_who_wants_it_and_after_a_break(home: str) -> None:

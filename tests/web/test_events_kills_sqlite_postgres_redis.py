@@ -8,11 +8,14 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
+import pytest
 
 from holdfast import Holdfast
 from holdfast.lifecycle import Failed, Succeeded
 from tests.web.following import end
 from tests.web.serving import Served
+
+pytestmark = pytest.mark.timeout(300)
 
 JOBS = 90
 
@@ -20,7 +23,7 @@ JOBS = 90
 def test_no_ending_is_missed_though_the_api_is_killed(home: str, tmp_path: Path) -> None:
     begun = threading.Event()
     expected: Counter[str] = Counter()
-    worker = threading.Thread(target=lambda: asyncio.run(_work(home, begun, expected)))
+    worker = threading.Thread(target=lambda: asyncio.run(_work(home, begun, expected)), daemon=True)
     worker.start()
     told: Counter[str] = Counter()
     last = ""
@@ -39,7 +42,7 @@ async def _work(url: str, begun: threading.Event, expected: Counter[str]) -> Non
     """One ending after the other, once somebody follows."""
     async with Holdfast(url) as app:
         ids = [(await app.enqueue("work", {})).id for _ in range(JOBS)]
-        await asyncio.to_thread(begun.wait, 60)
+        await asyncio.to_thread(begun.wait, 280)
         for number, job_id in enumerate(ids):
             await end(app, job_id, Failed(error="no", retryable=False) if number % 3 == 0 else Succeeded())
             expected[job_id] += 1

@@ -20,6 +20,8 @@ from holdfast.web.keys_file import change
 from tests.web.following import PATIENCE, end, events, run, served
 from tests.web.keyed import Keys, id_of
 
+pytestmark = pytest.mark.timeout(300)
+
 
 def ending(number: int) -> Ending:
     return Ending(

@@ -148,6 +148,8 @@ class Submitter:
 
     async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store a batch in one transaction."""
+        if self._settings().strict_idempotency:
+            await self._check_before([job for job in jobs if job.key is not None])
         with submission(self._spans, jobs) as spanned:
             answers = await self._send(spanned)
             await self.announce(jobs, answers)
@@ -201,16 +203,30 @@ class Submitter:
             return
         for job, answer in zip(jobs, answers, strict=True):
             if not answer.created and job.key is not None:
-                await self._check_same(job, answer.job_id)
+                await self._check_first(job, answer.job_id)
 
-    async def _check_same(self, job: NewJob, first_id: str) -> None:
+    async def _check_before(self, jobs: Sequence[NewJob]) -> None:
+        """Refuse a batch with a key that stands for something else while none of its jobs is stored yet. Only who
+        submits the same key in the same instant is found afterwards."""
+        store = await self._store()
+        firsts: dict[str | None, Job | NewJob] = {}
+        for job in jobs:
+            first = firsts.get(job.key) or await store.by_key(str(job.key)) or job
+            _check_same(job, firsts.setdefault(job.key, first))
+
+    async def _check_first(self, job: NewJob, first_id: str) -> None:
         store = await self._store()
         first: Job | None = await store.get(first_id)
-        if first is not None and (first.task, first.queue, first.payload) != (job.task, job.queue, job.payload):
-            raise Conflict(
-                f"key {job.key!r} already stands for job {first_id} with another task, queue or payload; "
-                "use a new key for a different job"
-            )
+        if first is not None:
+            _check_same(job, first)
+
+
+def _check_same(job: NewJob, first: Job | NewJob) -> None:
+    if (first.task, first.queue, first.payload) != (job.task, job.queue, job.payload):
+        raise Conflict(
+            f"key {job.key!r} already stands for job {first.id} with another task, queue or payload; "
+            "use a new key for a different job"
+        )
 
 
 class _Group:

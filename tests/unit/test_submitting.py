@@ -76,6 +76,20 @@ def test_a_conflict_in_a_group_is_the_guilty_callers_alone(strict: Holdfast) -> 
     assert strict.sync.count() == 6
 
 
+@pytest.mark.parametrize("keys", [("a", "k", "b"), ("a", "b", "b")], ids=["against the store", "in the batch"])
+def test_a_batch_with_a_conflict_is_refused_whole(strict: Holdfast, keys: tuple[str, ...]) -> None:
+    strict.sync.enqueue("work", {"n": -1}, key="k")
+    with pytest.raises(Conflict, match="already stands for"):
+        strict.sync.enqueue_many([strict.draft("work", {"n": n}, key=key) for n, key in enumerate(keys)])
+    assert strict.sync.count() == 1
+
+
+def test_a_batch_may_repeat_its_keys_for_the_same_jobs(strict: Holdfast) -> None:
+    jobs = [strict.draft("work", {"n": 1}, key="k"), strict.draft("work", {"n": 1}, key="k")]
+    first, second = strict.sync.enqueue_many(jobs)
+    assert (first.created, second.created, second.id) == (True, False, first.id)
+
+
 # ── limits ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_submitters_of_a_group_hear_together_that_the_store_is_away(app: Holdfast) -> None:
     """One by one, each would wait as long as a store waits for its server, after all those before it."""

@@ -143,6 +143,8 @@ def test_strict_idempotency_answers_409(home: str) -> None:
         assert api.submit(200, key="k", payload={"n": 1}) == first
         body = {"type": "work", "payload": {"n": 2}, "key": "k"}
         assert api.refused("POST", "/v1/jobs", 409, json=body)["code"] == "conflict"
+        batch = {"jobs": [{"type": "work", "payload": {"n": 3}}, body]}
+        assert api.refused("POST", "/v1/jobs/batch", 409, json=batch)["code"] == "conflict"
         assert api.count() == 1
 
 

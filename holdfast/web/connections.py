@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sized
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from holdfast.config import Settings
@@ -15,6 +17,8 @@ from holdfast.web.problems import answer_to
 
 HEAD_MOST = 64 * 1024
 """Bytes of a request's head; what is over the limit of headers and below this one is answered by the application."""
+PIPELINED_MOST = 32
+"""Requests of one connection that wait for the answer before theirs."""
 
 
 class Bounds(NamedTuple):
@@ -70,6 +74,19 @@ def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
     return Bounded
 
 
+class Unhurried(FlowControl):
+    """Reads nothing more while requests wait for the answer before theirs: an answer takes far more than its request,
+    and a connection is to hold few of them."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        if not self._waiting:
+            super().resume_reading()
+
+
 class Connection(HttpToolsProtocol):
     """One connection."""
 
@@ -77,6 +94,8 @@ class Connection(HttpToolsProtocol):
     _stopping: asyncio.Event
     _address = ""
     _head_size = 0
+    _fields_size = 0  # of head and trailers of the request that arrives
+    _unparsed = 0  # bytes since the parser had anything whole
     _in_body = False
     _answering = False
     _deadline: asyncio.TimerHandle | None = None
@@ -85,6 +104,7 @@ class Connection(HttpToolsProtocol):
     # ── coming and going ──────────────────────────────────────────────────────────────────────────────────────
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = Unhurried(transport, self.pipeline)
         self._stopping = asyncio.Event()
         self._address = self.client[0] if self.client else ""
         if self.crowd.enters(self._address):
@@ -94,6 +114,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._fields_size = self._unparsed = 0
         extensions: dict[str, Any] = {STOPPING: self._stopping}
         self.scope["extensions"] = extensions
 
@@ -111,25 +132,50 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._deadline is None and not self._answering:
             self._expect(self.crowd.bounds.body if self._in_body else self.crowd.bounds.head)
+        self._unparsed += len(data)
         super().data_received(data)
+        if self._unparsed > HEAD_MOST + len(data):  # a field, path or chunk's extension that does not end
+            self.transport.abort()
         if self._deadline is not None and not self._in_body:
             self._head_size += len(data)
             if self._head_size > HEAD_MOST:
                 self._refuse(431, "headers_too_large", "the headers are too large", f"send at most {HEAD_MOST:,} bytes")
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._unparsed = 0
+        self._fields_size += len(name) + len(value)
+        if self._fields_size > HEAD_MOST and (self._answering or self._in_body):
+            self._break_off()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._unparsed = 0
+
     def on_headers_complete(self) -> None:
+        if len(self.pipeline) == PIPELINED_MOST:
+            self._break_off()
         self._in_body = self._answering = True
         self._stop_expecting()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._in_body = False
+        self._unparsed = 0
         self._stop_expecting()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._answering = bool(self.pipeline)
         super().on_response_complete()
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+
+    def _break_off(self) -> None:
+        """End the connection, and by the error the parsing of what has arrived. A refusal would be taken for the answer
+        to a request before."""
+        self.transport.abort()
+        raise ConnectionAbortedError
 
     def _expect(self, seconds: float) -> None:
         self._head_size = 0

@@ -68,7 +68,11 @@ FILTER = Form(name="Filter", doc="Every field that is given must match.", fields
 
 
 def _filter(value: Any, field: str) -> dict[str, Any]:
-    return FILTER.read(an_object(value, field), f"{field}.")
+    """The jobs that match. One that says nothing is a slip: whoever means every job says ``all``."""
+    read = FILTER.read(an_object(value, field), f"{field}.")
+    if not read:
+        raise Invalid(field, Said("an empty object"), "name a field in it, or say all: true in its place")
+    return read
 
 
 _IDS = {"type": "array", "minItems": 1, "maxItems": MOST, "items": {"type": "string", "minLength": 1, "maxLength": 600}}
@@ -120,8 +124,8 @@ _SELECTION = (
     ),
     Field(
         name="filter",
-        schema={"$ref": "#/components/schemas/Filter"},
-        doc="The jobs that match.",
+        schema={"$ref": "#/components/schemas/Filter", "minProperties": 1},
+        doc="The jobs that match; at least one field.",
         check=_filter,
     ),
     Field(name="all", schema={"const": True}, doc="Every job there is.", check=flag),

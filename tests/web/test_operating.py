@@ -97,6 +97,8 @@ def test_named_jobs_are_changed_or_refused_one_by_one(api: Api) -> None:
         ({"ids": []}, "ids"),
         ({"ids": [5]}, "ids[0]"),
         ({"ids": ["nothing"]}, "id"),
+        ({"filter": {}}, "filter"),
+        ({"filter": {}, "dry_run": True}, "filter"),
         ({"filter": {"queu": "a"}}, "filter.queu"),
         ({"filter": {"status": "dead"}}, "filter.status"),
         ({"filter": {"status": ["gone"]}}, "filter.status[0]"),

@@ -315,6 +315,7 @@ class ApiStarted(Event, frozen=True, kw_only=True, gc=False):
     name: ClassVar[str] = "api_started"
     address: str
     store: str  # its URL, without a password
+    keys: bool  # whether it asks for keys
 
 
 class ApiStopping(Event, frozen=True, kw_only=True, gc=False):

@@ -13,6 +13,7 @@ from holdfast.cli.session import Session
 from holdfast.cli.show import Column, note, print_json, print_table
 from holdfast.config import SETTINGS, Entry, file_for, set_value
 from holdfast.desk.words import safe
+from holdfast.http_settings import HttpSettings
 
 _COLUMNS = [Column("SETTING", "id"), Column("VALUE", "text"), Column("FROM"), Column("MEANING", "text", spare=True)]
 
@@ -58,7 +59,8 @@ def config_get(session: Session, *, name: str) -> None:
 def config_set(session: Session, *, name: str, value: str) -> None:
     """Write one setting into the settings file, keeping everything else in it, comments too.
 
-    The file is made if there is none. Running workers follow within seconds.
+    The file is made if there is none. Running workers follow most settings within seconds; a running `holdfast api`
+    follows none: restart it.
     """
     file = file_for(path=session.config)
     set_value(file, name, value)
@@ -70,6 +72,8 @@ def config_set(session: Session, *, name: str, value: str) -> None:
         click.echo(safe(f"{name} is set in {file}"))
     if entry.source == SETTINGS[name].variable:
         note(f"warning: here {entry.source} says otherwise and wins: {entry.text}")
+    if hasattr(HttpSettings, name):
+        note("restart `holdfast api`: one that runs goes on as it was started")
 
 
 @config.command("path", examples=["holdfast config path"])

@@ -38,7 +38,7 @@ def keys() -> None:
     """Make, list, change and revoke keys of the HTTP API.
 
     Keys live in a file that the setting keys_file names. It holds hashes only, so a key can be seen once: when it is
-    made. A running API follows the file at once.
+    made. An API that was started with that setting follows the file at once; one that was not must be restarted.
     """
 
 

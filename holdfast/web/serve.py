@@ -74,7 +74,11 @@ async def serving(
         server = server_for(Api(app, checks_hosts=True) if site is None else site)
         async with watched_loop(app.events), _held_open(app):
             serving = Serving(server, _address(settings, listener), listener)
-            app.events.emit(ApiStarted(address=serving.address, store=mask_url(app.settings.url)))
+            app.events.emit(
+                ApiStarted(
+                    address=serving.address, store=mask_url(app.new_store().url), keys=settings.keys_file is not None
+                )
+            )
             try:
                 yield serving
             finally:

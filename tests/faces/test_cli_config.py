@@ -38,6 +38,11 @@ def test_a_value_that_the_environment_overrules_is_remarked_on(cli: Cli, monkeyp
     assert "HOLDFAST_GRACE says otherwise" in cli.invoke("config", "set", "grace", "9s").stderr
 
 
+def test_who_sets_what_a_running_api_does_not_follow_is_told_to_restart_it(cli: Cli) -> None:
+    assert "restart `holdfast api`" in cli.invoke("config", "set", "keys_file", "keys.toml").stderr
+    assert cli.invoke("config", "set", "grace", "9s").stderr == ""
+
+
 def test_the_settings_file_can_be_named(cli: Cli) -> None:
     assert cli.json("config", "path") == {"file": str(cli.folder / "holdfast.toml"), "exists": False}
     cli.run("config", "set", "grace", "9s", "--config", "mine.toml")

@@ -28,6 +28,7 @@ def test_with_keys_other_addresses_are_served(tmp_path: Path) -> None:
         shown = {"authorization": f"Bearer {keys.spare}"}
         assert httpx.get(f"{address}/v1/jobs", headers=shown, timeout=40).status_code == 200
         assert served.line("key_refused")["who"] == "nobody"
+        assert served.line("api_started")["keys"] is True
         assert served.stop() == 0
 
 

@@ -129,21 +129,37 @@ def add(path: Path, entries: Sequence[bytes], previous: str, within: float) -> s
         return last
 
 
+def check(path: Path) -> None:
+    """See, before anything is to be added, that it can be. ConfigError where it cannot."""
+    try:
+        with _opened(path) as descriptor:
+            _end(path, descriptor)
+    except OSError as error:
+        raise ConfigError(f"audit_file: {path} cannot be written ({error.strerror}); name another") from None
+
+
 @contextlib.contextmanager
 def _locked(path: Path, until: float) -> Iterator[int]:
     """The file, open, and nobody else's for now. One that was put aside meanwhile is followed by a new one."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ConfigError(f"audit_file: {path} is no file; name another")
+        with _opened(path) as descriptor:
             _lock(path, descriptor, until)
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_ino == os.fstat(descriptor).st_ino:
                     yield descriptor
                     return
-        finally:
-            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """The file, made where there is none."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfigError(f"audit_file: {path} is no file; name another")
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _lock(path: Path, descriptor: int, until: float) -> None:

@@ -15,10 +15,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.app import Holdfast
+from holdfast.config import Settings
 from holdfast.desk.words import timestamp
-from holdfast.errors import Unavailable
+from holdfast.errors import ConfigError, Unavailable
 from holdfast.events import ApiChange, ApiSubmission, AuditFailed
-from holdfast.observe.audit_file import AuditFile
+from holdfast.observe.audit_file import AuditFile, check
 from holdfast.web.messages import Answer, Refusal
 from holdfast.web.problems import RETRY_AFTER, answer_to
 from holdfast.web.routing import Call, Operation
@@ -60,6 +61,7 @@ class _Outcome(msgspec.Struct):
     changed: list[_Named] = []
     jobs: list[_Named] = []
     asked: list[str] = []
+    stored: list[str | None] = []
 
 
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
@@ -67,12 +69,11 @@ _decode = msgspec.json.Decoder(_Outcome).decode
 
 
 class Audit:
-    """The record of one application's API."""
+    """The record of one application's API; ConfigError where its file cannot be used at the start."""
 
     def __init__(self, app: Holdfast) -> None:
         self._app = app
-        file = app.settings.audit_file
-        self._file = None if file is None else AuditFile(Path(file))
+        self._file = _file(app.settings)
         self._problem = ""
 
     def warnings(self) -> list[str]:
@@ -97,7 +98,7 @@ class Audit:
         if not self._is_heard(operation):
             return
         answer = answer_to(ended, call.request.id) if isinstance(ended, Exception) else ended
-        outcome = _outcome(answer)
+        outcome = _outcome(answer, call.changed)
         self._emit(call, operation, answer.status, outcome)
         if self._file is not None:
             entry = _entry("done", call, operation, status=answer.status, **outcome)
@@ -143,6 +144,16 @@ class Audit:
         self._problem = problem
 
 
+def _file(settings: Settings) -> AuditFile | None:
+    if settings.audit_file is None:
+        return None
+    path = Path(settings.audit_file)
+    if settings.keys_file is not None and path.resolve() == Path(settings.keys_file).resolve():
+        raise ConfigError(f"audit_file, keys_file: {path} cannot be both; name another file")
+    check(path)
+    return AuditFile(path)
+
+
 def _kind(operation: Operation) -> type[ApiChange | ApiSubmission]:
     return ApiSubmission if operation.scope in ("submit", "work") else ApiChange
 
@@ -181,8 +192,10 @@ def _summary(body: Mapping[str, Any]) -> dict[str, Any]:
     return said if len(_encode(said)) <= _TEXT_MOST * 8 else {"fields": sorted(said)}
 
 
-def _outcome(answer: Answer) -> dict[str, Any]:
-    """What the answer says of jobs: their ids, as far as they are few, and how many."""
+def _outcome(answer: Answer, changed: Sequence[str] = ()) -> dict[str, Any]:
+    """What the answer says of jobs: their ids, as far as they are few, and how many; ``changed``: where it has none."""
+    if changed:
+        return {"ids": list(changed[:_IDS_MOST]), "count": len(changed)}
     if not answer.body or len(answer.body) > _ANSWER_MOST:
         return {}
     try:
@@ -190,6 +203,7 @@ def _outcome(answer: Answer) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
     ids = [found.id] if found.id else [each.id for each in (*found.changed, *found.jobs)] or found.asked
+    ids = ids or [each for each in found.stored if each is not None]
     said: dict[str, Any] = {} if found.code is UNSET else {"code": found.code}
     if ids:
         said["ids"] = [each[:64] for each in ids[:_IDS_MOST]]

@@ -180,6 +180,7 @@ async def delete_one(call: Call) -> Answer:
         if state is None:
             raise NotFound(f"there is no job {job.id}")
         raise Conflict(f"job {job.id} cannot be deleted: {DELETE.advice}")
+    call.changed.append(job.id)
     return Answer(204)
 
 

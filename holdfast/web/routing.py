@@ -41,6 +41,8 @@ class Call(msgspec.Struct, kw_only=True):
     body: Mapping[str, Any] = {}
     warnings: Callable[[], list[str]] = list
     """What is to be seen to about the API itself."""
+    changed: list[str] = []
+    """Ids of the jobs it changed, where the answer has no word of them: for the record."""
 
     @property
     def fleet(self) -> Fleet:

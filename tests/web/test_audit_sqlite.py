@@ -110,7 +110,7 @@ def test_who_was_refused_is_told_and_fills_no_file(audited: Audited) -> None:
         ("nobody", "no good key"),
         (id_of(reader), "submit needs the scope submit"),
     ]
-    assert not audited.file.exists()
+    assert audited.file.read_bytes() == b""
 
 
 @pytest.mark.parametrize("trouble", ["folder", "no audit file", "locked"])
@@ -118,6 +118,7 @@ def test_without_a_record_nothing_is_changed(audited: Audited, trouble: str, tmp
     job = {"type": "work", "payload": {}}
     with contextlib.ExitStack() as stack:
         if trouble == "folder":
+            audited.file.unlink()
             audited.file.mkdir()
         elif trouble == "no audit file":
             audited.file.write_text("notes\n")
@@ -138,6 +139,27 @@ def test_without_a_record_nothing_is_changed(audited: Audited, trouble: str, tmp
     assert audited.ask("POST", "/v1/jobs", job).status_code == 201
     assert "warnings" not in audited.api.get("/health")
     assert {"asked", "done"} == {entry["step"] for entry in audited.entries}
+
+
+@pytest.mark.parametrize("name", ["nowhere/audit.jsonl", "folder", "keys.toml", "notes.txt"])
+def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
+    Keys(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.txt").write_text("notes\n")
+    said = {"keys_file": str(tmp_path / "keys.toml"), "audit_file": str(tmp_path / name)}
+    before = (tmp_path / "keys.toml").read_bytes()
+    with pytest.raises(ConfigError, match="audit_file"):
+        Api(f"sqlite:///{tmp_path}/jobs.db", **said)
+    assert (tmp_path / "keys.toml").read_bytes() == before
+
+
+def test_a_job_that_was_deleted_by_its_key_is_recorded_by_its_id(audited: Audited) -> None:
+    job = audited.ask("POST", "/v1/jobs", {"type": "work", "payload": {}, "key": "r1"}).json()
+    audited.ask("POST", "/v1/jobs/cancel", {"ids": [job["id"]]})
+    assert audited.ask("DELETE", "/v1/jobs/key:r1").status_code == 204
+    last = audited.entries[-1]
+    assert (last["step"], last["ids"], last["count"]) == ("done", [job["id"]], 1)
+    assert audited.told[-1].ids == [job["id"]]
 
 
 # ── the chain ─────────────────────────────────────────────────────────────────────────────────────────────────────

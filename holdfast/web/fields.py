@@ -198,13 +198,13 @@ def an_object(value: Any, field: str) -> dict[str, Any]:
     return value
 
 
-def array_of(check: Check, most: int) -> Check:
-    """A JSON array of at most ``most`` entries, and at least one."""
+def array_of(check: Check, most: int, least: int = 1) -> Check:
+    """A JSON array of at most ``most`` entries."""
 
     def check_all(value: Any, field: str) -> list[Any]:
-        if not isinstance(value, list) or not 1 <= len(value) <= most:
+        if not isinstance(value, list) or not least <= len(value) <= most:
             shown = Said(f"an array of {len(value):,}") if isinstance(value, list) else value
-            raise Invalid(field, shown, f"give a JSON array of 1 to {most:,}")
+            raise Invalid(field, shown, f"give a JSON array of {least} to {most:,} entries, also where it is one")
         return [check(each, f"{field}[{place}]") for place, each in enumerate(value)]
 
     return check_all

@@ -20,6 +20,7 @@ from holdfast.values import RATE_PATTERN
 from holdfast.web.examples import JOB
 from holdfast.web.fields import (
     FILTERS,
+    Check,
     Field,
     Form,
     an_object,
@@ -57,11 +58,17 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.0
 
 
+def _one_or_many(check: Check) -> Check:
+    several = array_of(check, 100)
+    return lambda value, field: [check(value, field)] if isinstance(value, str) else several(value, field)
+
+
 def _many(field: Field) -> Field:
     if not field.many:
         return field
-    schema = {"type": "array", "minItems": 1, "maxItems": 100, "items": field.schema}
-    return msgspec.structs.replace(field, schema=schema, check=array_of(field.check, 100), example=[field.example])
+    several = {"type": "array", "minItems": 1, "maxItems": 100, "items": field.schema}
+    schema = {"anyOf": [field.schema, several]}
+    return msgspec.structs.replace(field, schema=schema, check=_one_or_many(field.check), many=False)
 
 
 FILTER = Form(name="Filter", doc="Every field that is given must match.", fields=tuple(map(_many, FILTERS)))

@@ -87,12 +87,11 @@ SUBMISSION = Form(
             "tags",
             {
                 "type": "array",
-                "minItems": 1,
                 "maxItems": 100,
                 "items": {"type": "string", "minLength": 1, "maxLength": 100},
             },
             "Words to find it by.",
-            array_of(tag, 100),
+            array_of(tag, 100, least=0),
             ["spring"],
         ),
         _field("metadata", {"type": "object"}, "Your own, kept with the job; at most 16 KiB.", an_object),

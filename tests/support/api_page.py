@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
 from holdfast.web.asgi import OPERATIONS
-from holdfast.web.fields import Field
+from holdfast.web.fields import Field, Form
 from holdfast.web.openapi import REFUSALS, example, refusals_of
 from holdfast.web.routing import Operation
 
@@ -21,8 +21,8 @@ _HEAD = """\
 <!-- Made by `python -m tests.support.api_page > docs/http-api.md`, and compared by a test. -->
 
 [The HTTP API](http.md) tells how to run and use it. `GET /openapi.json` has the same for programs, with the schema of
-every document. In paths `{job_id}` is a job's id (a UUID or its ULID form), or `key:` and its idempotency key,
-percent-encoded.
+every document; [what bodies are made of](#objects-in-bodies) stands at the end. In paths `{job_id}` is a job's id (a
+UUID or its ULID form), or `key:` and its idempotency key, percent-encoded.
 
 With keys, each operation needs the scope that is named with it; `admin` stands for every scope.
 Every operation may also answer 401, 403, 404, 405, 429, 431 or 503, and those with a body 408, 413 or 415; each
@@ -42,6 +42,21 @@ def _lines() -> Iterator[str]:
         yield f"\n## {group}\n"
         for operation in operations:
             yield from _operation(operation)
+    yield "\n## Objects in bodies\n"
+    for form in _inner_forms():
+        yield f"\n### {form.name}\n\n{form.doc}\n"
+        yield from _fields("field", form.fields)
+
+
+def _inner_forms() -> Iterable[Form]:
+    """What bodies refer to, each once."""
+    found: dict[str, Form] = {}
+    left = [form for each in OPERATIONS if each.body is not None for form in each.body.inner]
+    while left:
+        form = left.pop(0)
+        found[form.name] = form
+        left += form.inner
+    return found.values()
 
 
 def _operation(operation: Operation) -> Iterator[str]:
@@ -79,11 +94,14 @@ def _fields(place: str, fields: tuple[Field, ...]) -> Iterator[str]:
 def _form(schema: Any) -> str:
     match schema:
         case {"$ref": str(name)}:
-            return name.rpartition("/")[2]
+            inner = name.rpartition("/")[2]
+            return f"[{inner}](#{inner.lower()})"
         case {"enum": list(words)}:
             return "one of " + ", ".join(f"`{word}`" for word in words)
         case {"const": value}:
             return f"`{json.dumps(value)}`"
+        case {"anyOf": [one, {"items": items}]} if items == one:
+            return f"{_form(one)}, or an array of such"
         case {"anyOf": list(ways)}:
             return " or ".join(map(_form, ways))
         case {"type": "array", "items": items}:
@@ -92,6 +110,8 @@ def _form(schema: Any) -> str:
             return f"whole number, {least} to {most}"
         case {"type": list(kinds)}:
             return " or ".join(kinds)
+        case {} if not schema:
+            return "any JSON"
         case {"format": "date-time"}:
             return "instant"
         case {"type": "string", "maxLength": most}:

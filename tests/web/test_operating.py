@@ -67,7 +67,7 @@ def test_a_filter_changes_what_matches_up_to_the_limit(api: Api) -> None:
     kept = api.submit()["id"]
     done = api.post("/v1/jobs/cancel", {"filter": {"queue": "mail", "status": ["queued"]}, "limit": 3})
     assert (done["count"], done["more"]) == (3, True)
-    rest = api.post("/v1/jobs/cancel", {"filter": {"queue": "mail"}})
+    rest = api.post("/v1/jobs/cancel", {"filter": {"queue": "mail", "status": "queued", "type": "work"}})
     assert (rest["count"], rest["more"]) == (2, False)
     assert {each["id"] for each in done["changed"] + rest["changed"]} == ids
     assert {each["status"] for each in done["changed"] + rest["changed"]} == {"cancelled"}
@@ -100,7 +100,8 @@ def test_named_jobs_are_changed_or_refused_one_by_one(api: Api) -> None:
         ({"filter": {}}, "filter"),
         ({"filter": {}, "dry_run": True}, "filter"),
         ({"filter": {"queu": "a"}}, "filter.queu"),
-        ({"filter": {"status": "dead"}}, "filter.status"),
+        ({"filter": {"status": "gone"}}, "filter.status"),
+        ({"filter": {"status": 5}}, "filter.status"),
         ({"filter": {"status": ["gone"]}}, "filter.status[0]"),
         ({"filter": []}, "filter"),
         ({"all": True, "limit": 0}, "limit"),

@@ -128,6 +128,11 @@ def test_a_task_that_is_registered_checks_its_payload(api: Api) -> None:
     assert (job["queue"], job["max_attempts"], job["tags"]) == ("mail", 3, ["mail"])
 
 
+def test_what_a_job_shows_is_taken_as_it_is_shown(api: Api) -> None:
+    assert api.submit()["tags"] == []
+    assert api.submit(tags=[])["tags"] == []
+
+
 def test_settings_may_require_a_key(home: str) -> None:
     with Api(home, key_required=True) as api:
         assert api.refused("POST", "/v1/jobs", 422, json={"type": "w", "payload": {}})["field"] == "Idempotency-Key"

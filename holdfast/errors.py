@@ -20,6 +20,8 @@ What a handler raises to say how its attempt ends stands in `signals.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _SHOWN = 64
 
 
@@ -81,10 +83,15 @@ class NotFound(HoldfastError):
 
 
 class Conflict(HoldfastError):
-    """The state of the thing does not allow what was asked."""
+    """The state of the thing does not allow what was asked.
+
+    ``stored``: where a batch was stored before that was found, the ids of the jobs it stored, in its order, None for
+    those it did not store.
+    """
 
     http_status = 409
     code = "conflict"
+    stored: Sequence[str | None] = ()
 
 
 class LeaseLost(Conflict):

@@ -198,6 +198,9 @@ class Store(Protocol):
 
     async def by_key(self, key: str) -> Job | None: ...
 
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
+        """The jobs these keys stand for, whole, in their order; None where there is none. Who asks bounds how many."""
+
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
         """Newest first, by keyset: a page costs the same however deep."""
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 
 _GROUP_MOST = 500  # jobs of lone submitters in one transaction
+_ASKED_MOST = 100  # jobs that are asked for together: each may have a large payload
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -147,12 +148,16 @@ class Submitter:
         return await groups[job.key is not None].submit(job)
 
     async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store a batch in one transaction."""
+        """Store a batch in one transaction. A Conflict says what is stored all the same."""
         if self._settings().strict_idempotency:
             await self._check_before([job for job in jobs if job.key is not None])
         with submission(self._spans, jobs) as spanned:
             answers = await self._send(spanned)
-            await self.announce(jobs, answers)
+            try:
+                await self.announce(jobs, answers)
+            except Conflict as error:
+                error.stored = [answer.job_id if answer.created else None for answer in answers]
+                raise
         return answers
 
     async def submit_many(self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> list[Submitted]:
@@ -201,24 +206,26 @@ class Submitter:
         """With strict idempotency, refuse a key that stands for something else."""
         if not self._settings().strict_idempotency:
             return
-        for job, answer in zip(jobs, answers, strict=True):
-            if not answer.created and job.key is not None:
-                await self._check_first(job, answer.job_id)
+        store = await self._store()
+        again = [pair for pair in zip(jobs, answers, strict=True) if not pair[1].created and pair[0].key is not None]
+        for start in range(0, len(again), _ASKED_MOST):
+            piece = again[start : start + _ASKED_MOST]
+            found = await store.by_keys([str(job.key) for job, _ in piece])
+            for (job, answer), held in zip(piece, found, strict=True):
+                first = held if held is not None and held.id == answer.job_id else await store.get(answer.job_id)
+                if first is not None:
+                    _check_same(job, first)
 
     async def _check_before(self, jobs: Sequence[NewJob]) -> None:
         """Refuse a batch with a key that stands for something else while none of its jobs is stored yet. Only who
         submits the same key in the same instant is found afterwards."""
         store = await self._store()
-        firsts: dict[str | None, Job | NewJob] = {}
-        for job in jobs:
-            first = firsts.get(job.key) or await store.by_key(str(job.key)) or job
-            _check_same(job, firsts.setdefault(job.key, first))
-
-    async def _check_first(self, job: NewJob, first_id: str) -> None:
-        store = await self._store()
-        first: Job | None = await store.get(first_id)
-        if first is not None:
-            _check_same(job, first)
+        firsts: dict[str | None, NewJob] = {}
+        for start in range(0, len(jobs), _ASKED_MOST):
+            piece = jobs[start : start + _ASKED_MOST]
+            found = await store.by_keys([str(job.key) for job in piece])
+            for job, held in zip(piece, found, strict=True):
+                _check_same(job, held or firsts.setdefault(job.key, job))
 
 
 def _check_same(job: NewJob, first: Job | NewJob) -> None:

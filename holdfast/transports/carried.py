@@ -68,6 +68,7 @@ class Carried:
         self.get = store.get
         self.outlines = store.outlines
         self.by_key = store.by_key
+        self.by_keys = store.by_keys
         self.find = store.find
         self.count = store.count
         self.attempts = store.attempts

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from holdfast.app import JobHandle
 from holdfast.errors import Conflict
 from holdfast.executors.policy import COMMAND
-from holdfast.job import Job, NewJob
+from holdfast.job import NewJob
 from holdfast.web.messages import Refusal
 from holdfast.web.routing import Call
 
 T = TypeVar("T")
+Handle = JobHandle[Any]
+_ASKED_MOST = 100  # jobs that are asked for together: each may have a large payload
 
 
 def check_task(call: Call, task: str) -> None:
@@ -20,31 +23,56 @@ def check_task(call: Call, task: str) -> None:
         raise Refusal(403, "forbidden", "a command job needs the scope admin", "use a key with scope admin")
 
 
-async def stored(call: Call, jobs: Sequence[NewJob], store: Callable[[], Awaitable[T]]) -> T:
-    """Store these jobs by ``store``, if all of them are the caller's to submit.
+async def stored(
+    call: Call, jobs: Sequence[NewJob], store: Callable[[], Awaitable[T]], told: Callable[[T], Sequence[Handle]]
+) -> T:
+    """Store these jobs by ``store``, if all of them are the caller's to submit; ``told``: their handles in the answer.
 
-    A key, or an id, that stands for a job in another's queue is a conflict which says nothing of that job.
+    A key, or an id, that stands for a job in another's queue is a conflict which says nothing of that job. Who takes
+    a key for one in the same instant is found afterwards; then the conflict says what is stored all the same.
     """
     for job in jobs:
         call.caller.check_queue(job.queue)
         check_task(call, job.task)
     if not call.caller.limited:
         return await store()
-    await _check_free(call, jobs)
+    if await _is_taken(call, jobs):
+        raise _taken()
     try:
         answer = await store()
-    except Conflict:
-        await _check_free(call, jobs)  # it may name a job that came in between
+    except Conflict as error:
+        if await _is_taken(call, jobs):  # it may name a job that came in between
+            raise _taken(error.stored) from None
         raise
-    await _check_free(call, jobs)
+    handles = told(answer)
+    if await _is_foreign(call, [handle.id for handle in handles if not handle.created]):
+        raise _taken([handle.id if handle.created else None for handle in handles])
     return answer
 
 
-async def _check_free(call: Call, jobs: Sequence[NewJob]) -> None:
+def _taken(stored: Sequence[str | None] = ()) -> Conflict:
+    error = Conflict("the key, or the id, of a job stands for something else already; use another")
+    error.stored = stored
+    return error
+
+
+async def _is_taken(call: Call, jobs: Sequence[NewJob]) -> bool:
+    """Whether one of the keys, or of the ids that the caller gave, is that of a job in another's queue."""
+    bodies = call.body.get("jobs", [call.body])
+    if await _is_foreign(call, [job.id for job, said in zip(jobs, bodies, strict=True) if "id" in said]):
+        return True
     store = await call.app.opened()
-    for job in jobs:
-        found: list[Job | None] = [await store.get(job.id)]
-        if job.key is not None:
-            found.append(await store.by_key(job.key))
-        if any(each is not None and not call.caller.allows(each.queue) for each in found):
-            raise Conflict("the key, or the id, of a job stands for something else already; use another")
+    keys = [job.key for job in jobs if job.key is not None]
+    for start in range(0, len(keys), _ASKED_MOST):
+        found = await store.by_keys(keys[start : start + _ASKED_MOST])
+        if any(job is not None and not call.caller.allows(job.queue) for job in found):
+            return True
+    return False
+
+
+async def _is_foreign(call: Call, ids: Sequence[str]) -> bool:
+    """Whether one of these ids is that of a job in another's queue."""
+    if not ids:
+        return False
+    found = await (await call.app.opened()).outlines(ids)
+    return any(job is not None and not call.caller.allows(job.queue) for job in found)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from holdfast.errors import HoldfastError, Invalid, Unavailable, shown
+from holdfast.errors import Conflict, HoldfastError, Invalid, Unavailable, shown
 from holdfast.web.messages import PROBLEM, Answer, Header, Refusal
 
 RETRY_AFTER = 2
@@ -39,6 +39,13 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     remedy: Annotated[
         str | UnsetType, Meta(description="What to do.", examples=["give a whole number from -100 to 100"])
     ] = UNSET
+    stored: Annotated[
+        list[str | None] | UnsetType,
+        Meta(
+            description="There where a batch was refused after it was stored: the ids of the jobs it stored, in its "
+            "order, null for those it did not store. Send those again under other keys, and none of the others."
+        ),
+    ] = UNSET
 
 
 _encode = msgspec.json.Encoder().encode
@@ -53,6 +60,8 @@ def answer_to(error: Exception, request_id: str) -> Answer:
         case Invalid():
             said = {"field": error.field, "value": shown(error.value), "remedy": error.remedy}
             return problem(error.http_status, error.code, str(error), request_id, **said)
+        case Conflict() if any(error.stored):
+            return problem(error.http_status, error.code, str(error), request_id, stored=list(error.stored))
         case Unavailable():
             retry = (b"retry-after", str(RETRY_AFTER).encode())
             remedy = "try again; with an idempotency key or an id that is harmless"

@@ -159,7 +159,7 @@ async def submit(call: Call) -> Answer:
     if key is None and call.app.settings.key_required and "key" not in call.body:
         raise Invalid(KEY_HEADER, Said("nothing"), "send one; the settings require it", "was given", code="missing")
     asked = draft(call.app, call.body, key=key)
-    handle, job = await stored(call, [asked], lambda: _submitted(call.app, asked))
+    handle, job = await stored(call, [asked], lambda: _submitted(call.app, asked), lambda told: [told[0]])
     location = (b"location", b"/v1/jobs/" + handle.id.encode())
     told = SubmittedJob(**msgspec.structs.asdict(call.shown(job, own=handle.created)), wake_up=_wake_up(handle))
     return document(201 if handle.created else 200, told, location)
@@ -247,7 +247,7 @@ async def submit_batch(call: Call) -> Answer:
         if required and job.key is None:
             remedy = "give one; the settings require it"
             raise Invalid(f"jobs[{place}].key", Said("nothing"), remedy, "was given", code="missing")
-    handles = await stored(call, jobs, lambda: call.app.enqueue_many(jobs, batch=BATCH_MOST))
+    handles = await stored(call, jobs, lambda: call.app.enqueue_many(jobs, batch=BATCH_MOST), list)
     told = StoredBatch([Stored(handle.id, handle.created, _wake_up(handle)) for handle in handles])
     return document(201 if any(handle.created for handle in handles) else 200, told)
 
@@ -279,7 +279,8 @@ OPERATIONS = (
         scope="submit",
         group="Jobs",
         summary="Submit many jobs",
-        doc=f"All of them or none, at most {BATCH_MOST:,}; on Redis each 200 of them.",
+        doc=f"All of them or none, at most {BATCH_MOST:,}; on Redis each 200 of them. A conflict with what somebody "
+        "submits in the same instant is found when the others are stored; `stored` of the problem has their ids.",
         handler=submit_batch,
         body=BATCH,
         batch=True,

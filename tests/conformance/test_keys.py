@@ -37,6 +37,7 @@ async def test_different_keys_are_different_jobs(store: Store) -> None:
     found = [await store.by_key(key) for key in keys]
     assert [job and job.id for job in found] == [answer.job_id for answer in answers]
     assert [job and job.key for job in found] == keys
+    assert await store.by_keys(keys) == found
 
 
 async def test_a_key_twice_in_one_batch_is_one_job(store: Store) -> None:
@@ -85,6 +86,20 @@ async def test_by_key_finds_the_job(store: Store) -> None:
     assert job is not None
     assert (job.id, job.key) == (job_id, "k")
     assert await store.by_key("K") is None
+
+
+async def test_by_keys_finds_the_jobs_whole_and_in_the_order_of_the_keys(store: Store) -> None:
+    ids = await put(store, *[new_job(key=f"k{number}", payload=f'{{"n":{number}}}') for number in range(250)])
+    (unkeyed,) = await put(store)
+
+    asked = ["k7", "nobody", *[f"k{number}" for number in range(249, -1, -1)], "k7", "K7"]
+    found = await store.by_keys(asked)
+
+    assert [job and job.id for job in found] == [ids[7], None, *reversed(ids), ids[7], None]
+    assert found[0] == await stored(store, ids[7])
+    assert found[2] == await stored(store, ids[249])
+    assert unkeyed not in {job.id for job in found if job is not None}
+    assert await store.by_keys([]) == []
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.FAILED])

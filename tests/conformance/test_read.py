@@ -176,6 +176,7 @@ async def test_texts_no_store_can_hold_find_nothing_or_are_refused_by_us(store: 
     calls: list[Callable[[], Awaitable[object]]] = [
         lambda: store.get(bad),
         lambda: store.by_key(bad),
+        lambda: store.by_keys(["a", bad]),
         lambda: store.find(JobFilter(queue=bad)),
         lambda: store.count(JobFilter(tasks=(bad,))),
         lambda: store.cancel([bad]),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.job import NewJob, Submitted
 from holdfast.web.asgi import OPERATIONS
 from tests.web.client import UNKNOWN_ID, Api
 from tests.web.keyed import Keys, ask, refused
@@ -102,6 +103,55 @@ def test_a_key_or_an_id_that_another_queue_has_is_a_conflict_without_a_word(two:
         assert "vault" not in answer.text
         assert place == 2 or two.foreign not in answer.text
     assert two.api.count() == 2  # nothing of the batch, either
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_key_that_another_takes_meanwhile_is_a_conflict_that_says_what_is_stored(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, strict: bool
+) -> None:
+    keys = Keys(tmp_path)
+    with Api(home, keys_file=str(keys.path), strict_idempotency=strict) as api:
+        two = Two(api, keys)
+        _meanwhile(api, monkeypatch, key="late")
+        job = {"type": "work", "payload": {}, "queue": "mail"}
+        batch = {"jobs": [job, {**job, "key": "late"}, {**job, "key": "free"}]}
+        problem = refused(two.ask("POST", "/v1/jobs/batch", batch), 409, "conflict")
+        first, taken, last = problem.pop("stored")
+        assert (taken, "vault" in str(problem)) == (None, False)
+        assert {two.ask("GET", f"/v1/jobs/{job_id}").json()["queue"] for job_id in (first, last)} == {"mail"}
+        assert api.count() == 2 + 1 + 2
+        again = refused(two.ask("POST", "/v1/jobs/batch", batch), 409, "conflict")
+        assert ("stored" in again, api.count()) == (False, 5)  # nothing is stored where it is known before
+
+
+def _meanwhile(api: Api, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """Somebody submits a job of another queue under this key right before the next batch is stored."""
+    submitter = api.app._submitter
+    send = submitter._send
+
+    async def sent(jobs: Sequence[NewJob]) -> list[Submitted]:
+        monkeypatch.setattr(submitter, "_send", send)
+        await send([api.app.draft("work", {"secret": SECRET}, queue="vault", key=key)])
+        return await send(jobs)
+
+    monkeypatch.setattr(submitter, "_send", sent)
+
+
+def test_a_limited_keys_batch_asks_no_more_than_it_must(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = two.api.run(two.api.app.opened())
+    asked: list[int] = []
+    for verb in ("get", "by_key", "by_keys", "outlines"):
+
+        def counted(*said: Any, call: Any = getattr(store, verb)) -> Any:
+            asked.append(1)
+            return call(*said)
+
+        monkeypatch.setattr(store, verb, counted)
+    jobs = [{"type": "work", "payload": {}, "queue": "mail", "key": f"k{number}"} for number in range(250)]
+    assert two.ask("POST", "/v1/jobs/batch", {"jobs": jobs}).status_code == 201
+    assert len(asked) == 3
+    assert two.ask("POST", "/v1/jobs/batch", {"jobs": jobs}).status_code == 200
+    assert len(asked) == 7
 
 
 def test_strict_idempotency_names_no_job_of_another_queue(home: str, tmp_path: Path) -> None:

@@ -104,6 +104,9 @@ cross join lateral holdfast.add_job(
 -- name: key_owner
 select job_id::text from holdfast.key where key = :key;
 
+-- own: key_owners
+select key, job_id::text from holdfast.key where key = any(:keys::text[]);
+
 -- own: ready_queues
 -- Every queue with something to take, by skipping from one to the next.
 with recursive named (queue) as (
@@ -508,6 +511,10 @@ returning id;
 -- name: get
 select -- include: shown
 from holdfast.job j where j.id = :id;
+
+-- own: get_many
+select -- include: shown
+from holdfast.job j where j.id = any(:ids::uuid[]);
 
 -- name: outlines
 -- `get` of many, without what may be large.

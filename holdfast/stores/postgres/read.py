@@ -42,6 +42,14 @@ class Read:
         rows = await self._links.fetch(self._sql["key_owner"], key=to_text(key))
         return await self.get(rows[0][0]) if rows else None
 
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
+        """The jobs these keys stand for."""
+        texts = list(map(to_text, keys))
+        owners = dict(await self._links.fetch(self._sql["key_owners"], keys=texts))
+        rows = await self._links.fetch(self._sql["get_many"], ids=list(owners.values())) if owners else []
+        jobs = {row[0]: shown_job(row) for row in rows}
+        return [jobs.get(owners.get(text, "")) for text in texts]
+
     async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
         """A page of jobs, newest first; the cursor is the last id of the page before."""
         values = filter_parameters(where) | {"before": _NEWEST if cursor is None else _place(cursor)}

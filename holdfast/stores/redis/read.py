@@ -61,8 +61,16 @@ class Read:
 
     async def by_key(self, key: str) -> Job | None:
         """The job a key stands for."""
-        held = await self._links.command("HGET", self._prefix + "keys", key)
-        return None if held is None else await self.get(readable(held).partition(" ")[2])
+        return (await self.by_keys([key]))[0]
+
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
+        """The jobs these keys stand for."""
+        owners: list[str] = []
+        for piece in in_pieces(keys, _PIECE):
+            held = await self._links.command("HMGET", self._prefix + "keys", *piece)
+            owners += ["" if each is None else readable(each).partition(" ")[2] for each in held]
+        jobs = {job.id: job for _, job in await self._show(list(filter(None, dict.fromkeys(owners))))}
+        return [jobs.get(owner) for owner in owners]
 
     async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
         """A page of jobs, newest first; the cursor is the place of the page before's last job."""

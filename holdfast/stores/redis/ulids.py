@@ -141,6 +141,9 @@ class UlidStore(RedisStore):
     async def by_key(self, key: str) -> Job | None:
         return _read_job(await super().by_key(key))
 
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
+        return [_read_job(job) for job in await super().by_keys(keys)]
+
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
         page = await super().find(where, limit=limit, cursor=cursor)
         return Page(jobs=_read_jobs(page.jobs), cursor=page.cursor)

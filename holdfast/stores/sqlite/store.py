@@ -286,6 +286,9 @@ class SQLiteStore:
     async def by_key(self, key: str) -> Job | None:
         return await self._reading(lambda reader: self._read.by_key(reader, key))
 
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
+        return await self._reading(lambda reader: [self._read.by_key(reader, key) for key in keys])
+
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
         return await self._reading(lambda reader: self._read.find(reader, where, limit=limit, cursor=cursor))
 

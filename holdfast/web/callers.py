@@ -76,5 +76,12 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return listed(self.queues)
 
 
+def unauthorized() -> Refusal:
+    """The same for every key that is not good, whatever is wrong with it."""
+    told = (b"www-authenticate", b'Bearer realm="holdfast"')
+    remedy = "send Authorization: Bearer hf_…; `holdfast keys create` makes keys"
+    return Refusal(401, "unauthorized", "a key that is good is needed", remedy, told)
+
+
 def _forbidden(detail: str, remedy: str) -> Refusal:
     return Refusal(403, "forbidden", detail, remedy)

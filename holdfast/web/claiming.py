@@ -15,10 +15,12 @@ from holdfast.errors import HoldfastError, Invalid
 from holdfast.job import Job, Order, Pulse
 from holdfast.task.codec import Said
 from holdfast.values import check_task_name
+from holdfast.web.callers import unauthorized
 from holdfast.web.fields import NAME_PATTERN, TASK_PATTERN, Field, Form, array_of, number
-from holdfast.web.hall import Ask, Taken
+from holdfast.web.hall import Ask, Place, Taken
 from holdfast.web.leases import (
     ABOUT,
+    EVERY,
     LEASE,
     SAMPLE,
     WORKER,
@@ -159,12 +161,12 @@ CLAIM = Form(
 )
 
 
-def _ask(call: Call, wants: dict[str, int], said: About) -> Ask:
+def _ask(call: Call, wants: dict[str, int], limit: int, said: About) -> Ask:
     tasks = call.body.get("types")
     return Ask(
         worker=worker_of(call),
         wants=wants,
-        limit=min(LIMIT_MOST, call.body.get("limit") or sum(wants.values()) or 1),
+        limit=limit,
         lease_for=lease_for(call),
         tasks=None if tasks is None else frozenset(tasks),
         idle=said.running == 0,
@@ -197,16 +199,16 @@ def pulse_of(call: Call, said: About, queues: str | None = None) -> Pulse:
 async def claim(call: Call) -> Answer:
     """Take jobs, or wait for some; what nobody is there for any more is given back at once."""
     said = about(call)
-    slots = call.body.get("queues") or {"*": None}
-    limit = call.body.get("limit", 1)
-    wants = await own_wants(call, {name: limit if each is None else each for name, each in slots.items()})
+    slots = call.body.get("queues") or {EVERY: None}
+    limit = call.body.get("limit") or min(LIMIT_MOST, sum(each or 0 for each in slots.values())) or 1
+    wants = {name: limit if each is None else each for name, each in slots.items()}
+    ask = _ask(call, await own_wants(call, wants), limit, said)
     pulse = pulse_of(call, said, ",".join(sorted(slots)))
-    ask = _ask(call, wants, said)
     await call.fleet.sweep()
     order = await _heard(call, pulse, ask.lease_for)
     if order is Order.STOP or not any(wants.values()):
         return _answer(call, ask, Taken([]), order)
-    visit = _Visit(call, ask, pulse, order)
+    visit = _Visit(call, wants, ask, pulse, order)
     taken = await visit.jobs(min(call.body.get("wait", 0), call.app.settings.claim_wait.total_seconds()))
     return _answer(call, ask, taken, visit.order)
 
@@ -222,8 +224,9 @@ async def _heard(call: Call, pulse: Pulse, lease_for: timedelta) -> Order:
 class _Visit:
     """One claim, until it has jobs, has waited enough, is told to stop, or its client has gone."""
 
-    def __init__(self, call: Call, ask: Ask, pulse: Pulse, order: Order) -> None:
+    def __init__(self, call: Call, wants: dict[str, int], ask: Ask, pulse: Pulse, order: Order) -> None:
         self._call = call
+        self._wants = wants  # as said; a limited key's star stands for more queues once there are more
         self._ask = ask
         self._pulse = pulse
         self._hall = call.hall
@@ -243,6 +246,9 @@ class _Visit:
         if taken.jobs and self._gone.done() and not self._gone.cancelled():
             await self._call.fleet.give_back(self._ask.worker, taken.jobs)
             return Taken([])
+        if wait > 0 and not self._call.still():
+            await self._call.fleet.give_back(self._ask.worker, taken.jobs)
+            raise unauthorized()
         return taken
 
     def _give_back_later(self, visiting: asyncio.Task[Taken]) -> None:
@@ -255,7 +261,7 @@ class _Visit:
             return taken
         place = self._hall.enter(self._ask)
         try:
-            await self._wait(place.taken, wait)
+            await self._wait(place, wait)
         except HoldfastError:
             taken = await self._hall.leave(place)
             if not taken.jobs:  # else nobody would hear of them
@@ -263,14 +269,16 @@ class _Visit:
             return taken
         return await self._hall.leave(place)
 
-    async def _wait(self, taken: asyncio.Future[Taken], wait: float) -> None:
+    async def _wait(self, place: Place, wait: float) -> None:
         """Until there are jobs, or this claim ends without; meanwhile the worker stays listed."""
         clock, spell = self._call.app.clock, self._call.app.settings.beat.total_seconds()
         deadline = clock.monotonic() + wait
         while self.order is not Order.STOP and (left := deadline - clock.monotonic()) > 0:
-            await clock.bounded(self._news(taken, left), min(left, spell))
-            if taken.done() or self._gone.done():
+            await clock.bounded(self._news(place.taken, left), min(left, spell))
+            if place.taken.done() or self._gone.done() or not self._call.still():
                 return
+            wants = await own_wants(self._call, self._wants)
+            self._hall.renew(place, msgspec.structs.replace(self._ask, wants=wants))
             self.order = (await self._call.fleet.beat(self._pulse, [], self._ask.lease_for)).order
 
     async def _news(self, taken: asyncio.Future[Taken], seconds: float) -> None:

@@ -71,6 +71,8 @@ class Hall:
     # ── taking ────────────────────────────────────────────────────────────────────────────────────────────────
     async def take(self, ask: Ask) -> Taken:
         """What is there now. To be shielded: what it takes somebody must hear of."""
+        if not any(ask.wants.values()):
+            return Taken([])
         clock = self._app.clock
         wary = clock.monotonic() - self._quarantined_at < _WARY
         if ask.idle and wary:
@@ -125,6 +127,12 @@ class Hall:
         if self._minding is None or self._minding.done():
             self._minding = asyncio.create_task(self._mind(), name="holdfast-hall")
         return place
+
+    def renew(self, place: Place, ask: Ask) -> None:
+        """It asks for something else from now on."""
+        if ask != place.ask:
+            place.ask = ask
+            self._came.set()
 
     def _stopping(self, event: Event) -> None:
         """The API is about to end: nobody is kept waiting."""

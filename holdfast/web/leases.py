@@ -191,7 +191,7 @@ async def own_wants(call: Call, wants: dict[str, int]) -> dict[str, int]:
             call.caller.check_queue(name)
     if EVERY not in wants or not call.caller.limited:
         return wants
-    others = wants.pop(EVERY)
     there = [each.name for each in await call.app.queues() if call.caller.allows(each.name)]
     named = [pattern for pattern in call.caller.queues if not set(pattern) & set("*?[")]
-    return {**dict.fromkeys([*named, *there], others), **wants}
+    said = {name: slots for name, slots in wants.items() if name != EVERY}
+    return {**dict.fromkeys([*named, *there], wants[EVERY]), **said}

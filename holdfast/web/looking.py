@@ -25,6 +25,7 @@ from holdfast.errors import NotFound
 from holdfast.job import TERMINAL, Job, JobFilter, JobState
 from holdfast.traces import trace_id_of
 from holdfast.values import check_key
+from holdfast.web.callers import unauthorized
 from holdfast.web.examples import JOB
 from holdfast.web.fields import CURSOR, FILTERS, PAGING, Field, count
 from holdfast.web.messages import Answer, Request, document
@@ -106,6 +107,8 @@ async def _ended(call: Call, job: Job, most: float) -> Job:
             if left <= 0:
                 break
             await store.wait([f"job:{job.id}"], timeout=min(left, _LOOK))
+            if not call.still():
+                raise unauthorized()
             job = await call.app.get(job.id)
     finally:
         gone.cancel()

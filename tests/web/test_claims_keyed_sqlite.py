@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from holdfast.web.keys import revoked
+from holdfast.web.keys_file import change
 from tests.web.client import Api
 from tests.web.keyed import Keys, ask, id_of, refused
 
@@ -19,8 +23,8 @@ def keys(tmp_path: Path) -> Keys:
 
 @pytest.fixture
 def api(home: str, keys: Keys) -> Iterator[Api]:
-    """The API that asks for keys."""
-    with Api(home, keys_file=str(keys.path)) as api:
+    """The API that asks for keys, and whose workers beat often."""
+    with Api(home, keys_file=str(keys.path), beat="200ms") as api:
         yield api
 
 
@@ -30,9 +34,15 @@ def work(api: Api, token: str, what: str, worker: str, **said: Any) -> Any:
     return answer.json()
 
 
-def submit(api: Api, keys: Keys, queue: str) -> None:
-    answer = ask(api, keys.spare, "POST", "/v1/jobs", {"type": "work", "payload": {}, "queue": queue})
+async def submit_later(api: Api, keys: Keys, queue: str) -> str:
+    job = {"type": "work", "payload": {}, "queue": queue}
+    answer = await api.raw("POST", "/v1/jobs", json=job, headers={"authorization": f"Bearer {keys.spare}"})
     assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def submit(api: Api, keys: Keys, queue: str) -> str:
+    return api.run(submit_later(api, keys, queue))
 
 
 def test_a_key_without_the_scope_claims_nothing(api: Api, keys: Keys) -> None:
@@ -81,3 +91,72 @@ def test_a_key_whose_queues_are_not_there_claims_nothing(api: Api, keys: Keys) -
     token = keys.make("work", queues=("mail.*",))
     submit(api, keys, "secret")
     assert work(api, token, "", "w")["jobs"] == []
+
+
+# ── what changes while a claim waits ──────────────────────────────────────────────────────────────────────────────
+def waited(api: Api, token: str, method: str, path: str, said: Any, meanwhile: Callable[[], Awaitable[object]]) -> Any:
+    """The answer to a request that waits, when this has been done meanwhile."""
+
+    async def use() -> httpx.Response:
+        asking = asyncio.create_task(api.raw(method, path, headers={"authorization": f"Bearer {token}"}, **said))
+        await asyncio.sleep(0.3)
+        assert not asking.done()
+        await meanwhile()
+        return await asking
+
+    return api.run(use())
+
+
+def revoke(keys: Keys, token: str) -> None:
+    change(keys.path, lambda present: {**present, id_of(token): revoked(present[id_of(token)])})
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_who_waits_with_a_key_that_is_revoked_gets_no_job(home: str, keys: Keys, *, beats: bool) -> None:
+    """Neither one that comes the moment after, nor, where none comes, an answer as if it were good."""
+    with Api(home, keys_file=str(keys.path), beat="200ms" if beats else "10s") as api:
+        token = keys.make("work")
+
+        async def meanwhile() -> None:
+            revoke(keys, token)
+            if not beats:
+                await submit_later(api, keys, "default")
+
+        answer = waited(api, token, "POST", "/v1/claims", {"json": {"worker": "w", "wait": 40}}, meanwhile)
+        refused(answer, 401, "unauthorized")
+        if not beats:
+            assert len(work(api, keys.spare, "", "w", wait=40)["jobs"]) == 1
+
+
+def test_who_waits_for_a_job_with_a_key_that_is_revoked_does_not_see_it(api: Api, keys: Keys) -> None:
+    token = keys.make("read")
+    job_id = submit(api, keys, "default")
+
+    async def meanwhile() -> None:
+        revoke(keys, token)
+        await api.app.cancel(job_id)
+
+    answer = waited(api, token, "GET", f"/v1/jobs/{job_id}", {"params": {"wait": 40}}, meanwhile)
+    refused(answer, 401, "unauthorized")
+
+
+def test_a_limited_key_waits_for_queues_that_are_not_there_yet(api: Api, keys: Keys) -> None:
+    token = keys.make("work", queues=("mail.*",))
+
+    async def meanwhile() -> None:
+        await submit_later(api, keys, "secret")
+        await submit_later(api, keys, "mail.new")
+
+    answer = waited(api, token, "POST", "/v1/claims", {"json": {"worker": "w", "wait": 40}}, meanwhile)
+    assert [job["queue"] for job in answer.json()["jobs"]] == ["mail.new"]
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [({}, 1), ({"queues": {"*": 2}}, 2), ({"queues": ["mail.a", "mail.b"]}, 1), ({"limit": 3}, 3)],
+)
+def test_a_claim_brings_no_more_jobs_than_it_asks_for(api: Api, keys: Keys, said: Any, number: int) -> None:
+    token = keys.make("work", queues=("mail.*",))
+    for queue in ("mail.a", "mail.b", "mail.c", "mail.d"):
+        submit(api, keys, queue)
+    assert len(work(api, token, "", "w", **said)["jobs"]) == number

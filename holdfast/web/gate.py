@@ -13,7 +13,6 @@ from holdfast.web.addresses import Proxies, host_of, is_unforgeable, neighbourho
 from holdfast.web.callers import Caller, unauthorized
 from holdfast.web.key_usage import KeyUsage
 from holdfast.web.keyring import Keyring
-from holdfast.web.keys import Judged
 from holdfast.web.messages import Answer, Header, Refusal, Request
 from holdfast.web.origins import Origins
 from holdfast.web.rates import Rate
@@ -78,10 +77,9 @@ class Gate:
         scope = None if self._metrics_open and operation.group == METRICS else operation.scope
         if self._keyring is None or scope is None:
             return Caller(address=request.client)
-        shown = _shown_key(request)
-        found = self._keyring.find(shown)
+        found = self._keyring.find(_shown_key(request))
         if found is None:
-            raise self._unauthorized(request, self._keyring.judge(shown))
+            raise self._unauthorized(request)
         key_id, key = found
         self._usage.note(key_id)
         if self._by_key is not None:
@@ -97,11 +95,11 @@ class Gate:
         """Whether who was admitted would still be: their key was not revoked since, and has not run out."""
         return self._keyring is None or self._keyring.find(_shown_key(request)) is not None
 
-    def _unauthorized(self, request: Request, judged: Judged) -> Refusal:
+    def _unauthorized(self, request: Request) -> Refusal:
         taken = self._refused.take(neighbourhood(request.client))
         if not taken.allowed:
-            return self._refused.refusal(taken, "these are more refused keys than one address may show")
-        self._tell(request, judged.key_id or "nobody", judged.problem or "the key became good just now")
+            return self._refused.refusal(taken)
+        self._tell(request, "nobody", "no good key")
         return unauthorized()
 
     def _tell(self, request: Request, who: str, problem: str) -> None:

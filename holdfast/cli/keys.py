@@ -31,6 +31,8 @@ _COLUMNS = [
 ]
 _FILE = click.option("--file", metavar="FILE", help="The file of keys [keys_file].")
 _FILE_NEW = "keys.toml"
+_ID_MOST = 20
+_WHEN = 'give a time from now ("90d") or an instant to come ("2030-01-31T08:00:00Z")'
 
 
 @group("keys")
@@ -86,7 +88,7 @@ def keys_list(session: Session, *, file: str | None) -> None:
         print_json({"keys": documents})
         return
     names = ("id", "name", "scopes", "queues", "state", "expires_at", "used_at")
-    rows = [[each[name] for name in names] for each in documents]
+    rows = [[_state(each) if name == "state" else each[name] for name in names] for each in documents]
     print_table(_COLUMNS, [[", ".join(c) if isinstance(c, list) else c for c in row] for row in rows], empty="no keys")
 
 
@@ -97,9 +99,10 @@ def keys_list(session: Session, *, file: str | None) -> None:
 @click.pass_obj
 def keys_rotate(session: Session, *, key_id: str, overlap: str, file: str | None) -> None:
     """Give a key another secret and print it, this once; id, scopes and queues stay."""
-    from holdfast.web.keys import rotated
+    from holdfast.web.keys import id_in, rotated
     from holdfast.web.keys_file import change
 
+    key_id = id_in(key_id)
     told: list[Any] = []
 
     def decide(present: dict[str, Key]) -> Mapping[str, Key]:
@@ -108,6 +111,8 @@ def keys_rotate(session: Session, *, key_id: str, overlap: str, file: str | None
 
     change(_path(session, file), decide)
     _tell(session, key_id, told[0], told[1])
+    until = _dated(told[0].former_until)
+    note("the old secret is good no more" if until is None else f"the old secret is good until {until}")
 
 
 @keys.command("revoke", examples=["holdfast keys revoke k3vq7xna --file keys.toml"])
@@ -115,10 +120,14 @@ def keys_rotate(session: Session, *, key_id: str, overlap: str, file: str | None
 @_FILE
 @click.pass_obj
 def keys_revoke(session: Session, *, key_id: str, file: str | None) -> None:
-    """Let a key be good for nothing more; it stays in the list, for records name it."""
-    from holdfast.web.keys import revoked
+    """Let a key be good for nothing more; it stays in the list, for records name it.
+
+    A whole key will do for its id.
+    """
+    from holdfast.web.keys import id_in, revoked
     from holdfast.web.keys_file import change
 
+    key_id = id_in(key_id)
     change(_path(session, file), lambda present: {**present, key_id: revoked(_named(present, key_id))})
     if session.json:
         print_json({"id": key_id, "state": "revoked"})
@@ -136,18 +145,40 @@ def _path(session: Session, file: str | None) -> Path:
 
 
 def _named(present: Mapping[str, Key], key_id: str) -> Key:
-    if key_id not in present:
-        raise NotFound(f"there is no key {key_id[:100]}{nearest(key_id, present)}")
-    return present[key_id]
+    if key_id in present:
+        return present[key_id]
+    so_named = [each for each, key in present.items() if key.name == key_id]
+    if so_named:
+        raise NotFound(f"a name is no id; the id of {key_id} is {' or '.join(so_named)}")
+    told = key_id if len(key_id) <= _ID_MOST else "of that id"  # more could be a secret
+    raise NotFound(f"there is no key {told}; see `holdfast keys list`{nearest(key_id, present)}")
 
 
 def _expiry(text: str) -> datetime:
-    if text[:4].isdigit() and text[4:5] == "-":
-        return parse_instant(text, "expires")
-    span = parse_duration(text, "expires")
-    if not timedelta(0) < span <= timedelta(days=36_500):
-        raise Invalid("expires", text, 'give a time from now ("90d") or an instant ("2030-01-31T08:00:00Z")')
-    return datetime.now(UTC) + span
+    now = datetime.now(UTC)
+    is_date = text[:4].isdigit() and text[4:5] == "-"
+    at = parse_instant(text, "expires") if is_date else now + _span(text)
+    if at <= now:
+        raise Invalid("expires", text, _WHEN)
+    return at
+
+
+def _span(text: str) -> timedelta:
+    try:
+        span = parse_duration(text, "expires")
+    except Invalid:
+        raise Invalid("expires", text, _WHEN) from None
+    if span > timedelta(days=36_500):
+        raise Invalid("expires", text, _WHEN)
+    return span
+
+
+def _state(document: Mapping[str, Any]) -> str:
+    until = document["former_until"]
+    overlaps = (
+        until is not None and document["state"] == "active" and until > timestamp(microseconds(datetime.now(UTC)))
+    )
+    return f"{document['state']}, the old secret until {until}" if overlaps else str(document["state"])
 
 
 def _document(key_id: str, key: Key, used_at: datetime | None) -> dict[str, Any]:

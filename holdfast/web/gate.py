@@ -13,6 +13,7 @@ from holdfast.web.addresses import Proxies, host_of, is_unforgeable, neighbourho
 from holdfast.web.callers import Caller, unauthorized
 from holdfast.web.key_usage import KeyUsage
 from holdfast.web.keyring import Keyring
+from holdfast.web.keys import Judged
 from holdfast.web.messages import Answer, Header, Refusal, Request
 from holdfast.web.origins import Origins
 from holdfast.web.rates import Rate
@@ -77,9 +78,10 @@ class Gate:
         scope = None if self._metrics_open and operation.group == METRICS else operation.scope
         if self._keyring is None or scope is None:
             return Caller(address=request.client)
-        found = self._keyring.find(_shown_key(request))
+        shown = _shown_key(request)
+        found = self._keyring.find(shown)
         if found is None:
-            raise self._unauthorized(request)
+            raise self._unauthorized(request, self._keyring.judge(shown))
         key_id, key = found
         self._usage.note(key_id)
         if self._by_key is not None:
@@ -95,11 +97,11 @@ class Gate:
         """Whether who was admitted would still be: their key was not revoked since, and has not run out."""
         return self._keyring is None or self._keyring.find(_shown_key(request)) is not None
 
-    def _unauthorized(self, request: Request) -> Refusal:
+    def _unauthorized(self, request: Request, judged: Judged) -> Refusal:
         taken = self._refused.take(neighbourhood(request.client))
         if not taken.allowed:
-            return self._refused.refusal(taken)
-        self._tell(request, "nobody", "no good key")
+            return self._refused.refusal(taken, "these are more refused keys than one address may show")
+        self._tell(request, judged.key_id or "nobody", judged.problem or "the key became good just now")
         return unauthorized()
 
     def _tell(self, request: Request, who: str, problem: str) -> None:

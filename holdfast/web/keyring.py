@@ -9,7 +9,7 @@ from pathlib import Path
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.events import Events, KeysRead, KeysUnreadable
-from holdfast.web.keys import Key, good
+from holdfast.web.keys import Judged, Key, good, judged
 from holdfast.web.keys_file import Stamp, read_keys, stamp
 
 _AGAIN = 1.0  # seconds after which a broken file is read again, though nothing seems to have changed
@@ -44,6 +44,10 @@ class Keyring:
         keys = self.keys
         key_id = good(keys, token, datetime.now(UTC))
         return None if key_id is None else (key_id, keys[key_id])
+
+    def judge(self, token: str) -> Judged:
+        """What this token is, and what is wrong with it."""
+        return judged(self.keys, token, datetime.now(UTC))
 
     def _look(self) -> None:
         version = stamp(self._path)

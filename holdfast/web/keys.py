@@ -12,16 +12,17 @@ import re
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from holdfast.errors import Conflict, Invalid
-from holdfast.values import is_plain
+from holdfast.values import is_plain, nearest
 from holdfast.web.callers import EVERY_QUEUE, SCOPES, Scope
 from holdfast.web.messages import listed
 
+_WHOLE = re.compile(r"hf_([a-z2-7]{8})_")
 _TOKEN = re.compile(r"hf_([a-z2-7]{8})_([0-9a-f]{64})")
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 _PATTERN = re.compile(r"[a-z0-9._*?-]{1,64}")
@@ -86,8 +87,15 @@ def revoked(key: Key) -> Key:
     return msgspec.structs.replace(key, revoked_at=key.revoked_at or datetime.now(UTC))
 
 
-def good(keys: Mapping[str, Key], token: str, now: datetime) -> str | None:
-    """The id of the key that this token is; None: it is none, or none that is good now."""
+class Judged(NamedTuple):
+    """What a token is: the id of the key whose secret it has, or had, and what is wrong with it."""
+
+    key_id: str | None
+    problem: str | None
+
+
+def judged(keys: Mapping[str, Key], token: str, now: datetime) -> Judged:
+    """Whether this token is a key that is good now, and why not: for the log, never for who showed it."""
     found = _TOKEN.fullmatch(token)
     key_id, secret = found.groups() if found else ("", "")
     key = keys.get(key_id)
@@ -95,18 +103,37 @@ def good(keys: Mapping[str, Key], token: str, now: datetime) -> str | None:
     hashes = (_NOBODY, None) if key is None else (key.hash, key.former_hash)
     is_current = hmac.compare_digest(shown, hashes[0])
     is_former = hmac.compare_digest(shown, hashes[1] or _NOBODY)
-    if key is None or key.state(now) != "active":
-        return None
-    if is_former and key.former_until is not None and now < key.former_until:
-        return key_id
-    return key_id if is_current else None
+    if found is None:
+        return Judged(None, "no key was shown" if not token else "what was shown is no key")
+    if key is None:
+        return Judged(None, f"there is no key {key_id}")
+    if not (is_current or is_former):
+        return Judged(None, f"key {key_id} has another secret")
+    if (state := key.state(now)) != "active":
+        return Judged(key_id, f"the key is {state}")
+    if is_current or (key.former_until is not None and now < key.former_until):
+        return Judged(key_id, None)
+    return Judged(key_id, "the secret was rotated out")
+
+
+def good(keys: Mapping[str, Key], token: str, now: datetime) -> str | None:
+    """The id of the key that this token is; None: it is none, or none that is good now."""
+    key_id, problem = judged(keys, token, now)
+    return key_id if problem is None else None
+
+
+def id_in(said: str) -> str:
+    """The id, from itself or from a whole key: whoever found one that leaked has that."""
+    found = _WHOLE.match(said)
+    return found[1] if found else said
 
 
 def check_scopes(scopes: tuple[str, ...]) -> tuple[Scope, ...]:
     """These words as scopes."""
     for each in scopes:
         if each not in SCOPES:
-            raise Invalid("scope", each, f"there are these: {listed(SCOPES)}")
+            remedy = f"there are these: {listed(SCOPES)}; say --scope once for each{nearest(each, SCOPES)}"
+            raise Invalid("scope", each, remedy)
     if not scopes:
         raise Invalid("scope", "", f"give one or more of {listed(SCOPES)}")
     return tuple(each for each in SCOPES if each in scopes)

@@ -51,9 +51,9 @@ class Rate:
             (b"ratelimit", f'"{self.what}";r={taken.left};t={math.ceil(taken.wait)}'.encode()),
         )
 
-    def refusal(self, taken: Taken) -> Refusal:
+    def refusal(self, taken: Taken, detail: str = "") -> Refusal:
         """What is told where there was no token."""
         seconds = max(1, math.ceil(taken.wait))
-        detail = f"these are more requests than one {self.what} may make"
+        detail = detail or f"these are more requests than one {self.what} may make"
         retry = (b"retry-after", str(seconds).encode())
         return Refusal(429, "too_many_requests", detail, f"try again in {seconds} s", retry)

@@ -107,7 +107,7 @@ def test_who_was_refused_is_told_and_fills_no_file(audited: Audited) -> None:
     refused(ask(audited.api, None, "POST", "/v1/jobs", {}), 401, "unauthorized")
     refused(ask(audited.api, reader, "POST", "/v1/jobs", {}), 403, "forbidden")
     assert [(event.who, event.problem) for event in audited.told] == [
-        ("nobody", "no good key"),
+        ("nobody", "no key was shown"),
         (id_of(reader), "submit needs the scope submit"),
     ]
     assert audited.file.read_bytes() == b""

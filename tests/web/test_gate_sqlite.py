@@ -124,6 +124,7 @@ def test_bad_keys_make_an_address_wait_and_good_ones_never(tmp_path: Path) -> No
         assert front.statuses(1, "/v1/queues", headers=bad, peer="10.9.9.9") == [401]
         front.clock.advance(20)
         assert front.statuses(2, "/v1/queues", headers=bad) == [401, 429]
+        assert "refused keys" in front.ask("GET", "/v1/queues", headers=bad).json()["detail"]
 
 
 # ── addresses ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,12 +13,12 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.errors import ConfigError, Conflict, Invalid
-from holdfast.events import Events, KeysRead, KeysUnreadable
+from holdfast.events import Events, KeyRefused, KeysRead, KeysUnreadable
 from holdfast.web.asgi import OPERATIONS
 from holdfast.web.callers import SCOPES, Caller
 from holdfast.web.key_usage import read_usage, write_usage
 from holdfast.web.keyring import Keyring
-from holdfast.web.keys import good, mint, revoked, rotated
+from holdfast.web.keys import good, judged, mint, revoked, rotated
 from holdfast.web.keys_file import change, read_keys
 from holdfast.web.routing import Operation
 from tests.web.client import UNKNOWN_ID, Api
@@ -126,6 +126,44 @@ def test_whatever_is_wrong_with_a_key_the_answer_is_the_same(api: Api, keys: Key
 def test_the_file_holds_no_key(keys: Keys) -> None:
     secret = keys.make("submit").split("_")[2]
     assert secret not in keys.path.read_text()
+
+
+def test_the_log_says_which_key_was_refused_and_why() -> None:
+    now = datetime.now(UTC)
+    key_id, key, token = mint("a test's", ("read",), (), now + 9 * HOUR)
+    newer, other = rotated(key_id, key, HOUR)
+    newest, _ = rotated(key_id, newer, timedelta(0))
+    found = [
+        judged({key_id: newer}, other, now),
+        judged({key_id: newer}, token, now),
+        judged({key_id: newer}, token, now + 2 * HOUR),
+        judged({key_id: newer}, other, now + 9 * HOUR),
+        judged({key_id: revoked(newer)}, other, now + HOUR),
+        judged({key_id: newest}, token, now),
+        judged({}, token, now),
+        judged({key_id: key}, token[3:], now),
+        judged({key_id: key}, "", now),
+    ]
+    assert [tuple(each) for each in found] == [
+        (key_id, None),
+        (key_id, None),
+        (key_id, "the secret was rotated out"),
+        (key_id, "the key is expired"),
+        (key_id, "the key is revoked"),
+        (None, f"key {key_id} has another secret"),
+        (None, f"there is no key {key_id}"),
+        (None, "what was shown is no key"),
+        (None, "no key was shown"),
+    ]
+
+
+def test_a_revoked_key_that_is_shown_stands_in_the_log(api: Api, keys: Keys) -> None:
+    told: list[KeyRefused] = []
+    api.app.events.subscribe(told.append, KeyRefused)
+    token = keys.make("read")
+    change(keys.path, lambda present: {**present, id_of(token): revoked(present[id_of(token)])})
+    refused(ask(api, token, "GET", "/v1/queues"), 401, "unauthorized")
+    assert [(event.who, event.problem) for event in told] == [(id_of(token), "the key is revoked")]
 
 
 def test_an_expired_a_revoked_and_a_rotated_key() -> None:

@@ -25,6 +25,25 @@ def test_a_key_is_shown_once_and_listed_without_its_secret(cli: Cli) -> None:
     assert "revoked" in cli.fail("keys", "rotate", key_id, "--file", "keys.toml", code=1)
 
 
+def test_an_overlap_is_told(cli: Cli) -> None:
+    key_id = cli.run("keys", "create", "shop", "--scope", "read", "--file", "keys.toml").split("_")[1]
+    assert "old secret" not in cli.run("keys", "list", "--file", "keys.toml")
+    assert "the old secret is good until 2" in cli.invoke("keys", "rotate", key_id, "--file", "keys.toml").stderr
+    assert "active, the old secret until 2" in cli.run("keys", "list", "--file", "keys.toml")
+    words = ("rotate", key_id, "--overlap", "0s", "--file", "keys.toml")
+    assert "the old secret is good no more" in cli.invoke("keys", *words).stderr
+
+
+def test_a_key_that_leaked_is_revoked_by_itself_and_not_repeated(cli: Cli) -> None:
+    token = cli.run("keys", "create", "shop", "--scope", "read", "--file", "keys.toml").strip()
+    key_id, secret = token.split("_")[1:]
+    assert key_id in cli.fail("keys", "revoke", "shop", "--file", "keys.toml", code=1)
+    for wrong in (secret, f"hf_{key_id}{secret}", f"HF_{key_id}_{secret}"):
+        assert secret not in cli.fail("keys", "revoke", wrong, "--file", "keys.toml", code=1)
+    assert secret not in cli.fail("keys", "revoke", f"hf_aaaaaaaa_{secret}", "--file", "keys.toml", code=1)
+    assert cli.run("keys", "revoke", token, "--file", "keys.toml") == f"{key_id}: revoked\n"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [

@@ -87,16 +87,16 @@ class Feed:
         self._followers: set[Follower] = set()
         self._looking: asyncio.Task[None] | None = None
         self._told = Told()
-        self.mark: str | None = None
-        """Up to where everything was told; None: nobody looks."""
+        self.mark = ""
+        """Up to where everything was told to whoever follows."""
 
     @contextmanager
-    def follow(self) -> Iterator[Follower]:
-        """While this lasts, what happens is told to the follower."""
+    def follow(self, mark: str) -> Iterator[Follower]:
+        """While this lasts, what happens since the mark is told to the follower."""
         follower = Follower()
         self._followers.add(follower)
         if self._looking is None or self._looking.done():
-            self.mark, self._told = None, Told()
+            self.mark, self._told = mark, Told()
             self._looking = asyncio.create_task(self._look_on(), name="holdfast-feed")
         try:
             yield follower

@@ -94,7 +94,7 @@ class _Stream:
         while piece.more:
             piece = await self._after(piece)
             yield self._shown(piece) or _position(piece.mark)
-        with feed.follow() as follower:
+        with feed.follow(piece.mark) as follower:
             more = True
             while more:  # once more: what came before there was somebody to tell
                 piece = await self._after(piece)
@@ -113,8 +113,8 @@ class _Stream:
             if piece is not None and (shown := self._shown(piece)):
                 yield shown
                 beat_at = clock.monotonic() + _BEAT
-            elif clock.monotonic() >= beat_at and feed.mark is not None:
-                yield b": still here\n" + _position(feed.mark)
+            elif clock.monotonic() >= beat_at and not follower.late:
+                yield b": still here\n" + _position(feed.mark if piece is None else piece.mark)
                 beat_at = clock.monotonic() + _BEAT
 
     async def _after(self, piece: Endings) -> Endings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ import asyncpg
 from holdfast.clock import ManualClock
 from holdfast.job import Job, JobFilter, JobState
 from holdfast.store import Store
+from holdfast.stores.postgres.feed import Mark
 from holdfast.stores.postgres.links import parse_url
 from tests.conformance.support import Follower, ending, new_job, put, stored, take
 
@@ -81,6 +83,44 @@ async def test_who_ends_a_job_behind_a_savepoint_is_not_passed_by(store: Store, 
     (again,) = await take(store)
     await store.settle([ending(again, JobState.DEAD)])
     assert [(each.job_id, each.claims) for each in await follower.told()] == [(within.id, 2)]
+
+
+async def test_who_is_alone_on_the_server_and_commits_late_is_not_passed_by(store: Store, clock: ManualClock) -> None:
+    """A snapshot does not list the newest transaction while no later one is over."""
+    await put(store)
+    (job,) = await take(store, lease_for=timedelta(hours=1))
+    follower = await begun(store, clock)
+    async with connected(store) as link, link.transaction():
+        await complete(link, store, clock, job)
+        for _ in range(3):
+            clock.advance(60)
+            assert await follower.told() == []
+    assert ids(await follower.told()) == [job.id]
+
+
+async def test_who_begins_while_an_old_transaction_is_open_hears_of_its_endings(
+    store: Store, clock: ManualClock
+) -> None:
+    await put(store)
+    (job,) = await take(store, lease_for=timedelta(hours=1))
+    async with connected(store) as link, link.transaction():
+        await complete(link, store, clock, job)
+        clock.advance(timedelta(minutes=30).total_seconds())
+        follower = await begun(store, clock)
+    assert ids(await follower.told()) == [job.id]
+    assert await follower.told() == []
+
+
+async def test_a_transaction_is_known_by_its_begin(store: Store, clock: ManualClock) -> None:
+    """Else the first look of who follows went through an hour's endings."""
+    clock.advance(time.time() - clock() / 1e6)
+    async with connected(store) as link, link.transaction():
+        await link.execute(FOREIGN)
+        number = int(await link.fetchval("select pg_current_xact_id()::text"))
+        before = clock()
+        clock.advance(60)
+        seen = Mark.read((await begun(store, clock)).mark).seen
+    assert abs(seen.running[number] - before) < 30_000_000
 
 
 async def test_others_long_transactions_hold_up_nothing(store: Store, clock: ManualClock) -> None:

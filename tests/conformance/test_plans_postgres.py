@@ -115,7 +115,7 @@ CASES = [
     Case("insert_lone_job", (), {"ids": [f"00000000-0000-0000-0002-{0:012x}"], "payloads": ["{}"]}),
     Case("insert_keyed_jobs", ()),
     Case("key_owner", ("key_pkey(key)",)),
-    Case("key_owners", ("key_pkey(key)",)),
+    Case("key_owners", ("key_pkey(key)",), {"keys": ["a", "b"]}),
     Case("settle_succeeded", (BY_ID,), RUNNING),
     Case("settle_succeeded", (BY_ID,), RUNNING | {"results": None}),
     Case("settle_rest", (BY_ID,), RUNNING),
@@ -137,6 +137,7 @@ CASES = [
         {"recent": 1_000_000, "most": BATCH},
     ),
     Case("endings", ("job_ended(state, ended_at)", "attempt_setback(ended_at)"), FEED),
+    Case("transactions", (), {"top": 1 << 31}),
     Case(
         "endings",
         ("job_ended(state, ended_at)", "attempt_setback(ended_at)"),

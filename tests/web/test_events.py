@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import timedelta
+
 import pytest
 
+from holdfast import Holdfast
 from holdfast.lifecycle import Failed, Succeeded
-from tests.web.following import end, events, run, served
+from holdfast.web.feed import Feed
+from tests.web.following import PATIENCE, end, events, run, served
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -50,5 +55,23 @@ def test_every_ending_is_told_to_who_wants_it_and_after_a_break(home: str) -> No
                 while len(told_again) < 3:  # what ended within the second before the break may be told again
                     told_again += [each for each in await again.kinds(1) if each[1] not in [*ids, other]]
                 assert told_again == [("succeeded", job_id) for job_id in missed]
+
+    run(body)
+
+
+def test_what_ends_before_the_first_look_is_told(home: str) -> None:
+    """However long that look takes to begin: the store may be slow just then, or away."""
+
+    async def body() -> None:
+        async with Holdfast(home) as app:
+            store = await app.opened()
+            mark = (await store.endings(None, limit=1, within=timedelta(hours=1))).mark
+            job_id = (await app.enqueue("work", {})).id
+            await end(app, job_id, Succeeded())
+            await asyncio.sleep(1.1)  # some stores read the last second again anyhow
+            with Feed(app).follow(mark) as follower:
+                piece = await follower.next(PATIENCE)
+            assert piece is not None
+            assert [each.job_id for each in piece.endings] == [job_id]
 
     run(body)

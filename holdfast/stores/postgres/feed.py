@@ -20,7 +20,7 @@ from holdfast.stores.sql import STATES
 
 LAG_US = 10_000_000
 """How long after its begin a statement may get its transaction's number: as long as a statement may take."""
-_OPEN_US = 60_000_000  # how old a transaction may be that was open when a feed began
+_AHEAD_US = 60_000_000  # how far ahead of the clock a mark may be: somebody set it back
 _FIRST: Place = (0, "00000000-0000-0000-0000-000000000000", 0)
 _SNAPSHOT = r"\d{1,17}\.\d{1,18}(?:\.\d{1,18}-\d{1,17}){0,2000}"
 _MARK = re.compile(rf"({_SNAPSHOT})(?:~({_SNAPSHOT})~(\d{{1,17}})\.([0-9a-f-]{{36}})\.(\d{{1,18}}))?", re.ASCII)
@@ -96,17 +96,32 @@ class Feed:
     async def endings(self, after: str | None, *, limit: int, within: timedelta) -> Endings:
         """What became visible since a mark."""
         mark = None if after is None else Mark.read(after)
-        ((at, native),) = await self._links.fetch(self._sql["snapshot"])
-        top, running = _read_native(native)
-        if mark is None or _is_gap(mark.seen, at, top, within):
-            begin = Snapshot(at, top, dict.fromkeys(running, at - _OPEN_US))
+        ((at, number),) = await self._links.fetch(self._sql["number"])
+        if mark is None or _is_gap(mark.seen, at, number, within):
+            begin = await self._begun(at, number, at - within // MICROSECOND)
             return Endings(endings=[], mark=str(Mark(begin)), gap=mark is not None)
-        shown = mark.shown or mark.seen.followed_by(at, top, running)
+        shown = mark.shown or mark.seen.followed_by(at, *await self._running())
         found = await self._between(mark, shown, limit + 1)
         if len(found) > limit:
             going_on = Mark(mark.seen, shown, place_of(found[limit - 1]))
             return Endings(endings=_still_there(found[:limit]), mark=str(going_on), more=True)
         return Endings(endings=_still_there(found), mark=str(Mark(shown)))
+
+    async def _begun(self, at: int, number: int, earliest: int) -> Snapshot:
+        """From now on. A transaction has dated nothing before it began; where that is hidden from our role, or our
+        clock is another, nothing before ``earliest`` is looked for."""
+        starts = dict(await self._links.fetch(self._sql["transactions"], top=number))
+        top, running = await self._running()
+        older = {xid: starts.get(xid, earliest) for xid in running if xid < number}
+        known = {xid: max(earliest, start if start <= at else 0) for xid, start in older.items()}
+        return Snapshot(at, top, dict.fromkeys(running, at - LAG_US) | known)
+
+    async def _running(self) -> tuple[int, list[int]]:
+        """The next transaction's number, and the running ones. A snapshot does not list who has a higher number than
+        all that are over: so a number is taken before, and whoever is not listed got its own later."""
+        ((native,),) = await self._links.fetch(self._sql["snapshot"])
+        _, top, running = native.split(":")
+        return int(top), [int(xid) for xid in running.split(",") if xid]
 
     async def figures(self, *, recent: timedelta, most: int) -> Figures:
         """How many jobs there are, of each kind."""
@@ -129,8 +144,6 @@ class Feed:
 
     async def _between(self, mark: Mark, shown: Snapshot, limit: int) -> list[Ending]:
         seen, (at, job_id, claims) = mark.seen, mark.place
-        if (seen.top, seen.running.keys()) == (shown.top, shown.running.keys()):
-            return []  # nobody has written anything since
         rows = await self._links.fetch(
             self._sql["endings"],
             low=max(seen.low(shown), at),
@@ -145,15 +158,9 @@ class Feed:
         return [_ending(row) for row in rows]
 
 
-def _read_native(text: str) -> tuple[int, list[int]]:
-    """The next transaction's number, and the running ones, from a snapshot as PostgreSQL writes it."""
-    _, top, running = text.split(":")
-    return int(top), [int(xid) for xid in running.split(",") if xid]
-
-
-def _is_gap(seen: Snapshot, at: int, top: int, within: timedelta) -> bool:
+def _is_gap(seen: Snapshot, at: int, number: int, within: timedelta) -> bool:
     """Whether that is too long ago, or in no past of this server."""
-    return seen.top > top or not at - within // MICROSECOND <= seen.at <= at + _OPEN_US
+    return seen.top > number or not at - within // MICROSECOND <= seen.at <= at + _AHEAD_US
 
 
 def _still_there(found: list[Ending]) -> list[Ending]:

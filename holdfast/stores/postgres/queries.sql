@@ -670,8 +670,17 @@ select d.id::text from unnest(:ids::uuid[]) as d (id) left join holdfast.job j o
 where j.id is null or j.state + 0 >= 5;
 
 -- own: snapshot
--- Which transactions are over, and an instant before.
-select :now, pg_current_snapshot()::text;
+-- Which transactions are over.
+select pg_current_snapshot()::text;
+
+-- own: number
+-- A transaction's number that nobody else has, and an instant before: every lower one was given out by then.
+select :now, pg_current_xact_id()::text::bigint;
+
+-- own: transactions
+-- Of the running ones, as far as this role may see them, when each began.
+select holdfast.written_by(backend_xid, :top::bigint)::text::bigint, (extract(epoch from xact_start) * 1000000)::bigint
+from pg_stat_activity where backend_xid is not null and xact_start is not null;
 
 -- own: figures
 -- Of each index of states so many jobs at most, by what they have in common.

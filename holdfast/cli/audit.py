@@ -18,23 +18,28 @@ def audit() -> None:
     """Check the file in which the HTTP API records every call that changes something."""
 
 
-@audit.command("verify", examples=["holdfast audit verify audit.jsonl"])
+@audit.command(
+    "verify",
+    examples=["holdfast audit verify audit.jsonl", "holdfast audit verify audit.2.jsonl --after HASH_OF_AUDIT_1"],
+)
 @click.argument("file", metavar="FILE", required=False)
 @click.option("--expect", "expected", metavar="HASH", help="A hash noted earlier that must be in the chain.")
+@click.option("--after", metavar="HASH", default="", help="The last hash of the file that was put aside before.")
 @click.pass_obj
-def audit_verify(session: Session, *, file: str | None, expected: str | None) -> int:
+def audit_verify(session: Session, *, file: str | None, expected: str | None, after: str) -> int:
     """Follow the chain of hashes through the file [audit_file]; print how many lines it has, and the last hash.
 
-    Note that hash elsewhere: later, --expect HASH shows that nothing up to there was cut off or written anew.
+    Note that hash elsewhere: later, --expect HASH shows that nothing up to there was cut off or written anew. A file
+    that is not whole is told with exit code 1.
     """
-    from holdfast.observe.audit_file import verify
+    from holdfast.observe.audit_file import AuditBroken, verify
 
     path = file if file is not None else session.settings().audit_file
     if path is None:
         raise ConfigError("no audit file is named: give its path, or set audit_file")
-    found = verify(Path(path), expected)
+    found = verify(Path(path), expected, after)
     if not found.found:
-        raise ConfigError(f"audit_file: {path}: no entry has the hash {str(expected)[:64]}: entries are missing")
+        raise AuditBroken(f"{path}: no entry has the hash {str(expected)[:64]}: entries are missing")
     if session.json:
         print_json({"entries": found.entries, "last": found.last})
     else:

@@ -3,7 +3,8 @@
     {"hash": "…", "previous": "…", "entry": {…}}
 
 ``hash`` is the SHA-256 of ``previous`` and the entry's bytes. What is changed, taken out or put in between breaks the
-chain there. The last hash, kept elsewhere, also shows whether the end was cut off or the whole file made anew.
+chain there; a first line that follows one of an earlier file is told. The last hash, kept elsewhere, also shows whether
+the end was cut off or the whole file made anew.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.errors import ConfigError, Unavailable
+from holdfast.errors import ConfigError, HoldfastError, Unavailable
 
 ENTRY_MOST = 16 * 1024
 """Bytes of one entry."""
@@ -58,6 +59,12 @@ def chained(previous: str, entry: bytes) -> tuple[str, bytes]:
 
 
 # ── verifying ─────────────────────────────────────────────────────────────────────────────────────────────────────
+class AuditBroken(HoldfastError):
+    """A file that is not whole; it names the line."""
+
+    code = "audit_broken"
+
+
 class Verified(NamedTuple):
     """What a whole file says."""
 
@@ -66,20 +73,33 @@ class Verified(NamedTuple):
     found: bool  # whether the hash that was asked for is among them
 
 
-def verify(path: Path, wanted: str | None = None) -> Verified:
-    """Follow the chain from the first line to the last. ConfigError names the line where it breaks."""
-    entries, last, found = 0, "", wanted is None
+def verify(path: Path, wanted: str | None = None, after: str = "") -> Verified:
+    """Follow the chain from the first line to the last. AuditBroken names the line where it breaks.
+
+    ``after``: the last hash of the file before, where this one goes on with its chain.
+    """
+    entries, last, found = 0, after, wanted is None or (after != "" and wanted == after)
     try:
         with path.open("rb") as file:
             for number, text in enumerate(_lines(file), 1):
                 line = _checked(path, number, text)
-                if number > 1 and line.previous != last:
-                    raise _broken(path, number, "it does not follow the line before it")
+                if line.previous != last:
+                    raise _broken(path, number, _unfollowing(number, line.previous))
                 entries, last = number, line.hash
                 found = found or line.hash == wanted
     except OSError as error:
         raise ConfigError(f"audit_file: {path} cannot be read ({error.strerror})") from None
+    if not entries:
+        raise AuditBroken(f"{path} has no lines: nothing was recorded yet, or all of it was taken out")
     return Verified(entries, last, found)
+
+
+def _unfollowing(number: int, previous: str) -> str:
+    if number > 1:
+        return "it does not follow the line before it"
+    if not previous:
+        return "it follows nothing: a chain begins with it"
+    return f"it follows {previous[:64]}: say --after with that where a file before ends so, else lines are missing"
 
 
 def _lines(file: Any) -> Iterator[bytes]:
@@ -99,20 +119,49 @@ def _checked(path: Path, number: int, text: bytes) -> Line:
     return line
 
 
-def _broken(path: Path, number: int, why: str) -> ConfigError:
-    return ConfigError(f"audit_file: {path}:{number}: {why}")
+def _broken(path: Path, number: int, why: str) -> AuditBroken:
+    return AuditBroken(f"{path}:{number}: {why}")
 
 
 # ── adding ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def add(path: Path, entries: Sequence[bytes], previous: str, within: float) -> str:
+class Kept:
+    """The file that was written last, open: when it is put aside, others may have added to it."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+
+    def keep(self, descriptor: int) -> None:
+        """This is it now."""
+        if self._descriptor is not None and os.path.sameopenfile(self._descriptor, descriptor):
+            return
+        former, self._descriptor = self._descriptor, os.dup(descriptor)
+        if former is not None:
+            os.close(former)
+
+    def end(self, path: Path, successor: int, until: float) -> str:
+        """Its last hash, now that a new file comes after it; "" where none does, or it has none."""
+        if self._descriptor is None or os.path.sameopenfile(self._descriptor, successor):
+            return ""
+        _lock(path, self._descriptor, until)  # who still adds to it is let end
+        try:
+            return _end(path, self._descriptor)[1]
+        except ConfigError:  # spoiled: what we wrote last is the best that is known
+            return ""
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+
+def add(path: Path, entries: Sequence[bytes], previous: str, within: float, kept: Kept | None = None) -> str:
     """Add entries, all or none, and see them on disk; the last hash. OSError or ConfigError where that is not possible.
 
-    ``previous``: what the first entry of a new file follows. ``within``: seconds to wait for other processes.
+    ``previous``: what the first entry of a new file follows, unless ``kept`` knows better. ``within``: seconds to wait
+    for other processes.
     """
-    with _locked(path, time.monotonic() + within) as descriptor:
+    until = time.monotonic() + within
+    with _locked(path, until) as descriptor:
         size, last, torn = _end(path, descriptor)
         if size == 0:
-            last = previous
+            last = (kept.end(path, descriptor, until) if kept is not None else "") or previous
         lines: list[bytes] = []
         for entry in [*([_encode(Torn(torn))] if torn else []), *entries]:
             last, line = chained(last, entry)
@@ -126,6 +175,8 @@ def add(path: Path, entries: Sequence[bytes], previous: str, within: float) -> s
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, size)
             raise
+        if kept is not None:
+            kept.keep(descriptor)
         return last
 
 
@@ -146,7 +197,10 @@ def _locked(path: Path, until: float) -> Iterator[int]:
             _lock(path, descriptor, until)
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_ino == os.fstat(descriptor).st_ino:
-                    yield descriptor
+                    try:
+                        yield descriptor
+                    finally:
+                        fcntl.flock(descriptor, fcntl.LOCK_UN)  # one that is kept is locked no longer
                     return
 
 
@@ -180,13 +234,17 @@ def _end(path: Path, descriptor: int) -> tuple[int, str, int]:
     whole, newline, torn = tail.rpartition(b"\n")
     if not newline:
         if len(torn) < size:
-            raise _broken(path, 0, "its end is no line of an audit file")
+            raise _no_audit_file(path)
         return 0, "", len(torn)
     text = whole.rpartition(b"\n")[2] + b"\n"
     try:
         return size - len(torn), _decode(text).hash, len(torn)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise ConfigError(f"audit_file: {path}: its end is no line of an audit file; put it aside") from None
+        raise _no_audit_file(path) from None
+
+
+def _no_audit_file(path: Path) -> ConfigError:
+    return ConfigError(f"audit_file: {path}: its end is no line of an audit file; put it aside")
 
 
 def _write(descriptor: int, content: bytes) -> None:
@@ -210,6 +268,7 @@ class AuditFile:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._last = ""
+        self._kept = Kept()
 
     async def add(self, entry: bytes) -> None:
         """Add an entry and see it on disk; Unavailable where that takes too long or is not possible."""
@@ -251,7 +310,7 @@ class AuditFile:
 
     def _add(self, entries: Sequence[bytes]) -> Exception | None:
         try:
-            self._last = add(self._path, entries, self._last, self._within)
+            self._last = add(self._path, entries, self._last, self._within, self._kept)
         except OSError as error:
             return Unavailable(f"{self._path} cannot be written: {error.strerror or error}")
         except ConfigError as error:

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.events import ApiChange, ApiSubmission, AuditFailed, KeyRefused
-from holdfast.observe.audit_file import AuditFile, add, verify
+from holdfast.observe.audit_file import AuditBroken, AuditFile, add, chained, verify
 from tests.faces.cli import ROOT, Cli
 from tests.web.client import UNKNOWN_ID, Api
 from tests.web.keyed import Keys, ask, id_of, refused
@@ -184,8 +184,20 @@ def test_what_is_changed_taken_out_or_put_in_breaks_the_chain(tmp_path: Path) ->
     }
     for place, said in tampered.items():
         path.write_bytes(b"".join(said))
-        with pytest.raises(ConfigError, match=f":{place}: "):
+        with pytest.raises(AuditBroken, match=f":{place}: "):
             verify(path)
+    path.write_bytes(b"".join(lines[3:]))  # taken out at the front
+    before = json.loads(lines[2])["hash"]
+    for wanted in (None, whole.last):
+        with pytest.raises(AuditBroken, match=f":1: it follows {before}: say --after"):
+            verify(path, wanted)
+    assert verify(path, before, before).found
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(AuditBroken, match=":1: it follows nothing"):
+        verify(path, after=before)
+    path.write_bytes(b"")
+    with pytest.raises(AuditBroken, match="no lines"):
+        verify(path)
     path.write_bytes(b"".join(lines[:4]))  # the end cut off: whole in itself
     assert verify(path).entries == 4
     assert not verify(path, whole.last).found
@@ -211,6 +223,42 @@ def test_a_file_that_was_put_aside_is_followed_by_one_that_goes_on(tmp_path: Pat
     asyncio.run(use())
     first = json.loads((tmp_path / "audit.1").read_text())
     assert json.loads((tmp_path / "audit.jsonl").read_text())["previous"] == first["hash"]
+
+
+def test_a_file_that_several_had_is_followed_by_one_that_goes_on_behind_its_last_line(tmp_path: Path) -> None:
+    path, aside = tmp_path / "audit.jsonl", tmp_path / "audit.1"
+
+    async def use() -> None:
+        file, other = AuditFile(path), AuditFile(path)
+        for each in (file, other, other):
+            await each.add(b"{}")
+        path.rename(aside)
+        for each in (file, other, file):
+            await each.add(b"{}")
+
+    asyncio.run(use())
+    assert verify(path, after=verify(aside).last).entries == 3
+
+
+def test_who_still_adds_to_a_file_put_aside_is_waited_for(tmp_path: Path) -> None:
+    path, aside = tmp_path / "audit.jsonl", tmp_path / "audit.1"
+
+    async def use() -> None:
+        file = AuditFile(path, within=30)
+        await file.add(b"{}")
+        with path.open("r+b") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            path.rename(aside)
+            adding = asyncio.create_task(file.add(b"{}"))
+            while not path.exists():  # noqa: ASYNC110 - the file is made by a thread
+                await asyncio.sleep(0.01)
+            first = json.loads(other.readline())["hash"]
+            other.write(chained(first, b"{}")[1])
+        await adding
+
+    asyncio.run(use())
+    assert verify(aside).entries == 2
+    assert verify(path, after=verify(aside).last).entries == 1
 
 
 def test_several_processes_add_to_one_chain(tmp_path: Path) -> None:
@@ -250,7 +298,9 @@ def test_the_command_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     cli, last = Cli(tmp_path), json.loads(lines[-1])["hash"]
     assert cli.run("audit", "verify", "audit.jsonl") == f"5 lines, whole; the last hash is {last}\n"
     assert cli.json("audit", "verify", "audit.jsonl", "--expect", last) == {"entries": 5, "last": last}
-    assert "missing" in cli.fail("audit", "verify", "audit.jsonl", "--expect", "0" * 64, code=78)
+    assert "missing" in cli.fail("audit", "verify", "audit.jsonl", "--expect", "0" * 64, code=1)
     (tmp_path / "audit.jsonl").write_bytes(b"".join(lines[1:3] + lines[4:]))
-    assert ":3: " in cli.fail("audit", "verify", "audit.jsonl", code=78)
+    first = json.loads(lines[0])["hash"]
+    assert f":1: it follows {first}" in cli.fail("audit", "verify", "audit.jsonl", code=1)
+    assert "audit.jsonl:3: " in cli.fail("audit", "verify", "audit.jsonl", "--after", first, code=1)
     assert "audit_file" in cli.fail("audit", "verify", code=78)

@@ -84,7 +84,7 @@ class Course:
             await self.kill()
             raise Broken(f"it had not ended after {self._patience:g} s, with a grace of {GRACE} s") from None
         if code:
-            raise Broken(f"it ended with exit code {code}")
+            raise Broken(f"expected exit code 0, got {code}")
         if left := await self.app.workers():
             raise Broken(f"it ended and did not leave: {left[0].pulse.worker} is still listed")
 
@@ -118,7 +118,7 @@ class Course:
         job = await self.app.get(job_id)
         if job.state not in states:
             told = f" ({job.reason}: {job.error})" if job.error else ""
-            raise Broken(f"the job is {job.state}{told}, not {' or '.join(states)}")
+            raise Broken(f"expected the job {' or '.join(states)}, got {job.state}{told}")
         return job
 
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
 import click
 
+from holdfast import Holdfast
 from holdfast.cli.base import command
-from holdfast.cli.session import Session
+from holdfast.cli.session import Session, store_of
 from holdfast.cli.show import note
+from holdfast.errors import Unavailable
 
 
 @command("api", examples=["holdfast api", "holdfast api --app shop.jobs:app --port 8080"])
@@ -24,10 +31,22 @@ def api(session: Session, *, api_host: str | None, api_port: str | None, exposed
     from holdfast.web.serve import serve
 
     app = session.load(api_host=api_host, api_port=api_port)
-    for warning in app.settings.warnings:
+    for warning in (*app.settings.warnings, *_warnings(app)):
         note(f"warning: {warning}")
     finish_logs = configure_logs(app.settings, app.events)
     try:
         return serve(app, app.settings, exposed=exposed)
     finally:
         finish_logs()
+
+
+def _warnings(app: Holdfast) -> Iterator[str]:
+    """What is allowed, and seldom what was meant."""
+    from holdfast.web.keys_file import read_keys
+
+    with contextlib.suppress(Unavailable):  # that is no reason not to start
+        if asyncio.run(app.new_store().absent()) is not None:
+            yield f"this makes a new database: {store_of(app)} (url from {app.settings.source('url')})"
+    file = app.settings.keys_file
+    if file is not None and not read_keys(Path(file)):
+        yield f"{file} has no key, so that nobody may come in: `holdfast keys create` makes keys"

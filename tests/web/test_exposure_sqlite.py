@@ -44,6 +44,17 @@ def test_without_a_name_of_its_own_it_is_not_called(tmp_path: Path) -> None:
         assert client.get("/health").status_code == 200
 
 
+def test_what_was_hardly_meant_is_remarked_on(tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").touch(0o600)
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    for remark in (f"makes a new database: {url} (url from", "keys.toml has no key"):
+        with Served(tmp_path, url, keys_file="keys.toml") as served:
+            assert any(remark in line["event"] for line in served.lines), served.lines
+            assert served.line("api_started")["store"] == url
+            assert served.stop() == 0
+    assert not any("new database" in line["event"] for line in served.lines)
+
+
 BROKEN = """
 import sys
 import uvicorn

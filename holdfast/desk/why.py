@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from fnmatch import fnmatchcase
 from typing import Annotated
 
 import msgspec
@@ -13,11 +14,10 @@ from msgspec import Meta
 
 from holdfast.app import Holdfast
 from holdfast.desk.words import clip, many, moment, span
-from holdfast.errors import Invalid
 from holdfast.executors.policy import COMMAND
 from holdfast.job import Job, JobFilter, JobState, Order, Pulse, Reason, WorkerInfo
 from holdfast.store import Store
-from holdfast.values import nearest, parse_queues
+from holdfast.values import nearest
 
 _ELSEWHERE = (
     "start a worker whose application has it, and let applications on one store have queues of their own: "
@@ -48,6 +48,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     ahead: int = 0  # ready jobs of its queue that go first
     exact: bool = True  # or at most that many
     deaf: bool = False  # what carries the wake-ups of its queue cannot be reached
+    discreet: bool = False  # who asks may know nothing of other queues
 
     @property
     def alive(self) -> list[WorkerInfo]:
@@ -103,14 +104,9 @@ async def _ahead(store: Store, job: Job) -> tuple[int, bool]:
 
 
 def serves(worker: WorkerInfo, queue: str) -> bool:
-    """Whether this worker takes jobs of the queue."""
-    if worker.order is not Order.NONE:
-        return False
-    try:
-        queues = parse_queues(worker.pulse.queues)
-    except Invalid:
-        return False
-    return queue in queues or "*" in queues
+    """Whether this worker takes jobs of the queue. One whose key is limited says patterns."""
+    names = [name.partition(":")[0].strip() for name in worker.pulse.queues.split(",")]
+    return worker.order is Order.NONE and any(fnmatchcase(queue, name) for name in names)
 
 
 def explain(job: Job, known: Known) -> Iterator[Because]:
@@ -205,7 +201,7 @@ def _obstacles(job: Job, known: Known) -> Iterator[Because]:
     yield from _unknown_task(job, known)
     if not any(serves(worker, job.queue) for worker in known.alive):
         others = ""
-        if known.alive:
+        if known.alive and not known.discreet:
             does = "serves other queues or is" if len(known.alive) == 1 else "serve other queues or are"
             others = f"; {many(len(known.alive), 'living worker')} {does} stopping"
         text = f"no living worker serves queue {job.queue}{others}"
@@ -240,10 +236,8 @@ def _in_line(job: Job, known: Known) -> Iterator[Because]:
         yield Because("suspect", text, "look in the workers' logs for what happened to the last attempt")
     serving = _serving(job, known)
     if serving and all(worker.pulse.running >= worker.pulse.concurrency for worker in serving):
-        busy = sum(worker.pulse.running for worker in serving)
-        yield Because(
-            "busy", f"every worker of its queue is busy, with {busy} jobs", "start more, or raise --concurrency"
-        )
+        busy = "" if known.discreet else f", with {many(sum(worker.pulse.running for worker in serving), 'job')}"
+        yield Because("busy", f"every worker of its queue is busy{busy}", "start more, or raise --concurrency")
     if known.ahead:
         number = ("" if known.exact else "up to ") + many(known.ahead, "job")
         text = f"it waits behind {number} of queue {job.queue}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -179,10 +180,16 @@ def lease_for(call: Call) -> timedelta:
     return asked
 
 
+def _shown_queues(call: Call, names: Iterable[str]) -> str:
+    """The queues of a worker for who lists workers: a star stands for its key's."""
+    shown = {each for name in names for each in (call.caller.queues if name == EVERY else [name])}
+    return ",".join(sorted(shown))
+
+
 def pulse_of(call: Call, said: About, queues: str | None = None) -> Pulse:
     """What is kept of a worker; what it does not say is what this process knows."""
     known = call.fleet.known(worker_of(call))
-    known.queues = queues or known.queues
+    known.queues = queues or known.queues or ",".join(call.caller.queues)
     return Pulse(
         worker=worker_of(call),
         host=said.host,
@@ -203,7 +210,7 @@ async def claim(call: Call) -> Answer:
     limit = call.body.get("limit") or min(LIMIT_MOST, sum(each or 0 for each in slots.values())) or 1
     wants = {name: limit if each is None else each for name, each in slots.items()}
     ask = _ask(call, await own_wants(call, wants), limit, said)
-    pulse = pulse_of(call, said, ",".join(sorted(slots)))
+    pulse = pulse_of(call, said, _shown_queues(call, slots))
     await call.fleet.sweep()
     order = await _heard(call, pulse, ask.lease_for)
     if order is Order.STOP or not any(wants.values()):

@@ -32,7 +32,7 @@ class Known:
     __slots__ = ("beaten_at", "failed", "order", "queues", "succeeded")
 
     def __init__(self) -> None:
-        self.queues = "*"
+        self.queues = ""  # not said yet
         self.succeeded = 0
         self.failed = 0
         self.beaten_at: float | None = None

@@ -20,6 +20,7 @@ from holdfast.web.rates import Rate
 from holdfast.web.routing import METRICS, Operation
 
 _HSTS: Header = (b"strict-transport-security", b"max-age=31536000")
+_LIVE = ("health", "live")  # a liveness probe is answered however many others ask: else the process would be ended
 
 
 class Gate:
@@ -59,7 +60,7 @@ class Gate:
             request.added.append(_HSTS)
         if self._checks_hosts:
             self._check_host(request)
-        if self._by_address is not None:
+        if self._by_address is not None and request.segments != _LIVE:
             _take(self._by_address, neighbourhood(request.client), request)
         return self._origins.preflight(request)
 

@@ -159,7 +159,8 @@ async def lines(call: Call) -> Answer:
 async def why(call: Call) -> Answer:
     """Why a job is where it is."""
     job = await find_job(call, call.path["job_id"])
-    reasons = list(explain(call.redaction.job(job), await known(call.app, job)))
+    seen = msgspec.structs.replace(await known(call.app, job), discreet=call.caller.limited)
+    reasons = list(explain(call.redaction.job(job), seen))
     return document(200, Reasons(id=job.id, state=job.state, reasons=reasons))
 
 

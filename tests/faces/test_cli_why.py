@@ -140,6 +140,18 @@ def test_workers_of_other_queues_are_counted_in_words() -> None:
     assert reason.text == "no living worker serves queue mail; 1 living worker serves other queues or is stopping"
 
 
+def test_who_may_know_nothing_of_other_queues_is_told_of_none() -> None:
+    (reason,) = explain(_job(JobState.QUEUED), Known(now_us=NOW, workers=(_worker("other"),), discreet=True))
+    assert reason.text == "no living worker serves queue mail"
+    busy = Known(now_us=NOW, workers=(_worker("*", running=2),), discreet=True)
+    assert next(each.text for each in explain(_job(JobState.QUEUED), busy)) == "every worker of its queue is busy"
+
+
+def test_a_worker_of_a_limited_key_serves_what_its_patterns_say() -> None:
+    assert serves(_worker("mail.*,news"), "mail.in")
+    assert not serves(_worker("mail.*,news"), "secret")
+
+
 def test_a_worker_that_was_killed_is_missed_at_once(cli: Cli) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

@@ -160,3 +160,31 @@ def test_a_claim_brings_no_more_jobs_than_it_asks_for(api: Api, keys: Keys, said
     for queue in ("mail.a", "mail.b", "mail.c", "mail.d"):
         submit(api, keys, queue)
     assert len(work(api, token, "", "w", **said)["jobs"]) == number
+
+
+def test_a_limited_key_s_worker_is_listed_with_its_queues_and_counts_for_no_other(api: Api, keys: Keys) -> None:
+    token = keys.make("work", "read", queues=("mail.*", "news"))
+    work(api, token, "/extend", "early", leases=[])
+    work(api, token, "", "w", concurrency=1, running=1)
+    listed = ask(api, keys.spare, "GET", "/v1/workers").json()["workers"]
+    assert {each["queues"] for each in listed} == {"mail.*,news"}
+
+    def codes(token: str, queue: str) -> list[str]:
+        job_id = submit(api, keys, queue)
+        return [each["code"] for each in ask(api, token, "GET", f"/v1/jobs/{job_id}/why").json()["reasons"]]
+
+    assert "no_worker" in codes(keys.spare, "secret")
+    assert "no_worker" not in codes(token, "mail.in")
+
+
+def test_why_tells_a_limited_key_no_numbers_of_all_queues(api: Api, keys: Keys) -> None:
+    token = keys.make("read", queues=("mail",))
+    job_id = submit(api, keys, "mail")
+    work(api, keys.spare, "", "w", queues={"other": 1}, concurrency=7, running=7)
+
+    def text() -> str:
+        return str(ask(api, token, "GET", f"/v1/jobs/{job_id}/why").json()["reasons"][0]["text"])
+
+    assert text() == "no living worker serves queue mail"
+    work(api, keys.spare, "", "w2", queues={"other": 1, "mail": 0}, concurrency=7, running=7)
+    assert text() == "every worker of its queue is busy"

@@ -101,6 +101,7 @@ def test_an_address_has_a_rate(tmp_path: Path) -> None:
         assert refused(answers[-1], 429, "too_many_requests")["remedy"] == "try again in 1 s"
         assert answers[-1].headers["retry-after"] == "1"
         assert front.statuses(1, peer="10.1.1.2") == [200]
+        assert front.statuses(5, "/health/live") == [200] * 5
         front.clock.advance(1)
         assert front.statuses(3) == [200, 200, 429]
 

@@ -146,7 +146,7 @@ class RetryUnreadable(Event, frozen=True, kw_only=True, gc=False):
 
 
 class TaskUnknown(Event, frozen=True, kw_only=True, gc=False):
-    """The application of this worker does not have the task of a job it took: told once for each name."""
+    """The application of this worker, or of this API, lacks the task of a job it took: told once for each name."""
 
     name: ClassVar[str] = "task_unknown"
     level: ClassVar[str] = "warning"

@@ -11,7 +11,7 @@ from holdfast import Holdfast, JobState
 from holdfast.cli.base import command
 from holdfast.cli.choosing import check_choice, filter_options, operate_on_all
 from holdfast.cli.session import Session
-from holdfast.cli.show import print_json
+from holdfast.cli.show import note, print_json
 from holdfast.cli.submitting import read_payload
 from holdfast.desk.choosing import Filters
 from holdfast.desk.deeds import CANCEL, DELETE, Deed, Turns, by_state, replaying
@@ -142,7 +142,14 @@ def carry_out(
             turns.passed(len(operated.changed))
         else:
             operated = operate_on_all(next_slice, by_state(app.block(filters.build(app)), deed.legal))
+            if not operated.changed:
+                _note_unused(app, filters.queue)
         return print_operated(session, operated, deed, turns)
+
+
+def _note_unused(app: Holdfast, queue: str | None) -> None:
+    if queue is not None and not app.sync.count(JobFilter(queue=queue)):
+        note(f"no job is kept of queue {queue}; see `holdfast queue list` if the name should be another")
 
 
 def _count(session: Session, app: Holdfast, deed: Deed, ids: tuple[str, ...], filters: Filters) -> int:
@@ -150,6 +157,8 @@ def _count(session: Session, app: Holdfast, deed: Deed, ids: tuple[str, ...], fi
         number = sum(app.sync.get(each).state in deed.legal for each in ids)
     else:
         number = sum(app.sync.count(where) for where in by_state(app.block(filters.build(app)), deed.legal))
+        if not number:
+            _note_unused(app, filters.queue)
     turns = Turns(deed)
     turns.passed(number)
     if session.json:

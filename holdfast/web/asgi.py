@@ -39,6 +39,7 @@ from holdfast.web.meter import Meter
 from holdfast.web.openapi import with_description
 from holdfast.web.problems import RETRY_AFTER, answer_to
 from holdfast.web.routing import Call, Operation, Routes
+from holdfast.web.strangers import Strangers
 from holdfast.web.streaming import send_stream
 
 OPERATIONS = with_description(
@@ -97,6 +98,7 @@ class Api:
         self._routes = Routes(OPERATIONS)
         self._fleet = Fleet(app)
         self._feeds = Feeds(app)
+        self._strangers = Strangers(app)
         self._halls: WeakKeyDictionary[asyncio.AbstractEventLoop, Hall] = WeakKeyDictionary()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
@@ -166,6 +168,7 @@ class Api:
             meter=self._meter,
             hall=self._hall(),
             feeds=self._feeds,
+            strangers=self._strangers,
             still=lambda: self._gate.still_good(request),
             redaction=self._redaction,
             request=request,

@@ -19,6 +19,7 @@ from holdfast.web.fleet import Fleet
 from holdfast.web.hall import Hall
 from holdfast.web.messages import Answer, Refusal, Request, listed
 from holdfast.web.meter import Meter
+from holdfast.web.strangers import Strangers
 
 _UNTOLD = msgspec.Raw(b"{}")
 METRICS = "Metrics"
@@ -33,6 +34,7 @@ class Call(msgspec.Struct, kw_only=True):
     meter: Meter
     hall: Hall
     feeds: Feeds
+    strangers: Strangers
     still: Callable[[], bool]  # whether who asks may still ask
     redaction: Redaction
     request: Request

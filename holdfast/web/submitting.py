@@ -18,7 +18,19 @@ from holdfast.retry import Retry
 from holdfast.task.codec import Said
 from holdfast.values import KEY_LIMIT, check_task_name
 from holdfast.web.examples import JOB
-from holdfast.web.fields import NAME_PATTERN, TASK_PATTERN, Field, Form, an_object, array_of, as_it_is, key, tag, text
+from holdfast.web.fields import (
+    NAME_PATTERN,
+    TASK_PATTERN,
+    Field,
+    Form,
+    an_object,
+    array_of,
+    as_it_is,
+    key,
+    named_as_said,
+    tag,
+    text,
+)
 from holdfast.web.messages import Answer, Request, document
 from holdfast.web.ownership import stored
 from holdfast.web.routing import Call, Operation, Told
@@ -160,6 +172,7 @@ async def submit(call: Call) -> Answer:
         raise Invalid(KEY_HEADER, Said("nothing"), "send one; the settings require it", "was given", code="missing")
     asked = draft(call.app, call.body, key=key)
     handle, job = await stored(call, [asked], lambda: _submitted(call.app, asked), lambda told: [told[0]])
+    call.strangers.note([asked])
     location = (b"location", b"/v1/jobs/" + handle.id.encode())
     told = SubmittedJob(**msgspec.structs.asdict(call.shown(job, own=handle.created)), wake_up=_wake_up(handle))
     return document(201 if handle.created else 200, told, location)
@@ -230,11 +243,8 @@ def draft(app: Holdfast, said: Mapping[str, Any], path: str = "", key: str | Non
     options = SUBMISSION.read(said, path)
     if key is not None:
         options["key"] = key
-    try:
+    with named_as_said(path):
         return app.draft(options.pop("type"), options.pop("payload"), **options)
-    except Invalid as error:
-        error.args, error.field = (path + str(error),), path + error.field
-        raise
 
 
 async def submit_batch(call: Call) -> Answer:
@@ -248,6 +258,7 @@ async def submit_batch(call: Call) -> Answer:
             remedy = "give one; the settings require it"
             raise Invalid(f"jobs[{place}].key", Said("nothing"), remedy, "was given", code="missing")
     handles = await stored(call, jobs, lambda: call.app.enqueue_many(jobs, batch=BATCH_MOST), list)
+    call.strangers.note(jobs)
     told = StoredBatch([Stored(handle.id, handle.created, _wake_up(handle)) for handle in handles])
     return document(201 if any(handle.created for handle in handles) else 200, told)
 

@@ -149,3 +149,10 @@ def test_pausing_a_queue_nobody_used_says_so(cli: Cli) -> None:
     result = cli.invoke("queue", "pause", "nosuch")
     assert (result.exit_code, result.stdout) == (0, "nosuch: paused\n")
     assert "no job is kept of queue nosuch so far" in result.stderr
+
+
+def test_a_queue_that_nobody_uses_is_remarked_on(cli: Cli) -> None:
+    cli.dead("--queue", "mail")
+    for words in (("dlq", "replay"), ("dlq", "replay", "--dry-run"), ("cancel",), ("delete",)):
+        assert "no job is kept of queue mial" in cli.invoke(*words, "--queue", "mial").stderr
+        assert "queue" not in cli.invoke(*words[:2], "--queue", "mail", "--dry-run").stderr

@@ -1,0 +1,31 @@
+"""Submissions of tasks that the application of this API does not have: taken, and told once for each name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.app import Holdfast
+from holdfast.events import TaskUnknown
+from holdfast.executors.policy import COMMAND
+from holdfast.job import NewJob
+from holdfast.values import nearest
+
+_TOLD = 100  # names that are told: who submits may make up any number
+
+
+class Strangers:
+    """One for each ``Api``. Another application, or a worker over HTTP, may have the task: nobody is refused."""
+
+    def __init__(self, app: Holdfast) -> None:
+        self._app = app
+        self._told: set[str] = set()
+
+    def note(self, jobs: Iterable[NewJob]) -> None:
+        """These jobs were submitted."""
+        known = self._app.registry
+        for job in jobs if len(known) else ():
+            if job.task not in known and job.task not in self._told and job.task != COMMAND and len(self._told) < _TOLD:
+                self._told.add(job.task)
+                close = nearest(job.task, known.names())
+                remedy = f"see that a worker has it: the application of this API does not{close}"
+                self._app.events.emit(TaskUnknown(job_id=job.id, job_type=job.task, queue=job.queue, remedy=remedy))

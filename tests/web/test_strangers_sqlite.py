@@ -1,0 +1,31 @@
+"""Tasks that the application of an API does not have: taken, and told once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.events import TaskUnknown
+from tests.web.client import JSON, Api
+
+
+def _submit(api: Api, *types: str) -> None:
+    jobs: list[dict[str, Any]] = [{"type": each, "payload": {}} for each in types]
+    assert api.ask("POST", "/v1/jobs", json=jobs[0], headers=JSON).status_code == 201
+    assert api.ask("POST", "/v1/jobs/batch", json={"jobs": jobs}, headers=JSON).status_code == 201
+
+
+def test_a_task_that_the_application_lacks_is_taken_and_told_once(tmp_path: Path) -> None:
+    with Api(f"sqlite:///{tmp_path}/jobs.db") as api:
+        told: list[TaskUnknown] = []
+        api.app.events.subscribe(told.append, TaskUnknown)
+        _submit(api, "mail.sent", "other")  # an application without tasks knows nothing of them
+        assert told == []
+        api.app.task("mail.send")(print_nothing)
+        _submit(api, "mail.sent", "other", "mail.send")
+        assert [event.job_type for event in told] == ["mail.sent", "other"]
+        assert "did you mean mail.send?" in told[0].remedy
+
+
+async def print_nothing() -> None:
+    """What ``mail.send`` does."""

@@ -143,9 +143,11 @@ class Feeds:
         """Count one more stream of this caller; Refusal where there are too many. Its name is for ``leave``."""
         settings = self._app.settings
         name = caller.key or caller.address
-        if self._streams.total() >= settings.event_streams or self._streams[name] >= settings.event_streams_per_key:
-            told = (b"retry-after", b"10")
-            raise Refusal(429, "too_many_streams", "there are too many event streams", "close one first", told)
+        for limit, there in (("event_streams", self._streams.total()), ("event_streams_per_key", self._streams[name])):
+            if there >= (most := getattr(settings, limit)):
+                told = (b"retry-after", b"10")
+                detail = f"there are {most} event streams already, as many as the setting {limit} allows"
+                raise Refusal(429, "too_many_streams", detail, "close one first", told)
         self._streams[name] += 1
         return name
 

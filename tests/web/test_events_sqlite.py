@@ -104,9 +104,10 @@ def test_streams_share_one_look_at_the_store(home: str, monkeypatch: pytest.Monk
     assert len(set(looks)) == 1
 
 
-def test_too_many_streams_are_refused(home: str) -> None:
+@pytest.mark.parametrize("limit", ["event_streams", "event_streams_per_key"])
+def test_too_many_streams_are_refused(home: str, limit: str) -> None:
     async def body() -> None:
-        async with served(home, event_streams=2) as (_, address):
+        async with served(home, **{limit: 2}) as (_, address):
             async with events(address) as first, events(address) as second:
                 await first.begun()
                 await second.begun()
@@ -114,6 +115,7 @@ def test_too_many_streams_are_refused(home: str) -> None:
                     assert (third.answer.status_code, third.answer.headers["retry-after"]) == (429, "10")
                     await third.answer.aread()
                     assert third.answer.json()["code"] == "too_many_streams"
+                    assert f"the setting {limit} allows" in third.answer.json()["detail"]
             async with asyncio.timeout(PATIENCE):  # a place is free once the server has seen that they left
                 status = 429
                 while status == 429:

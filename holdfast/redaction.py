@@ -30,6 +30,8 @@ class Redaction:
             root: tuple(path[1:] for path in split if path[0] == root) for root in ("payload", "result", "metadata")
         }
         self._errors = ("error",) in split
+        self.hides = bool(split)
+        """Whether anything is hidden; error texts may quote it."""
 
     def job(self, job: Job) -> Job:
         """The job without what is hidden of it."""

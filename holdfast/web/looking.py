@@ -28,7 +28,7 @@ from holdfast.values import check_key
 from holdfast.web.callers import unauthorized
 from holdfast.web.examples import JOB
 from holdfast.web.fields import CURSOR, FILTERS, PAGING, Field, count
-from holdfast.web.messages import Answer, Request, document
+from holdfast.web.messages import Answer, Refusal, Request, document
 from holdfast.web.routing import Call, Operation, Told
 
 LINES, LINES_MOST = 200, 1000  # log lines on a page: unless asked for others, and at most
@@ -143,10 +143,23 @@ async def page_of(call: Call, where: JobFilter, limit: int, cursor: str | None) 
 
 async def chosen(call: Call, said: Mapping[str, object], states: tuple[JobState, ...] = ()) -> JobFilter:
     """The filter that a query or a body says, within the caller's queues; ``states`` where it names none."""
+    if "error" in said:
+        _check_errors_told(call)
     names = {"status": "state", "type": "task"}
     filters = msgspec.convert({names.get(name, name): value for name, value in said.items()}, Filters)
     where = await filters.build(call.app, states)
     return msgspec.structs.replace(where, queue=call.caller.own_queue(where.queue))
+
+
+def _check_errors_told(call: Call) -> None:
+    """Refuse who may not see error texts, or not whole: which of them match tells letter by letter what they say."""
+    if call.redaction.hides:
+        detail = "jobs cannot be chosen by their error: it may quote what the setting redacted hides"
+    elif not call.caller.may("read"):
+        detail = "choosing jobs by their error needs the scope read"
+    else:
+        return
+    raise Refusal(403, "forbidden", detail, "choose by reason, type, tag, worker or time")
 
 
 async def lines(call: Call) -> Answer:

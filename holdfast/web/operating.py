@@ -16,7 +16,7 @@ from holdfast.errors import Conflict, Invalid, NotFound
 from holdfast.job import Job, JobFilter, JobState
 from holdfast.lifecycle import check_replay
 from holdfast.task.codec import Said
-from holdfast.values import RATE_PATTERN
+from holdfast.values import LONGEST, RATE_PATTERN
 from holdfast.web.examples import JOB
 from holdfast.web.fields import (
     FILTERS,
@@ -38,6 +38,7 @@ from holdfast.web.routing import Call, Handler, Operation, Told
 
 MOST = 1000
 """Jobs one call changes."""
+_LATEST = int(LONGEST.total_seconds())
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,9 +110,9 @@ RATE = Field(
 )
 AFTER = Field(
     name="after",
-    schema={"type": "number", "minimum": 0, "maximum": 31_536_000, "default": 0},
+    schema={"type": "number", "minimum": 0, "maximum": _LATEST, "default": 0},
     doc="Seconds until the first is ready: where a call goes on at a `rate`, what `seconds` of the one before said.",
-    check=seconds(31_536_000),
+    check=seconds(_LATEST),
     example=0,
 )
 _PAYLOAD = Field(
@@ -218,10 +219,10 @@ async def carried_out(call: Call, deed: Deed, said: Mapping[str, Any], states: S
 async def _named(call: Call, deed: Deed, turns: Turns, ids: Sequence[str], *, dry_run: bool) -> Done:
     if dry_run:
         jobs = [await find_job(call, each) for each in ids]
-        return _would(sum(job.state in deed.legal for job in jobs), turns)
+        return _would(sum(job.state in deed.legal for job in jobs), turns, len(ids))
     own, others = await _own(call, ids)
     operated = await getattr(call.app, deed.name)(own, limit=len(ids), **turns.options())
-    turns.passed(len(operated.changed))
+    turns.passed(len(own))  # those that were refused had a turn, too
     return _done(operated.changed, [*operated.refused, *others], turns, more=False)
 
 
@@ -240,11 +241,12 @@ async def _own(call: Call, ids: Sequence[str]) -> tuple[Sequence[str], list[tupl
 
 
 async def _counted(app: Holdfast, turns: Turns, wheres: Sequence[JobFilter]) -> Done:
-    return _would(sum([await app.count(where) for where in wheres]), turns)
+    number = sum([await app.count(where) for where in wheres])
+    return _would(number, turns, number)
 
 
-def _would(number: int, turns: Turns) -> Done:
-    turns.passed(number)
+def _would(number: int, turns: Turns, passed: int) -> Done:
+    turns.passed(passed)
     return Done(dry_run=True, count=number, changed=[], refused=[], more=False, seconds=turns.after.total_seconds())
 
 

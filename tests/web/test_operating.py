@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -153,6 +153,24 @@ def test_dead_letters_are_replayed_at_a_rate(api: Api) -> None:
     assert timedelta(seconds=2) == instants[1] - instants[0]
     assert instants[2] - instants[0] >= timedelta(seconds=4)  # never sooner, however long between the calls
     assert {job["attempts"] for job in jobs} == {0}
+
+
+def test_a_replay_at_a_rate_goes_on_behind_those_that_were_refused(api: Api) -> None:
+    dead, queued = [api.dead() for _ in range(2)], [api.submit()["id"] for _ in range(2)]
+    asked = {"ids": [queued[0], dead[0], queued[1], dead[1]], "rate": "1/d"}
+
+    assert api.post("/v1/jobs/replay", asked | {"dry_run": True})["seconds"] == 4 * 86400
+    done = api.post("/v1/jobs/replay", asked)
+    assert (done["count"], done["seconds"]) == (2, 4 * 86400)
+    last = datetime.fromisoformat(api.get(f"/v1/jobs/{dead[1]}")["run_at"])
+    assert timedelta(days=2, hours=12) < last - datetime.now(UTC) <= timedelta(days=3, hours=1)
+
+
+def test_what_is_told_as_seconds_is_taken_as_after(api: Api) -> None:
+    dead = [api.dead() for _ in range(2)]
+    first = api.post("/v1/jobs/replay", {"ids": dead[:1], "rate": "1/d", "after": 31_536_000})
+    rest = api.post("/v1/jobs/replay", {"ids": dead[1:], "rate": "1/d", "after": first["seconds"]})
+    assert (first["seconds"], rest["seconds"]) == (366 * 86400, 367 * 86400)
 
 
 @pytest.mark.parametrize("rate", ["10", "0/s", "10/y", "-1/s", "1.5/s", 10, "9999999/s", ""])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 from holdfast import Holdfast
 from holdfast.events import JobDead
 from holdfast.observe.logs import configure_logs
 from tests.faces.cli import Cli
 from tests.web.client import Api
+from tests.web.keyed import Keys, ask, refused
 
 CANARY = "persimmon-lighthouse-quarrel-zither"
 OTHER = "junipertruss-monsoon-wicket-yodel"
@@ -41,6 +43,28 @@ def test_over_http_and_on_the_command_line(tmp_path: Path) -> None:
     for answer in answers:
         assert CANARY not in answer, answer
         assert OTHER not in answer, answer
+
+
+def test_what_errors_say_is_not_guessed_by_choosing_jobs(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    asked: list[tuple[str, str, Any]] = [
+        ("GET", "/v1/jobs?error=c", None),
+        ("GET", "/v1/queues/default/dead?error=c", None),
+        *[("POST", f"/v1/jobs/{deed}", {"filter": {"error": "c"}}) for deed in ("cancel", "replay", "delete")],
+        ("POST", "/v1/jobs/replay", {"filter": {"error": "c"}, "dry_run": True}),
+        ("POST", "/v1/queues/default/dead/replay", {"filter": {"error": "c"}}),
+    ]
+    with Api(f"sqlite:///{tmp_path}/jobs.db") as api:
+        api.dead(error=CANARY)
+    with Api(f"sqlite:///{tmp_path}/jobs.db", keys_file=str(keys.path), redacted="payload.card") as api:
+        for method, path, body in asked:
+            assert "redacted" in refused(ask(api, keys.spare, method, path, body), 403, "forbidden")["detail"]
+    with Api(f"sqlite:///{tmp_path}/jobs.db", keys_file=str(keys.path)) as api:
+        operator, both = keys.make("operate"), keys.make("operate", "read")
+        for method, path, body in asked[2:]:
+            assert "scope read" in refused(ask(api, operator, method, path, body), 403, "forbidden")["detail"]
+        assert ask(api, both, *asked[-2]).json()["count"] == 0
+        assert [job["error"] for job in ask(api, both, "GET", f"/v1/jobs?error={CANARY}").json()["jobs"]] == [CANARY]
 
 
 def test_in_log_lines() -> None:

@@ -32,7 +32,7 @@ class Session:
             for name, value in {"url": self.url, "app": self.app, **arguments}.items():
                 start, said, wrong = str(error).partition(f"argument: {name}")
                 if value is not None and said and not start and wrong[0] in ":.":  # a part of it: queues.mail
-                    raise click.UsageError(f"--{name}: {wrong[1:].strip()}") from None
+                    raise click.UsageError(f"{_option(name)}: {wrong[1:].strip()}") from None
             raise
 
     @contextmanager
@@ -78,6 +78,14 @@ class Session:
                 "or write `holdfast config set app module:name`"
             )
         return self.load(**arguments)
+
+
+def _option(name: str) -> str:
+    """What the user wrote for this argument: ``--port`` for ``api_port``."""
+    for parameter in click.get_current_context().command.params:
+        if parameter.name == name:
+            return parameter.opts[0]
+    return f"--{name}"
 
 
 @contextmanager

@@ -36,6 +36,9 @@ COMMAND = "command"
 """The task name of command jobs."""
 
 
+_SWITCHED_OFF = 'command jobs are switched off; set commands = "argv" here and for the workers'
+
+
 class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A command job's payload."""
 
@@ -80,7 +83,7 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, payload: str | Mapping[str, object]) -> Command:
         """The command in ``payload`` (JSON text or the object). Invalid, naming the field, where it may not be run."""
         if self.mode == "off":
-            raise Invalid("task", "command", "command jobs are switched off; enable them in the settings")
+            raise Invalid("task", "command", _SWITCHED_OFF)
         command = _decoded(payload)
         self._check_words(command)
         self._check_environment(command.env)

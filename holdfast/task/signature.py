@@ -13,7 +13,7 @@ import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import msgspec.inspect
@@ -94,6 +94,18 @@ def place(function: Callable[..., Any]) -> str:
     """Where a function stands: ``module.qualname (file:line)``."""
     code = inspect.unwrap(function).__code__
     return f"{function.__module__}.{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+
+
+class Argument(str):
+    """How errors name an argument for people. ``place``: where it stands in what is submitted, for programs."""
+
+    __slots__ = ("place",)
+    place: str
+
+    def __new__(cls, words: str, place: str) -> Self:
+        made = super().__new__(cls, words)
+        made.place = place
+        return made
 
 
 class Signature:
@@ -196,10 +208,10 @@ class Signature:
     def _provided_given(self, name: str) -> Invalid:
         return Invalid(self.field(name), Said("a value"), "the worker provides it; leave it out")
 
-    def field(self, name: str, inside: str = "") -> str:
+    def field(self, name: str, inside: str = "") -> Argument:
         """How errors name an argument, or a place inside it (``.a[0]``)."""
         shown_name = name if name.isidentifier() and len(name) < 64 else step(name)
-        return f"argument '{shown_name}{inside}' of task '{self.task}'"
+        return Argument(f"argument '{shown_name}{inside}' of task '{self.task}'", f"payload{step(name)}{inside}")
 
     def _refused(self, name: str, fault: Fault) -> Invalid:
         return fault._replace(path="").error(self.field(name, fault.path))

@@ -23,9 +23,12 @@ async def read_document(request: Request, limit: int, patience: float, *, option
     """The JSON object of the body. ``patience``: seconds for it to arrive. ``optional``: none at all is ``{}``."""
     if b"content-encoding" in request.headers:
         raise Refusal(415, "unsupported_encoding", "a compressed body is not read", "send it as it is", CLOSE)
-    if not (optional and is_bare(request)):
-        _check_media(request.headers.get(b"content-type", b""))
+    media, announced = request.headers.get(b"content-type", b""), not is_bare(request)
+    if announced:
+        _check_media(media)
     body = await _read(request, limit, patience)
+    if body and not announced:
+        _check_media(media)
     if not body:
         if optional:
             return {}

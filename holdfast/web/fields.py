@@ -5,15 +5,18 @@ The schema tells a client what the check takes; ``tests/faces`` holds one agains
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from holdfast.errors import Invalid
+from holdfast.executors.policy import Command
 from holdfast.job import JobState, Reason
 from holdfast.task.codec import Said
+from holdfast.task.signature import Argument
 from holdfast.values import (
     KEY_LIMIT,
     check_key,
@@ -115,9 +118,36 @@ def _pairs(text: bytes) -> list[tuple[str, str]]:
         raise Invalid("query", text.decode("ascii", "replace"), remedy) from None
 
 
+_ELSEWHERE = {"task": "type", "state": "status", "args": "payload", "arguments": "payload"}
+"""What is called otherwise over HTTP than in Python and on the command line."""
+_OF_COMMANDS = Command.__struct_fields__
+"""What stands in the payload of a command job."""
+
+
+@contextmanager
+def named_as_said(path: str = "") -> Iterator[None]:
+    """Errors of the application name what the client said, with ``path`` before it."""
+    try:
+        yield
+    except Invalid as error:
+        words, error.field = error.field, path + _as_said(error.field)
+        error.args = (error.field + str(error).removeprefix(words),)
+        raise
+
+
+def _as_said(field: str) -> str:
+    if isinstance(field, Argument):
+        return field.place
+    if field.startswith(_OF_COMMANDS):
+        return f"payload.{field}"
+    return _ELSEWHERE.get(field, field)
+
+
 def _unknown(path: str, name: str, known: Sequence[str]) -> Invalid:
     there = f"there are {', '.join(known)}" if known else "there are none here"
-    return Invalid(path, name, there + nearest(name, known), "is not known here", code="unknown_field")
+    meant = _ELSEWHERE.get(name)
+    close = f"; did you mean {meant}?" if meant in known else nearest(name, known)
+    return Invalid(path, name, there + close, "is not known here", code="unknown_field")
 
 
 def _missing(path: str) -> Invalid:

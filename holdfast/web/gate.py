@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.app import Holdfast
 from holdfast.config import Settings
+from holdfast.errors import shown
 from holdfast.events import KeyRefused
 from holdfast.web.addresses import Proxies, host_of, is_unforgeable, neighbourhood
 from holdfast.web.callers import Caller, unauthorized
@@ -71,7 +72,7 @@ class Gate:
         host = host_of(said)
         if host is None or not (host in self._hosts or host == self._own_host or is_unforgeable(host)):
             remedy = "call it by its address, or name this host in allowed_hosts"
-            raise Refusal(421, "unknown_host", "this API is not called so", remedy)
+            raise Refusal(421, "unknown_host", f"this API is not called {shown(said.decode('latin-1'))}", remedy)
 
     def admit(self, request: Request, operation: Operation) -> Caller:
         """Who asks for this operation; Refusal where they may not."""

@@ -26,6 +26,7 @@ from holdfast.web.fields import (
     an_object,
     array_of,
     flag,
+    named_as_said,
     number,
     rate,
     seconds,
@@ -170,7 +171,8 @@ async def replayed(call: Call, job: Job) -> Answer:
     force, payload = call.body.get("force", False), call.body.get("payload")
     if payload is not None:
         check_task(call, job.task)
-    operated = await call.app.replay(job.id, force=force, payload=payload)
+    with named_as_said():
+        operated = await call.app.replay(job.id, force=force, payload=payload)
     if not operated.changed:
         state = operated.refused[0][1]
         if state is None:

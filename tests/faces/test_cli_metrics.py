@@ -56,4 +56,7 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(cli: Cli) -> None:
 
 @pytest.mark.parametrize("port", ["70000", "-1", "http"])
 def test_a_port_that_is_none_is_refused(cli: Cli, port: str) -> None:
-    assert "metrics_port" in cli.fail("worker", "start", "--app", cli.write_jobs(), f"--metrics-port={port}", code=2)
+    assert "--metrics-port: " in cli.fail(
+        "worker", "start", "--app", cli.write_jobs(), f"--metrics-port={port}", code=2
+    )
+    assert "holdfast: --port: " in cli.fail("api", f"--port={port}", code=2)

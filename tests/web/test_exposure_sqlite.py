@@ -40,7 +40,8 @@ def test_without_keys_they_are_not(tmp_path: Path) -> None:
 
 def test_without_a_name_of_its_own_it_is_not_called(tmp_path: Path) -> None:
     with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db") as served, served.client() as client:
-        assert client.get("/health", headers={"host": "rebound.example"}).status_code == 421
+        problem = client.get("/health", headers={"host": "rebound.example"}).json()
+        assert (problem["status"], problem["detail"]) == (421, "this API is not called 'rebound.example'")
         assert client.get("/health").status_code == 200
 
 

@@ -36,6 +36,19 @@ def test_a_dead_job_is_replayed_with_edited_arguments(api: Api) -> None:
     api.refused("POST", f"/v1/jobs/{UNKNOWN_ID}/replay", 404)
 
 
+def test_edited_arguments_that_do_not_fit_are_named_as_they_were_said(api: Api) -> None:
+    @api.app.task("work")
+    async def work(n: int = 1) -> None: ...
+
+    job_id = api.dead()
+    problem = api.refused("POST", f"/v1/jobs/{job_id}/replay", 422, json={"payload": {"n": "two"}})
+    assert problem["field"] == "payload.n"
+
+
+def test_a_body_that_is_needed_and_not_there_is_asked_for(api: Api) -> None:
+    assert api.refused("POST", "/v1/jobs/cancel", 422)["code"] == "body_required"
+
+
 def test_what_has_succeeded_is_replayed_by_force_only(api: Api) -> None:
     job_id = api.submit()["id"]
     api.succeed(job_id)

@@ -128,6 +128,30 @@ def test_a_task_that_is_registered_checks_its_payload(api: Api) -> None:
     assert (job["queue"], job["max_attempts"], job["tags"]) == ("mail", 3, ["mail"])
 
 
+def test_problems_name_fields_as_the_client_said_them(api: Api) -> None:
+    @api.app.task("mail.send")
+    async def send(to: dict[str, int]) -> None: ...
+
+    def problem(**said: Any) -> dict[str, Any]:
+        return api.refused("POST", "/v1/jobs", 422, json={"payload": {}, **said})
+
+    assert problem(type="mail.send", payload={"too": {}})["field"] == "payload.too"
+    inside = problem(type="mail.send", payload={"to": {"a b": "x"}})
+    assert inside["field"].startswith("payload.to")
+    assert inside["detail"].startswith(inside["field"] + ": ")
+    command = problem(type="command", payload={"argv": ["ls"]})
+    assert (command["field"], 'commands = "argv"' in command["remedy"]) == ("type", True)
+    assert problem(task="mail.send")["remedy"].endswith("did you mean type?")
+    batch = {"jobs": [{"type": "mail.send", "payload": {"too": 1}}]}
+    assert api.refused("POST", "/v1/jobs/batch", 422, json=batch)["field"] == "jobs[0].payload.too"
+
+
+def test_fields_of_command_jobs_stand_in_the_payload(home: str) -> None:
+    with Api(home, commands="argv") as api:
+        said = {"type": "command", "payload": {"shell": "ls"}}
+        assert api.refused("POST", "/v1/jobs", 422, json=said)["field"] == "payload.shell"
+
+
 def test_what_a_job_shows_is_taken_as_it_is_shown(api: Api) -> None:
     assert api.submit()["tags"] == []
     assert api.submit(tags=[])["tags"] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 
 import psycopg
@@ -13,6 +14,7 @@ import pytest
 from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
 from holdfast.store import Store
 from holdfast.stores import open_store
+from holdfast.stores.postgres import care
 from tests.conformance.support import put, take_ids
 from tests.support import postgres
 from tests.support.postgres import PASSWORD, USER, Postgres, installed
@@ -73,7 +75,39 @@ async def test_ten_starters_migrate_once(schema: str) -> None:
     applied = [name for store in stores for name in await store.migrate()]
     for store in stores:
         await store.close()
-    assert applied == NAMES
+    assert sorted(applied) == NAMES
+
+
+async def test_a_migration_lets_others_by_while_somebody_has_a_table_open(schema: str) -> None:
+    first = open_store(url(schema)).migration_sql("0..2")
+    with psycopg.connect(postgres.shared().url()) as reader, psycopg.connect(postgres.shared().url()) as other:
+        reader.execute(first.encode())
+        reader.commit()
+        look = f"select count(*) from {schema}.job".encode()  # noqa: S608 - our own
+        reader.execute(look)  # as a report does, or a backup
+        store = open_store(url(schema))
+        opening = asyncio.create_task(store.open())
+        other.execute("set statement_timeout = '10s'")
+        ended = time.monotonic() + 3
+        while time.monotonic() < ended:
+            await asyncio.to_thread(other.execute, look)
+            other.rollback()
+            await asyncio.sleep(0.05)
+        assert not opening.done()
+        reader.rollback()
+        await opening
+    assert await store.migrate() == NAMES[2:]
+    await store.close()
+
+
+async def test_a_migration_that_cannot_have_its_lock_says_why(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(care, "_TRIES", 2)
+    with psycopg.connect(postgres.shared().url()) as reader:
+        reader.execute(open_store(url(schema)).migration_sql("0..2").encode())
+        reader.commit()
+        reader.execute(f"select count(*) from {schema}.job".encode())  # noqa: S608 - our own
+        message = await refused(url(schema), Unavailable)
+    assert "in an open transaction" in message
 
 
 @pytest.mark.parametrize("tool", ["psql", "psycopg"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Sequence
 
 import asyncpg
 
-from holdfast.errors import ConfigError, StoreMismatch
+from holdfast.errors import ConfigError, StoreMismatch, Unavailable
 from holdfast.stores.postgres.links import Connection, Links
 from holdfast.stores.postgres.statements import in_schema
 from holdfast.stores.sql import Migration, noted_script
@@ -29,6 +30,8 @@ _TAKEN = (
     asyncpg.UndefinedColumnError,
 )
 _PATIENCE = 3600.0  # seconds for one migration
+_LOCK_MS = 300  # how long others wait behind us at most, where somebody has a table open
+_TRIES, _PAUSE = 30, 0.7
 
 
 async def migrate(links: Links, migrations: Sequence[Migration]) -> list[str]:
@@ -40,8 +43,7 @@ async def migrate(links: Links, migrations: Sequence[Migration]) -> list[str]:
         try:
             if await _is_current(link, schema, migrations):
                 return []
-            async with link.transaction():
-                return await _apply(link, schema, migrations)
+            return await _apply(link, schema, migrations)
         except _TAKEN as error:
             raise StoreMismatch(
                 f"the schema {schema!r} holds something of another program ({error}); give another one: ?schema=NAME"
@@ -66,7 +68,30 @@ async def absent(links: Links) -> str | None:
 
 
 async def _apply(link: Connection, schema: str, migrations: Sequence[Migration]) -> list[str]:
-    """In a transaction: what is missing, once nobody else is at it."""
+    """What is missing, each in a transaction of its own: so no lock outlives the change that needs it."""
+    applied = []
+    while (name := await _apply_next(link, schema, migrations)) is not None:
+        applied.append(name)
+    return applied
+
+
+async def _apply_next(link: Connection, schema: str, migrations: Sequence[Migration]) -> str | None:
+    """The first that is missing; its name. Whoever asks for a table behind us waits while we wait for a lock on it: so
+    we wait briefly, let them by, and try again."""
+    for _ in range(_TRIES):
+        try:
+            async with link.transaction():
+                return await _next(link, schema, migrations)
+        except asyncpg.LockNotAvailableError:
+            await asyncio.sleep(_PAUSE)
+    raise Unavailable(
+        f"the schema {schema!r} cannot be migrated: somebody holds a table of it in an open transaction; "
+        "end that, or wait for it (pg_stat_activity tells whose it is), and start again"
+    )
+
+
+async def _next(link: Connection, schema: str, migrations: Sequence[Migration]) -> str | None:
+    """In a transaction, once nobody else is at it."""
     await link.execute("set local lock_timeout = 0")
     await link.execute("select pg_advisory_xact_lock($1, $2)", 0x486F6C64, zlib.crc32(schema.encode()) >> 1)
     if not await link.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):
@@ -74,11 +99,13 @@ async def _apply(link: Connection, schema: str, migrations: Sequence[Migration])
     if not await link.fetchval("select to_regclass($1) is not null", in_schema("holdfast.migration", schema)):
         await link.execute(in_schema(_TABLE, schema))
     known = {number for number, _ in await link.fetch(in_schema(_APPLIED, schema))}
-    missing = [each for each in migrations if each.number not in known]
+    missing = next((each for each in migrations if each.number not in known), None)
+    if missing is None:
+        return None
     await link.execute("set local statement_timeout = 0")  # a new index of a large table takes its time
-    for each in missing:
-        await link.execute(script(each, schema), timeout=_PATIENCE)
-    return [each.name for each in missing]
+    await link.execute(f"set local lock_timeout = '{_LOCK_MS}ms'")
+    await link.execute(script(missing, schema), timeout=_PATIENCE)
+    return missing.name
 
 
 def script(migration: Migration, schema: str) -> str:

@@ -3,8 +3,6 @@
 -- Set where a handler's own transaction ended the job: under a savepoint, `xmin` is the savepoint's number.
 alter table holdfast.job add column ended_by xid8;
 
-create index attempt_setback on holdfast.attempt (ended_at) where state < 5; -- the job went on
-
 -- The whole number of the transaction that wrote a row, from its lower half; `top` is a number given out about then.
 create function holdfast.written_by(lower_half xid, top bigint) returns xid8 language sql immutable as $$
     select (top - top % 4294967296 + lower_half::text::bigint

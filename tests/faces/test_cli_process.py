@@ -194,7 +194,9 @@ def _on_a_terminal(cli: Cli, **environment: str) -> bytes:
     writer = cli.process("list", env=environment, stdin=terminal, stdout=terminal, stderr=terminal)
     os.close(terminal)
     text = b""
-    while select.select([controller], [], [], 20)[0]:
+    readable = select.poll()  # unlike select(), it knows no highest number of a descriptor
+    readable.register(controller, select.POLLIN)
+    while readable.poll(20_000):
         try:
             data = os.read(controller, 65536)
         except OSError:  # Linux says so when the last writer has closed a terminal

@@ -683,7 +683,8 @@ select holdfast.written_by(backend_xid, :top::bigint)::text::bigint, (extract(ep
 from pg_stat_activity where backend_xid is not null and xact_start is not null;
 
 -- own: figures
--- Of each index of states so many jobs at most, by what they have in common.
+-- Of each index of states so many jobs at most, by what they have in common. The limit is a subquery, for one that the planner knew
+-- to be above its guess of the rows would have it sort them all.
 select seen.queue, seen.state, seen.worker, seen.attempts, seen.run_at > :now and seen.state in (1, 3) as later,
     greatest(seen.created_at, seen.started_at, seen.ended_at, case when seen.claims > 0 and seen.state in (0, 1, 3) then (
         select max(a.ended_at) from holdfast.attempt a where a.job_id = seen.id) end) >= :now - :recent::bigint as recent,
@@ -691,24 +692,24 @@ select seen.queue, seen.state, seen.worker, seen.attempts, seen.run_at > :now an
     coalesce(max(seen.ended_at - seen.started_at), 0)::float8 / 1000000
 from (
     (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
-     from holdfast.job where state = 0 and losses = 0 order by queue, rank, run_at, seq limit :most)
+     from holdfast.job where state = 0 and losses = 0 order by queue, rank, run_at, seq limit (select :most::bigint))
     union all
     (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
-     from holdfast.job where state = 0 and losses = 1 order by queue, rank, run_at, seq limit :most)
+     from holdfast.job where state = 0 and losses = 1 order by queue, rank, run_at, seq limit (select :most::bigint))
     union all
     (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
-     from holdfast.job where state = 0 and losses > 1 order by queue, rank, run_at, seq limit :most)
+     from holdfast.job where state = 0 and losses > 1 order by queue, rank, run_at, seq limit (select :most::bigint))
     union all
     (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
-     from holdfast.job where (+state) in (1, 3) order by run_at limit :most)
+     from holdfast.job where (+state) in (1, 3) order by run_at limit (select :most::bigint))
     union all
     (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
-     from holdfast.job where state = 2 order by lease_until limit :most)
+     from holdfast.job where state = 2 order by lease_until limit (select :most::bigint))
     union all
     (select e.* from unnest('{5,6,7}'::smallint[]) s (code) cross join lateral (
         select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
         from holdfast.job where state >= 5 and (state, ended_at) >= (s.code, 0::bigint) and (state, ended_at) <= (s.code, 9223372036854775807)
-        order by state desc, ended_at desc limit :most) e)
+        order by state desc, ended_at desc limit (select :most::bigint)) e)
 ) seen
 group by 1, 2, 3, 4, 5, 6;
 

@@ -201,8 +201,8 @@ VARIABLES = names("a variable's name", r"[A-Za-z_][A-Za-z0-9_]*")
 HOSTS = names("a host name, without a port", r"[A-Za-z0-9._-]{1,253}")
 ORIGINS = names("an origin, such as https://app.example or http://localhost:3000", r"https?://[a-z0-9.:\[\]-]+")
 PATHS = names(
-    "a dotted path from payload, result, metadata or error, such as payload.card.number",
-    r"(payload|result|metadata)(\.[^.,]+)+|payload|result|metadata|error",
+    "a dotted path from payload, result, metadata, lines or error, such as payload.card.number",
+    r"(payload|result|metadata|lines)(\.[^.,]+)*|error",
 )
 NETWORKS: Kind[tuple[str, ...]] = Kind("addresses or networks with commas between", _parse_networks, ",".join)
 LEVEL = choice("DEBUG", "INFO", "WARNING", "ERROR")

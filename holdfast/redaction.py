@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.job import Attempt, Job
+from holdfast.log_lines import LogLine
 
 REDACTED = "[redacted]"
 _LEAST = 4  # characters of a hidden value that is looked for in error texts: shorter ones are in every text
@@ -27,7 +28,8 @@ class Redaction:
     def __init__(self, paths: Sequence[str]) -> None:
         split = [tuple(path.split(".")) for path in paths]
         self._of = {
-            root: tuple(path[1:] for path in split if path[0] == root) for root in ("payload", "result", "metadata")
+            root: tuple(path[1:] for path in split if path[0] == root)
+            for root in ("payload", "result", "metadata", "lines")
         }
         self._errors = ("error",) in split
         self.hides = bool(split)
@@ -53,8 +55,7 @@ class Redaction:
 
     def attempts(self, job: Job, attempts: Sequence[Attempt]) -> list[Attempt]:
         """The attempts of this job without what is hidden of it."""
-        hidden: list[Any] = []
-        self._text("payload", job.payload, hidden)
+        hidden = self._hidden(job)
         return [
             msgspec.structs.replace(
                 each,
@@ -63,6 +64,34 @@ class Redaction:
             )
             for each in attempts
         ]
+
+    def lines(self, job: Job, lines: Sequence[LogLine]) -> list[LogLine]:
+        """What this job has logged, without what is hidden of its lines, or of the job where they quote it."""
+        if not self.hides:
+            return list(lines)
+        hidden = self._hidden(job)
+        return [self._line(each, hidden) for each in lines]
+
+    def _line(self, line: LogLine, hidden: Sequence[Any]) -> LogLine:
+        own: list[Any] = []
+        fields = line.fields
+        if fields is not None:
+            try:
+                found = _without(json.loads(fields), self._of["lines"], own)
+            except (ValueError, RecursionError):
+                found = REDACTED  # spoiled: what is in it cannot be told apart
+            fields = json.dumps(_unquoted(found, list(_texts(hidden))), ensure_ascii=False, separators=(",", ":"))
+        text = REDACTED if () in self._of["lines"] else _unquoted(line.text, list(_texts([*hidden, *own])))
+        return msgspec.structs.replace(line, text=text, fields=fields)
+
+    def _hidden(self, job: Job) -> list[Any]:
+        """The values of the job that are hidden."""
+        hidden: list[Any] = []
+        self._text("payload", job.payload, hidden)
+        if job.result is not None:
+            self._text("result", job.result, hidden)
+        _without(job.carried.metadata, self._of["metadata"], hidden)
+        return hidden
 
     def _text(self, root: str, text: str, hidden: list[Any]) -> str:
         paths = self._of[root]
@@ -78,9 +107,7 @@ class Redaction:
         """An error text without the hidden values it quotes."""
         if self._errors:
             return REDACTED
-        for said in _texts(hidden):
-            text = text.replace(said, REDACTED)
-        return text
+        return str(_unquoted(text, list(_texts(hidden))))
 
 
 def _without(value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:
@@ -94,6 +121,20 @@ def _without(value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:
         case dict():
             return {name: _inside(name, each, paths, hidden) for name, each in value.items()}
     return value
+
+
+def _unquoted(value: Any, said: Sequence[str]) -> Any:
+    """The value with these texts replaced in every text of it, and numbers that are one of them."""
+    match value:
+        case str():
+            for each in said:
+                value = value.replace(each, REDACTED)
+            return value
+        case list():
+            return [_unquoted(each, said) for each in value]
+        case dict():
+            return {name: _unquoted(each, said) for name, each in value.items()}
+    return REDACTED if str(value) in said else value
 
 
 def _inside(name: str, value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:

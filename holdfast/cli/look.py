@@ -175,7 +175,8 @@ def show_job(session: Session, *, job_id: str) -> None:
 def print_story(session: Session, app: Holdfast, job: Job) -> None:
     """Everything about one job that may be shown."""
     redaction = Redaction(app.settings.redacted)
-    attempts, lines, now = redaction.attempts(job, app.sync.attempts(job.id)), lines_of(app, job), now_us(app)
+    attempts, lines = redaction.attempts(job, app.sync.attempts(job.id)), redaction.lines(job, lines_of(app, job))
+    now = now_us(app)
     job = redaction.job(job)
     if session.json:
         document = plain(job_document(job)) | {"ulid": as_ulid(job.id), "trace_id": trace_id_of(job)}

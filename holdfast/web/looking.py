@@ -166,7 +166,8 @@ async def lines(call: Call) -> Answer:
     """A page of what a job has logged."""
     job = await find_job(call, call.path["job_id"])
     page = await call.app.lines(job.id, limit=call.query.get("limit", LINES), cursor=call.query.get("cursor"))
-    return document(200, LinePage([line_document(line) for line in page.lines], page.cursor))
+    shown = call.redaction.lines(job, page.lines)
+    return document(200, LinePage([line_document(line) for line in shown], page.cursor))
 
 
 async def why(call: Call) -> Answer:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.job import Attempt, Job, JobState, Options
+from holdfast.log_lines import LogLine
 from holdfast.redaction import REDACTED, Redaction
 
 HIDDEN = REDACTED
@@ -102,3 +103,30 @@ def test_error_texts_quote_nothing_that_is_hidden() -> None:
 
 def test_a_spoiled_payload_is_hidden_whole() -> None:
     assert json.loads(Redaction(["payload.x"]).job(job(payload="{spoiled")).payload) == HIDDEN
+
+
+def line(text: str, fields: str | None) -> LogLine:
+    return LogLine(claims=1, number=1, attempt=1, at_us=0, level="info", text=text, fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "fields"),
+    [
+        ("result.token", "paid 4111-1111", {"card": "4111-1111", "of": ["no 4111-1111"], "sum": 123456}),
+        ("payload.card.number", f"paid {HIDDEN}", {"card": HIDDEN, "of": [f"no {HIDDEN}"], "sum": 123456}),
+        ("payload.cards.number", "paid 4111-1111", {"card": "4111-1111", "of": ["no 4111-1111"], "sum": HIDDEN}),
+        ("lines.card", f"paid {HIDDEN}", {"card": HIDDEN, "of": ["no 4111-1111"], "sum": 123456}),
+        ("lines", HIDDEN, HIDDEN),
+    ],
+)
+def test_log_lines_are_without_what_is_hidden(path: str, text: str, fields: Any) -> None:
+    said = {"card": "4111-1111", "of": ["no 4111-1111"], "sum": 123456}
+    (shown,) = Redaction([path]).lines(job(), [line("paid 4111-1111", json.dumps(said))])
+    assert (shown.text, json.loads(shown.fields or "")) == (text, fields)
+    (bare,) = Redaction([path]).lines(job(), [line("done", None)])
+    assert (bare.text, bare.fields) == (HIDDEN if path == "lines" else "done", None)
+
+
+def test_fields_that_cannot_be_read_are_hidden_whole() -> None:
+    (shown,) = Redaction(["lines.card"]).lines(job(), [line("x", '{"card":')])
+    assert shown.fields == json.dumps(HIDDEN)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from holdfast import Holdfast
 from holdfast.events import JobDead
+from holdfast.log_lines import NewLine, Record
 from holdfast.observe.logs import configure_logs
 from tests.faces.cli import Cli
 from tests.web.client import Api
@@ -43,6 +45,25 @@ def test_over_http_and_on_the_command_line(tmp_path: Path) -> None:
     for answer in answers:
         assert CANARY not in answer, answer
         assert OTHER not in answer, answer
+
+
+def test_in_what_jobs_log(tmp_path: Path) -> None:
+    url, paths = f"sqlite:///{tmp_path}/jobs.db", "payload.card,lines.token"
+    with Api(url, redacted=paths) as api:
+        job_id = api.submit(payload={"card": CANARY})["id"]
+        job = api.run(api.claim(job_id))
+        fields = json.dumps({"token": OTHER, "card": CANARY, "n": 1})
+        said = NewLine(number=1, ago=timedelta(0), level="info", text=f"paid by {CANARY}", fields=fields)
+        api.run(api.run(api.app.opened()).record([Record(job.lease, [said])]))
+        (line,) = api.get(f"/v1/jobs/{job_id}/lines")["lines"]
+        hidden = "[redacted]"
+        assert (line["text"], line["fields"]) == (f"paid by {hidden}", {"token": hidden, "card": hidden, "n": 1})
+    (tmp_path / "holdfast.toml").write_text(f'url = "{url}"\nredacted = "{paths}"\n')
+    for words in (["show", job_id], ["show", job_id, "--json"]):
+        shown = Cli(tmp_path).run(*words, "--config", str(tmp_path / "holdfast.toml"))
+        assert "paid by [redacted]" in shown
+        assert CANARY not in shown
+        assert OTHER not in shown
 
 
 def test_what_errors_say_is_not_guessed_by_choosing_jobs(tmp_path: Path) -> None:

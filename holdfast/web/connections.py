@@ -19,6 +19,7 @@ HEAD_MOST = 64 * 1024
 """Bytes of a request's head; what is over the limit of headers and below this one is answered by the application."""
 PIPELINED_MOST = 32
 """Requests of one connection that wait for the answer before theirs."""
+_GOODBYE = 1.0  # seconds
 
 
 class Bounds(NamedTuple):
@@ -121,6 +122,13 @@ class Connection(HttpToolsProtocol):
     def shutdown(self) -> None:
         self._stopping.set()
         super().shutdown()
+        self._part()
+
+    def _part(self) -> None:
+        """End a TLS connection that is closing and has nothing left to say: a client need not answer the goodbye, and
+        would be waited for, half a minute."""
+        if self.scheme == "https" and self.transport.is_closing() and self.transport.get_write_buffer_size() == 0:
+            self.loop.call_later(_GOODBYE, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.crowd.leaves(self._address)
@@ -168,7 +176,9 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._answering = bool(self.pipeline)
         super().on_response_complete()
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            self._part()
+        else:
             self.flow.resume_reading()
 
     def _break_off(self) -> None:

@@ -49,6 +49,8 @@ class Figures(msgspec.Struct, frozen=True):
 
     groups: list[Group]
     most: int
+    beyond: Kinds = frozenset()
+    """Other states of which there may be more: others' jobs were counted in their place."""
 
     def number(self, which: Callable[[Group], bool] = lambda group: True) -> int:
         """How many jobs were counted, of some groups."""
@@ -67,11 +69,11 @@ class Figures(msgspec.Struct, frozen=True):
         """States of which there may be more jobs than were counted."""
         numbers = self.by(lambda group: group.state)
         full = [bucket for bucket in BUCKETS if sum(numbers.get(state, 0) for state in bucket) >= self.most]
-        return frozenset(state for bucket in full for state in bucket)
+        return frozenset(state for bucket in full for state in bucket) | self.beyond
 
     def of(self, allows: Callable[[str], bool]) -> Figures:
         """Those of some queues."""
-        return Figures([group for group in self.groups if allows(group.queue)], self.most)
+        return Figures([group for group in self.groups if allows(group.queue)], self.most, self.at_least)
 
 
 def gathered(groups: Iterable[Group]) -> list[Group]:

@@ -43,6 +43,15 @@ async def test_they_agree_with_the_jobs_there_are(store: Store, clock: ManualClo
     assert (found.number(), found.at_least) == (len(jobs), frozenset())
 
 
+async def test_figures_of_some_queues_are_as_exact_as_those_of_all(store: Store) -> None:
+    """Jobs of other queues may have been counted in their place."""
+    await put(store, *[new_job(queue=queue, delay=timedelta(hours=1)) for queue in ("a", "a", "a", "z")])
+    for most, at_least in ((3, {JobState.SCHEDULED, JobState.FAILED}), (5, set())):
+        found = (await figures(store, most)).of(lambda queue: queue == "z")
+        assert found.at_least == at_least
+        assert most == 3 or found.number() == 1
+
+
 async def test_what_happened_lately_is_told_from_the_rest(store: Store, clock: ManualClock) -> None:
     old = [await ended(store, state) for state in (JobState.SUCCEEDED, JobState.DEAD)]
     long_since = await running(store, queue="other")

@@ -294,11 +294,12 @@ class ChildEnded(Event, frozen=True, kw_only=True, gc=False):
     restart_in: float | None
 
 
-class SettingsChanged(Event, frozen=True, kw_only=True, gc=False):
-    """A worker follows changed settings: new value by name."""
+class SettingsChanged(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A worker follows changed settings, or an API is to be restarted for them: new value by name."""
 
     name: ClassVar[str] = "settings_changed"
     changed: dict[str, str]
+    remedy: str | None = None
 
 
 class MetricsServed(Event, frozen=True, kw_only=True, gc=False):

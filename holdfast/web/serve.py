@@ -19,6 +19,7 @@ from holdfast.events import ApiStarted, ApiStopping
 from holdfast.observe.lag import watched_loop
 from holdfast.values import mask_url
 from holdfast.web.asgi import Api
+from holdfast.web.outdated import settings_watched
 
 if TYPE_CHECKING:
     from uvicorn import Server
@@ -72,7 +73,7 @@ async def serving(
     server_for = _server_maker(settings)
     with contextlib.closing(_listening(settings)) as listener:
         server = server_for(Api(app, checks_hosts=True) if site is None else site)
-        async with watched_loop(app.events), _held_open(app):
+        async with watched_loop(app.events), settings_watched(app), _held_open(app):
             serving = Serving(server, _address(settings, listener), listener)
             app.events.emit(
                 ApiStarted(

@@ -46,6 +46,7 @@ EVERYTHING = {"log_level": "DEBUG", "log_format": "json"}
 SAMPLES: dict[Any, object] = {
     str: "text",
     int: 3,
+    bool: True,
     float: 0.5,
     str | None: "text",
     float | None: None,

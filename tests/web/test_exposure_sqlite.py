@@ -56,6 +56,15 @@ def test_what_was_hardly_meant_is_remarked_on(tmp_path: Path) -> None:
     assert not any("new database" in line["event"] for line in served.lines)
 
 
+def test_an_api_that_is_to_be_restarted_says_so(tmp_path: Path) -> None:
+    with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db") as served:
+        (tmp_path / "holdfast.toml").write_text('keys_file = "keys.toml"\n')
+        told = served.line("settings_changed")
+        assert list(told["changed"]) == ["keys_file"]
+        assert "restart" in told["remedy"]
+        assert served.stop() == 0
+
+
 BROKEN = """
 import sys
 import uvicorn

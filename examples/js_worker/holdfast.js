@@ -54,6 +54,7 @@ export class Worker {
     this.failed = 0;
     this.stopping = false;
     this.draining = false;
+    this.refused = false; // for good: a worker with this key, or these queues, will never get a job
     this.claiming = undefined;
     this.woken = () => {};
     this.hurried = new Promise((resolve) => {
@@ -114,6 +115,11 @@ export class Worker {
       } catch (error) {
         if (this.stopping) break;
         this.log("claim_failed", { error: String(error) });
+        if (isFinal(error)) {
+          this.refused = true;
+          this.stop("refused");
+          break;
+        }
         await Promise.race([sleep(backoff(failures++, error.retryAfter)), this.#change()]);
       }
     }
@@ -356,7 +362,7 @@ export class Worker {
     if (answer.ok) return answer.json();
     const problem = await answer.json().catch(() => ({}));
     const error = new Error(`${answer.status} ${problem.code ?? ""}: ${problem.detail ?? "no answer of Holdfast"}`);
-    throw Object.assign(error, { status: answer.status, retryAfter: Number(answer.headers.get("retry-after")) || undefined });
+    throw Object.assign(error, { status: answer.status, code: problem.code, retryAfter: Number(answer.headers.get("retry-after")) || undefined });
   }
 }
 
@@ -364,6 +370,11 @@ export class Worker {
 function ownName() {
   const host = hostname().replace(/[^A-Za-z0-9]+/g, "-").replace(/^-+/, "").slice(0, 20);
   return `${host || "js"}-${process.pid}-${randomUUID().slice(0, 8)}`;
+}
+
+/** Whether the same request would never pass: Holdfast itself, no proxy on the way, refuses the key or what is asked. */
+function isFinal({ status, code }) {
+  return code !== undefined && status >= 400 && status < 500 && status !== 408 && status !== 429;
 }
 
 /** Milliseconds until the next try: growing, with jitter, at least what the server says. */

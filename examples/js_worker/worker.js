@@ -44,15 +44,37 @@ const handlers = {
 };
 
 const said = process.env;
+
+/** Ends the program where a setting makes no sense. */
+function refuse(name, wanted) {
+  console.error(`${name}: ${JSON.stringify(said[name])} is not valid; give ${wanted}`);
+  process.exit(78);
+}
+
+function number(name, fallback, least, most) {
+  const value = Number(said[name] || fallback);
+  if (!(value >= least && value <= most)) refuse(name, `a number from ${least} to ${most}`);
+  return value;
+}
+
+function queues() {
+  try {
+    const read = JSON.parse(said.HOLDFAST_QUEUES || "null");
+    const most = Object.values(read ?? {});
+    if (read === null || (!Array.isArray(read) && most.length > 0 && most.every((each) => Number.isInteger(each) && each > 0))) return read ?? undefined;
+  } catch {} // no JSON
+  return refuse("HOLDFAST_QUEUES", 'JSON such as {"mail": 5, "*": 10}');
+}
+
 const worker = new Worker({
   url: said.HOLDFAST_API_URL ?? "http://localhost:8000",
   key: said.HOLDFAST_API_KEY,
-  queues: said.HOLDFAST_QUEUES ? JSON.parse(said.HOLDFAST_QUEUES) : undefined,
-  concurrency: Number(said.HOLDFAST_CONCURRENCY ?? 10),
-  lease: Number(said.HOLDFAST_LEASE ?? 30),
-  grace: Number(said.HOLDFAST_GRACE ?? 30),
+  queues: queues(),
+  concurrency: Math.floor(number("HOLDFAST_CONCURRENCY", 10, 1, 500)),
+  lease: number("HOLDFAST_LEASE", 30, 0.1, 86_400),
+  grace: number("HOLDFAST_GRACE", 30, 0, 86_400),
   handlers,
 });
 for (const name of ["SIGTERM", "SIGINT"]) process.on(name, () => worker.stop(name));
 await worker.run();
-process.exit(0); // handlers that did not stop when they were told to end here
+process.exit(worker.refused ? 1 : 0); // handlers that did not stop when they were told to end here

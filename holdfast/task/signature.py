@@ -102,7 +102,7 @@ class Argument(str):
     __slots__ = ("place",)
     place: str
 
-    def __new__(cls, words: str, place: str) -> Self:
+    def __new__(cls, words: str, place: str = "") -> Self:  # without: what pickle and copy make first
         made = super().__new__(cls, words)
         made.place = place
         return made

@@ -51,6 +51,7 @@ QUEUE: dict[str, Any] = {
     "name": "default",
     "paused": False,
     "oldest_ready_seconds": 1.25,
+    "announced": None,
     "counts": {
         "scheduled": 0,
         "waiting": 0,

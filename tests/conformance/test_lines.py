@@ -105,6 +105,21 @@ async def test_a_repeated_record_changes_nothing(store: Store) -> None:
     assert await texts_of(store, job.id) == ["one", "two", "three"]
 
 
+async def test_lines_that_come_late_are_kept_in_their_places(store: Store, clock: ManualClock) -> None:
+    """Whoever sent the first could not reach the store, sent the next, and then those again."""
+    job = await running(store)
+    await store.record([record(job, said("before"))])
+    await lose(store, clock, job)
+    (again,) = await take(store, suspects=1)
+    lines = said(*"abcdefg", "größer")
+
+    for some in (lines[5:6], lines[3:5], lines[:2], [lines[7], lines[2], lines[6], lines[2]], lines):
+        assert await store.record([record(again, some)]) == [True]
+
+    kept = [(line.claims, line.number, line.text) for line in await lines_of(store, job.id)]
+    assert kept == [(1, 1, "before"), *((again.claims, n, text) for n, text in enumerate([*"abcdefg", "größer"], 1))]
+
+
 async def test_each_attempt_adds_its_lines(store: Store, clock: ManualClock) -> None:
     job = await running(store)
     await store.record([record(job, said("first"))])

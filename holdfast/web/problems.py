@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from holdfast.errors import Conflict, HoldfastError, Invalid, Unavailable, shown
+from holdfast.errors import Conflict, HoldfastError, Invalid, NotFound, Unavailable, shown
 from holdfast.web.messages import PROBLEM, Answer, Header, Refusal
 
 RETRY_AFTER = 2
@@ -66,6 +66,9 @@ def answer_to(error: Exception, request_id: str) -> Answer:
             retry = (b"retry-after", str(RETRY_AFTER).encode())
             remedy = "try again; with an idempotency key or an id that is harmless"
             return problem(503, error.code, str(error), request_id, retry, remedy=remedy)
+        case NotFound():
+            remedy = "GET /v1/jobs, /v1/queues and /v1/workers list what there is"
+            return problem(error.http_status, error.code, str(error), request_id, remedy=remedy)
         case HoldfastError():
             return problem(error.http_status, error.code, str(error), request_id)
     detail = "something went wrong in Holdfast itself; its log has the cause under this request_id"

@@ -17,7 +17,7 @@ def test_a_waiting_job_is_cancelled_once(api: Api) -> None:
     job = api.submit(key="k")
     assert api.post("/v1/jobs/key:k/cancel")["status"] == "cancelled"
     assert api.refused("POST", f"/v1/jobs/{job['id']}/cancel", 409)["code"] == "conflict"
-    api.refused("POST", f"/v1/jobs/{UNKNOWN_ID}/cancel", 404)
+    assert "/v1/jobs" in api.refused("POST", f"/v1/jobs/{UNKNOWN_ID}/cancel", 404)["remedy"]
 
 
 def test_a_running_job_is_asked_to_stop(api: Api) -> None:

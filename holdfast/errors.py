@@ -10,6 +10,7 @@ HoldfastError                exit 1    HTTP 500   something went wrong in Holdfa
 │   └── LeaseLost            exit 1    HTTP 409   somebody else holds the job now; nothing was written
 ├── Unavailable              exit 75   HTTP 503   the store is away or full; try again
 ├── ForkedConnection         exit 1    HTTP 500   a store opened before fork() was used after it
+├── AuditBroken              exit 1    HTTP 500   an audit file is not whole (`observe/audit_file.py`)
 └── JobOutcome               exit 1    HTTP 200   raised by JobHandle.result()
     ├── JobFailed                                 the job is dead
     ├── JobCancelled                              the job was cancelled

@@ -184,7 +184,10 @@ class Settings(HttpSettings, MetricsSettings):
         "Memory above which a worker process is replaced by a fresh one.",
     )
     job_lines = Setting(
-        count(0, 10_000), 200, "Log lines of one attempt, by `context.log`, that are stored with its job; 0: none."
+        count(0, 10_000),
+        200,
+        "Log lines of one run, by `context.log`, that are stored with its job; 0: none. Each further run, after a "
+        "failure, a snooze or a replay, may add as many.",
     )
     job_line_size = Setting(size("64B", "64KiB"), "4KiB", "How large such a line may be: its text, and its fields.")
     log_level = Setting(LEVEL, "INFO", "The least important log lines that are written.")

@@ -329,12 +329,14 @@ left join holdfast.job j on j.id = d.id
 left join holdfast.attempt a on a.job_id = d.id and a.claims = d.claims;
 
 -- own: record
--- Which of the leases stand, with their lines kept. That of a success does: nobody else can have written it.
+-- Which of the leases stand, with their lines kept. That of a success does: nobody else can have written it. Who deletes
+-- a job waits, and deletes these lines, too.
 with standing as materialized (
     select d.turn, j.id, j.claims, j.attempts
     from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, turn)
     join holdfast.job j on j.id = d.id
     where j.claims = d.claims and (j.state + 0 = 2 and j.lease_until + 0 > :now or j.state + 0 = 5)
+    order by j.id for key share of j
 ), kept as (
     insert into holdfast.line (job_id, claims, number, attempt, at, level, text, fields)
     select s.id, s.claims, d.number, s.attempts, :now - d.ago, d.level, d.text, d.fields

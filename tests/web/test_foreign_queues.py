@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,13 +141,13 @@ def _meanwhile(api: Api, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
 def test_a_limited_keys_batch_asks_no_more_than_it_must(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     store = two.api.run(two.api.app.opened())
     asked: list[int] = []
+
+    def counted(call: Any, *said: Any) -> Any:
+        asked.append(1)
+        return call(*said)
+
     for verb in ("get", "by_key", "by_keys", "outlines"):
-
-        def counted(*said: Any, call: Any = getattr(store, verb)) -> Any:
-            asked.append(1)
-            return call(*said)
-
-        monkeypatch.setattr(store, verb, counted)
+        monkeypatch.setattr(store, verb, functools.partial(counted, getattr(store, verb)))
     jobs = [{"type": "work", "payload": {}, "queue": "mail", "key": f"k{number}"} for number in range(250)]
     assert two.ask("POST", "/v1/jobs/batch", {"jobs": jobs}).status_code == 201
     assert len(asked) == 3

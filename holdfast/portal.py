@@ -38,15 +38,15 @@ class Portal:
 
     def __init__(self, *, at_exit: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """``at_exit`` is run on the loop before it ends, with the process at the latest."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-portal", daemon=True)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="holdfast-portal", daemon=True)
         self._thread.start()
         self._at_exit = at_exit
         atexit.register(self.end)
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """What ``call`` returns or raises. Interrupted, it is cancelled."""
-        running = asyncio.run_coroutine_threadsafe(call, self._loop)
+        running = asyncio.run_coroutine_threadsafe(call, self.loop)
         try:
             return running.result()
         except BaseException:
@@ -55,19 +55,19 @@ class Portal:
 
     def is_here(self) -> bool:
         """Whether the caller runs on this portal's loop."""
-        return running_loop() is self._loop
+        return running_loop() is self.loop
 
     def end(self) -> None:
         """Say the last words and end the thread."""
         atexit.unregister(self.end)
         if not self._thread.is_alive():
             return
-        last_words = asyncio.run_coroutine_threadsafe(self._part(), self._loop)
+        last_words = asyncio.run_coroutine_threadsafe(self._part(), self.loop)
         wait([last_words], timeout=_AT_EXIT)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=_AT_EXIT)
         if not self._thread.is_alive():
-            self._loop.close()
+            self.loop.close()
 
     async def _part(self) -> None:
         """The last words; then, as ``asyncio.run`` does it, what still goes on is cancelled and may end in peace."""

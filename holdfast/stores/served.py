@@ -147,6 +147,7 @@ class ServedStore(ABC, Generic[OpenedT]):
         self._opened: dict[asyncio.AbstractEventLoop, OpenedT] = {}
         self._migrated: list[str] = []  # what opening applied, for who asks
         self._portal: Portal | None = None
+        self._callers = 0  # in the portal
         self._lock = threading.Lock()
         self._process = os.getpid()
 
@@ -190,9 +191,24 @@ class ServedStore(ABC, Generic[OpenedT]):
     def blocking(self, call: Coroutine[Any, Any, T]) -> T:
         with self._lock:
             if self._portal is None or self._process != os.getpid():
-                self._portal = Portal(at_exit=self.close)
+                self._portal, self._callers = Portal(at_exit=self.close), 0
             portal = self._portal
-        return portal.run(call)
+            self._callers += 1
+        try:
+            return portal.run(call)
+        finally:
+            self._leave(portal)
+
+    def _leave(self, portal: Portal) -> None:
+        """A call of ``blocking`` is over. The last one to see the store closed ends the portal and its thread."""
+        with self._lock:
+            if portal is not self._portal:
+                return
+            self._callers -= 1
+            if self._callers or portal.loop in self._opened:
+                return
+            self._portal = None
+        portal.end()
 
     @property
     def _open(self) -> OpenedT:

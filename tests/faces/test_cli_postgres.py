@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -127,3 +128,10 @@ def test_a_parameter_that_the_server_does_not_know_is_a_matter_of_configuration(
         for wrong in ({"foo": 1}, {"work_mem": "some"}):
             url = postgres.shared().url(schema=schema, **wrong)
             assert "url: the server refuses a parameter of it: " in cli.fail("status", "--url", url, code=78)
+
+
+def test_a_command_leaves_no_thread_behind(strict: Postgres, cli: Cli) -> None:
+    before = set(threading.enumerate())
+    for command in ("migrate", "status", "status"):
+        cli.run(command, "--url", strict.url())
+    assert set(threading.enumerate()) <= before

@@ -31,7 +31,7 @@ from tests.support.stores import CARRIED, STORES, Home, stores_of
 
 T = TypeVar("T")
 
-EXAMPLES, STEPS = {"quick": (150, 50), "storm": (2000, 100)}.get(os.environ.get("HOLDFAST_MODEL", "quick")) or map(
+EXAMPLES, STEPS = {"quick": (90, 50), "storm": (2000, 100)}.get(os.environ.get("HOLDFAST_MODEL", "quick")) or map(
     int, os.environ["HOLDFAST_MODEL"].split("x")
 )
 

@@ -49,8 +49,8 @@ class Clients:
     ``stubborn``: a key is tried until it is acknowledged; else each answer is final, whatever it is.
     """
 
-    def __init__(self, count: int, *, stubborn: bool) -> None:
-        self.address = ""
+    def __init__(self, count: int, address: str, *, stubborn: bool) -> None:
+        self.address = address
         self.answers: list[Answer] = []
         self.untold: list[str] = []  # refusals that do not say when to try again, and what is no answer at all
         self._stubborn = stubborn
@@ -132,8 +132,7 @@ def kills(folder: Path, home: Home, *, clients: int, kills: int, seed: int) -> R
     with home(folder) as url:
         served = Served(folder, url)
         try:
-            with Clients(clients, stubborn=True) as crowd:
-                crowd.address = served.address
+            with Clients(clients, served.address, stubborn=True) as crowd:
                 for _ in range(kills):
                     crowd.more(1, 200, 201)
                     time.sleep(rng.uniform(*OPEN))
@@ -218,8 +217,7 @@ def outages(folder: Path, name: str, *, clients: int, times: int, told: float, w
     report, rng = Report(figures={"seed": seed, "outages": times}), random.Random(seed)
     back_in: list[float] = []
     with AWAY[name](folder) as store, Served(folder, store.url) as served:
-        with Clients(clients, stubborn=False) as crowd:
-            crowd.address = served.address
+        with Clients(clients, served.address, stubborn=False) as crowd:
             for _ in range(times):
                 crowd.more(2 * clients, 201)
                 store.leave()

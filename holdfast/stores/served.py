@@ -205,10 +205,9 @@ class ServedStore(ABC, Generic[OpenedT]):
             if portal is not self._portal:
                 return
             self._callers -= 1
-            if self._callers or portal.loop in self._opened:
-                return
-            self._portal = None
-        portal.end()
+            if not self._callers and portal.loop not in self._opened:
+                portal.end()  # while nobody can have another: its last words, ``close``, end the one they find
+                self._portal = None
 
     @property
     def _open(self) -> OpenedT:

@@ -19,14 +19,14 @@ def run(plan: Plan) -> list[Line]:
     cpu = Line("CPU", "%", other=_PEER, target=at_most(0.5))
     memory = Line("resident memory", "MB", other=_PEER, target=at_most(70))
     calls = Line("store calls", "1/s", target=at_most(1))
-    commands = Line("commands to the server, by its own count", "1/s", other=_PEER, target=at_most(2))
+    commands = Line("commands sent to the server, by its own count", "1/s", other=_PEER, target=at_most(2))
     for _ in range(1 if plan.quick else max(1, plan.rounds - 1)):
-        with server.namespace() as url:
+        with server.namespace() as url, server.commands() as sent:
             uvloop.run(fill(url, 0))
-            ours = watched(plan, server.commands, "benchmarks.worker", url)
-        with server.database() as url:
+            ours = watched(plan, sent, "benchmarks.worker", url)
+        with server.database() as url, server.commands() as sent:
             uvloop.run(peer(_PEER, url).fill(0))  # makes what its worker reads
-            theirs = watched(plan, server.commands, "benchmarks.redis.peer_worker", _PEER, url)
+            theirs = watched(plan, sent, "benchmarks.redis.peer_worker", _PEER, url)
         for name, line in (("cpu", cpu), ("memory", memory), ("counted", commands)):
             line.add(ours[name], theirs[name])
         calls.add(ours["calls"])

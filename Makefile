@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 # Code that is being checked must be the code of this checkout, whatever the caller's environment says.
 export PYTHONPATH :=
+# A test run starts hundreds of processes; each would compile the whole package again where this is forbidden.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev test check storm bench docs clean

@@ -368,10 +368,13 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Endings(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of the feed of endings, in about the order of their instants. ``mark``: where the next piece begins."""
+    """A piece of the feed of endings, in about the order of their instants. ``mark``: where the next piece begins.
+    ``bookmark``: the same for somebody who may not know of every job; it names none, and leads back to the begin of an
+    instant where the piece ended within it."""
 
     endings: list[Ending]
     mark: str
+    bookmark: str
     more: bool = False  # there is a next piece already
     gap: bool = False  # what was asked for is too long ago, or of another store: this is what comes from now on
 

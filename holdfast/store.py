@@ -231,8 +231,9 @@ class Store(Protocol):
         """What ended, and which attempts failed, after a mark; None: from now on, which is no ending yet.
 
         Passes nothing by, however late its transaction is committed, but what was replayed, deleted or pruned before
-        anybody asked. May tell again what it has told, where that was at most about a second ago. A mark that is older
-        than ``within`` is answered as a gap. Invalid for what is no mark.
+        anybody asked, and what ended longer than ``within`` ago: nothing leads back further, whoever made up the mark.
+        May tell again what it has told, where that was at most about a second ago. A mark that is older than ``within``
+        is answered as a gap. Invalid for what is no mark.
         """
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────

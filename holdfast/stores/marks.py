@@ -15,6 +15,10 @@ from holdfast.job import MICROSECOND, Ending, Endings
 
 OVERLAP_US = 1_000_000
 """What is read again, in case the clock was set back."""
+LAST = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+"""Behind every job of an instant."""
+FIRST = "00000000-0000-0000-0000-000000000000"
+"""Before every job of an instant."""
 _MARK = re.compile(r"(\d{1,17})\.(\d{1,17})(?:\.([0-9a-f-]{36})\.(\d{1,16}))?", re.ASCII)
 
 Place = tuple[int, str, int]
@@ -41,10 +45,15 @@ class Mark(NamedTuple):
         place = "" if self.job_id is None else f".{self.job_id}.{self.claims}"
         return f"{self.looked}.{self.at}{place}"
 
-    @property
-    def begin(self) -> Place:
-        """Behind which place to go on."""
-        return (self.at - OVERLAP_US, "", 0) if self.job_id is None else (self.at, self.job_id, self.claims)
+    def begin(self, earliest_us: int) -> Place:
+        """Behind which place to go on; not before the earliest instant, whatever it says."""
+        place = (self.at - OVERLAP_US, "", 0) if self.job_id is None else (self.at, self.job_id, self.claims)
+        return max(place, (earliest_us - OVERLAP_US, "", 0))
+
+    def piece(self, endings: list[Ending], *, more: bool = False, gap: bool = False) -> Endings:
+        """One that ends here."""
+        outside = self if self.job_id in (None, LAST) else self._replace(job_id=FIRST, claims=0)
+        return Endings(endings=endings, mark=str(self), bookmark=str(outside), more=more, gap=gap)
 
     def is_gap(self, now_us: int, within: timedelta) -> bool:
         """Whether that is too long ago, or in no past of this store."""
@@ -59,10 +68,10 @@ def place_of(ending: Ending) -> Place:
 def piece(mark: Mark, found: list[Ending], limit: int, now_us: int) -> Endings:
     """The first ``limit`` of what was found behind a mark, in order; there may be more of it."""
     if len(found) > limit:
-        return Endings(endings=found[:limit], mark=str(Mark(now_us, *place_of(found[limit - 1]))), more=True)
+        return Mark(now_us, *place_of(found[limit - 1])).piece(found[:limit], more=True)
     if not found:
-        return Endings(endings=[], mark=str(mark._replace(looked=now_us)))
-    return Endings(endings=found, mark=str(Mark(now_us, max(mark.at, found[-1].ended_at_us))))
+        return mark._replace(looked=now_us).piece([])
+    return Mark(now_us, max(mark.at, found[-1].ended_at_us)).piece(found)
 
 
 def not_a_mark(text: str) -> Invalid:

@@ -184,19 +184,19 @@ def pulse(worker: str = WORKER, **fields: Any) -> Pulse:
 class Follower:
     """Asks for piece after piece."""
 
-    def __init__(self, store: Store, limit: int = 500) -> None:
-        self.store, self.limit = store, limit
+    def __init__(self, store: Store, limit: int = 500, within: timedelta = timedelta(hours=1)) -> None:
+        self.store, self.limit, self.within = store, limit, within
         self.mark = ""
         self.gap = False
 
     async def begin(self) -> None:
-        self.mark = (await self.store.endings(None, limit=self.limit, within=timedelta(hours=1))).mark
+        self.mark = (await self.store.endings(None, limit=self.limit, within=self.within)).mark
 
     async def told(self) -> list[Ending]:
         """What is new."""
         found: list[Ending] = []
         while True:
-            piece = await self.store.endings(self.mark, limit=self.limit, within=timedelta(hours=1))
+            piece = await self.store.endings(self.mark, limit=self.limit, within=self.within)
             self.mark, self.gap = piece.mark, piece.gap
             found += piece.endings
             if not piece.more:

@@ -208,6 +208,54 @@ async def test_a_mark_that_was_never_given_harms_nobody(store: Store, clock: Man
     assert await store.count(JobFilter()) == 1
 
 
+async def test_no_mark_leads_back_further_than_the_window(store: Store, clock: ManualClock) -> None:
+    """Whoever made it up: else a client could have everything that ever ended read, again and again."""
+    setback = await running(store)
+    await store.settle([failing(setback, delay=HOUR)])
+    old = {setback.id} | {await ended(store, state) for state in (JobState.SUCCEEDED, JobState.DEAD)}
+    clock.advance(2 * 3600)
+    recent = await ended(store, JobState.SUCCEEDED)
+    clock.advance(5)
+    now, top = clock(), (await store.endings(None, limit=10, within=HOUR)).mark.split(".")[1]
+    told: set[str] = set()
+    for made_up in (
+        f"{now}.0",
+        f"{now}.1.{recent}.0",
+        f"{now}.3",
+        f"{now}.{top}.1-{10**8}",
+        f"{now}.4.1-{10**8}",
+        f"{now}.4.1-{10**17 - 1}",
+        f"{now}.4.1-{10**8}~{now}.{top}~1.{recent}.0",
+    ):
+        follower = Follower(store)
+        follower.mark = made_up
+        try:
+            found = {each.job_id for each in await follower.told()}
+        except Invalid:
+            continue
+        assert not found & old, made_up
+        told |= found
+    assert told == {recent}
+
+
+async def test_a_bookmark_names_no_job_and_passes_nothing_by(
+    store: Store, clock: ManualClock, follower: Follower
+) -> None:
+    jobs = await put(store, *[new_job() for _ in range(6)])
+    await store.cancel(jobs[:4])  # at one instant
+    clock.advance(5)
+    await store.cancel(jobs[4:])
+    mark, told, more = follower.mark, set(), True
+    while more:
+        piece = await store.endings(mark, limit=1, within=HOUR)
+        mark, more = piece.mark, piece.more
+        told |= {each.job_id for each in piece.endings}
+        assert not [job_id for job_id in jobs if job_id in piece.bookmark]
+        other = Follower(store, limit=1)
+        other.mark = piece.bookmark
+        assert told | {each.job_id for each in await other.told()} == set(jobs)
+
+
 async def test_a_wait_for_any_ending_ends_with_one(store: Store, opener: Opener) -> None:
     other = await opener()
     job = await running(store)

@@ -13,10 +13,13 @@ from datetime import timedelta
 from typing import Any
 
 import asyncpg
+import pytest
 
 from holdfast.clock import ManualClock
+from holdfast.errors import Invalid
 from holdfast.job import Job, JobFilter, JobState
 from holdfast.store import Store
+from holdfast.stores.marks import FIRST
 from holdfast.stores.postgres.feed import Mark
 from holdfast.stores.postgres.links import parse_url
 from tests.conformance.support import Follower, ending, new_job, put, stored, take
@@ -42,8 +45,8 @@ async def complete(link: Any, store: Store, clock: ManualClock, job: Job) -> Non
     assert await link.fetchval(f'select accepted from "{schema}".complete($1)', said)  # noqa: S608 - a name of ours
 
 
-async def begun(store: Store, clock: ManualClock) -> Follower:
-    follower = Follower(store)
+async def begun(store: Store, clock: ManualClock, within: timedelta = timedelta(hours=1)) -> Follower:
+    follower = Follower(store, within=within)
     await follower.begin()
     clock.advance(1)
     return follower
@@ -94,6 +97,20 @@ async def test_who_is_alone_on_the_server_and_commits_late_is_not_passed_by(stor
         await complete(link, store, clock, job)
         for _ in range(3):
             clock.advance(60)
+            assert await follower.told() == []
+    assert ids(await follower.told()) == [job.id]
+
+
+async def test_who_commits_hours_late_is_not_passed_by_where_that_much_is_asked_for(
+    store: Store, clock: ManualClock
+) -> None:
+    await put(store)
+    (job,) = await take(store, lease_for=timedelta(hours=9))
+    follower = await begun(store, clock, within=timedelta(days=1))
+    async with connected(store) as link, link.transaction():
+        await complete(link, store, clock, job)
+        for _ in range(3):
+            clock.advance(timedelta(minutes=50).total_seconds())
             assert await follower.told() == []
     assert ids(await follower.told()) == [job.id]
 
@@ -188,6 +205,24 @@ async def test_a_mark_of_another_server_is_a_gap(store: Store, clock: ManualCloc
     follower.mark = f"{at}.{int(top) + 10**9}"
 
     assert (await follower.told(), follower.gap) == ([], True)
+
+
+@pytest.mark.parametrize("rest", ["5.0-1", "5.5-1", "5.9-1", f"5~NOW.5~1.{'-' * 36}.1", "5~NOW.5.9-1~1.NOBODY.1"])
+async def test_what_this_server_cannot_have_written_is_no_mark(store: Store, clock: ManualClock, rest: str) -> None:
+    made_up = f"{clock()}.{rest}".replace("NOW", str(clock())).replace("NOBODY", FIRST)
+
+    with pytest.raises(Invalid, match="after: "):
+        await store.endings(made_up, limit=10, within=timedelta(hours=1))
+
+
+@pytest.mark.parametrize("tops", [("0", "5"), ("5", "0"), ("5", "9" * 18)])
+async def test_what_is_in_no_past_of_this_server_is_a_gap(
+    store: Store, clock: ManualClock, tops: tuple[str, str]
+) -> None:
+    seen, shown = tops
+    made_up = f"{clock()}.{seen}~{clock()}.{shown}~1.{FIRST}.0"
+
+    assert (await store.endings(made_up, limit=10, within=timedelta(hours=1))).gap
 
 
 async def test_a_mark_outlives_many_transactions(store: Store, clock: ManualClock) -> None:

@@ -40,7 +40,7 @@ def ending(number: int) -> Ending:
 
 
 def piece(*numbers: int) -> Endings:
-    return Endings(endings=[ending(number) for number in numbers], mark="1.1")
+    return Endings(endings=[ending(number) for number in numbers], mark="1.1", bookmark="1.1")
 
 
 # ── who follows ───────────────────────────────────────────────────────────────────────────────────────────────────

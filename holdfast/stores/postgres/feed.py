@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from holdfast.figures import Figures, Group
 from holdfast.job import MICROSECOND, Ending, Endings
-from holdfast.stores.marks import Place, not_a_mark, place_of
+from holdfast.stores.marks import FIRST, Place, not_a_mark, place_of
 from holdfast.stores.postgres.links import Links
 from holdfast.stores.postgres.rows import from_text
 from holdfast.stores.postgres.statements import Query
@@ -21,9 +21,9 @@ from holdfast.stores.sql import STATES
 LAG_US = 10_000_000
 """How long after its begin a statement may get its transaction's number: as long as a statement may take."""
 _AHEAD_US = 60_000_000  # how far ahead of the clock a mark may be: somebody set it back
-_FIRST: Place = (0, "00000000-0000-0000-0000-000000000000", 0)
 _SNAPSHOT = r"\d{1,17}\.\d{1,18}(?:\.\d{1,18}-\d{1,17}){0,2000}"
-_MARK = re.compile(rf"({_SNAPSHOT})(?:~({_SNAPSHOT})~(\d{{1,17}})\.([0-9a-f-]{{36}})\.(\d{{1,18}}))?", re.ASCII)
+_JOB = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_MARK = re.compile(rf"({_SNAPSHOT})(?:~({_SNAPSHOT})~(\d{{1,17}})\.({_JOB})\.(\d{{1,18}}))?", re.ASCII)
 
 
 class Snapshot(NamedTuple):
@@ -36,10 +36,12 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Snapshot:
-        """From its text."""
+        """From its text; Invalid for what PostgreSQL could not have written."""
         at, top, *running = text.split(".")
         pairs = (each.split("-") for each in running)
         lows = {int(top) - int(below): int(at) - 1000 * int(age) for below, age in pairs}
+        if not all(0 < xid < int(top) for xid in lows):
+            raise not_a_mark(text)
         return cls(int(at), int(top), lows)
 
     def __str__(self) -> str:
@@ -67,7 +69,7 @@ class Mark(NamedTuple):
 
     seen: Snapshot
     shown: Snapshot | None = None
-    place: Place = _FIRST
+    place: Place = (0, FIRST, 0)
 
     @classmethod
     def read(cls, text: str) -> Mark:
@@ -85,6 +87,17 @@ class Mark(NamedTuple):
         at, job_id, claims = self.place
         return f"{self.seen}~{self.shown}~{at}.{job_id}.{claims}"
 
+    def piece(self, found: list[Ending], *, more: bool = False, gap: bool = False) -> Endings:
+        """One that ends here, without attempts of jobs that are just being deleted."""
+        outside = self._replace(place=(self.place[0], FIRST, 0))
+        there = [each for each in found if each.task]
+        return Endings(endings=there, mark=str(self), bookmark=str(outside), more=more, gap=gap)
+
+    def is_gap(self, at: int, number: int, earliest: int) -> bool:
+        """Whether that is too long ago, or in no past of this server."""
+        known = all(0 < each.top <= number for each in (self.seen, self.shown or self.seen))
+        return not known or not earliest <= self.seen.at <= at + _AHEAD_US
+
 
 class Feed:
     """The verbs, over the store's named statements."""
@@ -97,15 +110,15 @@ class Feed:
         """What became visible since a mark."""
         mark = None if after is None else Mark.read(after)
         ((at, number),) = await self._links.fetch(self._sql["number"])
-        if mark is None or _is_gap(mark.seen, at, number, within):
-            begin = await self._begun(at, number, at - within // MICROSECOND)
-            return Endings(endings=[], mark=str(Mark(begin)), gap=mark is not None)
+        earliest = at - within // MICROSECOND
+        if mark is None or mark.is_gap(at, number, earliest):
+            begin = await self._begun(at, number, earliest)
+            return Mark(begin).piece([], gap=mark is not None)
         shown = mark.shown or mark.seen.followed_by(at, *await self._running())
-        found = await self._between(mark, shown, limit + 1)
+        found = await self._between(mark, shown, earliest - LAG_US, limit + 1)
         if len(found) > limit:
-            going_on = Mark(mark.seen, shown, place_of(found[limit - 1]))
-            return Endings(endings=_still_there(found[:limit]), mark=str(going_on), more=True)
-        return Endings(endings=_still_there(found), mark=str(Mark(shown)))
+            return Mark(mark.seen, shown, place_of(found[limit - 1])).piece(found[:limit], more=True)
+        return Mark(shown).piece(found)
 
     async def _begun(self, at: int, number: int, earliest: int) -> Snapshot:
         """From now on. A transaction has dated nothing before it began; where that is hidden from our role, or our
@@ -142,11 +155,11 @@ class Feed:
         ]
         return Figures(groups, most)
 
-    async def _between(self, mark: Mark, shown: Snapshot, limit: int) -> list[Ending]:
+    async def _between(self, mark: Mark, shown: Snapshot, earliest: int, limit: int) -> list[Ending]:
         seen, (at, job_id, claims) = mark.seen, mark.place
         rows = await self._links.fetch(
             self._sql["endings"],
-            low=max(seen.low(shown), at),
+            low=max(seen.low(shown), at, earliest),
             at=at,
             job=job_id,
             claims=claims,
@@ -156,16 +169,6 @@ class Feed:
             limit=limit,
         )
         return [_ending(row) for row in rows]
-
-
-def _is_gap(seen: Snapshot, at: int, number: int, within: timedelta) -> bool:
-    """Whether that is too long ago, or in no past of this server."""
-    return seen.top > number or not at - within // MICROSECOND <= seen.at <= at + _AHEAD_US
-
-
-def _still_there(found: list[Ending]) -> list[Ending]:
-    """Without attempts of jobs that are just being deleted."""
-    return [each for each in found if each.task]
 
 
 def _ending(row: Any) -> Ending:

@@ -6,19 +6,16 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from msgspec.structs import replace
-
 from holdfast.figures import Figures
-from holdfast.job import Attempt, Ending, Endings, Job, JobState
+from holdfast.job import MICROSECOND, Attempt, Ending, Endings, Job, JobState
 from holdfast.links.redis import Script
-from holdfast.stores.marks import Mark, place_of
+from holdfast.stores.marks import LAST, OVERLAP_US, Mark, place_of
 from holdfast.stores.redis.counting import Counting
 from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.read import Read
 from holdfast.stores.redis.rows import shown_attempts
 
 _PIECE = 400  # of each kind: more than one script can end at one instant
-_LAST = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # all of an instant: one script wrote it
 
 
 class Feed:
@@ -34,16 +31,17 @@ class Feed:
         if after is None:
             return _from_now(await self._read.now_us())
         mark = Mark.read(after)
-        behind = mark.at if mark.job_id is not None else mark.begin[0]
-        now_us, gone, *kinds = await self._links.run(self._scripts["endings"], behind, _PIECE)
+        behind, _, _ = mark.begin(0)
+        back = within // MICROSECOND + OVERLAP_US
+        now_us, gone, *kinds = await self._links.run(self._scripts["endings"], behind, _PIECE, back)
         if mark.is_gap(int(now_us), within):
-            return replace(_from_now(int(now_us)), gap=True)
+            return _from_now(int(now_us), gap=True)
         until, more = _until(kinds)
         found = sorted(await self._told(kinds, until), key=place_of)
         if more:
-            return Endings(endings=found, mark=str(Mark(int(now_us), until, _LAST)), more=True, gap=bool(gone))
+            return Mark(int(now_us), until, LAST).piece(found, more=True, gap=bool(gone))
         drained = Mark(int(now_us), until) if until else mark._replace(looked=int(now_us))
-        return Endings(endings=found, mark=str(drained), gap=bool(gone))
+        return drained.piece(found, gap=bool(gone))
 
     async def figures(self, *, recent: timedelta, most: int) -> Figures:
         """How many jobs there are, of each kind."""
@@ -68,8 +66,8 @@ class Feed:
         return found
 
 
-def _from_now(now_us: int) -> Endings:
-    return Endings(endings=[], mark=str(Mark(now_us, now_us, _LAST)))
+def _from_now(now_us: int, *, gap: bool = False) -> Endings:
+    return Mark(now_us, now_us, LAST).piece([], gap=gap)
 
 
 def _until(kinds: Sequence[Any]) -> tuple[int, bool]:

@@ -7,14 +7,10 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from msgspec.structs import replace
-
 from holdfast.figures import Figures, Group
 from holdfast.job import MICROSECOND, Ending, Endings
-from holdfast.stores.marks import Mark, piece
+from holdfast.stores.marks import LAST, Mark, piece
 from holdfast.stores.sql import STATES
-
-_LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 
 class Feed:
@@ -31,8 +27,8 @@ class Feed:
             return self._from_now(reader, now_us)
         mark = Mark.read(after)
         if mark.is_gap(now_us, within):
-            return replace(self._from_now(reader, now_us), gap=True)
-        at, job_id, claims = mark.begin
+            return self._from_now(reader, now_us, gap=True)
+        at, job_id, claims = mark.begin(now_us - within // MICROSECOND)
         values = {"at": at, "job": job_id, "claims": claims, "limit": limit + 1}
         found = [_ending(row) for row in reader.execute(self._sql["endings"], values)]
         return piece(mark, found, limit, now_us)
@@ -58,10 +54,10 @@ class Feed:
         ]
         return Figures(groups, most)
 
-    def _from_now(self, reader: sqlite3.Connection, now_us: int) -> Endings:
+    def _from_now(self, reader: sqlite3.Connection, now_us: int, *, gap: bool = False) -> Endings:
         """Behind the last ending there is, not behind now: a caller's open transaction may hold one from before."""
         (last,) = reader.execute(self._sql["last_ended"]).fetchone()
-        return Endings(endings=[], mark=str(Mark(now_us, last or 0, _LAST_ID)))
+        return Mark(now_us, last or 0, LAST).piece([], gap=gap)
 
 
 def _ending(row: tuple[Any, ...]) -> Ending:

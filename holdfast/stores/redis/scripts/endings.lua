@@ -1,6 +1,6 @@
--- What ended behind an instant, the earliest of each kind. ARGV: 3 instant, 4 limit of each kind. Answers now, whether older setbacks were
+-- What ended behind an instant, the earliest of each kind. ARGV: 3 instant, 4 limit of each kind, 5 how far back at most. Answers now, whether older setbacks were
 -- let go, successes ("INSTANT:ID"), dead, cancelled (id, instant), and of each setback id, instant and the attempt's record.
-local after, most = tonumber(ARGV[3]), tonumber(ARGV[4])
+local after, most = math.max(tonumber(ARGV[3]), now - tonumber(ARGV[5])), tonumber(ARGV[4])
 local succeeded, setbacks = P .. 'ended:succeeded', P .. 'setbacks'
 
 local function instant_at(place)

@@ -123,6 +123,8 @@ class Api:
             meter.answered(request, started)
         finally:
             meter.end()
+            for each in request.over:
+                each()
 
     async def _send(self, send: Send, request: Request, answer: Answer) -> None:
         await send(_start(request, answer))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from datetime import timedelta
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
 
@@ -17,10 +18,9 @@ from holdfast.job import Ending, Endings
 from holdfast.web.callers import Caller
 from holdfast.web.messages import Refusal
 
-WITHIN = timedelta(hours=1)
-"""For how long who was away can go on where they were."""
-PIECE = 500
-"""Endings of one look."""
+_WITHIN = timedelta(hours=1)  # for how long who was away can go on where they were; no mark leads back further
+_OPEN = timedelta(days=1)  # for how long a transaction may be open, and its endings still be told to who follows
+_PIECE = 500  # endings of one look
 _LOOK = 1.0  # seconds between looks where nothing is heard: what a lost wake-up, or a failed attempt, costs at most
 _BREATH, _BUSY = 0.05, 0.5  # seconds at least between two looks; and where a look found more than _MANY
 _MANY = 200
@@ -85,23 +85,46 @@ class Feed:
     def __init__(self, app: Holdfast) -> None:
         self._app = app
         self._followers: set[Follower] = set()
+        self._beginning = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
         self._told = Told()
-        self.mark = ""
+        self._mark = ""
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.bookmark = ""
         """Up to where everything was told to whoever follows."""
 
-    @contextmanager
-    def follow(self, mark: str) -> Iterator[Follower]:
-        """While this lasts, what happens since the mark is told to the follower."""
+    @asynccontextmanager
+    async def follow(self) -> AsyncIterator[Follower]:
+        """While this lasts, what happens from its begin on is told to the follower."""
         follower = Follower()
         self._followers.add(follower)
-        if self._looking is None or self._looking.done():
-            self.mark, self._told = mark, Told()
-            self._looking = asyncio.create_task(self._look_on(), name="holdfast-feed")
         try:
+            async with self._beginning:
+                if self._looking is None or self._looking.done():
+                    await self._begin()
             yield follower
         finally:
             self._followers.discard(follower)
+
+    async def missed(self, name: str, mark: str | None) -> Endings:
+        """What came behind a mark that may be anybody's. Each caller, by name, has one look at a time, and the store
+        then rests for as long as that took: the streams of one key, that want nothing of an hour's endings, cannot keep
+        the store from its work."""
+        turn = self._turns.setdefault(name, asyncio.Lock())
+        async with turn:
+            begun = self._app.clock.monotonic()
+            store = await self._app.opened()
+            piece = await store.endings(mark, limit=_PIECE, within=_WITHIN)
+            if piece.more:
+                await asyncio.sleep(self._app.clock.monotonic() - begun)
+        return piece
+
+    async def _begin(self) -> None:
+        """At a mark of our own: a follower's may be made up, and pass by what the others wait for."""
+        store = await self._app.opened()
+        begin = await store.endings(None, limit=_PIECE, within=_WITHIN)
+        self._mark, self.bookmark, self._told = begin.mark, begin.bookmark, Told()
+        self._looking = asyncio.create_task(self._look_on(), name="holdfast-feed")
 
     async def _look_on(self) -> None:
         while self._followers:
@@ -112,8 +135,8 @@ class Feed:
 
     async def _look(self) -> None:
         store = await self._app.opened()
-        piece = await store.endings(self.mark, limit=PIECE, within=WITHIN)
-        self.mark = piece.mark
+        piece = await store.endings(self._mark, limit=_PIECE, within=_OPEN)
+        self._mark, self.bookmark = piece.mark, piece.bookmark
         fresh = msgspec.structs.replace(piece, endings=self._told.new(piece.endings))
         if fresh.endings or fresh.gap:
             for follower in self._followers:
@@ -130,6 +153,7 @@ class Feeds:
         self._app = app
         self._feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, Feed] = WeakKeyDictionary()
         self._streams: Counter[str] = Counter()
+        self._counting = threading.Lock()  # the event loops may be several threads'
 
     def here(self) -> Feed:
         """That of the running event loop."""
@@ -141,18 +165,20 @@ class Feeds:
 
     def enter(self, caller: Caller) -> str:
         """Count one more stream of this caller; Refusal where there are too many. Its name is for ``leave``."""
-        settings = self._app.settings
         name = caller.key or caller.address
-        for limit, there in (("event_streams", self._streams.total()), ("event_streams_per_key", self._streams[name])):
-            if there >= (most := getattr(settings, limit)):
-                told = (b"retry-after", b"10")
-                detail = f"there are {most} event streams already, as many as the setting {limit} allows"
-                raise Refusal(429, "too_many_streams", detail, "close one first", told)
-        self._streams[name] += 1
+        with self._counting:
+            there = {"event_streams": self._streams.total(), "event_streams_per_key": self._streams[name]}
+            for limit, number in there.items():
+                if number >= (most := getattr(self._app.settings, limit)):
+                    told = (b"retry-after", b"10")
+                    detail = f"there are {most} event streams already, as many as the setting {limit} allows"
+                    raise Refusal(429, "too_many_streams", detail, "close one first", told)
+            self._streams[name] += 1
         return name
 
     def leave(self, name: str) -> None:
         """Count one less."""
-        self._streams[name] -= 1
-        if not self._streams[name]:
-            del self._streams[name]
+        with self._counting:
+            self._streams[name] -= 1
+            if not self._streams[name]:
+                del self._streams[name]

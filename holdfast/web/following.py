@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -13,7 +14,7 @@ from holdfast.desk.words import timestamp
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.job import Ending, Endings, JobState, parse_id
 from holdfast.task.codec import Said
-from holdfast.web.feed import PIECE, WITHIN, Feed, Follower, Told
+from holdfast.web.feed import Feed, Follower, Told
 from holdfast.web.fields import FILTERS, QUEUE, Field, choice
 from holdfast.web.messages import Answer, Streamed
 from holdfast.web.routing import Call, Operation
@@ -49,38 +50,36 @@ async def follow(call: Call) -> Answer:
     for queue in call.query.get("queue", ()):
         call.caller.check_queue(queue)
     after = call.request.headers.get(b"last-event-id")
-    store = await call.app.opened()
     name = call.feeds.enter(call.caller)
+    call.request.over.append(partial(call.feeds.leave, name))
+    stream = _Stream(call, call.feeds.here(), name)
     try:
-        begin = await store.endings(after.decode("latin-1") if after else None, limit=PIECE, within=WITHIN)
-    except BaseException as error:
-        call.feeds.leave(name)
-        if isinstance(error, Invalid):
-            raise Invalid("Last-Event-ID", Said(f"{len(after or b''):,} characters"), error.remedy) from None
-        raise
-    return Streamed(200, media=_MEDIA, chunks=_told(call, begin, name))
+        begin = await stream.after(after.decode("latin-1") if after else None)
+    except Invalid as error:
+        raise Invalid("Last-Event-ID", Said(f"{len(after or b''):,} characters"), error.remedy) from None
+    return Streamed(200, media=_MEDIA, chunks=_told(stream, begin))
 
 
 _MEDIA = b"text/event-stream; charset=utf-8"
 
 
-async def _told(call: Call, begin: Endings, name: str) -> AsyncGenerator[bytes, None]:
-    stream = _Stream(call)
+async def _told(stream: _Stream, begin: Endings) -> AsyncGenerator[bytes, None]:
     try:
         yield f"retry: {_RETRY_MS}\n\n".encode()
-        async for chunk in stream.chunks(call.feeds.here(), begin):
+        async for chunk in stream.chunks(begin):
             yield chunk
     except HoldfastError:
         return  # the store is away: the client comes back, and goes on where it was
-    finally:
-        call.feeds.leave(name)
 
 
 class _Stream:
     """One client's stream."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, feed: Feed, name: str) -> None:
         self._call = call
+        self._feed = feed
+        self._name = name
+        self._over_at = call.app.clock.monotonic() + call.app.settings.event_stream_for.total_seconds()
         self._told = Told()
         self._kinds: Collection[str] = call.query.get("event", KINDS)
         self._queues: Collection[str] = call.query.get("queue", ())
@@ -88,38 +87,41 @@ class _Stream:
         self._jobs: Collection[str] = call.query.get("job_id", ())
         self._hides = bool(call.app.settings.redacted)
 
-    async def chunks(self, feed: Feed, piece: Endings) -> AsyncIterator[bytes]:
+    async def chunks(self, piece: Endings) -> AsyncIterator[bytes]:
         """What was missed since, then what comes."""
-        yield self._shown(piece) or _position(piece.mark)
-        while piece.more:
-            piece = await self._after(piece)
-            yield self._shown(piece) or _position(piece.mark)
-        with feed.follow(piece.mark) as follower:
+        yield self._shown(piece) or _position(piece.bookmark)
+        while piece.more and self._lasts():
+            piece = await self.after(piece.mark)
+            yield self._shown(piece) or _position(piece.bookmark)
+        async with self._feed.follow() as follower:
             more = True
-            while more:  # once more: what came before there was somebody to tell
-                piece = await self._after(piece)
+            while more and self._lasts():  # once more: what came before there was somebody to tell
+                piece = await self.after(piece.mark)
                 more = piece.more
                 yield self._shown(piece)
-            async for chunk in self._live(feed, follower):
+            async for chunk in self._live(follower):
                 yield chunk
 
-    async def _live(self, feed: Feed, follower: Follower) -> AsyncIterator[bytes]:
-        """What comes, until it comes too fast for this client, its time is over or its key not good any more."""
+    async def _live(self, follower: Follower) -> AsyncIterator[bytes]:
+        """What comes, until it comes too fast for this client."""
         clock = self._call.app.clock
         beat_at = clock.monotonic() + _BEAT
-        over_at = clock.monotonic() + self._call.app.settings.event_stream_for.total_seconds()
-        while not follower.late and clock.monotonic() < over_at and self._call.still():
-            piece = await follower.next(min(_CHECK, over_at - clock.monotonic()))
+        while not follower.late and self._lasts():
+            piece = await follower.next(min(_CHECK, self._over_at - clock.monotonic()))
             if piece is not None and (shown := self._shown(piece)):
                 yield shown
                 beat_at = clock.monotonic() + _BEAT
             elif clock.monotonic() >= beat_at and not follower.late:
-                yield b": still here\n" + _position(feed.mark if piece is None else piece.mark)
+                yield b": still here\n" + _position(self._feed.bookmark if piece is None else piece.bookmark)
                 beat_at = clock.monotonic() + _BEAT
 
-    async def _after(self, piece: Endings) -> Endings:
-        store = await self._call.app.opened()
-        return await store.endings(piece.mark, limit=PIECE, within=WITHIN)
+    async def after(self, mark: str | None) -> Endings:
+        """The piece behind a mark."""
+        return await self._feed.missed(self._name, mark)
+
+    def _lasts(self) -> bool:
+        """Whether its time is not over, and its key still good."""
+        return self._call.app.clock.monotonic() < self._over_at and self._call.still()
 
     def _shown(self, piece: Endings) -> bytes:
         """The events of a piece, and with the last of them where that leads to; nothing, where there are none."""
@@ -127,7 +129,7 @@ class _Stream:
         parts += [self._event(each) for each in self._told.new(piece.endings) if self._wants(each)]
         if not parts:
             return b""
-        return b"".join([*parts[:-1], b"id: " + piece.mark.encode() + b"\n", parts[-1]])
+        return b"".join([*parts[:-1], b"id: " + piece.bookmark.encode() + b"\n", parts[-1]])
 
     def _wants(self, ending: Ending) -> bool:
         return (
@@ -146,9 +148,9 @@ class _Stream:
 _GAP = b'event: gap\ndata: {"detail": "some of what happened since that id is not known any more"}\n\n'
 
 
-def _position(mark: str) -> bytes:
+def _position(bookmark: str) -> bytes:
     """What only says where to go on."""
-    return b"id: " + mark.encode() + b"\n\n"
+    return b"id: " + bookmark.encode() + b"\n\n"
 
 
 def _kind(ending: Ending) -> str:

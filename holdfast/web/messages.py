@@ -26,7 +26,8 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 class Request:
     """What a client asks. ``headers`` hold the first of each name; ``repeated`` names those that came more than once.
     ``id`` is the client's own X-Request-Id where that is a sensible one; ``added`` goes to the answer's headers;
-    ``template`` is the path of the operation that was found; ``stopping`` is set when a server that says so stops."""
+    ``template`` is the path of the operation that was found; ``stopping`` is set when a server that says so stops;
+    ``over`` is called when nothing more is to be sent, however it ended."""
 
     __slots__ = (
         "added",
@@ -34,6 +35,7 @@ class Request:
         "headers",
         "id",
         "method",
+        "over",
         "query",
         "receive",
         "repeated",
@@ -49,6 +51,7 @@ class Request:
         self.receive = receive
         self.stopping: asyncio.Event | None = (scope.get("extensions") or {}).get(STOPPING)
         self.added: list[Header] = []
+        self.over: list[Callable[[], None]] = []
         self.segments = segments
         self.template: str | None = None
         self.headers: dict[bytes, bytes] = {}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
-from holdfast import Holdfast
 from holdfast.lifecycle import Failed, Succeeded
-from holdfast.web.feed import Feed
-from tests.web.following import PATIENCE, end, events, run, served
+from holdfast.web.feed import Feed, Follower
+from tests.web.following import end, events, run, served
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -59,19 +59,24 @@ def test_every_ending_is_told_to_who_wants_it_and_after_a_break(home: str) -> No
     run(body)
 
 
-def test_what_ends_before_the_first_look_is_told(home: str) -> None:
-    """However long that look takes to begin: the store may be slow just then, or away."""
+def test_what_ends_before_the_first_look_is_told(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that look takes to begin: the store may be slow just then."""
+    follow = Feed.follow
+    ended: list[str] = []
 
     async def body() -> None:
-        async with Holdfast(home) as app:
-            store = await app.opened()
-            mark = (await store.endings(None, limit=1, within=timedelta(hours=1))).mark
-            job_id = (await app.enqueue("work", {})).id
-            await end(app, job_id, Succeeded())
-            await asyncio.sleep(1.1)  # some stores read the last second again anyhow
-            with Feed(app).follow(mark) as follower:
-                piece = await follower.next(PATIENCE)
-            assert piece is not None
-            assert [each.job_id for each in piece.endings] == [job_id]
+        async with served(home) as (app, address):
+
+            @asynccontextmanager
+            async def late(feed: Feed) -> AsyncIterator[Follower]:
+                ended.append((await app.enqueue("work", {})).id)
+                await end(app, ended[0], Succeeded())
+                await asyncio.sleep(1.1)  # some stores read the last second again anyhow
+                async with follow(feed) as follower:
+                    yield follower
+
+            monkeypatch.setattr(Feed, "follow", late)
+            async with events(address) as stream:
+                assert await stream.kinds(1) == [("succeeded", ended[0])]
 
     run(body)

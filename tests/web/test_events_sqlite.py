@@ -6,6 +6,7 @@ import asyncio
 import random
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from holdfast import Holdfast, JobFilter, JobState
 from holdfast.job import Ending, Endings
 from holdfast.lifecycle import Failed, Succeeded, decide
 from holdfast.retry import Retry
+from holdfast.web import asgi, feed
 from holdfast.web.feed import Feed, Follower, Told
 from holdfast.web.keys import revoked
 from holdfast.web.keys_file import change
@@ -78,9 +80,9 @@ def test_streams_share_one_look_at_the_store(home: str, monkeypatch: pytest.Monk
     looks: list[Feed] = []
     look = Feed._look
 
-    async def counted(feed: Feed) -> None:
-        looks.append(feed)
-        await look(feed)
+    async def counted(each: Feed) -> None:
+        looks.append(each)
+        await look(each)
 
     monkeypatch.setattr(Feed, "_look", counted)
 
@@ -143,6 +145,61 @@ def test_who_was_away_for_too_long_is_told_of_a_gap(home: str) -> None:
             job_id = (await app.enqueue("work", {})).id
             await end(app, job_id, Succeeded())
             assert (kind, await stream.kinds(1)) == ("gap", [("succeeded", job_id)])
+
+    run(body)
+
+
+def test_an_id_that_somebody_made_up_takes_nothing_from_others(home: str) -> None:
+    async def body() -> None:
+        async with served(home) as (app, address):
+            made_up = f"{await (await app.opened()).now_us()}.{10**17 - 1}"
+            async with events(address, made_up) as first:
+                await first.begun()
+                await asyncio.sleep(0.1)  # until it is the first that is told what happens
+                async with events(address) as second:
+                    await second.begun()
+                    job_id = (await app.enqueue("work", {})).id
+                    await end(app, job_id, Succeeded())
+                    async with asyncio.timeout(10):
+                        assert await second.kinds(1) == [("succeeded", job_id)]
+
+    run(body)
+
+
+def test_who_makes_up_for_what_they_missed_has_one_look_at_a_time(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many streams of one key there are: the store has other work."""
+
+    async def body() -> None:
+        async with Holdfast(home) as app:
+            store = await app.opened()
+            endings, at_once = store.endings, [0, 0]  # now, and at most
+
+            async def counted(*given: Any, **named: Any) -> Endings:
+                at_once[:] = at_once[0] + 1, max(at_once[0] + 1, at_once[1])
+                try:
+                    return await endings(*given, **named)
+                finally:
+                    at_once[0] -= 1
+
+            monkeypatch.setattr(store, "endings", counted)
+            feed_here = Feed(app)
+            await asyncio.gather(*[feed_here.missed("key", None) for _ in range(5)])
+            assert at_once == [0, 1]
+
+    run(body)
+
+
+def test_a_stream_ends_after_its_time_though_it_is_behind(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "_PIECE", 1)
+
+    async def body() -> None:
+        async with served(home, event_stream_for="1ms") as (app, address):
+            async with events(address) as stream:
+                await stream.ended()
+            handles = await app.enqueue_many([app.draft("work", {}) for _ in range(100)])
+            await app.cancel(JobFilter())
+            async with events(address, stream.id) as again:
+                assert len(await again.take(len(handles))) < len(handles)
 
     run(body)
 
@@ -237,6 +294,34 @@ async def _make_dead_letters(app: Holdfast, number: int) -> None:
         await store.settle([decide(job, failed, Retry.fixed(1), random.Random(0)) for job in jobs])
 
 
+def test_a_stream_that_never_began_leaves_its_place(home: str) -> None:
+    """The client went before its answer did."""
+
+    async def body() -> None:
+        async with Holdfast(home, event_streams=1) as app:
+            api, statuses = asgi(app), []
+
+            async def send(message: dict[str, Any]) -> None:
+                statuses.append(message["status"])
+                raise ConnectionResetError
+
+            for _ in range(3):
+                with pytest.raises(ConnectionResetError):
+                    await api(_SCOPE, asyncio.Event().wait, send)
+            assert statuses == [200, 200, 200]
+
+    run(body)
+
+
+_SCOPE = {
+    "type": "http",
+    "method": "GET",
+    "path": "/v1/events",
+    "headers": [(b"host", b"localhost")],
+    "client": ("127.0.0.1", 1),
+}
+
+
 # ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_key_for_some_queues_hears_of_these_alone(home: str, tmp_path: Path) -> None:
     keys = Keys(tmp_path)
@@ -253,6 +338,34 @@ def test_a_key_for_some_queues_hears_of_these_alone(home: str, tmp_path: Path) -
                 for job_id in ids:
                     await end(app, job_id, Succeeded())
                 assert await stream.kinds(1) == [("succeeded", ids[1])]
+
+    run(body)
+
+
+def test_no_id_says_which_jobs_there_are_in_other_queues(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "_PIECE", 2)
+    keys = Keys(tmp_path)
+    mail = keys.make("read", queues=("mail",))
+
+    async def body() -> None:
+        async with served(home, keys_file=str(keys.path)) as (app, address):
+            async with events(address, token=mail) as stream:
+                await stream.begun()
+            others = [(await app.enqueue("work", {}, queue="other")).id for _ in range(9)]
+            await app.cancel(JobFilter())
+            mine = (await app.enqueue("work", {}, queue="mail")).id
+            await app.cancel(mine)
+            told = []
+            async with events(address, stream.id, token=mail) as again, asyncio.timeout(PATIENCE):
+                async for block in again.blocks():
+                    told.append(block)
+                    if "data" in block:
+                        break
+            assert len(told) >= 5
+            assert mine in told[-1]["data"]
+            assert not [(block, job_id) for block in told for job_id in others if job_id in str(block)]
 
     run(body)
 

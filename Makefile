@@ -26,7 +26,7 @@ dev: $(VENV)/web.stamp ## Run API and worker for development
 
 test: $(VENV)/dev.stamp ## Run every test but the storm (two calls: the crash tests come last, four at a time)
 	@$(BIN)/python -m pytest -q -n 3 --dist=worksteal -m "not crash and not storm"
-	@$(BIN)/python -m pytest -q -n 4 --dist=worksteal -m "crash and not storm"
+	@$(BIN)/python -m pytest -q -n 4 --dist=worksteal -m "crash and not storm" tests/crash
 
 check: $(VENV)/dev.stamp ## Format, lint, types, imports and house rules, in under 30 seconds
 	@$(BIN)/ruff format --check --quiet .

@@ -33,6 +33,7 @@ _TEXT = (
     "Makefile",
     ".ci/run",
 )
+_CRASH = "mark." + "crash"
 _NOT_OURS = frozenset({".git", ".venv", "build", "dist", "node_modules", "results"})
 
 
@@ -86,6 +87,11 @@ def test_import_contracts_hold() -> None:
     program = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True, no_logo=True))"
     linted = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+def test_crash_tests_are_where_make_test_looks_for_them() -> None:
+    marked = {path for path in _files("*.py", under=ROOT / "tests") if _CRASH in _text(path)}
+    assert {path.parent.name for path in marked} == {"crash"}
 
 
 def test_public_names_are_pinned() -> None:

@@ -23,12 +23,13 @@ from holdfast.observe.audit_file import AuditFile, check
 from holdfast.web.messages import Answer, Refusal
 from holdfast.web.problems import RETRY_AFTER, answer_to
 from holdfast.web.routing import Call, Operation
+from holdfast.web.settling import OUTCOMES
 
 _TOLD = ("id", "ids", "filter", "all", "dry_run", "limit", "force", "rate", "type", "queue", "queues", "key")
-_TOLD_TOO = ("worker", "workers", "drain", "priority", "delay", "run_at")
+_TOLD_TOO = ("worker", "workers", "drain", "priority", "delay", "run_at", "after")
+_COUNTED = ("jobs", "leases", "lines", "settlements")
 _IDS_MOST = 50
 _TEXT_MOST = 1000
-_ANSWER_MOST = 256 * 1024  # bytes of an answer that is searched for ids
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,26 +47,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: str | UnsetType = UNSET
     ids: Sequence[str] | UnsetType = UNSET
     count: int | UnsetType = UNSET
+    verdicts: Mapping[str, int] | UnsetType = UNSET
 
 
-class _Named(msgspec.Struct):
-    id: str = ""
+class _Problem(msgspec.Struct):
+    """What is looked for in a refusal."""
 
-
-class _Outcome(msgspec.Struct):
-    """What is looked for in answers and problems."""
-
-    id: str = ""
-    code: str | UnsetType = UNSET
-    count: int | None = None
-    changed: list[_Named] = []
-    jobs: list[_Named] = []
-    asked: list[str] = []
+    code: str
     stored: list[str | None] = []
 
 
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
-_decode = msgspec.json.Decoder(_Outcome).decode
+_decode = msgspec.json.Decoder(_Problem).decode
 
 
 class Audit:
@@ -85,7 +78,7 @@ class Audit:
         if self._file is None:
             return
         try:
-            await self._file.add(_encode(_entry("asked", call, operation, asked=_summary(call.body))))
+            await self._file.add(_encode(_entry("asked", call, operation, asked=_summary(call.body, operation))))
         except Unavailable as error:
             self._tell_failure(str(error))
             retry = (b"retry-after", str(RETRY_AFTER).encode())
@@ -98,7 +91,7 @@ class Audit:
         if not self._is_heard(operation):
             return
         answer = answer_to(ended, call.request.id) if isinstance(ended, Exception) else ended
-        outcome = _outcome(answer, call.changed)
+        outcome = _outcome(answer, call)
         self._emit(call, operation, answer.status, outcome)
         if self._file is not None:
             entry = _entry("done", call, operation, status=answer.status, **outcome)
@@ -112,7 +105,7 @@ class Audit:
         if not self._is_heard(operation):
             return
         answer = answer_to(error, call.request.id)
-        outcome = _outcome(answer)
+        outcome = _outcome(answer, call)
         self._emit(call, operation, answer.status, outcome)
         if self._file is not None:
             self._file.offer(_encode(_entry("refused", call, operation, status=answer.status, **outcome)))
@@ -124,7 +117,6 @@ class Audit:
     def _emit(self, call: Call, operation: Operation, status: int, outcome: Mapping[str, Any]) -> None:
         kind = _kind(operation)
         if self._app.events.listens(kind):
-            ids = outcome.get("ids", ())
             self._app.events.emit(
                 kind(
                     operation=operation.name,
@@ -133,8 +125,8 @@ class Audit:
                     request_id=call.request.id,
                     target=_target(call),
                     status=status,
-                    count=outcome.get("count", len(ids)),
-                    ids=list(ids),
+                    count=outcome.get("count", 0),
+                    ids=list(outcome.get("ids", ())),
                 )
             )
 
@@ -176,7 +168,7 @@ def _target(call: Call) -> str:
     return f"{call.request.method} {path}"[:300]
 
 
-def _summary(body: Mapping[str, Any]) -> dict[str, Any]:
+def _summary(body: Mapping[str, Any], operation: Operation) -> dict[str, Any]:
     """What was asked for, without what jobs carry, and never long."""
     said: dict[str, Any] = {}
     for name in (*_TOLD, *_TOLD_TOO):
@@ -187,25 +179,22 @@ def _summary(body: Mapping[str, Any]) -> dict[str, Any]:
                 value = value[:_IDS_MOST]
             text = _encode(value)
             said[name] = value if len(text) <= _TEXT_MOST * 4 else text[:_TEXT_MOST].decode("utf-8", "replace")
-    if isinstance(jobs := body.get("jobs"), list):
-        said["jobs_count"] = len(jobs)
+    if not operation.raw:  # else nobody has looked at it yet
+        said |= {f"{name}_count": len(body[name]) for name in _COUNTED if name in body}
+        words = [each.get("outcome") for each in body.get("settlements", ())]
+        said |= {"settlements": {word: words.count(word) for word in OUTCOMES if word in words}} if words else {}
+    if operation.scope == "operate" and "payload" in body:  # that they were, and not to what
+        said["payload_edited"] = True
     return said if len(_encode(said)) <= _TEXT_MOST * 8 else {"fields": sorted(said)}
 
 
-def _outcome(answer: Answer, changed: Sequence[str] = ()) -> dict[str, Any]:
-    """What the answer says of jobs: their ids, as far as they are few, and how many; ``changed``: where it has none."""
-    if changed:
-        return {"ids": list(changed[:_IDS_MOST]), "count": len(changed)}
-    if not answer.body or len(answer.body) > _ANSWER_MOST:
-        return {}
-    try:
-        found = _decode(answer.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    ids = [found.id] if found.id else [each.id for each in (*found.changed, *found.jobs)] or found.asked
-    ids = ids or [each for each in found.stored if each is not None]
-    said: dict[str, Any] = {} if found.code is UNSET else {"code": found.code}
+def _outcome(answer: Answer, call: Call) -> dict[str, Any]:
+    """How a call ended: the code of its refusal, what it changed all the same, as far as that is few, and how many."""
+    problem = _decode(answer.body) if answer.status >= 400 else None
+    said: dict[str, Any] = {} if problem is None else {"code": problem.code}
+    ids = call.changed or ([] if problem is None else [each for each in problem.stored if each is not None])
     if ids:
-        said["ids"] = [each[:64] for each in ids[:_IDS_MOST]]
-    count = len(ids) if found.count is None else found.count
-    return said if answer.status >= 400 else {**said, "count": count}
+        said["ids"] = ids[:_IDS_MOST]
+    if ids or problem is None:
+        said["count"] = len(ids)
+    return {**said, "verdicts": call.verdicts} if call.verdicts else said

@@ -302,6 +302,7 @@ class _Visit:
 
 
 def _answer(call: Call, ask: Ask, taken: Taken, order: Order) -> Answer:
+    call.changed += [job.id for job in taken.jobs]
     claimed = Claimed(
         jobs=[_claimed(call, job, alone=taken.alone) for job in taken.jobs],
         lease=ask.lease_for.total_seconds(),

@@ -77,10 +77,12 @@ async def leave(call: Call) -> Answer:
     store = await call.app.opened()
     stands = await standings(store, worker, call.body["leases"])
     endings = [Ending(each.job, Released()) for each in stands if each.held and each.job is not None]
-    released = sum(answer.accepted for answer in await call.fleet.settle(worker, endings))
+    answers = await call.fleet.settle(worker, endings)
+    released = [answer.job_id for answer in answers if answer.accepted]
+    call.changed += released
     await store.leave(worker)
     call.fleet.forget(worker)
-    return document(200, Left(released))
+    return document(200, Left(len(released)))
 
 
 _KEPT: dict[str, Any] = {"leases": [{"id": ID, "verdict": "held"}], "lease": 30.0, "order": "none"}

@@ -16,7 +16,7 @@ from holdfast.errors import Conflict, Invalid, NotFound
 from holdfast.job import Job, JobFilter, JobState
 from holdfast.lifecycle import check_replay
 from holdfast.task.codec import Said
-from holdfast.values import LONGEST, RATE_PATTERN
+from holdfast.values import LONGEST, RATE_PATTERN, check_key
 from holdfast.web.examples import JOB
 from holdfast.web.fields import (
     FILTERS,
@@ -39,6 +39,7 @@ from holdfast.web.routing import Call, Handler, Operation, Told
 
 MOST = 1000
 """Jobs one call changes."""
+_KEYS_AT_ONCE = 10  # keys whose jobs are read together: each may have a large payload
 _LATEST = int(LONGEST.total_seconds())
 
 
@@ -157,6 +158,7 @@ async def cancel_one(call: Call) -> Answer:
     """Cancel a job that waits, or ask one that runs to stop."""
     job = await find_job(call, call.path["job_id"])
     await call.app.cancel_one(job.id)
+    call.changed.append(job.id)
     return document(200, call.shown(await call.app.get(job.id)))
 
 
@@ -178,6 +180,7 @@ async def replayed(call: Call, job: Job) -> Answer:
         if state is None:
             raise NotFound(f"there is no job {job.id}")
         check_replay(job.id, state, force=force)
+    call.changed.append(job.id)
     return document(200, call.shown(await call.app.get(job.id)))
 
 
@@ -215,31 +218,45 @@ async def carried_out(call: Call, deed: Deed, said: Mapping[str, Any], states: S
     if ids is not None:
         return await _named(call, deed, turns, ids, dry_run=dry_run)
     wheres = by_state(await chosen(call, said.get("filter") or {}, tuple(states)), deed.legal)
-    return await (_counted(call.app, turns, wheres) if dry_run else _matched(call.app, deed, turns, wheres, limit))
+    return await (_counted(call.app, turns, wheres) if dry_run else _matched(call, deed, turns, wheres, limit))
 
 
-async def _named(call: Call, deed: Deed, turns: Turns, ids: Sequence[str], *, dry_run: bool) -> Done:
+async def _named(call: Call, deed: Deed, turns: Turns, references: Sequence[str], *, dry_run: bool) -> Done:
+    own, others = await _own(call, references)
     if dry_run:
-        jobs = [await find_job(call, each) for each in ids]
-        return _would(sum(job.state in deed.legal for job in jobs), turns, len(ids))
-    own, others = await _own(call, ids)
-    operated = await getattr(call.app, deed.name)(own, limit=len(ids), **turns.options())
+        return _would(sum(job.state in deed.legal for job in own), turns, len(own))
+    operated = await getattr(call.app, deed.name)([job.id for job in own], limit=MOST, **turns.options())
+    call.changed += [job_id for job_id, _ in operated.changed]
     turns.passed(len(own))  # those that were refused had a turn, too
     return _done(operated.changed, [*operated.refused, *others], turns, more=False)
 
 
-async def _own(call: Call, ids: Sequence[str]) -> tuple[Sequence[str], list[tuple[str, None]]]:
-    """The jobs of the caller's queues, and the others, which are not there for them."""
-    if not call.caller.limited:
-        return ids, []
-    own: list[str] = []
-    others: list[tuple[str, None]] = []
-    for each in ids:
-        try:
-            own.append((await find_job(call, each)).id)
-        except NotFound:
-            others.append((each, None))
-    return own, others
+async def _own(call: Call, references: Sequence[str]) -> tuple[list[Job], list[tuple[str, None]]]:
+    """Outlines of the jobs that are meant, each once, and what stands for none of the caller's queues: a thousand whole
+    jobs might be more than there is memory for."""
+    ids = await _ids(call, references)
+    jobs = await (await call.app.opened()).outlines(list(dict.fromkeys(filter(None, ids.values()))))
+    own = {job.id: job for job in jobs if job is not None and call.caller.allows(job.queue)}
+    return list(own.values()), [(each, None) for each, job_id in ids.items() if job_id not in own]
+
+
+async def _ids(call: Call, references: Sequence[str]) -> dict[str, str | None]:
+    """The id that each of these means, also where no job has it; None for a key that stands for no job."""
+    ids: dict[str, str | None] = {}
+    for each in references:
+        if each.startswith("key:"):
+            check_key(each.removeprefix("key:"), "id")
+            ids[each] = None
+        else:
+            job_id = call.app.handle(each).id
+            ids[job_id] = job_id
+    store = await call.app.opened()
+    keys = [each for each in ids if each.startswith("key:")]
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        piece = keys[start : start + _KEYS_AT_ONCE]
+        found = await store.by_keys([each.removeprefix("key:") for each in piece])
+        ids |= {each: job.id for each, job in zip(piece, found, strict=True) if job is not None}
+    return ids
 
 
 async def _counted(app: Holdfast, turns: Turns, wheres: Sequence[JobFilter]) -> Done:
@@ -252,15 +269,16 @@ def _would(number: int, turns: Turns, passed: int) -> Done:
     return Done(dry_run=True, count=number, changed=[], refused=[], more=False, seconds=turns.after.total_seconds())
 
 
-async def _matched(app: Holdfast, deed: Deed, turns: Turns, wheres: Sequence[JobFilter], limit: int) -> Done:
+async def _matched(call: Call, deed: Deed, turns: Turns, wheres: Sequence[JobFilter], limit: int) -> Done:
     """Change at most ``limit`` of what matches, one state after the other."""
     changed: list[tuple[str, JobState]] = []
     for place, where in enumerate(wheres):
-        operated = await getattr(app, deed.name)(where, limit=limit - len(changed), **turns.options())
+        operated = await getattr(call.app, deed.name)(where, limit=limit - len(changed), **turns.options())
         changed += operated.changed
+        call.changed += [job_id for job_id, _ in operated.changed]
         turns.passed(len(operated.changed))
         if operated.more or len(changed) >= limit:
-            more = operated.more or any([await app.count(left) for left in wheres[place + 1 :]])
+            more = operated.more or any([await call.app.count(left) for left in wheres[place + 1 :]])
             return _done(changed, [], turns, more=more)
     return _done(changed, [], turns, more=False)
 
@@ -316,7 +334,6 @@ def _on_selection(name: str, deed: Deed | None, summary: str, body: Form, state:
         handler=_on_many(deed),
         body=body,
         answers={200: Told(Done, "What was done.", _example(state))},
-        refusals=(404,),
     )
 
 

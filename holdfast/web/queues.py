@@ -96,6 +96,7 @@ async def stop(call: Call) -> Answer:
     call.caller.check_unlimited()
     named, drain = call.body.get("workers"), call.body.get("drain", False)
     asked = await call.app.stop_workers(named, drain=drain)
+    call.changed += asked
     missing = sorted(set(named or ()) - set(asked))
     if missing:
         raise NotFound(f"there is no living worker {', '.join(missing)}")

@@ -44,7 +44,9 @@ class Call(msgspec.Struct, kw_only=True):
     warnings: Callable[[], list[str]] = list
     """What is to be seen to about the API itself."""
     changed: list[str] = []
-    """Ids of the jobs it changed, where the answer has no word of them: for the record."""
+    """Ids of the jobs, or workers, it changed: for the record."""
+    verdicts: Mapping[str, int] = {}
+    """Of settlements: how many came to what, for the record too."""
 
     @property
     def fleet(self) -> Fleet:

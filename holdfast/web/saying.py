@@ -134,6 +134,7 @@ async def say(call: Call) -> Answer:
     job = stand.job
     own = job is not None and job.worker == worker_of(call) and job.claims == lease.claims
     kept = own and (not new or (await store.record([Record(lease, new)]))[0])
+    call.changed += [lease.job_id] if kept else []
     return document(200, KeptLines(kept, len(read) - len(new)))
 
 

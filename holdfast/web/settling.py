@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
@@ -118,7 +119,8 @@ def _error(value: Any, field: str) -> dict[str, Any]:
     return ERROR.read(an_object(value, field), f"{field}.")
 
 
-_OUTCOMES = ("succeeded", "failed", "dead", "snoozed", "released", "cancelled")
+OUTCOMES = ("succeeded", "failed", "dead", "snoozed", "released", "cancelled")
+"""The words for how an attempt ended."""
 SETTLEMENT = Form(
     name="WorkerSettlement",
     doc="What an attempt came to. `succeeded` with `result`; `failed` with `error`, to be tried again while its budget "
@@ -135,9 +137,9 @@ SETTLEMENT = Form(
         ),
         Field(
             name="outcome",
-            schema={"type": "string", "enum": list(_OUTCOMES)},
+            schema={"type": "string", "enum": list(OUTCOMES)},
             doc="How the attempt ended.",
-            check=choice(*_OUTCOMES),
+            check=choice(*OUTCOMES),
             example="succeeded",
             required=True,
         ),
@@ -269,6 +271,8 @@ async def settle(call: Call) -> Answer:
         else:
             asked = None if stand.job is None else call.fleet.decided(endings[place])
             told.append(_refused(call, worker, stand, asked))
+    call.changed += [each.id for each in told if each.verdict is Verdict.ACCEPTED]
+    call.verdicts = Counter(each.verdict.value for each in told)
     return document(200, SettledBatch(told))
 
 

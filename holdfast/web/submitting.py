@@ -173,6 +173,7 @@ async def submit(call: Call) -> Answer:
     asked = draft(call.app, call.body, key=key)
     handle, job = await stored(call, [asked], lambda: _submitted(call.app, asked), lambda told: [told[0]])
     call.strangers.note([asked])
+    call.changed += [handle.id] if handle.created else []
     location = (b"location", b"/v1/jobs/" + handle.id.encode())
     told = SubmittedJob(**msgspec.structs.asdict(call.shown(job, own=handle.created)), wake_up=_wake_up(handle))
     return document(201 if handle.created else 200, told, location)
@@ -259,6 +260,7 @@ async def submit_batch(call: Call) -> Answer:
             raise Invalid(f"jobs[{place}].key", Said("nothing"), remedy, "was given", code="missing")
     handles = await stored(call, jobs, lambda: call.app.enqueue_many(jobs, batch=BATCH_MOST), list)
     call.strangers.note(jobs)
+    call.changed += [handle.id for handle in handles if handle.created]
     told = StoredBatch([Stored(handle.id, handle.created, _wake_up(handle)) for handle in handles])
     return document(201 if any(handle.created for handle in handles) else 200, told)
 

@@ -43,6 +43,17 @@ class Audited:
         verify(self.file)
         return [json.loads(line)["entry"] for line in self.file.read_text().splitlines()]
 
+    def asked(self, operation: str) -> list[dict[str, Any]]:
+        """What was asked for, of each call of this operation."""
+        return [entry.get("asked", {}) for entry in self._steps(operation, "asked")]
+
+    def done(self, operation: str) -> list[dict[str, Any]]:
+        """How each call of this operation ended."""
+        return self._steps(operation, "done")
+
+    def _steps(self, operation: str, step: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.entries if (entry["operation"], entry["step"]) == (operation, step)]
+
 
 @pytest.fixture
 def audited(tmp_path: Path) -> Iterator[Audited]:
@@ -100,6 +111,89 @@ def test_entries_are_short_whatever_comes(audited: Audited) -> None:
     assert ("submit", "refused", 413) in steps
     [batch] = [entry for entry in audited.entries if entry["operation"] == "submit_batch" and entry["step"] == "done"]
     assert (batch["count"], len(batch["ids"])) == (1000, 50)
+
+
+def test_large_answers_are_recorded_with_their_ids_too(audited: Audited) -> None:
+    large, small = ({"type": "work", "payload": {"x": "x" * size}} for size in (262_100, 1000))
+    first = audited.ask("POST", "/v1/jobs", large)
+    assert len(first.content) > 256 * 1024
+    assert [(entry["ids"], entry["count"]) for entry in audited.done("submit")] == [([first.json()["id"]], 1)]
+    audited.ask("POST", "/v1/jobs/batch", {"jobs": [small] * 59})
+    claimed = audited.ask("POST", "/v1/claims", {"worker": "w", "limit": 60}).json()["jobs"]
+    [claim] = audited.done("claim")
+    assert (claim["ids"], claim["count"]) == ([job["id"] for job in claimed[:50]], 60)
+    assert [(event.operation, event.count) for event in audited.told][-1] == ("claim", 60)
+
+
+def test_who_submits_again_changes_nothing(audited: Audited) -> None:
+    job = {"type": "work", "payload": {}, "key": "k"}
+    for _ in range(2):
+        audited.ask("POST", "/v1/jobs", job)
+        audited.ask("POST", "/v1/jobs/batch", {"jobs": [job, {"type": "work", "payload": {}}]})
+    assert [(entry["status"], entry["count"]) for entry in audited.done("submit")] == [(201, 1), (200, 0)]
+    assert [entry["count"] for entry in audited.done("submit_batch")] == [1, 1]
+
+
+def test_settlements_are_recorded_by_what_was_said_and_what_came_of_it(audited: Audited) -> None:
+    ids = [audited.ask("POST", "/v1/jobs", {"type": "work", "payload": {}}).json()["id"] for _ in range(4)]
+    claimed = audited.ask("POST", "/v1/claims", {"worker": "w", "limit": 4}).json()["jobs"]
+    tokens = {job["id"]: job["token"] for job in claimed}
+    error = {"message": CANARY}
+    settlements = [
+        {"token": tokens[ids[0]], "outcome": "succeeded", "result": CANARY},
+        {"token": tokens[ids[1]], "outcome": "succeeded"},
+        {"token": tokens[ids[2]], "outcome": "dead", "error": error},
+    ]
+    audited.ask("POST", "/v1/claims/settle", {"worker": "w", "settlements": settlements[:1]})
+    audited.ask("POST", "/v1/claims/settle", {"worker": "w", "settlements": settlements})
+    line = {"worker": "w", "token": tokens[ids[3]], "lines": [{"number": 1, "text": CANARY}]}
+    audited.ask("POST", "/v1/claims/lines", line)
+    audited.ask("POST", "/v1/claims/leave", {"worker": "w", "leases": list(tokens.values())})
+    settled, leaving = audited.done("settle")[-1], audited.done("leave")[-1]
+    assert audited.asked("settle")[-1] == {
+        "worker": "w",
+        "settlements_count": 3,
+        "settlements": {"succeeded": 2, "dead": 1},
+    }
+    assert (settled["ids"], settled["count"], settled["verdicts"]) == (ids[1:3], 2, {"repeated": 1, "accepted": 2})
+    assert (audited.asked("say")[-1], audited.done("say")[-1]["ids"]) == ({"worker": "w", "lines_count": 1}, ids[3:])
+    assert audited.asked("leave")[-1] == {"worker": "w", "leases_count": 4}
+    assert (leaving["ids"], leaving["count"]) == (ids[3:], 1)
+    assert CANARY not in audited.file.read_text()
+
+
+def test_settlements_that_make_no_sense_are_recorded_all_the_same(audited: Audited) -> None:
+    for outcome in (["succeeded"], {}, "x" * 9000, 5, None):
+        body = {"worker": "w", "settlements": [{"token": "a", "outcome": outcome}]}
+        assert audited.ask("POST", "/v1/claims/settle", body).status_code == 422
+        assert audited.asked("settle")[-1] == {"worker": "w", "settlements_count": 1, "settlements": {}}
+    assert audited.ask("POST", "/v1/jobs", {"type": "work", "lines": 5, "settlements": 5}).status_code == 422
+
+
+def test_an_operation_is_recorded_with_all_that_was_changed_and_that_arguments_were_edited(audited: Audited) -> None:
+    jobs = audited.ask("POST", "/v1/jobs/batch", {"jobs": [{"type": "work", "payload": {}}] * 3}).json()["jobs"]
+    ids = [job["id"] for job in jobs]
+    audited.ask("POST", "/v1/jobs/cancel", {"ids": [*ids, ids[0], UNKNOWN_ID]})
+    audited.ask("POST", f"/v1/jobs/{ids[0]}/replay", {"payload": {"x": CANARY}})
+    audited.ask("POST", f"/v1/jobs/{ids[1]}/replay")
+    audited.ask("POST", "/v1/jobs/replay", {"all": True, "dry_run": True, "rate": "1/s", "after": 5})
+    audited.ask("POST", f"/v1/jobs/{ids[0]}/cancel")
+    cancelled, (edited, plain), dry = audited.done("cancel")[0], audited.done("replay_one"), audited.done("replay")[0]
+    assert (cancelled["ids"], cancelled["count"]) == (ids, 3)
+    assert audited.asked("replay_one") == [{"payload_edited": True}, {}]
+    assert [(each["ids"], each["count"]) for each in (edited, plain)] == [(ids[:1], 1), (ids[1:2], 1)]
+    assert audited.asked("replay")[0] == {"all": True, "dry_run": True, "rate": "1/s", "after": 5}
+    assert (dry["count"], dry.get("ids")) == (0, None)
+    assert audited.done("cancel_one")[0]["ids"] == ids[:1]
+    assert CANARY not in audited.file.read_text()
+
+
+def test_workers_that_were_asked_to_stop_are_recorded_though_another_is_not_there(audited: Audited) -> None:
+    audited.ask("POST", "/v1/claims", {"worker": "w"})
+    there = f"{id_of(audited.keys.spare)}.w"
+    assert audited.ask("POST", "/v1/workers/stop", {"workers": [there, "absent"]}).status_code == 404
+    [stopping] = audited.done("stop_workers")
+    assert (stopping["code"], stopping["ids"], stopping["count"]) == ("not_found", [there], 1)
 
 
 def test_who_was_refused_is_told_and_fills_no_file(audited: Audited) -> None:

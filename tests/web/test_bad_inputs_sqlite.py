@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -150,3 +151,19 @@ def test_bad_bodies_are_refused_quickly(api: Api) -> None:
     for body in bodies:
         api.refused("POST", "/v1/jobs", 422, content=body, headers=JSON)
     assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize(("way", "most"), [("id", 1), ("key", 6)])
+def test_jobs_that_are_named_are_never_held_with_their_payloads(api: Api, way: str, most: int) -> None:
+    large = {"type": "work", "payload": {"x": "y" * 200_000}}
+    keys = [f"k{number}" for number in range(48)]
+    batches = [[large | {"key": key} for key in some] for some in (keys[:24], keys[24:])]
+    ids = [job["id"] for batch in batches for job in api.post("/v1/jobs/batch", {"jobs": batch}, 201)["jobs"]]
+    named = ids if way == "id" else [f"key:{key}" for key in keys]
+    tracemalloc.start()
+    try:
+        assert api.post("/v1/jobs/cancel", {"ids": named, "dry_run": True})["count"] == 48
+        assert api.post("/v1/jobs/cancel", {"ids": named})["count"] == 48
+        assert tracemalloc.get_traced_memory()[1] < most * MEBIBYTE  # of 9 in their payloads
+    finally:
+        tracemalloc.stop()

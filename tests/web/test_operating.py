@@ -99,6 +99,18 @@ def test_named_jobs_are_changed_or_refused_one_by_one(api: Api) -> None:
     assert api.count() == 0
 
 
+def test_a_job_that_is_named_several_times_is_one(api: Api) -> None:
+    job, dead = api.submit(key="w")["id"], api.dead(key="d")
+    ids = [job, "key:w", job.upper(), dead, "key:w", "key:nothing", UNKNOWN_ID, "key:nothing"]
+    asked = {"ids": ids, "rate": "1/s"}
+    assert api.post("/v1/jobs/cancel", {"ids": ids, "dry_run": True})["count"] == 1
+    assert api.post("/v1/jobs/replay", asked | {"dry_run": True})["seconds"] == 2
+    done = api.post("/v1/jobs/replay", asked)
+    assert (done["count"], done["changed"], done["seconds"]) == (1, [{"id": dead, "status": "scheduled"}], 2)
+    absent = [{"id": each, "status": None} for each in ("key:nothing", UNKNOWN_ID)]
+    assert done["refused"] == [{"id": job, "status": "queued"}, *absent]
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [

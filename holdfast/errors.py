@@ -102,11 +102,15 @@ class LeaseLost(Conflict):
 
 
 class Unavailable(HoldfastError):
-    """The store cannot be reached, is busy or is full. Trying again later is right."""
+    """The store cannot be reached, is busy or is full. Trying again later is right.
+
+    ``stored``: as with a conflict, where it is known that a part of a batch was stored.
+    """
 
     exit_code = 75
     http_status = 503
     code = "unavailable"
+    stored: Sequence[str | None] = ()
     alike = True
     """Whether every other call fares the same now."""
 

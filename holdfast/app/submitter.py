@@ -283,13 +283,18 @@ class _Group:
     async def _send_batch(self, batch: list[tuple[NewJob, asyncio.Future[Submitted]]]) -> None:
         try:
             answers = await self._send([job for job, _ in batch])
+        except Unavailable as error:
+            # It is nobody's guilt, and one by one they would all wait for the store, each after the other.
+            stored, error.stored = error.stored or [None] * len(batch), ()
+            for (_, answer), job_id in zip(batch, stored, strict=True):
+                if job_id is not None and not answer.done():
+                    answer.set_result(Submitted(job_id, created=True))
+                _fail(answer, error)
+            self._fail_waiting(error)
+            return
         except HoldfastError as error:
-            # A store that is away is nobody's guilt, and one by one they would all wait for it, each after the other.
-            if len(batch) == 1 or isinstance(error, Unavailable):
-                for _, answer in batch:
-                    _fail(answer, error)
-                if isinstance(error, Unavailable):
-                    self._fail_waiting(error)
+            if len(batch) == 1:
+                _fail(batch[0][1], error)
                 return
             for each in batch:  # so that only the guilty caller errs
                 await self._send_batch([each])

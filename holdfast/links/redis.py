@@ -248,32 +248,35 @@ class Links:
         doubt: Callable[[], object] | None = None,
         patience: float | None = None,
         after: Callable[[Wire], Awaitable[object]] | None = None,
+        partly: Callable[[list[Any]], object] | None = None,
     ) -> list[Any]:
         """What the script answers to each of these arguments. They go out one behind the other, none before all of them
         are known to be what Redis can take; an error of one leaves the others done.
 
         ``doubt`` is told of each failure after which nobody knows whether it ran; ``patience``: seconds, if fewer than
-        usual; ``after`` is done on the same connection before the answers count.
+        usual; ``after`` is done on the same connection before the answers count; ``partly`` is told of all answers if
+        one of them is an error.
         """
         head: tuple[Argument, ...] = ("EVALSHA", script.sha, len(keys), *keys)
         sent: list[bool] = []
 
         async def once(link: Wire) -> list[Any]:
             sent.append(True)
-            replies: list[Any] = []
             commands = [(*head, *piece) for piece in pieces]
             unsure = len(pieces) > 1 and script.sha not in link.scripts
             if unsure:  # else the first might find it unknown, and a later one, since somebody brought it, known
                 commands.insert(0, ("SCRIPT", "LOAD", script.text))
                 link.scripts.add(script.sha)
-            for reply in (await link.ask_each(commands))[int(unsure) :]:
-                if isinstance(reply, driver.NoScriptError):  # a new server, or one whose scripts were flushed
+            replies = (await link.ask_each(commands))[int(unsure) :]
+            for place, piece in enumerate(pieces):
+                if isinstance(replies[place], driver.NoScriptError):  # a new server, or its scripts were flushed
                     await link.ask("SCRIPT", "LOAD", script.text)
-                    replies.append(await link.ask(*head, *pieces[len(replies)]))
-                elif isinstance(reply, driver.ResponseError):
-                    raise reply
-                else:
-                    replies.append(reply)
+                    (replies[place],) = await link.ask_each([(*head, *piece)])
+            for error in replies:
+                if isinstance(error, driver.ResponseError):
+                    if partly is not None:
+                        partly(replies)
+                    raise error
             if after is not None:
                 await after(link)
             return replies
@@ -342,7 +345,7 @@ class Links:
     def _translated(self, error: Exception) -> HoldfastError:
         text = _line(error)
         if _FULL_TEXT in text:
-            return Unavailable(f"{self.place} is full (maxmemory): nothing was stored; make room, or raise maxmemory")
+            return Unavailable(f"{self.place} is full (maxmemory); make room, or raise maxmemory")
         if _UNWRITABLE.search(text):
             return Unavailable(f"{self.place} takes no writes: {text}")
         if isinstance(error, driver.NoPermissionError) or _FORBIDDEN.search(text):

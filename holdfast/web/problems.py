@@ -42,8 +42,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     stored: Annotated[
         list[str | None] | UnsetType,
         Meta(
-            description="There where a batch was refused after it was stored: the ids of the jobs it stored, in its "
-            "order, null for those it did not store. Send those again under other keys, and none of the others."
+            description="There where a batch was refused after it was stored, or a part of it: the ids of the jobs it "
+            "stored, in its order, null for those it did not store. Send those again, after a conflict under other "
+            "keys, and none of the others."
         ),
     ] = UNSET
 
@@ -62,6 +63,13 @@ def answer_to(error: Exception, request_id: str) -> Answer:
             return problem(error.http_status, error.code, str(error), request_id, **said)
         case Conflict() if any(error.stored):
             return problem(error.http_status, error.code, str(error), request_id, stored=list(error.stored))
+        case Unavailable() if any(error.stored):
+            retry = (b"retry-after", str(RETRY_AFTER).encode())
+            stored, remedy = (
+                list(error.stored),
+                "send those again whose place in stored is null, and none of the others",
+            )
+            return problem(503, error.code, str(error), request_id, retry, remedy=remedy, stored=stored)
         case Unavailable():
             retry = (b"retry-after", str(RETRY_AFTER).encode())
             remedy = "try again; with an idempotency key or an id that is harmless"

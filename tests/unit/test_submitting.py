@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -132,6 +132,31 @@ def test_submitters_of_a_group_do_not_share_what_one_of_them_alone_has_met(app: 
     answers = asyncio.run(submit_all())
 
     assert [type(answer) for answer in answers] == [Held, *[Submitted] * 4]
+
+
+def test_submitters_of_a_group_of_which_a_part_is_stored_hear_of_their_own_job(app: Holdfast) -> None:
+    class Half:
+        async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+            await asyncio.sleep(0)
+            if len(jobs) == 1:
+                return [Submitted(jobs[0].id, created=True)]
+            error = Unavailable("it is full")
+            error.stored = [job.id if job.task == "work" else None for job in jobs]
+            raise error
+
+    async def opened() -> Store:
+        return cast("Store", Half())
+
+    async def submit_all() -> list[object]:
+        submitter = Submitter(opened, lambda: app.settings, app.events)
+        return await asyncio.gather(*[submitter.submit(job) for job in jobs], return_exceptions=True)
+
+    jobs = [NewJob(id=new_id(), task=task, payload="{}") for task in ("work", "work", "rest", "work")]
+    first, second, third, fourth = asyncio.run(submit_all())
+
+    assert [first, second, fourth] == [Submitted(jobs[place].id, created=True) for place in (0, 1, 3)]
+    assert isinstance(third, Unavailable)
+    assert third.stored == ()
 
 
 def test_a_submission_asks_for_no_more_attempts_than_the_limit(tmp_path: Path) -> None:

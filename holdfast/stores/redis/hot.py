@@ -74,25 +74,42 @@ class Hot:
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store the batch, each piece of it whole; nothing of it where one job cannot be stored at all."""
-        whole = self._links.address.whole
-        pieces = [submission(piece, whole=whole) for piece in in_pieces(jobs, PIECE)]
-        doubts: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
+        whole, pieces = self._links.address.whole, list(in_pieces(jobs, PIECE))
+        sent = _Sent()
         try:
-            replies = await self._links.run_each(
-                self._scripts["submit"], pieces, doubt=lambda: doubts.append(True), synced=True
+            sent.replies = await self._links.run_each(
+                self._scripts["submit"],
+                [submission(piece, whole=whole) for piece in pieces],
+                doubt=sent.doubt,
+                partly=sent.hear,
+                synced=True,
             )
         except Unavailable as error:
-            raise perhaps_stored(error) if doubts else error from error.__cause__
+            if not sent.replies:
+                raise perhaps_stored(error) if sent.doubted else error from error.__cause__
+            error.stored = [answer.job_id if answer.created else None for answer in self._answers(pieces, sent)]
+            raise
         finally:
             self._news.tell({f"queue:{job.queue}" for job in jobs})  # a piece may be stored though another was refused
-        for piece, reply in zip(in_pieces(jobs, PIECE), replies, strict=True):
+        return self._answers(pieces, sent)
+
+    def _answers(self, pieces: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
+        """What became of each job; those of a piece that was refused are not stored."""
+        answers: list[Submitted] = []
+        for piece, reply in zip(pieces, sent.replies, strict=True):
+            if not isinstance(reply, list):
+                answers += [Submitted(job.id, created=False) for job in piece]
+                continue
             if len(reply) > len(piece):
                 number, last = reply.pop(), len(piece) - 1 - reply[::-1].index(1)
                 self._links.stored(int(number), piece[last].id)
-        return [
-            Submitted(job.id, bool(each) or bool(doubts)) if isinstance(each, int) else Submitted(each.decode(), False)
-            for job, each in zip(jobs, chain.from_iterable(replies), strict=True)
-        ]
+            answers += [
+                Submitted(job.id, bool(each) or sent.doubted)
+                if isinstance(each, int)
+                else Submitted(each.decode(), created=False)
+                for job, each in zip(piece, reply, strict=True)
+            ]
+        return answers
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def claim(self, wish: Wish) -> Claim:
@@ -297,6 +314,22 @@ class _Delivery:
 
     def claim(self, delivered: int) -> Claim:
         return Claim(jobs=self.jobs, refused=delivered - len(self.jobs), lease_until_us=self._until_us)
+
+
+class _Sent:
+    """What is known of a batch that is stored piece by piece."""
+
+    def __init__(self) -> None:
+        self.doubted = False
+        self.replies: list[Any] = []  # to each piece of the latest try, errors among them; none where it was cut off
+
+    def doubt(self) -> None:
+        """A try was cut off, and may have stored the batch: from now on "known" means "created"."""
+        self.doubted, self.replies = True, []
+
+    def hear(self, replies: list[Any]) -> None:
+        """Some pieces were refused."""
+        self.replies = replies
 
 
 class _Claiming:

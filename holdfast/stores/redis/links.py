@@ -85,6 +85,7 @@ class Links(redis.Links):
         doubt: Callable[[], object] | None = None,
         patience: float | None = None,
         synced: bool = False,
+        partly: Callable[[list[Any]], object] | None = None,
     ) -> list[Any]:
         """What the script answers to each of these arguments; see ``evaluate_each``."""
         keys = self.address.keys
@@ -92,7 +93,7 @@ class Links(redis.Links):
         confirmed = synced and (self.address.durability == "waitaof" or self.address.replicas)
         after = self._confirm if confirmed else None
         whole = [(*said, *piece) for piece in pieces]
-        return await self.evaluate_each(script, keys, whole, doubt=doubt, patience=patience, after=after)
+        return await self.evaluate_each(script, keys, whole, doubt=doubt, patience=patience, after=after, partly=partly)
 
     async def _confirm(self, link: Wire) -> None:
         """Wait for the disk and the replicas.

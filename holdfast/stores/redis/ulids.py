@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
+from holdfast.errors import Unavailable
 from holdfast.job import (
     Attempt,
     Beat,
@@ -60,7 +61,11 @@ class UlidStore(RedisStore):
 
     # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        answers = await super().submit([replace(job, id=written(job.id)) for job in jobs])
+        try:
+            answers = await super().submit([replace(job, id=written(job.id)) for job in jobs])
+        except Unavailable as error:
+            error.stored = [job_id and read(job_id) for job_id in error.stored]
+            raise
         return [Submitted(read(answer.job_id), answer.created) for answer in answers]
 
     async def claim(

@@ -129,4 +129,4 @@ def _shown_key(request: Request) -> str:
     if own is not None:
         return own.decode("latin-1")
     kind, _, key = (header or b"").partition(b" ")
-    return key.strip().decode("latin-1") if kind.lower() == b"bearer" else ""
+    return key.strip(b" \t").decode("latin-1") if kind.lower() == b"bearer" else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -96,3 +97,12 @@ class Served:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+
+
+def answer_on(connection: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    answer = b""
+    with contextlib.suppress(OSError):
+        while part := connection.recv(65_536):
+            answer += part
+    return answer

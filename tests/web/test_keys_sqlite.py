@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from hmac import compare_digest
 from pathlib import Path
 
 import httpx
@@ -18,11 +19,12 @@ from holdfast.web.asgi import OPERATIONS
 from holdfast.web.callers import SCOPES, Caller
 from holdfast.web.key_usage import read_usage, write_usage
 from holdfast.web.keyring import Keyring
-from holdfast.web.keys import good, judged, mint, revoked, rotated
+from holdfast.web.keys import _hash, good, judged, mint, revoked, rotated
 from holdfast.web.keys_file import change, read_keys
 from holdfast.web.routing import Operation
 from tests.web.client import UNKNOWN_ID, Api
 from tests.web.keyed import Keys, ask, id_of, refused
+from tests.web.serving import Served, answer_on
 
 NOW = datetime(2031, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -98,29 +100,102 @@ def test_a_key_is_shown_as_a_bearer_or_in_a_header_of_its_own(api: Api, tokens: 
     assert _shown(api, x_api_key=key).status_code == 200
 
 
-def test_whatever_is_wrong_with_a_key_the_answer_is_the_same(api: Api, keys: Keys) -> None:
-    key = keys.make("read")
-    gone, late = keys.make("read"), keys.make("read", expires_at=datetime.now(UTC) - HOUR)
-    change(keys.path, lambda present: {**present, id_of(gone): revoked(present[id_of(gone)])})
-    wrong = {
-        "empty": "",
-        "long": "x" * 8000,
-        "another secret": key[:-1] + ("1" if key[-1] == "0" else "0"),
-        "no such id": "hf_aaaaaaaa_" + "0" * 64,
-        "the hash": key.replace(key.split("_")[2], read_keys(keys.path)[id_of(key)].hash),
-        "revoked": gone,
-        "expired": late,
-    }
-    shown = [{"authorization": f"Bearer {text}"} for text in wrong.values()]
+class Wrong:
+    """Keys that are good for nothing, by what is wrong with them, and one that is good."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.good = keys.make("read")
+        gone, old = keys.make("read"), keys.make("read")
+        self.bad = {
+            "empty": "",
+            "long": "x" * 8000,
+            "of another form": self.good[3:],
+            "another secret": self.good[:-1] + ("1" if self.good[-1] == "0" else "0"),
+            "no such id": "hf_aaaaaaaa_" + "0" * 64,
+            "the hash": self.good.replace(self.good.split("_")[2], read_keys(keys.path)[id_of(self.good)].hash),
+            "revoked": gone,
+            "expired": keys.make("read", expires_at=datetime.now(UTC) - HOUR),
+            "rotated out": old,
+        }
+        change(
+            keys.path,
+            lambda present: {
+                **present,
+                id_of(gone): revoked(present[id_of(gone)]),
+                id_of(old): rotated(id_of(old), present[id_of(old)], timedelta(0))[0],
+            },
+        )
+
+
+@pytest.fixture(scope="module")
+def wrong(keys: Keys) -> Wrong:
+    return Wrong(keys)
+
+
+def test_whatever_is_wrong_with_a_key_the_answer_is_the_same(api: Api, wrong: Wrong) -> None:
+    key = wrong.good
+    shown = [{"authorization": f"Bearer {text}"} for text in wrong.bad.values()]
+    shown += [{"x-api-key": text} for text in wrong.bad.values()]
     shown += [{"authorization": "Basic " + key}, {"authorization": f"Bearer {key}", "x-api-key": key}]
     shown += [{"x-api-key": b"\xff\xfe\xe9".decode("latin-1")}, {}]
+    for text in (key + "\n", "\n" + key, key[:20] + "\r\n" + key[20:], key + "\0"):  # no server of ours lets them pass
+        shown += [{"authorization": f"Bearer {text}"}, {"x-api-key": text}]
     answers = [
         api.ask("GET", "/v1/queues", headers={n: v.encode("latin-1") for n, v in each.items()}) for each in shown
     ]
     documents = [{**answer.json(), "request_id": ""} for answer in answers]
+    headers = [{**answer.headers, "x-request-id": ""} for answer in answers]
     assert [answer.status_code for answer in answers] == [401] * len(shown)
     assert documents == [documents[0]] * len(shown)
+    assert headers == [headers[0]] * len(shown)
     refused(api.ask("GET", "/v1/queues", params={"key": key}), 401, "unauthorized")
+
+
+def test_a_key_that_is_too_long_is_refused_before_anybody_looks_at_it(api: Api, wrong: Wrong) -> None:
+    texts = [text + "x" * 1024 * 1024 for text in (wrong.good, wrong.bad["revoked"], "")]
+    problems = [api.refused("GET", "/v1/queues", 431, headers={"x-api-key": text}) for text in texts]
+    assert {(each["code"], each["detail"]) for each in problems} == {("headers_too_large", "the headers are too large")}
+
+
+def test_on_the_wire_a_key_that_no_header_can_hold_is_refused_alike_whatever_it_is(keys: Keys, wrong: Wrong) -> None:
+    texts = [wrong.good, *(wrong.bad[name] for name in ("another secret", "no such id", "revoked", "expired"))]
+    forms = ("{0}\n{1}", "{0}{1}\n", "{0}\r{1}", "{0}\0{1}", "{0}\r\n {1}", "{0}{1}" + "x" * 40_000)
+    head = "GET /v1/queues HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {0}\r\n\r\n"
+    folder, told = keys.path.parent, []
+    with Served(folder, f"sqlite:///{folder}/jobs.db", keys_file=str(keys.path)) as served:
+        for form in forms:
+            answers = set()
+            for text in texts:
+                with served.connect() as connection:
+                    connection.sendall(head.format(form.format(text[:20], text[20:])).encode())
+                    answers.add(re.sub(rb"(?i)(request[-_]id|date)\W+[^\r\"]+", b"", answer_on(connection)))
+            (answer,) = answers
+            told.append(answer.split()[1])
+    assert told == [b"400"] * 5 + [b"431"]
+
+
+def test_a_key_is_compared_whether_there_is_one_or_not(
+    wrong: Wrong, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes time is the same for all: how long an answer takes tells of no key."""
+    done: list[object] = []
+
+    def hashed(secret: str) -> str:
+        done.append(len(secret))
+        return _hash(secret)
+
+    def compared(one: str, other: str) -> bool:
+        done.append((len(one), len(other)))
+        return compare_digest(one, other)
+
+    monkeypatch.setattr("holdfast.web.keys._hash", hashed)
+    monkeypatch.setattr("hmac.compare_digest", compared)
+    present, now = read_keys(keys.path), datetime.now(UTC)
+    for name, text in wrong.bad.items():
+        done.clear()
+        assert good(present, text, now) is None
+        is_one = re.fullmatch(r"hf_[a-z2-7]{8}_[0-9a-f]{64}", text)
+        assert done == [64 if is_one else 0, (71, 71), (71, 71)], name
 
 
 def test_the_file_holds_no_key(keys: Keys) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.web import claiming
 from holdfast.web.openapi import example
-from tests.web.serving import Served
+from tests.web.serving import Served, answer_on
 
 JOB = {"type": "work", "payload": {}}
 CROWD = 200
@@ -40,15 +40,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
         assert served.process.poll() is None
         assert not [line for line in served.lines if line["event"] == "request_failed"]
-
-
-def answer_on(connection: socket.socket) -> bytes:
-    """All that comes until the server closes."""
-    answer = b""
-    with contextlib.suppress(OSError):
-        while part := connection.recv(65_536):
-            answer += part
-    return answer
 
 
 def jobs(served: Served, key: str) -> int:

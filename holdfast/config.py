@@ -265,6 +265,11 @@ class Settings(HttpSettings, MetricsSettings):
         """What is odd but hinders nothing."""
         return self._loaded.warnings
 
+    @property
+    def recycles(self) -> bool:
+        """Whether worker processes are to be replaced in time."""
+        return self.recycle_jobs is not None or self.recycle_memory is not None
+
     def value(self, name: str) -> Any:
         """The value of the setting of that name, as its attribute gives it."""
         return self._loaded.values[_known(name)]

@@ -294,6 +294,15 @@ class ChildEnded(Event, frozen=True, kw_only=True, gc=False):
     restart_in: float | None
 
 
+class RecyclingOff(Event, frozen=True, kw_only=True, gc=False):
+    """A worker process is to be recycled, but nobody would start the next one: it goes on. Told once."""
+
+    name: ClassVar[str] = "recycling_off"
+    level: ClassVar[str] = "warning"
+    worker_id: str
+    remedy: str
+
+
 class SettingsChanged(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A worker follows changed settings, or an API is to be restarted for them: new value by name."""
 

@@ -54,18 +54,18 @@ def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int
     from holdfast.cli.loading import startup_explained
     from holdfast.observe.logs import configure_logs
     from holdfast.worker import run_worker, supervise
+    from holdfast.worker.supervisor import is_supervised
 
     app = session.with_tasks("a worker", **said)
     settings = app.settings
     for warning in settings.warnings:
         note(f"warning: {warning}")
-    recycled = settings.recycle_jobs is not None or settings.recycle_memory is not None
     finish_logs = configure_logs(settings, app.events)
     if sys.stderr.isatty():
         app.events.subscribe(_tell_waiting, WorkerStopping)
     try:
-        # A child of the supervisor is told `--processes 1`: it must not become a supervisor itself.
-        if settings.processes > 1 or (recycled and said["processes"] is None):
+        # One process that is to be recycled needs somebody too who starts the next one.
+        if not is_supervised() and (settings.processes > 1 or settings.recycles):
             return supervise(child_arguments(session, said, drain=drain), settings, app.events)
         with startup_explained():
             return run_worker(app, settings, drain=drain)

@@ -12,7 +12,7 @@ from holdfast.config import Settings
 from holdfast.events import HandlersLeft
 from holdfast.executors.thread import LoopThreads
 from holdfast.worker.overseen import Overseen
-from holdfast.worker.supervisor import FINISHED, RECYCLE, watch_parent
+from holdfast.worker.supervisor import FINISHED, RECYCLE, is_supervised, watch_parent
 from holdfast.worker.worker import Worker
 
 _LAST_MOMENT = 2.0  # seconds for calls in the loop's threads, after everything else has ended
@@ -23,7 +23,7 @@ def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int
     loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     threads, stuck = LoopThreads(), 0
     try:
-        worker, supervised = loop.run(_serve(app, settings, drain, threads))
+        worker = loop.run(_serve(app, settings, drain, threads))
         stuck = worker.stuck
         left = threads.ended(_LAST_MOMENT) + worker.stuck_threads
         if left or stuck:
@@ -34,18 +34,18 @@ def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int
             loop.close()
     if worker.recycled:
         return RECYCLE
-    return FINISHED if supervised else 0
+    return FINISHED if worker.supervised else 0
 
 
-async def _serve(app: Holdfast, settings: Settings, drain: bool, threads: LoopThreads) -> tuple[Worker, bool]:
-    worker = Worker(app, settings=settings, drain=drain)
+async def _serve(app: Holdfast, settings: Settings, drain: bool, threads: LoopThreads) -> Worker:
+    worker = Worker(app, settings=settings, drain=drain, supervised=is_supervised())
     loop = asyncio.get_running_loop()
     loop.set_default_executor(threads)
-    supervised = watch_parent(lambda: loop.call_soon_threadsafe(worker.stop, "orphaned"))
+    watch_parent(lambda: loop.call_soon_threadsafe(worker.stop, "orphaned"))
     for number in (signal.SIGTERM, signal.SIGINT):
         # A supervisor hands every stop on as SIGTERM, and says itself what it was told.
-        loop.add_signal_handler(number, worker.stop, "supervisor" if supervised else number.name)
+        loop.add_signal_handler(number, worker.stop, "supervisor" if worker.supervised else number.name)
     with Overseen(worker.shift):
         async with app:
             await worker.run()
-    return worker, supervised
+    return worker

@@ -6,21 +6,24 @@ from collections.abc import Callable
 
 from holdfast.config import Watch
 from holdfast.errors import ConfigError
-from holdfast.events import SettingsChanged, StoreTrouble
+from holdfast.events import RecyclingOff, SettingsChanged, StoreTrouble
 from holdfast.executors.memory import resident_bytes
 from holdfast.worker.shift import Shift
 
 _EVERY = 2.0  # seconds; settings are followed within 5
+_REMEDY = "start the worker anew by `holdfast worker start`, which supervises what is to be recycled"
 
 
 class Reloader:
     """Looks at the file, the jobs done and the memory used."""
 
-    def __init__(self, shift: Shift, resize: Callable[[int], None], recycle: Callable[[], None]) -> None:
+    def __init__(self, shift: Shift, resize: Callable[[int], None], recycle: Callable[[], None] | None) -> None:
+        """``recycle``: None where nobody would start the next process."""
         self._shift = shift
         self._resize = resize
         self._recycle = recycle
         self._watch = Watch(shift.settings)
+        self._warned = False
 
     async def run(self) -> None:
         """Look every two seconds."""
@@ -28,7 +31,9 @@ class Reloader:
         while True:
             await shift.clock.sleep(_EVERY)
             self._reload()
-            if self._spent():
+            if self._recycle is None:
+                self._warn()
+            elif self._spent():
                 self._recycle()
                 return
 
@@ -45,6 +50,12 @@ class Reloader:
         shift.settings = newer
         self._resize(newer.concurrency)
         shift.low.set()
+
+    def _warn(self) -> None:
+        shift = self._shift
+        if not self._warned and shift.settings.recycles:
+            self._warned = True
+            shift.emit(RecyclingOff(worker_id=shift.worker_id, remedy=_REMEDY))
 
     def _spent(self) -> bool:
         settings, shift = self._shift.settings, self._shift

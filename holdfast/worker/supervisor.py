@@ -242,8 +242,13 @@ def _pipe() -> Iterator[int]:
 
 
 # ── in the child ──────────────────────────────────────────────────────────────────────────────────────────────────
-def watch_parent(on_orphaned: Callable[[], object]) -> bool:
-    """In a supervisor's child: call ``on_orphaned`` in the running loop once the supervisor is gone. Whether it is one.
+def is_supervised() -> bool:
+    """Whether a supervisor started this process, asked before it watches its parent."""
+    return SUPERVISOR_PIPE in os.environ
+
+
+def watch_parent(on_orphaned: Callable[[], object]) -> None:
+    """In a supervisor's child: call ``on_orphaned`` in the running loop once the supervisor is gone.
 
     If the process is not gone either when its time to stop is over, it is killed, as the supervisor would have done.
     Nothing happens in a process that no supervisor started.
@@ -254,7 +259,6 @@ def watch_parent(on_orphaned: Callable[[], object]) -> bool:
         os.set_inheritable(descriptor, False)
         arguments = (descriptor, float(patience), loop, on_orphaned)
         threading.Thread(target=_await_orphaned, args=arguments, name="holdfast-parent-watch", daemon=True).start()
-    return bool(pipe)
 
 
 def _await_orphaned(

@@ -36,14 +36,18 @@ _AFTER_GRACE = 5.0  # seconds for cancelled handlers to clean up
 class Worker:
     """One worker process's work. ``run`` returns when it has stopped."""
 
-    def __init__(self, app: Holdfast, *, settings: Settings | None = None, drain: bool = False) -> None:
-        """``drain``: stop once the queues have nothing to run."""
+    def __init__(
+        self, app: Holdfast, *, settings: Settings | None = None, drain: bool = False, supervised: bool = False
+    ) -> None:
+        """``drain``: stop once the queues have nothing to run. ``supervised``: somebody starts the next one when this
+        one is recycled; else it never is."""
         self._app = app
         settings = settings or app.settings
         # Minted at each start: a restarted worker under the same host name is another one.
         self.id = settings.worker_id or f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.shift = Shift(app, settings, self.id)
         self._drain = drain
+        self.supervised = supervised
         self._stop_now = asyncio.Event()
         self._reason = "drained"
         self.recycled = False
@@ -101,7 +105,7 @@ class Worker:
                 ("watchdog", self.runner.watch_deadlines()),
                 ("recorder", self.recorder.run()),
                 ("sweeper", Sweeper(shift, store).run()),
-                ("reloader", Reloader(shift, self._resize, self._recycle).run()),
+                ("reloader", Reloader(shift, self._resize, self._recycle if self.supervised else None).run()),
             )
         ]
         await self._or_told(self._sign_on(), "signing on")  # who claims can be seen

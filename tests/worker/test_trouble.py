@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Holdfast, JobState, Retry
+from holdfast import Holdfast, JobFilter, JobState, Retry
 from holdfast.events import (
     Event,
     HandlerStart,
@@ -17,6 +17,7 @@ from holdfast.events import (
     JobSucceeded,
     LeaseAcquired,
     LoopBlocked,
+    RecyclingOff,
     SettingsChanged,
     StoreTrouble,
 )
@@ -135,17 +136,25 @@ async def test_a_changed_retry_policy_counts_from_the_next_failure(tmp_path: Pat
     assert gaps(runs) == [100, 7]
 
 
-async def test_a_worker_is_replaced_after_its_jobs(app: Holdfast) -> None:
+async def test_a_worker_that_nobody_would_replace_goes_on_and_says_so_once(tmp_path: Path) -> None:
+    file = tmp_path / "holdfast.toml"
+    file.touch()
+    app = Holdfast(f"sqlite:///{tmp_path}/unused.db", path=file)
+    events = Recorder(app)
+
     @app.task("work")
     async def work() -> None: ...
 
-    async with harness(app, recycle_jobs=3) as harnessed:
-        for _ in range(3):
-            await work.enqueue()
+    async with harness(app) as harnessed:
         hand = await harnessed.start()
-        await harnessed.advance(5)
-        assert hand.running.done()
-        assert hand.worker.recycled
+        file.write_text("recycle_jobs = 3\n")
+        for _ in range(9):
+            await work.enqueue()
+            await harnessed.advance(5)
+        assert not hand.running.done()
+        assert await app.count(JobFilter(states=(JobState.SUCCEEDED,))) == 9
+    (told,) = events.of(RecyclingOff)
+    assert "holdfast worker start" in told.remedy
 
 
 async def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_is_named(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ async def _workers(console: Console, app: Holdfast, folder: Path) -> AsyncIterat
 
     app.events.subscribe(tell, ChildEnded)
     command = [sys.executable, "-m", "examples.demo.worker", str(folder / "holdfast.toml")]
-    supervisor = Supervisor(command, app.settings.processes, app.settings.grace, app.events)
+    supervisor = Supervisor(command, app.settings.processes, app.settings, app.events)
     running = asyncio.create_task(supervisor.run())
     await asyncio.sleep(0)
     try:

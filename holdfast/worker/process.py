@@ -12,7 +12,7 @@ from holdfast.config import Settings
 from holdfast.events import HandlersLeft
 from holdfast.executors.thread import LoopThreads
 from holdfast.worker.overseen import Overseen
-from holdfast.worker.supervisor import FINISHED, RECYCLE, is_supervised, watch_parent
+from holdfast.worker.supervisor import EXTRA_SECONDS, FINISHED, RECYCLE, is_supervised, watch_parent
 from holdfast.worker.worker import Worker
 
 _LAST_MOMENT = 2.0  # seconds for calls in the loop's threads, after everything else has ended
@@ -41,7 +41,10 @@ async def _serve(app: Holdfast, settings: Settings, drain: bool, threads: LoopTh
     worker = Worker(app, settings=settings, drain=drain, supervised=is_supervised())
     loop = asyncio.get_running_loop()
     loop.set_default_executor(threads)
-    watch_parent(lambda: loop.call_soon_threadsafe(worker.stop, "orphaned"))
+    watch_parent(
+        lambda: loop.call_soon_threadsafe(worker.stop, "orphaned"),
+        lambda: worker.shift.settings.grace.total_seconds() + EXTRA_SECONDS,
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         # A supervisor hands every stop on as SIGTERM, and says itself what it was told.
         loop.add_signal_handler(number, worker.stop, "supervisor" if worker.supervised else number.name)

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import NamedTuple
 
 from holdfast.config import Settings
@@ -33,10 +32,7 @@ FINISHED = 85
 """Exit code of a supervised worker that has ended on purpose: told to, or with nothing left to run. It is not 0: any
 handler can exit with that, and one that does has taken its worker down."""
 SUPERVISOR_PIPE = "_HOLDFAST_SUPERVISOR_PIPE"
-"""Environment variable of a child: the pipe's descriptor, and how many seconds it has to stop once the pipe ends.
-
-The underscore keeps it apart from the variables that are settings.
-"""
+"""Environment variable of a child: the pipe's descriptor. The underscore keeps it apart from the settings."""
 
 EXTRA_SECONDS = 5.0
 """How much longer than the grace a child may take to stop before it is killed."""
@@ -105,7 +101,7 @@ def supervise(arguments: Sequence[str], settings: Settings, events: Events) -> i
     Blocks until every worker has ended. It is 0 if all ended well, else the worst code among them.
     """
     command = [sys.executable, "-m", "holdfast", "worker", "start", *arguments, "--processes", "1"]
-    supervisor = Supervisor(command, settings.processes, settings.grace, events, metrics_port=settings.metrics_port)
+    supervisor = Supervisor(command, settings.processes, settings, events, metrics_port=settings.metrics_port)
     return asyncio.run(supervisor.run())
 
 
@@ -116,17 +112,19 @@ class Supervisor:
         self,
         command: Sequence[str],
         processes: int,
-        grace: timedelta,
+        settings: Settings,
         events: Events,
         *,
         extra_seconds: float = EXTRA_SECONDS,
         metrics_port: int | None = None,
     ) -> None:
-        """``metrics_port``: the first child's; each further one has the next."""
+        """``settings``: their file may change the grace. ``metrics_port``: the first child's; each further one has the
+        next."""
         self._command = list(command)
-        self._metrics_port = metrics_port
         self._processes = processes
-        self._patience = grace.total_seconds() + extra_seconds
+        self._settings = settings
+        self._metrics_port = metrics_port
+        self._extra = extra_seconds
         self._events = events
         self._stopping = asyncio.Event()
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -134,7 +132,7 @@ class Supervisor:
     async def run(self) -> int:
         """Keep the children running; returns the exit code once all of them have ended for good."""
         with _signals(self.stop), _pipe() as pipe:
-            environment = {**os.environ, SUPERVISOR_PIPE: f"{pipe}:{self._patience}"}
+            environment = {**os.environ, SUPERVISOR_PIPE: str(pipe)}
             async with asyncio.TaskGroup() as group:
                 children = [group.create_task(self._keep(each, environment, pipe)) for each in self._commands()]
         return max(child.result() for child in children)
@@ -147,10 +145,16 @@ class Supervisor:
         if not self._stopping.is_set():
             self._events.emit(SupervisorStopping(reason=reason, processes=len(self._running)))
             self._stopping.set()
-            asyncio.get_running_loop().call_later(self._patience, self._kill)
+            asyncio.get_running_loop().call_later(self._grace() + self._extra, self._kill)
         for child in self._running:
             if child.returncode is None:  # Not reaped yet: the number is still its own.
                 os.kill(child.pid, signal.SIGTERM)
+
+    def _grace(self) -> float:
+        """As the children know it: they follow the settings file."""
+        with suppress(ConfigError):  # it is broken now: each child tells of that
+            return self._settings.reloaded().grace.total_seconds()
+        return self._settings.grace.total_seconds()
 
     def _kill(self) -> None:
         for child in self._running:
@@ -247,25 +251,25 @@ def is_supervised() -> bool:
     return SUPERVISOR_PIPE in os.environ
 
 
-def watch_parent(on_orphaned: Callable[[], object]) -> None:
+def watch_parent(on_orphaned: Callable[[], object], patience: Callable[[], float]) -> None:
     """In a supervisor's child: call ``on_orphaned`` in the running loop once the supervisor is gone.
 
-    If the process is not gone either when its time to stop is over, it is killed, as the supervisor would have done.
-    Nothing happens in a process that no supervisor started.
+    If the process is not gone either when its time to stop is over, the seconds that ``patience`` says then, it is
+    killed, as the supervisor would have done. Nothing happens in a process that no supervisor started.
     """
-    pipe, _, patience = os.environ.pop(SUPERVISOR_PIPE, "").partition(":")
-    if pipe:
-        descriptor, loop = int(pipe), asyncio.get_running_loop()
-        os.set_inheritable(descriptor, False)
-        arguments = (descriptor, float(patience), loop, on_orphaned)
+    if is_supervised():
+        pipe, loop = int(os.environ.pop(SUPERVISOR_PIPE)), asyncio.get_running_loop()
+        os.set_inheritable(pipe, False)
+        arguments = (pipe, patience, loop, on_orphaned)
         threading.Thread(target=_await_orphaned, args=arguments, name="holdfast-parent-watch", daemon=True).start()
 
 
 def _await_orphaned(
-    pipe: int, patience: float, loop: asyncio.AbstractEventLoop, on_orphaned: Callable[[], object]
+    pipe: int, patience: Callable[[], float], loop: asyncio.AbstractEventLoop, on_orphaned: Callable[[], object]
 ) -> None:
     os.read(pipe, 1)  # Nobody writes: it returns when the last writer is gone.
+    seconds = patience()
     with suppress(RuntimeError):  # The loop is closed: what was to be stopped has ended already.
         loop.call_soon_threadsafe(on_orphaned)
-    time.sleep(patience)
+    time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -33,7 +33,7 @@ from holdfast.worker.process import run_worker
 from holdfast.worker.supervisor import SUPERVISOR_PIPE
 from jobs import app
 
-os.environ[SUPERVISOR_PIPE] = f"{os.pipe()[0]}:30"
+os.environ[SUPERVISOR_PIPE] = str(os.pipe()[0])
 
 name, value = sys.argv[1:]
 sys.exit(run_worker(app, app.settings.but(**{name: value})))

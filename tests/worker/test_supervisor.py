@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
@@ -47,12 +46,15 @@ def first(name="first"):
     return True
 """
 
+AT_ONCE = Settings.load(environ={}, directory="/", grace="0s")
+
 
 def _run(
     place: Path,
     program: str,
     *,
     processes: int = 1,
+    settings: Settings = AT_ONCE,
     extra_seconds: float = 30.0,
     meanwhile: Callable[[], Awaitable[None]] | None = None,
 ) -> tuple[int, list[Event]]:
@@ -62,7 +64,7 @@ def _run(
 
     async def supervised() -> int:
         command = [sys.executable, "-S", "-c", PREAMBLE + program + f"\nsys.exit({FINISHED})", str(place)]
-        supervisor = Supervisor(command, processes, timedelta(0), events, extra_seconds=extra_seconds)
+        supervisor = Supervisor(command, processes, settings, events, extra_seconds=extra_seconds)
         running = asyncio.ensure_future(supervisor.run())
         if meanwhile is not None:
             await meanwhile()
@@ -194,12 +196,33 @@ def test_a_child_that_does_not_stop_in_time_is_killed_and_said(tmp_path: Path) -
     ]
 
 
+def test_children_may_take_as_long_as_a_grace_that_was_raised_meanwhile(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "said")
+    file = tmp_path / "holdfast.toml"
+    file.write_text('grace = "0s"\n')
+
+    async def raise_and_stop() -> None:
+        with await asyncio.to_thread(_said, tmp_path) as said:
+            await asyncio.to_thread(said.readline)
+        file.write_text('grace = "1m"\n')
+        signal.raise_signal(signal.SIGTERM)
+
+    program = """
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+say("works")
+signal.sigwait([signal.SIGTERM])
+signal.sigtimedwait([signal.SIGUSR1], 0.3)
+"""
+    settings = Settings.load(environ={}, path=file)
+    assert _run(tmp_path, program, settings=settings, extra_seconds=0.05, meanwhile=raise_and_stop) == (0, [])
+
+
 def test_a_stop_during_a_pause_starts_nothing_again(tmp_path: Path) -> None:
     events = Events()
     events.subscribe(lambda _: signal.raise_signal(signal.SIGTERM), ChildEnded)
     program = "first(str(os.getpid()))\nsys.exit(1)"
     command = [sys.executable, "-S", "-c", PREAMBLE + program, str(tmp_path)]
-    assert asyncio.run(Supervisor(command, 1, timedelta(0), events).run()) == 0
+    assert asyncio.run(Supervisor(command, 1, AT_ONCE, events).run()) == 0
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -213,7 +236,7 @@ def test_a_program_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None
         missing.chmod(0o755)
 
     events.subscribe(install, ChildEnded)
-    supervisor = Supervisor([str(missing)], 1, timedelta(0), events)
+    supervisor = Supervisor([str(missing)], 1, AT_ONCE, events)
     assert asyncio.run(supervisor.run()) == 0
     assert [(event.pid, event.cause) for event in heard if isinstance(event, ChildEnded)] == [
         (0, "cannot be started: No such file or directory")
@@ -225,7 +248,7 @@ import asyncio
 from holdfast.worker.supervisor import watch_parent
 async def main():
     orphaned = asyncio.Event()
-    watch_parent(orphaned.set)
+    watch_parent(orphaned.set, lambda: 0.2)
     say("watching" if "{variable}" not in os.environ else "still set")
     await orphaned.wait()
     say("orphaned")
@@ -238,10 +261,10 @@ asyncio.run(main())
 
 ORPHANED = """
 import asyncio, sys
-from datetime import timedelta
+from holdfast.config import Settings
 from holdfast.events import Events
 from holdfast.worker.supervisor import Supervisor
-asyncio.run(Supervisor(sys.argv[1:], 2, timedelta(0), Events(), extra_seconds=0.2).run())
+asyncio.run(Supervisor(sys.argv[1:], 2, Settings.load(), Events()).run())
 """
 
 

@@ -207,7 +207,7 @@ def start(place: Place, count: int) -> None:
     command = [sys.executable, "-m", "queuectl", "--db", str(place.database), "--config", str(place.config)]
     finish_logs = configure_logs(app.settings, app.events)
     try:
-        supervisor = Supervisor([*command, "worker", "run"], count, app.settings.grace, app.events)
+        supervisor = Supervisor([*command, "worker", "run"], count, app.settings, app.events)
         code = asyncio.run(supervisor.run())
     finally:
         finish_logs()

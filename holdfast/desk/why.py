@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from fnmatch import fnmatchcase
@@ -14,8 +12,9 @@ from msgspec import Meta
 
 from holdfast.app import Holdfast
 from holdfast.desk.words import clip, many, moment, span
+from holdfast.executors.group import is_gone
 from holdfast.executors.policy import COMMAND
-from holdfast.job import Job, JobFilter, JobState, Order, Pulse, Reason, WorkerInfo
+from holdfast.job import Job, JobFilter, JobState, Order, Reason, WorkerInfo
 from holdfast.store import Store
 from holdfast.values import nearest
 
@@ -66,25 +65,12 @@ async def known(app: Holdfast, job: Job) -> Known:
         paused=any(queue.paused for queue in queues),
         deaf=app.settings.transport != "none" and any(queue.announced is None for queue in queues),
         workers=tuple(workers),
-        gone=frozenset(each.pulse.worker for each in workers if _is_gone(each.pulse)),
+        gone=frozenset(each.pulse.worker for each in workers if is_gone(each.pulse.host, each.pulse.pid)),
         silence=app.settings.beat + _LATE,
         tasks=frozenset(app.registry.names()) if app.settings.app is not None else None,
         ahead=ahead,
         exact=exact,
     )
-
-
-def _is_gone(pulse: Pulse) -> bool:
-    """Whether this very host has no such process. Of other hosts nothing is known."""
-    if pulse.host != socket.gethostname():
-        return False
-    try:
-        os.kill(pulse.pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # somebody else's
-        return False
-    return False
 
 
 async def _ahead(store: Store, job: Job) -> tuple[int, bool]:

@@ -12,6 +12,7 @@ import errno
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
@@ -58,6 +59,19 @@ def kill_marked(mark: str, processes: Path = Path("/proc")) -> int:
                 if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM):
                     raise
     return killed
+
+
+def is_gone(host: str, pid: int) -> bool:
+    """Whether this very host has no such process. Of other hosts nothing is known."""
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # somebody else's
+        return False
+    return False
 
 
 def describe_exit(code: int) -> str:

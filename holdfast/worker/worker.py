@@ -15,10 +15,12 @@ from typing import Any
 
 from holdfast.app import Holdfast
 from holdfast.config import Settings
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.events import StoreTrouble, WorkerStarted, WorkerStopped, WorkerStopping
+from holdfast.executors.group import is_gone
 from holdfast.job import Lease, Order, Pulse
 from holdfast.lifecycle import Cancelled, Released
+from holdfast.store import Store
 from holdfast.values import format_queues, mask_url
 from holdfast.worker.calls import Calls
 from holdfast.worker.fetcher import Fetcher
@@ -90,6 +92,8 @@ class Worker:
         """Work until told to stop (or, draining, until there is nothing to run)."""
         shift, app = self.shift, self._app
         store = await app.opened()
+        if shift.settings.worker_id is not None:
+            await self._check_name(store)
         self.calls = calls = Calls(app, shift.settings)
         await calls.open()
         self.fetcher = Fetcher(shift, store, drain=self._drain)
@@ -197,6 +201,17 @@ class Worker:
         self.settler.finish()
         await settling
         await self.recorder.flush()
+
+    async def _check_name(self, store: Store) -> None:
+        """ConfigError if a living worker goes by the name that we were given: signing on would end its registration."""
+        ours = (socket.gethostname(), os.getpid())
+        for each in await store.workers():
+            host, pid = each.pulse.host, each.pulse.pid
+            if each.pulse.worker == self.id and each.alive and (host, pid) != ours and not is_gone(host, pid):
+                raise ConfigError(
+                    f"worker_id: {self.id} is the name of a living worker, process {pid} on {host}; give this one "
+                    "another name. If that one has died, its name is free when its lease has ended"
+                )
 
     async def _sign_on(self) -> None:
         store = await self._app.opened()

@@ -30,7 +30,7 @@ ELSEWHERE = {
     64: "editing a schedule while it ticks belongs to schedules",
     68: "an interrupted submission is tested in test_cli_submit.py",
     72: "there is no pid file: a worker is known by its row in the store and its supervisor's pipe",
-    73: "nobody names a worker: its identity is minted at each start",
+    73: "a second worker of one name is tested in tests/worker/test_names.py",
     76: "command templates do not exist: a command's words are its submitter's own and no shell reads them",
 }
 """Why a row has no line in the table below."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 from datetime import timedelta
 
+import pytest
+
 from holdfast import Holdfast
+from holdfast.errors import ConfigError
 from holdfast.job import Order, Pulse
 from tests.worker.support import harness
 
@@ -31,7 +37,8 @@ async def test_an_order_for_a_dead_worker_of_the_same_name_stops_nobody(app: Hol
 
     async with harness(app, worker_id="mail-1") as harnessed:
         store = await app.opened()
-        dead = Pulse(worker="mail-1", host="here", pid=1, queues="*", concurrency=1)
+        with subprocess.Popen(["true"]) as process:
+            dead = Pulse(worker="mail-1", host=socket.gethostname(), pid=process.pid, queues="*", concurrency=1)
         await store.beat(dead, [], lease_for=timedelta(seconds=30))
         assert await store.order(Order.STOP) == ["mail-1"]
         hand = await harnessed.start()
@@ -40,3 +47,18 @@ async def test_an_order_for_a_dead_worker_of_the_same_name_stops_nobody(app: Hol
         await harnessed.run_until_idle()
         assert await job.state() == "succeeded"
         assert not hand.running.done()
+
+
+@pytest.mark.parametrize("host", ["elsewhere", socket.gethostname()], ids=["elsewhere", "here"])
+async def test_the_name_of_a_living_worker_is_refused_until_its_lease_has_ended(app: Holdfast, host: str) -> None:
+    living = Pulse(worker="mail-1", host=host, pid=os.getppid(), queues="*", concurrency=1)
+    async with harness(app, worker_id="mail-1") as harnessed:
+        store = await app.opened()
+        await store.beat(living, [], lease_for=timedelta(seconds=30))
+        with pytest.raises(ConfigError, match="mail-1 is the name of a living worker"):
+            await harnessed.start()
+        assert [each.pulse.host for each in await app.workers()] == [host]
+    async with harness(app, worker_id="mail-1") as harnessed:
+        harnessed.clock.advance(31)
+        await harnessed.start()
+        assert [(each.pulse.pid, each.alive) for each in await app.workers()] == [(os.getpid(), True)]

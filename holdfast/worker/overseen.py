@@ -41,7 +41,7 @@ class Overseen:
         self._metrics = metrics = Metrics(shift.events, labels=settings.metrics_labels)
         metrics.gauge("worker_active_jobs", lambda: len(shift.running))
         metrics.gauge("worker_buffered_jobs", lambda: len(shift.buffer))
-        metrics.gauge("worker_slots", lambda: settings.concurrency)
+        metrics.gauge("worker_slots", lambda: shift.settings.concurrency)
         metrics.gauge("worker_healthy", lambda: float(health_of(shift).well))
         self._sidecar.start()
         shift.emit(MetricsServed(address=self._sidecar.address, worker_id=shift.worker_id))

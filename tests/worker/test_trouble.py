@@ -7,6 +7,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import httpx
 import pytest
 
 from holdfast import Holdfast, JobFilter, JobState, Retry
@@ -17,11 +18,13 @@ from holdfast.events import (
     JobSucceeded,
     LeaseAcquired,
     LoopBlocked,
+    MetricsServed,
     RecyclingOff,
     SettingsChanged,
     StoreTrouble,
 )
 from holdfast.testing.harness import Hand, Harness
+from holdfast.worker.overseen import Overseen
 from holdfast.worker.worker import Worker
 from tests.worker.support import Recorder, gaps, harness
 
@@ -98,14 +101,17 @@ async def test_changed_settings_are_followed_within_five_seconds(tmp_path: Path)
         now_running.append(number)
         await harnessed.clock.sleep(1000)
 
-    async with harness(app) as harnessed:
+    async with harness(app, metrics_port=0) as harnessed:
         hand = await harnessed.start()
         for number in range(5):
             await long.enqueue(number)
         await harnessed.advance(10)
         assert len(now_running) == 1
-        file.write_text('concurrency = 4\nlease = "2m"\n')
-        await harnessed.advance(5)
+        with Overseen(hand.worker.shift):
+            file.write_text('concurrency = 4\nlease = "2m"\n')
+            await harnessed.advance(5)
+            (served,) = events.of(MetricsServed)
+            assert "\nholdfast_worker_slots 4.0\n" in (await asyncio.to_thread(httpx.get, served.address)).text
         assert len(now_running) == 4
         assert hand.worker.shift.settings.lease.total_seconds() == 120
         file.write_text('concurrency = "many"\n')

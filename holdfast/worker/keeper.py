@@ -10,7 +10,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 from holdfast.errors import HoldfastError
@@ -183,7 +182,7 @@ class Keeper:
 
     def _tell_blocked(self, seconds: float) -> None:
         frame = sys._current_frames().get(self._main_thread)
-        job = _job_of(frame)
+        job = self._job_at_work()
         stack = "".join(traceback.format_stack(frame)[-8:]) if frame is not None else ""
         self._shift.emit(
             LoopBlocked(
@@ -194,18 +193,13 @@ class Keeper:
             )
         )
 
+    def _job_at_work(self) -> Job | None:
+        """The job whose handler has the loop: its runner is the task that runs there."""
+        task = asyncio.current_task(self._main)
+        return next((run.job for run in list(self._shift.running) if run.runner is task), None)
+
 
 async def _first(*futures: asyncio.Future[Any]) -> None:
     done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
     for future in done:
         future.result()
-
-
-def _job_of(frame: FrameType | None) -> Job | None:
-    """The job whose handler is on this stack: the runner's own frame knows it."""
-    while frame is not None:
-        job = frame.f_locals.get("job")
-        if isinstance(job, Job):
-            return job
-        frame = frame.f_back
-    return None

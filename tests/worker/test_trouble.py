@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from holdfast import Holdfast, JobFilter, JobState, Retry
+from holdfast import Holdfast, Job, JobFilter, JobState, Retry
 from holdfast.events import (
     Event,
     HandlerStart,
@@ -169,11 +169,12 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_is_named(tmp_p
     events = Recorder(app)
 
     @app.task("spins")
-    async def spins() -> int:
+    async def spins() -> str:
+        job = Job("job-1", "email.send", "default", "{}", 4, 3, 5, 0, 0, 0, 0)  # a stranger that it has at hand
         end = time.monotonic() + 3.3
         while time.monotonic() < end:
             sum(range(1000))
-        return 1
+        return job.id
 
     async with app:
         job = await spins.enqueue()

@@ -6,7 +6,7 @@ An event's ``name`` is what a log line calls it; ``level`` is the level a user e
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import ClassVar
 
@@ -410,64 +410,6 @@ class RequestFailed(Event, frozen=True, kw_only=True, gc=False):
     error: str
 
 
-class Measure(Event, frozen=True, kw_only=True, gc=False):
-    """What is only counted: one observation of a whole batch, never a log line. Who emits asks ``listens`` first."""
-
-    level: ClassVar[str] = "debug"
-
-
-class JobsSubmitted(Measure, frozen=True, kw_only=True, gc=False):
-    """A submission was answered. By task: how many jobs are new, and how many stood already."""
-
-    name: ClassVar[str] = "jobs_submitted"
-    created: Mapping[str, int]
-    absorbed: Mapping[str, int]
-
-
-class JobsClaimed(Measure, frozen=True, kw_only=True, gc=False):
-    """A claim was answered. ``retried``: jobs of which an attempt was counted before; ``late``: by queue, how many
-    seconds each of its jobs could have been claimed earlier."""
-
-    name: ClassVar[str] = "jobs_claimed"
-    retried: int
-    refused: int
-    late: Mapping[str, Sequence[float]]
-
-
-class BatchSettled(Measure, frozen=True, kw_only=True, gc=False):
-    """A batch of settlements was answered. ``succeeded``: by task, the seconds of each job that ended well."""
-
-    name: ClassVar[str] = "batch_settled"
-    size: int
-    succeeded: Mapping[str, Sequence[float]]
-
-
-class StoreAnswered(Measure, frozen=True, kw_only=True, gc=False):
-    """A call of the store has ended; ``failed``: with an error that is not the caller's."""
-
-    name: ClassVar[str] = "store_answered"
-    verb: str
-    seconds: float
-    failed: bool
-
-
-class LoopHeard(Measure, frozen=True, kw_only=True, gc=False):
-    """The event loop was asked to answer: how long that took, or has taken so far."""
-
-    name: ClassVar[str] = "loop_heard"
-    seconds: float
-
-
-class RequestAnswered(Measure, frozen=True, kw_only=True, gc=False):
-    """A request over HTTP was answered. ``path`` is its operation's, with the names of its places."""
-
-    name: ClassVar[str] = "request_answered"
-    method: str
-    path: str
-    status: int
-    seconds: float
-
-
 Subscriber = Callable[[Event], None]
 
 
@@ -502,5 +444,5 @@ class Events:
                 logging.getLogger(__name__).exception("a subscriber to %s raised", event.name)
 
 
-KINDS: tuple[type[Event], ...] = tuple(each for each in Event.__subclasses__() if each is not Measure)
+KINDS: tuple[type[Event], ...] = tuple(Event.__subclasses__())
 """Every kind of event there is that a log line can tell."""

@@ -18,9 +18,10 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.config import Settings
 from holdfast.errors import Conflict, HoldfastError, Invalid, Unavailable
-from holdfast.events import Events, JobCreated, JobDuplicate, JobsSubmitted
+from holdfast.events import Events, JobCreated, JobDuplicate
 from holdfast.faults import point
 from holdfast.job import Job, NewJob, Options, Submitted, microseconds, new_id, parse_id
+from holdfast.measures import JobsSubmitted
 from holdfast.portal import running_loop
 from holdfast.retry import Retry, as_retry
 from holdfast.store import Store

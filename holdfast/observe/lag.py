@@ -7,7 +7,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from holdfast.events import Events, LoopHeard
+from holdfast.events import Events
+from holdfast.measures import LoopHeard
 
 _LOOK = 1.0  # seconds between looks
 

@@ -8,21 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from holdfast.events import (
-    BatchSettled,
-    Event,
-    Events,
-    JobDead,
-    JobFailed,
-    JobsClaimed,
-    JobsSubmitted,
-    LeaseLost,
-    LoopHeard,
-    RequestAnswered,
-    StoreAnswered,
-    Subscriber,
-    SweepComplete,
-)
+from holdfast.events import Event, Events, JobDead, JobFailed, LeaseLost, Subscriber, SweepComplete
+from holdfast.measures import BatchSettled, JobsClaimed, JobsSubmitted, LoopHeard, RequestAnswered, StoreAnswered
 from holdfast.observe.catalogue import COUNTED, GAUGES
 from holdfast.observe.figures import Cap, Figures, Reading
 

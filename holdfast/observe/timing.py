@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.events import Events, StoreAnswered
+from holdfast.events import Events
+from holdfast.measures import StoreAnswered
 from holdfast.store import Store
 
 _UNTIMED = frozenset({"open", "close", "absent", "migrate", "backup", "wait", "doctor", "repair"})

@@ -12,9 +12,10 @@ import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.errors import HoldfastError
-from holdfast.events import BatchSettled, Event, JobDead, JobFailed, JobSucceeded
+from holdfast.events import Event, JobDead, JobFailed, JobSucceeded
 from holdfast.job import Beat, Job, JobState, Lease, Order, Pulse, Settled, Settlement
 from holdfast.lifecycle import Failed, Outcome, Released, decide
+from holdfast.measures import BatchSettled
 from holdfast.worker.judging import Unknown, backoff_of
 from holdfast.worker.shift import Shift
 from holdfast.worker.sweeper import Sweeper

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from holdfast.app import Holdfast
-from holdfast.events import RequestAnswered
+from holdfast.measures import RequestAnswered
 from holdfast.observe.figures import OTHER
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.queue_figures import QueueFigures

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from holdfast.events import LoopBlocked, LoopHeard, StoreTrouble
+from holdfast.events import LoopBlocked, StoreTrouble
 from holdfast.faults import point
 from holdfast.job import Held, Job, Lease, Order, Pulse
+from holdfast.measures import LoopHeard
 from holdfast.store import Store
 from holdfast.worker.shift import Shift, Why
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
-from holdfast.events import BatchSettled, JobSucceeded, StoreTrouble
+from holdfast.events import JobSucceeded, StoreTrouble
 from holdfast.faults import point
 from holdfast.job import JobState, Lease, Reason, Settled
+from holdfast.measures import BatchSettled
 from holdfast.store import Store
 from holdfast.worker.patience import Patience
 from holdfast.worker.shift import FULL, Run, Shift

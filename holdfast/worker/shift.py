@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from holdfast.app import Holdfast
 from holdfast.clock import Clock
 from holdfast.config import Settings
-from holdfast.events import BatchSettled, Event, Events, JobSucceeded
+from holdfast.events import Event, Events, JobSucceeded
 from holdfast.job import Job, JobState, Lease, Settlement
 from holdfast.lifecycle import Failed, Outcome, decide
+from holdfast.measures import BatchSettled
 from holdfast.task import Context
 from holdfast.worker.judging import backoff_of
 from holdfast.worker.telling import dead_letters, measure_settled, tell_lost, tell_success

@@ -9,13 +9,11 @@ from datetime import timedelta
 
 from holdfast.config import Settings
 from holdfast.events import (
-    BatchSettled,
     Events,
     JobCancelled,
     JobDead,
     JobFailed,
     JobReleased,
-    JobsClaimed,
     JobSucceeded,
     JobUnstartable,
     LeaseAcquired,
@@ -23,6 +21,7 @@ from holdfast.events import (
     LeaseRejected,
 )
 from holdfast.job import Claim, Job, JobState, Settled, Settlement, instant
+from holdfast.measures import BatchSettled, JobsClaimed
 from holdfast.traces import trace_id_of
 from holdfast.transports.names import Names
 

@@ -9,19 +9,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
-from holdfast.events import (
-    BatchSettled,
-    Event,
-    Events,
-    JobDead,
-    JobFailed,
-    JobsClaimed,
-    JobsSubmitted,
-    LeaseLost,
-    RequestAnswered,
-    StoreAnswered,
-    SweepComplete,
-)
+from holdfast.events import Event, Events, JobDead, JobFailed, LeaseLost, SweepComplete
+from holdfast.measures import BatchSettled, JobsClaimed, JobsSubmitted, RequestAnswered, StoreAnswered
 from holdfast.observe.exposition import expose, wants_json
 from holdfast.observe.figures import OTHER
 from holdfast.observe.metrics import Metrics

@@ -11,8 +11,9 @@ import pytest
 
 from holdfast import Holdfast
 from holdfast.errors import Unavailable
-from holdfast.events import Event, StoreAnswered
+from holdfast.events import Event
 from holdfast.job import Order, Pulse, QueueInfo, WorkerInfo
+from holdfast.measures import StoreAnswered
 from holdfast.observe import queue_figures
 from holdfast.observe.figures import Cap, Reading
 from holdfast.observe.queue_figures import (

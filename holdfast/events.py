@@ -294,21 +294,21 @@ class ChildEnded(Event, frozen=True, kw_only=True, gc=False):
     restart_in: float | None
 
 
-class RecyclingOff(Event, frozen=True, kw_only=True, gc=False):
-    """A worker process is to be recycled, but nobody would start the next one: it goes on. Told once."""
-
-    name: ClassVar[str] = "recycling_off"
-    level: ClassVar[str] = "warning"
-    worker_id: str
-    remedy: str
-
-
 class SettingsChanged(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A worker follows changed settings, or an API is to be restarted for them: new value by name."""
 
     name: ClassVar[str] = "settings_changed"
     changed: dict[str, str]
     remedy: str | None = None
+
+
+class SettingsRefused(Event, frozen=True, kw_only=True, gc=False):
+    """A setting that cannot be followed: the file was changed to what cannot be used, and the settings that were valid
+    stay; or nobody would start the worker that is to come after this one. Told once."""
+
+    name: ClassVar[str] = "settings_refused"
+    level: ClassVar[str] = "warning"
+    problem: str
 
 
 class MetricsServed(Event, frozen=True, kw_only=True, gc=False):

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from holdfast.app import Holdfast
 from holdfast.config import Watch
 from holdfast.errors import ConfigError
-from holdfast.events import SettingsChanged, StoreTrouble
+from holdfast.events import SettingsChanged, SettingsRefused
 
 _EVERY = 2.0  # seconds
 
@@ -31,7 +31,7 @@ async def _watch(app: Holdfast) -> None:
         try:
             newer = watch.changed()
         except ConfigError as error:
-            app.events.emit(StoreTrouble(service="settings", error=str(error), retry_in=_EVERY))
+            app.events.emit(SettingsRefused(problem=str(error)))
             continue
         if newer is not None:
             changed = app.settings.changes(newer)

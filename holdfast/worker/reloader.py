@@ -6,12 +6,15 @@ from collections.abc import Callable
 
 from holdfast.config import Watch
 from holdfast.errors import ConfigError
-from holdfast.events import RecyclingOff, SettingsChanged, StoreTrouble
+from holdfast.events import SettingsChanged, SettingsRefused
 from holdfast.executors.memory import resident_bytes
 from holdfast.worker.shift import Shift
 
 _EVERY = 2.0  # seconds; settings are followed within 5
-_REMEDY = "start the worker anew by `holdfast worker start`, which supervises what is to be recycled"
+_NOT_RECYCLED = (
+    "recycle_jobs, recycle_memory: nobody would start the next worker, so this one goes on; start it anew by `holdfast "
+    "worker start`, which supervises what is to be recycled"
+)
 
 
 class Reloader:
@@ -41,8 +44,8 @@ class Reloader:
         shift = self._shift
         try:
             newer = self._watch.changed()
-        except ConfigError as error:  # told once an edit; the settings that were valid stay
-            shift.emit(StoreTrouble(service="settings", error=str(error), retry_in=_EVERY))
+        except ConfigError as error:
+            shift.emit(SettingsRefused(problem=str(error)))
             return
         if newer is None:
             return
@@ -55,7 +58,7 @@ class Reloader:
         shift = self._shift
         if not self._warned and shift.settings.recycles:
             self._warned = True
-            shift.emit(RecyclingOff(worker_id=shift.worker_id, remedy=_REMEDY))
+            shift.emit(SettingsRefused(problem=_NOT_RECYCLED))
 
     def _spent(self) -> bool:
         settings, shift = self._shift.settings, self._shift

@@ -19,8 +19,8 @@ from holdfast.events import (
     LeaseAcquired,
     LoopBlocked,
     MetricsServed,
-    RecyclingOff,
     SettingsChanged,
+    SettingsRefused,
     StoreTrouble,
 )
 from holdfast.testing.harness import Hand, Harness
@@ -119,8 +119,9 @@ async def test_changed_settings_are_followed_within_five_seconds(tmp_path: Path)
         assert hand.worker.shift.settings.concurrency == 4
     (changed,) = events.of(SettingsChanged)
     assert changed.changed.keys() >= {"concurrency", "lease"}
-    (trouble,) = events.of(StoreTrouble)
-    assert "concurrency" in trouble.error
+    (refused,) = events.of(SettingsRefused)
+    assert "concurrency" in refused.problem
+    assert events.of(StoreTrouble) == []
 
 
 async def test_a_changed_retry_policy_counts_from_the_next_failure(tmp_path: Path) -> None:
@@ -159,8 +160,8 @@ async def test_a_worker_that_nobody_would_replace_goes_on_and_says_so_once(tmp_p
             await harnessed.advance(5)
         assert not hand.running.done()
         assert await app.count(JobFilter(states=(JobState.SUCCEEDED,))) == 9
-    (told,) = events.of(RecyclingOff)
-    assert "holdfast worker start" in told.remedy
+    (told,) = events.of(SettingsRefused)
+    assert "holdfast worker start" in told.problem
 
 
 async def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_is_named(tmp_path: Path) -> None:

@@ -18,12 +18,11 @@ from holdfast.job import Claim
 from holdfast.lifecycle import Released
 from holdfast.store import EVERY_QUEUE, Store
 from holdfast.worker.patience import Patience
-from holdfast.worker.shift import FULL, Shift
+from holdfast.worker.shift import FENCE, FULL, Shift
 from holdfast.worker.telling import tell_claim
 
 AHEAD = 0.02  # seconds of work at the measured rate that may be claimed beforehand
 _SMALL = 0.003  # seconds a small claim is left to grow: others write meanwhile
-_FRESH = 0.8  # of the lease: jobs of an older claim are not started
 _STEP_ASIDE, _STEP_ASIDE_MOST = 1.0, 300.0  # seconds without fetching for the sake of a quarantined job
 _HOARDED = 1.0  # seconds a job may wait in the buffer behind long ones
 _SMOOTHING = 0.5
@@ -151,7 +150,7 @@ class Fetcher:
         point("claim.after")
         shift = self._shift
         shift.fetched_at = shift.clock.monotonic()
-        if shift.clock.monotonic() - since > shift.settings.lease.total_seconds() * _FRESH:
+        if shift.clock.monotonic() - since > shift.settings.lease.total_seconds() * FENCE:
             return claim  # the loop was blocked since: these leases are not renewed yet, and may be somebody else's
         shift.deliver(claim.jobs, since)
         if shift.stopping.is_set():

@@ -18,12 +18,11 @@ from holdfast.faults import point
 from holdfast.job import Held, Job, Lease, Order, Pulse
 from holdfast.measures import LoopHeard
 from holdfast.store import Store
-from holdfast.worker.shift import Shift, Why
+from holdfast.worker.shift import FENCE, Shift, Why
 
-_FENCE = 0.8  # of the lease: past that without a renewal, the worker gives its jobs up by itself
 _DEADLINE = 0.5  # of the lease: how long one beat may take
 _GAP = 1.0  # seconds at least between two beats, however much news there is
-_FRESH = 2.0  # seconds what the last beat said of this worker may be outdated before it beats again
+_RECENT = 2.0  # seconds what the last beat said of this worker may be outdated before it beats again
 _LOOK = 1.0  # seconds between looks at the event loop
 _BLOCKED = 2.0  # seconds the loop may be deaf before that is told
 
@@ -126,7 +125,7 @@ class Keeper:
     def _fence(self) -> None:
         """Nothing could be renewed: give up every lease that is about to end, before somebody else takes the job."""
         shift = self._shift
-        limit = shift.settings.lease.total_seconds() * _FENCE
+        limit = shift.settings.lease.total_seconds() * FENCE
         now = shift.clock.monotonic()
         for lease, run in list(shift.held.items()):
             if now - max(run.since, shift.renewed_at) > limit:
@@ -146,8 +145,8 @@ class Keeper:
         try:
             left = interval - gap
             while left > 0:
-                await shift.clock.bounded(_first(news, stopped), min(left, _FRESH))
-                left -= _FRESH
+                await shift.clock.bounded(_first(news, stopped), min(left, _RECENT))
+                left -= _RECENT
                 if news.done() or stopped.done() or self._pulse() != self._told:
                     break
         except HoldfastError:

@@ -32,8 +32,8 @@ FULL = 500
 """Settlements that are written without waiting for more, and jobs one claim takes at most."""
 
 
-STALE = 0.8
-"""Of a lease: what is older without a renewal is not begun, for it may be somebody else's by now."""
+FENCE = 0.8
+"""Of a lease: what is older without a renewal is neither begun nor kept, for it may be somebody else's by now."""
 
 
 class Why(StrEnum):
@@ -170,7 +170,7 @@ class Shift:
 
     def is_stale(self, run: Run, now: float) -> bool:
         """Whether its lease may have run out unseen: a process that was frozen must not start what it had buffered."""
-        return now - max(run.since, self.renewed_at) > self.settings.lease.total_seconds() * STALE
+        return now - max(run.since, self.renewed_at) > self.settings.lease.total_seconds() * FENCE
 
     def forget(self, run: Run) -> None:
         """The job is somebody else's now: let go of it without a word."""

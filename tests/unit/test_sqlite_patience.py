@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,30 @@ def test_without_a_word_of_patience_the_lock_is_waited_for(tmp_path: Path) -> No
         return stored
 
     assert asyncio.run(submitting()) == 1
+
+
+def test_the_first_awaited_write_stops_no_event_loop_while_a_blocking_one_waits_for_the_lock(tmp_path: Path) -> None:
+    async def submitting() -> tuple[float, int]:
+        store = open_store(f"sqlite:///{tmp_path}/jobs.db")
+        await store.open()
+        with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
+            other.execute("begin immediate")
+            blocking = asyncio.create_task(asyncio.to_thread(lambda: store.blocking(store.submit([_job()]))))
+            await asyncio.sleep(0.1)
+            began = time.monotonic()
+            awaited = asyncio.create_task(store.submit([_job()]))
+            await asyncio.sleep(0)
+            took = time.monotonic() - began
+            other.execute("rollback")
+        await asyncio.gather(blocking, awaited)
+        stored = await store.count(JobFilter())
+        await store.close()
+        return took, stored
+
+    took, stored = asyncio.run(submitting())
+
+    assert took < 1
+    assert stored == 2
 
 
 @pytest.mark.parametrize("jobs", [1, 50])

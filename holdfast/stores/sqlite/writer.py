@@ -104,6 +104,7 @@ class Writer:
         self._file, self._log = _inode(path), _GONE
         self._turnstile = Turnstile(path)
         self._own = threading.Lock()  # the connection is one: this process's threads take turns on it
+        self._starting = threading.Lock()  # not the one above: that is held for as long as another program writes
         self._pending: queue.SimpleQueue[_Pending[Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._logged_pages = 0
@@ -136,7 +137,7 @@ class Writer:
             pending.loop.call_later(_LOOK, self._lose_patience, pending)
 
     def _start(self) -> None:
-        with self._own:  # two event loops may come here at once
+        with self._starting:  # two event loops may come here at once
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="holdfast-writer", daemon=True)
                 self._thread.start()

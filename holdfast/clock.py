@@ -32,6 +32,13 @@ class Clock(Protocol):
         ...
 
 
+async def first(*waits: asyncio.Future[Any]) -> None:
+    """Return when one of them is done, with its error if it has one. The others go on."""
+    done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for each in done:
+        each.result()
+
+
 class SystemClock:
     """The machine's clock."""
 

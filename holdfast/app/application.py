@@ -222,6 +222,9 @@ class Holdfast(Register):
             answer = await self._submitter.submit(job)
         else:
             (answer,) = await self._submitted_within(connection, [job])
+        return self._handed(answer)
+
+    def _handed(self, answer: Submitted) -> JobHandle[Any]:
         return JobHandle(self, answer.job_id, created=answer.created, wake_up_delayed=answer.wake_up_delayed)
 
     async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -243,10 +246,7 @@ class Holdfast(Register):
             answers = []
             async for each in batches(jobs, size):
                 answers += await self._submitted_within(connection, each)
-        return [
-            JobHandle(self, answer.job_id, created=answer.created, wake_up_delayed=answer.wake_up_delayed)
-            for answer in answers
-        ]
+        return [self._handed(answer) for answer in answers]
 
     async def enqueue_stream(
         self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch: int = 1000
@@ -255,10 +255,7 @@ class Holdfast(Register):
         of the next before."""
         async for each in batches(jobs, _batch_size(batch)):
             answers = await self._submitter.submit_all(each)
-            yield [
-                JobHandle(self, answer.job_id, created=answer.created, wake_up_delayed=answer.wake_up_delayed)
-                for answer in answers
-            ]
+            yield [self._handed(answer) for answer in answers]
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
     def handle(self, job_id: str) -> JobHandle[Any]:

@@ -14,7 +14,7 @@ from holdfast.app.bound import BoundTask
 from holdfast.errors import ConfigError
 from holdfast.retry import Retry, as_retry
 from holdfast.task import Context, ErrorMatch, Execution, Registry
-from holdfast.values import advised, check_name, check_tags, check_task_name, check_timeout
+from holdfast.values import advised, check_name, check_tags, check_timeout
 
 if TYPE_CHECKING:
     from holdfast.app.application import Holdfast, Middleware
@@ -47,7 +47,7 @@ class Decorator:
                 f'another name; give it one: @app.task("{function.__name__}")'
             )
         name = self._name or f"{function.__module__}.{function.__qualname__}".replace(".<locals>", "")
-        task: BoundTask[..., Any] = BoundTask(self._app, check_task_name(name), function, **self._options)
+        task: BoundTask[..., Any] = BoundTask(self._app, name, function, **self._options)
         self._app.registry.register(task)
         return task
 

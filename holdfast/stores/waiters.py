@@ -32,12 +32,31 @@ class Waiter:
         return topic[: topic.index(":") + 1] + "*" in self.topics
 
 
+class Missed:
+    """News of queues and workers that nobody waited for, kept for who waits next. Its owner has the lock."""
+
+    def __init__(self) -> None:
+        self._topics: set[str] = set()
+
+    def keep(self, topics: Iterable[str]) -> None:
+        """Nobody heard these. The ending of a job is seen by looking."""
+        self._topics.update(topic for topic in topics if not topic.startswith("job:"))
+        if len(self._topics) > _MISSED_MOST:
+            self._topics = {"queue:*", "worker:*", "due:*"}
+
+    def take(self, waiter: Waiter) -> bool:
+        """Whether there was something for this waiter: it is told once."""
+        missed = {topic for topic in self._topics if waiter.hears((topic,))}
+        self._topics -= missed
+        return bool(missed)
+
+
 class Waiters:
     """The waiters of this process. News of a queue or worker that nobody waits for is kept for who waits next."""
 
     def __init__(self) -> None:
         self._listed: set[Waiter] = set()
-        self._missed: set[str] = set()
+        self._missed = Missed()
         self._lock = threading.Lock()
 
     def tell(self, topics: Iterable[str]) -> None:
@@ -48,9 +67,7 @@ class Waiters:
         with self._lock:
             heard = [waiter for waiter in self._listed if waiter.hears(told)]
             if not heard:
-                self._missed.update(topic for topic in told if not topic.startswith("job:"))
-                if len(self._missed) > _MISSED_MOST:
-                    self._missed = {"queue:*", "worker:*", "due:*"}
+                self._missed.keep(told)
         for waiter in heard:
             waiter.wake()
 
@@ -59,8 +76,7 @@ class Waiters:
         """While this lasts the waiter hears what is told; what it missed, at once."""
         with self._lock:
             self._listed.add(waiter)
-            missed = {topic for topic in self._missed if waiter.hears((topic,))}
-            self._missed -= missed
+            missed = self._missed.take(waiter)
         if missed:
             waiter.wake()
         try:

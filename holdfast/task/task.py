@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
@@ -14,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from holdfast.errors import ConfigError, Invalid
 from holdfast.task.codec import PAYLOAD_LIMIT, RESULT_LIMIT, decode_json, encode_result, result_decoder
 from holdfast.task.signature import Signature, check_function, place
+from holdfast.values import check_priority, check_task_name
 
 if TYPE_CHECKING:
     from holdfast.retry import Retry
@@ -27,8 +27,6 @@ Execution = Literal["async", "thread", "process"]
 Predicate = Callable[[BaseException], bool]
 ErrorMatch = type[BaseException] | Predicate | tuple["type[BaseException] | Predicate", ...]
 """Which errors: a class, a predicate, or a tuple of those."""
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
 
 
 class Task(Generic[P, R]):
@@ -202,8 +200,7 @@ class Task(Generic[P, R]):
 
 
 def _check_options(name: object, max_attempts: object, timeout: object, executor: object, priority: object) -> None:
-    if not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise Invalid("task name", name, "give 1 to 128 letters, digits and . _ - : /")
+    check_task_name(name)
     attempts_fit = isinstance(max_attempts, int) and not isinstance(max_attempts, bool) and max_attempts >= 1
     if not (max_attempts is None or max_attempts is UNSET or attempts_fit):
         raise Invalid(
@@ -213,8 +210,7 @@ def _check_options(name: object, max_attempts: object, timeout: object, executor
         raise Invalid(f"timeout of task {name!r}", timeout, "give seconds above 0, or None")
     if executor not in (None, "async", "thread", "process"):
         raise Invalid(f"executor of task {name!r}", executor, "give async, thread or process")
-    if not (isinstance(priority, int) and not isinstance(priority, bool) and -100 <= priority <= 100):
-        raise Invalid(f"priority of task {name!r}", priority, "give a whole number from −100 to 100")
+    check_priority(priority, f"priority of task {name!r}")
 
 
 def _is_positive(value: object) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.clock import first
 from holdfast.errors import HoldfastError
 from holdfast.events import Event
 from holdfast.faults import point
@@ -235,14 +236,14 @@ class Carried:
         if not queues:
             await self._store.wait(topics, timeout=timeout)
         elif carrier.away:
-            await _first(self._store.wait(topics, timeout=timeout), carrier.back.wait())
+            await _first_of(self._store.wait(topics, timeout=timeout), carrier.back.wait())
         elif carrier.news:
             carrier.news = False
         else:
             others = [topic for topic in topics if not topic.startswith("queue:")]
             waits = [self._store.wait([*others, *(f"due:{queue}" for queue in queues)], timeout=timeout)]
             wanted = carrier.wanted(queues)
-            await _first(*waits, *([carrier.listen(wanted, timeout)] if wanted else []))
+            await _first_of(*waits, *([carrier.listen(wanted, timeout)] if wanted else []))
             await carrier.hushed()
             carrier.news = False
 
@@ -338,13 +339,11 @@ def _by_queue(places: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     return found
 
 
-async def _first(*calls: Coroutine[Any, Any, object]) -> None:
+async def _first_of(*calls: Coroutine[Any, Any, object]) -> None:
     """Return with the first of them; the others are cancelled."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for each in done:
-            each.result()
+        await first(*tasks)
     finally:
         for each in tasks:
             each.cancel()

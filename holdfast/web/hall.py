@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import msgspec
 
+from holdfast.clock import first
 from holdfast.errors import HoldfastError
 from holdfast.events import ApiStopping, Event
 from holdfast.job import Claim, Job
@@ -201,13 +202,7 @@ class Hall:
         if topics:
             waits.append(asyncio.ensure_future(store.wait(topics, timeout=most + 1)))
         try:
-            await clock.bounded(_first(waits), most)
+            await clock.bounded(first(*waits), most)
         finally:
             for each in waits:
                 each.cancel()
-
-
-async def _first(waits: list[asyncio.Future[object]]) -> None:
-    done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for each in done:
-        each.result()

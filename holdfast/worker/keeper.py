@@ -10,8 +10,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
 
+from holdfast.clock import first
 from holdfast.errors import HoldfastError
 from holdfast.events import LoopBlocked, StoreTrouble
 from holdfast.faults import point
@@ -145,7 +145,7 @@ class Keeper:
         try:
             left = interval - gap
             while left > 0:
-                await shift.clock.bounded(_first(news, stopped), min(left, _RECENT))
+                await shift.clock.bounded(first(news, stopped), min(left, _RECENT))
                 left -= _RECENT
                 if news.done() or stopped.done() or self._pulse() != self._told:
                     break
@@ -197,9 +197,3 @@ class Keeper:
         """The job whose handler has the loop: its runner is the task that runs there."""
         task = asyncio.current_task(self._main)
         return next((run.job for run in list(self._shift.running) if run.runner is task), None)
-
-
-async def _first(*futures: asyncio.Future[Any]) -> None:
-    done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-    for future in done:
-        future.result()

@@ -160,7 +160,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "é", "a\n", "x" * 129, ".x", None])
 def test_names_are_plain(name: Any) -> None:
-    assert refusal(Task, name, send).field == "task name"
+    assert refusal(Task, name, send).field == "task"
 
 
 def test_the_executor_follows_the_kind_of_function() -> None:

@@ -22,11 +22,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from holdfast.stores.waiters import Waiter
+from holdfast.stores.waiters import Missed, Waiter
 
 LOOK = 0.5  # seconds between looks at data_version
 _SETTLED_NS = 50_000_000  # a folder changed this recently is listed again: its time stamp is coarse
-_MISSED_MOST = 1000  # topics kept for whoever waits next; a process that only submits has many
 _MOST = 8192  # bytes of a datagram; more endings than fit are told as job:*
 
 
@@ -51,7 +50,7 @@ class Wakes:
         self._seen: dict[frozenset[str], int] = {}  # data_version when a wait for these topics last ended
         self._readers: Counter[tuple[asyncio.AbstractEventLoop, socket.socket]] = Counter()
         self._waiters: set[_Waiter] = set()
-        self._missed: set[str] = set()  # queue and worker topics told while nobody waited for them
+        self._missed = Missed()
         self._lock = threading.Lock()
         self._sockets: dict[str, tuple[socket.socket, Path]] = {}
         self._sender: socket.socket | None = None
@@ -64,9 +63,7 @@ class Wakes:
         with self._lock:
             heard = [waiter for waiter in self._waiters if waiter.hears(topics)]
             if not heard:
-                self._missed.update(topic for topic in topics if not topic.startswith("job:"))
-                if len(self._missed) > _MISSED_MOST:
-                    self._missed = {"queue:*", "worker:*"}
+                self._missed.keep(topics)
         for waiter in heard:
             waiter.wake()
         self._tell_others(topics)
@@ -208,11 +205,10 @@ class Wakes:
     def _has_news(self, waiter: _Waiter) -> bool:
         """Whether there was news for it before it was listed."""
         with self._lock:
-            missed = {topic for topic in self._missed if waiter.hears((topic,))}
-            self._missed -= missed
+            missed = self._missed.take(waiter)
         # A wait for the same topics begins where the last one ended: no commit between the two goes unnoticed.
         waiter.version = self._seen.get(waiter.topics, -1) if waiter.lasting else self._version()
-        return self._moved(waiter) or bool(missed)
+        return self._moved(waiter) or missed
 
     def _moved(self, waiter: _Waiter) -> bool:
         """Whether another connection has committed since this waiter last looked."""

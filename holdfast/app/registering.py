@@ -13,7 +13,7 @@ import msgspec
 from holdfast.app.bound import BoundTask
 from holdfast.errors import ConfigError
 from holdfast.retry import Retry, as_retry
-from holdfast.task import Context, ErrorMatch, Execution, Registry
+from holdfast.task import Context, ErrorMatch, Executor, Registry
 from holdfast.values import advised, check_name, check_tags, check_timeout
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Register:
         retry: Retry | str | None = None,
         max_attempts: int | msgspec.UnsetType | None = msgspec.UNSET,
         timeout: float | timedelta | str | None = None,
-        executor: Execution | None = None,
+        executor: Executor | None = None,
         retry_on: ErrorMatch = (),
         dead_on: ErrorMatch = (),
         priority: int = 0,

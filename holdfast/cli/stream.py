@@ -19,7 +19,7 @@ from holdfast.desk.words import many
 from holdfast.errors import HoldfastError, Invalid, TooLarge
 from holdfast.job import NewJob
 from holdfast.task import decode_payload
-from holdfast.task.codec import Said
+from holdfast.task.codec import Words
 
 _BESIDE_PAYLOAD = 64 * 1024  # bytes of a line for everything that is not the payload
 _FORM = 'its task, its payload and its options, as in {"task": "email.send", "payload": {"to": "a@b.c"}}'
@@ -117,7 +117,7 @@ def _lines(file: BinaryIO, app: Holdfast, task: str | None, options: Mapping[str
 
 def _fields(text: bytes, limit: int) -> dict[str, Any]:
     if len(text) > limit:
-        raise TooLarge("job", Said(f"{len(text):,} bytes or more"), f"a line takes at most {limit:,} bytes here")
+        raise TooLarge("job", Words(f"{len(text):,} bytes or more"), f"a line takes at most {limit:,} bytes here")
     try:
         return decode_payload(text, limit)
     except Invalid as error:

@@ -11,13 +11,13 @@ from holdfast.task.codec import PAYLOAD_LIMIT, RESULT_LIMIT, decode_payload, enc
 from holdfast.task.context import CURRENT, Context, LogOpener, current_job
 from holdfast.task.log import NOTHING, JobLog, Limits, Said
 from holdfast.task.signature import Signature, provided
-from holdfast.task.task import ErrorMatch, Execution, Registry, Task
+from holdfast.task.task import ErrorMatch, Executor, Registry, Task
 
 __all__ = [
     "CURRENT",
     "Context",
     "ErrorMatch",
-    "Execution",
+    "Executor",
     "JobLog",
     "Limits",
     "LogOpener",

@@ -29,7 +29,7 @@ RESULT_LIMIT = 1024 * 1024
 """Bytes of UTF-8 a result may take."""
 DIGIT_LIMIT = 4300
 """Digits of an integer, a minus sign counted: where CPython and msgspec stop converting between int and text."""
-KEY_LIMIT = 1024
+OBJECT_KEY_LIMIT = 1024
 """Bytes of UTF-8 one key of an object may take."""
 
 _HIGHEST = 10**DIGIT_LIMIT - 1
@@ -41,8 +41,8 @@ _KEYS = re.compile(rb'"((?:[^"\\]+|\\.)*+)"(:?)', re.DOTALL)
 _DEEPER = f"is nested deeper than {DEPTH_LIMIT} levels, or contains itself"
 
 
-class Said(str):
-    """Words in place of a value: an error shows them unquoted, and no foreign ``__repr__`` is ever asked."""
+class Words(str):
+    """They stand in place of a value: an error shows them unquoted, and no foreign ``__repr__`` is ever asked."""
 
     __slots__ = ()
     __repr__ = str.__str__
@@ -57,7 +57,7 @@ class Fault(NamedTuple):
     code: str = "invalid"
 
     def error(self, field: str) -> Invalid:
-        return Invalid(field + self.path, Said(self.what), self.remedy, code=self.code)
+        return Invalid(field + self.path, Words(self.what), self.remedy, code=self.code)
 
 
 class Rule(Enum):
@@ -126,7 +126,7 @@ def encode(value: Any, field: str, limit: int) -> bytes:
         raise _unwritable(value, error).error(field) from error
     if len(text) > limit:
         remedy = f"at most {limit:,} bytes are stored; keep the data elsewhere and pass where it is"
-        raise TooLarge(field, Said(f"{len(text):,} bytes"), remedy)
+        raise TooLarge(field, Words(f"{len(text):,} bytes"), remedy)
     if _too_deep(text):
         raise Fault("", "a value that " + _DEEPER, f"nest at most {DEPTH_LIMIT} levels").error(field)
     return text
@@ -139,7 +139,7 @@ def encode_payload(payload: Mapping[str, Any], limit: int = PAYLOAD_LIMIT) -> st
     makes of it is up to its annotations.
     """
     if not isinstance(payload, Mapping):
-        raise Invalid("payload", Said(_a(payload)), "give a mapping: the arguments by name")
+        raise Invalid("payload", Words(_a(payload)), "give a mapping: the arguments by name")
     text = _exact(dict(payload), "payload", limit)
     check_keys(text, "payload")
     return text.decode()
@@ -162,17 +162,17 @@ def _exact(value: Any, field: str, limit: int) -> bytes:
 
 
 def check_keys(text: bytes, field: str) -> None:
-    """Refuse an object key over ``KEY_LIMIT`` bytes in compact JSON."""
-    if len(text) <= KEY_LIMIT:
+    """Refuse an object key over ``OBJECT_KEY_LIMIT`` bytes in compact JSON."""
+    if len(text) <= OBJECT_KEY_LIMIT:
         return
     for match in _KEYS.finditer(text):
         if (
             match[2]
-            and len(match[1]) > KEY_LIMIT
-            and len(key := decode_json(b'"' + match[1] + b'"').encode()) > KEY_LIMIT
+            and len(match[1]) > OBJECT_KEY_LIMIT
+            and len(key := decode_json(b'"' + match[1] + b'"').encode()) > OBJECT_KEY_LIMIT
         ):
-            remedy = f"a key of an object may take at most {KEY_LIMIT:,} bytes"
-            raise Invalid(field, Said(f"a key of {len(key):,} bytes"), remedy)
+            remedy = f"a key of an object may take at most {OBJECT_KEY_LIMIT:,} bytes"
+            raise Invalid(field, Words(f"a key of {len(key):,} bytes"), remedy)
 
 
 def _too_deep(text: bytes, limit: int = DEPTH_LIMIT) -> bool:
@@ -204,15 +204,15 @@ def decode_object(text: str | bytes, limit: int, field: str, depth: int = DEPTH_
     many objects and arrays may stand inside one another."""
     data = _utf8(text, field)
     if len(data) > limit:
-        raise TooLarge(field, Said(f"{len(data):,} bytes"), f"at most {limit:,} bytes are stored")
+        raise TooLarge(field, Words(f"{len(data):,} bytes"), f"at most {limit:,} bytes are stored")
     if _too_deep(data, depth):
         raise Invalid(
-            field, Said(f"a text nested deeper than {depth} levels"), f"nest at most {depth} levels", code="too_deep"
+            field, Words(f"a text nested deeper than {depth} levels"), f"nest at most {depth} levels", code="too_deep"
         )
     try:
         decoded = _STRICT_JSON.decode(data.decode())
     except _Refused as refused:
-        raise Invalid(field, Said(refused.what), refused.remedy, code=refused.code) from None
+        raise Invalid(field, Words(refused.what), refused.remedy, code=refused.code) from None
     except json.JSONDecodeError as error:
         remedy = f"give JSON: {error.msg} at character {error.pos}"
         raise Invalid(field, data.decode(), remedy, code="invalid_json") from None
@@ -228,10 +228,10 @@ def _utf8(text: str | bytes, field: str) -> bytes:
         data = text.encode() if isinstance(text, str) else bytes(text)
         data.decode()
     except UnicodeError:
-        what = Said("text that is not valid UTF-8")
+        what = Words("text that is not valid UTF-8")
         raise Invalid(field, what, "give JSON in UTF-8", code="invalid_unicode") from None
     if data.startswith(b"\xef\xbb\xbf"):
-        what = Said("text with a byte order mark")
+        what = Words("text with a byte order mark")
         raise Invalid(field, what, "give JSON in UTF-8 without one", code="invalid_unicode")
     return data
 
@@ -241,8 +241,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for key, value in pairs:
         if key in found:
             raise _Refused(f"the key {shown(key)} twice in one object", "give each key once", "duplicate_key")
-        if len(key) * 3 > KEY_LIMIT and len(key.encode("utf-8", "replace")) > KEY_LIMIT:
-            raise _Refused("a long key", f"a key of an object may take at most {KEY_LIMIT:,} bytes")
+        if len(key) * 3 > OBJECT_KEY_LIMIT and len(key.encode("utf-8", "replace")) > OBJECT_KEY_LIMIT:
+            raise _Refused("a long key", f"a key of an object may take at most {OBJECT_KEY_LIMIT:,} bytes")
         found[key] = value
     return found
 

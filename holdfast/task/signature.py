@@ -23,7 +23,7 @@ from holdfast.task.codec import (
     PAYLOAD_LIMIT,
     Fault,
     Rule,
-    Said,
+    Words,
     check_keys,
     decoder,
     encode,
@@ -175,7 +175,7 @@ class Signature:
         try:
             given = _anything(payload)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return Invalid("payload", Said(f"the payload of task {self.task!r}"), "it is not JSON that can be read")
+            return Invalid("payload", Words(f"the payload of task {self.task!r}"), "it is not JSON that can be read")
         if not isinstance(given, dict):
             return Invalid("payload", given, "a payload is a JSON object: the arguments by name")
         unknown = [] if self._open else [name for name in given if name not in self.names]
@@ -206,7 +206,7 @@ class Signature:
         return Invalid(self.field(name), given[name], f"there is no such parameter; {hint}{takes}")
 
     def _provided_given(self, name: str) -> Invalid:
-        return Invalid(self.field(name), Said("a value"), "the worker provides it; leave it out")
+        return Invalid(self.field(name), Words("a value"), "the worker provides it; leave it out")
 
     def field(self, name: str, inside: str = "") -> Argument:
         """How errors name an argument, or a place inside it (``.a[0]``)."""
@@ -236,11 +236,11 @@ class Signature:
     def _by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):
             takes = f"task '{self.task}' takes at most {len(self._positional)} by position"
-            raise Invalid("arguments", Said(f"a call with {len(args)} positional arguments"), takes)
+            raise Invalid("arguments", Words(f"a call with {len(args)} positional arguments"), takes)
         given = dict(zip(self._positional, args, strict=False))
         if kwargs:
             for name in given.keys() & kwargs.keys():
-                raise Invalid(self.field(name), Said("a value by position and one by name"), "give one of them")
+                raise Invalid(self.field(name), Words("a value by position and one by name"), "give one of them")
             given.update(kwargs)
         return given
 
@@ -262,7 +262,7 @@ class Signature:
 
 
 def _missing(field: str) -> Invalid:
-    return Invalid(field, Said("a value"), "give one: it has no default", problem="is missing")
+    return Invalid(field, Words("a value"), "give one: it has no default", problem="is missing")
 
 
 def _at(value: Any, inside: str) -> Any:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Execution = Literal["async", "thread", "process"]
+Executor = Literal["async", "thread", "process"]
 """Where a handler runs: on the worker's event loop, in a thread, or in a child process that can be killed."""
 
 Predicate = Callable[[BaseException], bool]
@@ -58,7 +58,7 @@ class Task(Generic[P, R]):
         retry: Retry | None = None,
         max_attempts: int | UnsetType | None = UNSET,
         timeout: float | None = None,
-        executor: Execution | None = None,
+        executor: Executor | None = None,
         retry_on: ErrorMatch = (),
         dead_on: ErrorMatch = (),
         priority: int = 0,
@@ -81,7 +81,7 @@ class Task(Generic[P, R]):
         self.retry = retry
         self.max_attempts = max_attempts
         self.timeout = timeout
-        self.executor: Execution = executor or ("async" if coroutine else "thread")
+        self.executor: Executor = executor or ("async" if coroutine else "thread")
         self.retry_on = _matches(name, "retry_on", retry_on)
         self.dead_on = _matches(name, "dead_on", dead_on)
         self.priority = priority

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from holdfast.errors import Invalid
-from holdfast.task.codec import Said, decode_object
+from holdfast.task.codec import Words, decode_object
 from holdfast.values import DEPTH_LIMIT
 from holdfast.web.messages import Header, Refusal, Request
 
@@ -32,7 +32,7 @@ async def read_document(request: Request, limit: int, patience: float, *, option
     if not body:
         if optional:
             return {}
-        raise Invalid("body", Said("nothing"), "send a JSON object", code="body_required")
+        raise Invalid("body", Words("nothing"), "send a JSON object", code="body_required")
     return decode_object(body, limit, "body", DEPTH_LIMIT + _AROUND)
 
 

@@ -14,7 +14,7 @@ from holdfast.desk.documents import ID, Instant, JobId, QueueName, raw
 from holdfast.desk.words import timestamp
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.job import Job, Order, Pulse
-from holdfast.task.codec import Said
+from holdfast.task.codec import Words
 from holdfast.values import check_task_name
 from holdfast.web.callers import unauthorized
 from holdfast.web.fields import NAME_PATTERN, TASK_PATTERN, Field, Form, array_of, number
@@ -96,7 +96,7 @@ def _queues(value: Any, field: str) -> dict[str, int | None]:
     """Queues with their free slots, or without: then the claim's limit is theirs too."""
     if isinstance(value, dict):
         if not 1 <= len(value) <= _QUEUES_MOST:
-            raise Invalid(field, Said(f"an object of {len(value):,}"), f"name 1 to {_QUEUES_MOST} queues")
+            raise Invalid(field, Words(f"an object of {len(value):,}"), f"name 1 to {_QUEUES_MOST} queues")
         return {
             queue_or_star(name, field): number(0, LIMIT_MOST)(slots, f"{field}.{name}") for name, slots in value.items()
         }

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.errors import Invalid
 from holdfast.executors.policy import Command
 from holdfast.job import JobState, Reason
-from holdfast.task.codec import Said
+from holdfast.task.codec import Words
 from holdfast.task.signature import Argument
 from holdfast.values import (
     KEY_LIMIT,
@@ -104,7 +104,7 @@ def read_query(text: bytes, fields: Sequence[Field]) -> dict[str, Any]:
         elif field.many:
             values[field.name] = tuple(field.check(each, field.name) for each in texts)
         elif len(texts) > 1:
-            raise Invalid(field.name, Said(f"said {len(texts)} times"), "say it once", code="duplicate_key")
+            raise Invalid(field.name, Words(f"said {len(texts)} times"), "say it once", code="duplicate_key")
         else:
             values[field.name] = field.check(texts[0], field.name)
     return values
@@ -151,7 +151,7 @@ def _unknown(path: str, name: str, known: Sequence[str]) -> Invalid:
 
 
 def _missing(path: str) -> Invalid:
-    return Invalid(path, Said("nothing"), "it is required", "was given", code="missing")
+    return Invalid(path, Words("nothing"), "it is required", "was given", code="missing")
 
 
 # ── checks ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -233,7 +233,7 @@ def array_of(check: Check, most: int, least: int = 1) -> Check:
 
     def check_all(value: Any, field: str) -> list[Any]:
         if not isinstance(value, list) or not least <= len(value) <= most:
-            shown = Said(f"an array of {len(value):,}") if isinstance(value, list) else value
+            shown = Words(f"an array of {len(value):,}") if isinstance(value, list) else value
             raise Invalid(field, shown, f"give a JSON array of {least} to {most:,} entries, also where it is one")
         return [check(each, f"{field}[{place}]") for place, each in enumerate(value)]
 

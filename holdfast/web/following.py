@@ -13,7 +13,7 @@ from holdfast.desk.documents import HTTP_NAMES, ID, Counted, Instant, JobId, Que
 from holdfast.desk.words import timestamp
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.job import Ending, Endings, JobState, parse_id
-from holdfast.task.codec import Said
+from holdfast.task.codec import Words
 from holdfast.web.feed import Feed, Follower, Told
 from holdfast.web.fields import FILTERS, QUEUE, Field, choice
 from holdfast.web.messages import Answer, Streamed
@@ -56,7 +56,7 @@ async def follow(call: Call) -> Answer:
     try:
         begin = await stream.after(after.decode("latin-1") if after else None)
     except Invalid as error:
-        raise Invalid("Last-Event-ID", Said(f"{len(after or b''):,} characters"), error.remedy) from None
+        raise Invalid("Last-Event-ID", Words(f"{len(after or b''):,} characters"), error.remedy) from None
     return Streamed(200, media=_MEDIA, chunks=_told(stream, begin))
 
 

@@ -18,7 +18,7 @@ from msgspec import Meta
 from holdfast.errors import Invalid
 from holdfast.job import Job, JobState, Lease
 from holdfast.store import Store
-from holdfast.task.codec import Said
+from holdfast.task.codec import Words
 from holdfast.values import check_name, check_worker_id
 from holdfast.web.fields import Field, array_of, number, text
 from holdfast.web.routing import Call
@@ -60,7 +60,7 @@ def check_once(leases: Sequence[Lease], field: str) -> None:
     seen: set[Lease] = set()
     for place, lease in enumerate(leases):
         if lease in seen:
-            raise Invalid(field.format(place), Said("this lease"), "name each lease once", "is named twice")
+            raise Invalid(field.format(place), Words("this lease"), "name each lease once", "is named twice")
         seen.add(lease)
 
 

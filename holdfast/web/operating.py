@@ -15,7 +15,7 @@ from holdfast.desk.documents import ID, JobDocument, Standing
 from holdfast.errors import Conflict, Invalid, NotFound
 from holdfast.job import Job, JobFilter, JobState
 from holdfast.lifecycle import check_replay
-from holdfast.task.codec import Said
+from holdfast.task.codec import Words
 from holdfast.values import LONGEST, RATE_PATTERN, check_key
 from holdfast.web.examples import JOB
 from holdfast.web.fields import (
@@ -81,7 +81,7 @@ def _filter(value: Any, field: str) -> dict[str, Any]:
     """The jobs that match. One that says nothing is a slip: whoever means every job says ``all``."""
     read = FILTER.read(an_object(value, field), f"{field}.")
     if not read:
-        raise Invalid(field, Said("an empty object"), "name a field in it, or say all: true in its place")
+        raise Invalid(field, Words("an empty object"), "name a field in it, or say all: true in its place")
     return read
 
 
@@ -211,7 +211,7 @@ async def carried_out(call: Call, deed: Deed, said: Mapping[str, Any], states: S
     ids = said.get("ids")
     ways = [name for name in ("ids", "filter", "all") if said.get(name) is not None and said.get(name) is not False]
     if len(ways) != 1:
-        given = Said(" and ".join(ways) or "nothing")
+        given = Words(" and ".join(ways) or "nothing")
         raise Invalid("ids", given, "give exactly one of ids, filter and all", "does not say which jobs")
     limit, dry_run = said.get("limit", MOST), said.get("dry_run", False)
     turns = Turns(deed, timedelta(seconds=said.get("after", 0)))

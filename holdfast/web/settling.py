@@ -18,7 +18,7 @@ from holdfast.errors import Invalid
 from holdfast.executors.outcome import storable, tail
 from holdfast.job import JobState, Lease, Reason, Settled, Settlement
 from holdfast.lifecycle import Cancelled, Failed, Outcome, Released, Snoozed, Succeeded
-from holdfast.task.codec import Said, encode_result
+from holdfast.task.codec import Words, encode_result
 from holdfast.values import check_span
 from holdfast.web.fields import Field, Form, an_object, array_of, as_it_is, choice, text
 from holdfast.web.fleet import Ending
@@ -207,10 +207,10 @@ def outcome_of(said: Mapping[str, Any], settings: Settings, path: str = "") -> O
     word = said["outcome"]
     for name in said.keys() - {"token", "outcome"} - _MEANT[word]:
         known = ", ".join(sorted(_MEANT[word])) or "nothing more"
-        raise Invalid(path + name, Said("it"), f"with {word!r} goes {known}", f"does not go with {word!r}")
+        raise Invalid(path + name, Words("it"), f"with {word!r} goes {known}", f"does not go with {word!r}")
     needed = _NEEDED.get(word)
     if needed is not None and needed not in said:
-        raise Invalid(path + needed, Said("nothing"), f"it is required with {word!r}", "was given", code="missing")
+        raise Invalid(path + needed, Words("nothing"), f"it is required with {word!r}", "was given", code="missing")
     match word:
         case "succeeded":
             return _succeeded(said.get("result"), settings)

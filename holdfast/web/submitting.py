@@ -15,7 +15,7 @@ from holdfast.desk.documents import HTTP_NAMES, ID, JobDocument, JobId
 from holdfast.errors import Invalid, NotFound, Unavailable
 from holdfast.job import Job, JobState, NewJob
 from holdfast.retry import Retry
-from holdfast.task.codec import Said
+from holdfast.task.codec import Words
 from holdfast.values import KEY_LIMIT, check_task_name
 from holdfast.web.examples import JOB
 from holdfast.web.fields import (
@@ -169,7 +169,7 @@ async def submit(call: Call) -> Answer:
     """Store one job; when the answer is there, it is stored."""
     key = header_key(call.request)
     if key is None and call.app.settings.key_required and "key" not in call.body:
-        raise Invalid(KEY_HEADER, Said("nothing"), "send one; the settings require it", "was given", code="missing")
+        raise Invalid(KEY_HEADER, Words("nothing"), "send one; the settings require it", "was given", code="missing")
     asked = draft(call.app, call.body, key=key)
     handle, job = await stored(call, [asked], lambda: _submitted(call.app, asked), lambda told: [told[0]])
     call.strangers.note([asked])
@@ -232,7 +232,7 @@ def header_key(request: Request) -> str | None:
     if raw is None:
         return None
     if b"idempotency-key" in request.repeated:
-        raise Invalid(KEY_HEADER, Said("several"), "send one", "were given", code="duplicate_key")
+        raise Invalid(KEY_HEADER, Words("several"), "send one", "were given", code="duplicate_key")
     try:
         return key(raw.decode(), KEY_HEADER)
     except UnicodeDecodeError:
@@ -251,13 +251,13 @@ def draft(app: Holdfast, said: Mapping[str, Any], path: str = "", key: str | Non
 async def submit_batch(call: Call) -> Answer:
     """Store a batch in one transaction."""
     if header_key(call.request) is not None:
-        raise Invalid(KEY_HEADER, Said("a key for a batch"), "give each job of the batch its own key", "was given")
+        raise Invalid(KEY_HEADER, Words("a key for a batch"), "give each job of the batch its own key", "was given")
     required = call.app.settings.key_required
     jobs = [draft(call.app, said, f"jobs[{place}].") for place, said in enumerate(call.body["jobs"])]
     for place, job in enumerate(jobs):
         if required and job.key is None:
             remedy = "give one; the settings require it"
-            raise Invalid(f"jobs[{place}].key", Said("nothing"), remedy, "was given", code="missing")
+            raise Invalid(f"jobs[{place}].key", Words("nothing"), remedy, "was given", code="missing")
     handles = await stored(call, jobs, lambda: call.app.enqueue_many(jobs, batch=BATCH_MOST), list)
     call.strangers.note(jobs)
     call.changed += [handle.id for handle in handles if handle.created]

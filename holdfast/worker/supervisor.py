@@ -46,8 +46,8 @@ _HEALTHY_SECONDS = 60.0
 
 
 # ── policy: pure ──────────────────────────────────────────────────────────────────────────────────────────────────
-class Ending(NamedTuple):
-    """How one run of a child ended."""
+class ChildRun(NamedTuple):
+    """One run of a child, and how it ended."""
 
     code: int
     """As ``Popen.returncode``: negative for a signal."""
@@ -66,25 +66,25 @@ class Restart(NamedTuple):
     failures: int
 
 
-def next_restart(ending: Ending, chance: Callable[[], float] = random.random) -> Restart | None:
+def next_restart(run: ChildRun, chance: Callable[[], float] = random.random) -> Restart | None:
     """Whether and when to start a child again that ended without being asked by us; None: it has ended well.
 
     The pause doubles with each failure in a row, from 0.1 to 30 s, of which ``chance`` takes away up to half; a run
     of at least a minute starts the row anew.
     """
-    if ending.code == FINISHED:
+    if run.code == FINISHED:
         return None
-    if ending.code == RECYCLE:
+    if run.code == RECYCLE:
         return Restart(0.0, 0)
-    failures = 1 if ending.seconds >= _HEALTHY_SECONDS else ending.failures + 1
+    failures = 1 if run.seconds >= _HEALTHY_SECONDS else run.failures + 1
     doublings = min(failures - 1, math.ceil(math.log2(_LONGEST_PAUSE / _FIRST_PAUSE)))
     pause = min(_FIRST_PAUSE * 2**doublings, _LONGEST_PAUSE)
     return Restart(pause * (1 - chance() / 2), failures)
 
 
-def is_hopeless(ending: Ending) -> bool:
+def is_hopeless(run: ChildRun) -> bool:
     """Whether the very first run says that the command or the settings are wrong: no restart helps."""
-    return ending.starts == 1 and ending.code in (ConfigError.exit_code, Invalid.exit_code)
+    return run.starts == 1 and run.code in (ConfigError.exit_code, Invalid.exit_code)
 
 
 def exit_code(code: int, *, asked: bool) -> int:
@@ -175,10 +175,10 @@ class Supervisor:
             starts += 1
             began = time.monotonic()
             pid, code, cause = await self._run_once(command, environment, pipe)
-            ending = Ending(code, time.monotonic() - began, starts, failures)
-            if self._stopping.is_set() or is_hopeless(ending):
+            run = ChildRun(code, time.monotonic() - began, starts, failures)
+            if self._stopping.is_set() or is_hopeless(run):
                 return self._ended_for_good(pid, code, cause)
-            restart = next_restart(ending)
+            restart = next_restart(run)
             if restart is None:
                 break
             if code != RECYCLE:

@@ -22,7 +22,7 @@ from holdfast.worker.supervisor import (
     FINISHED,
     RECYCLE,
     SUPERVISOR_PIPE,
-    Ending,
+    ChildRun,
     Restart,
     Supervisor,
     exit_code,
@@ -74,36 +74,36 @@ def _run(
 
 
 @pytest.mark.parametrize(
-    ("ending", "restart"),
+    ("run", "restart"),
     [
-        (Ending(FINISHED, 5.0, 1, 0), None),
-        (Ending(0, 5.0, 1, 0), Restart(0.1, 1)),  # a handler's os._exit(0): nobody said that the worker was to end
-        (Ending(RECYCLE, 0.0, 9, 3), Restart(0.0, 0)),
-        (Ending(-9, 5.0, 1, 0), Restart(0.1, 1)),
-        (Ending(1, 5.0, 2, 1), Restart(0.2, 2)),
-        (Ending(75, 5.0, 3, 2), Restart(0.4, 3)),
-        (Ending(1, 5.0, 9, 8), Restart(25.6, 9)),
-        (Ending(1, 5.0, 10, 9), Restart(30.0, 10)),
-        (Ending(1, 5.0, 100_000, 99_999), Restart(30.0, 100_000)),
-        (Ending(1, 60.0, 10, 9), Restart(0.1, 1)),
-        (Ending(78, 5.0, 2, 0), Restart(0.1, 1)),
+        (ChildRun(FINISHED, 5.0, 1, 0), None),
+        (ChildRun(0, 5.0, 1, 0), Restart(0.1, 1)),  # a handler's os._exit(0): nobody said that the worker was to end
+        (ChildRun(RECYCLE, 0.0, 9, 3), Restart(0.0, 0)),
+        (ChildRun(-9, 5.0, 1, 0), Restart(0.1, 1)),
+        (ChildRun(1, 5.0, 2, 1), Restart(0.2, 2)),
+        (ChildRun(75, 5.0, 3, 2), Restart(0.4, 3)),
+        (ChildRun(1, 5.0, 9, 8), Restart(25.6, 9)),
+        (ChildRun(1, 5.0, 10, 9), Restart(30.0, 10)),
+        (ChildRun(1, 5.0, 100_000, 99_999), Restart(30.0, 100_000)),
+        (ChildRun(1, 60.0, 10, 9), Restart(0.1, 1)),
+        (ChildRun(78, 5.0, 2, 0), Restart(0.1, 1)),
     ],
 )
-def test_a_child_is_started_again_unless_it_ended_well(ending: Ending, restart: Restart | None) -> None:
-    assert next_restart(ending, lambda: 0.0) == restart
+def test_a_child_is_started_again_unless_it_ended_well(run: ChildRun, restart: Restart | None) -> None:
+    assert next_restart(run, lambda: 0.0) == restart
 
 
 def test_chance_takes_away_up_to_half_of_a_pause() -> None:
-    ending = Ending(1, 5.0, 2, 1)
-    assert next_restart(ending, lambda: 1.0) == Restart(0.1, 2)
-    assert next_restart(ending, lambda: 0.5) == Restart(0.15000000000000002, 2)
+    run = ChildRun(1, 5.0, 2, 1)
+    assert next_restart(run, lambda: 1.0) == Restart(0.1, 2)
+    assert next_restart(run, lambda: 0.5) == Restart(0.15000000000000002, 2)
 
 
 @pytest.mark.parametrize(
     ("code", "starts", "hopeless"), [(78, 1, True), (2, 1, True), (78, 2, False), (1, 1, False), (75, 1, False)]
 )
 def test_only_the_very_first_start_can_be_hopeless(code: int, starts: int, hopeless: bool) -> None:
-    assert is_hopeless(Ending(code, 0.1, starts, 0)) is hopeless
+    assert is_hopeless(ChildRun(code, 0.1, starts, 0)) is hopeless
 
 
 @pytest.mark.parametrize(

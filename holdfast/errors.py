@@ -105,6 +105,7 @@ class Unavailable(HoldfastError):
     """The store cannot be reached, is busy or is full. Trying again later is right.
 
     ``stored``: as with a conflict, where it is known that a part of a batch was stored.
+    ``outcome``: what is known of what was asked, in words for those too who may not know where the store is.
     """
 
     exit_code = 75
@@ -113,6 +114,10 @@ class Unavailable(HoldfastError):
     stored: Sequence[str | None] = ()
     alike = True
     """Whether every other call fares the same now."""
+
+    def __init__(self, message: str, *, outcome: str = "") -> None:
+        super().__init__(message)
+        self.outcome = outcome
 
 
 class ForkedConnection(HoldfastError):

@@ -206,14 +206,15 @@ class LinesLost(Event, frozen=True, kw_only=True, gc=False):
     error: str
 
 
-class StoreTrouble(Event, frozen=True, kw_only=True, gc=False):
-    """A store call failed; the loop that made it goes on trying."""
+class StoreTrouble(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A store call failed; the loop that made it goes on trying. In the API: the client that asked may."""
 
     name: ClassVar[str] = "store_trouble"
     level: ClassVar[str] = "error"
     service: str
     error: str
     retry_in: float
+    request_id: str | None = None
 
 
 class TransportAway(Event, frozen=True, kw_only=True, gc=False):

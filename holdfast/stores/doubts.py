@@ -88,11 +88,11 @@ def accepted_as(settlement: Settlement, fate: Fate) -> JobState | None:
 
 def perhaps_stored(error: Unavailable) -> Unavailable:
     """The same error, for a submission that was sent and not answered."""
-    return Unavailable(
-        f"{error}; the job may be stored all the same: submit it again with the same key or id, and there is one"
-    )
+    outcome = "the job may be stored all the same: submit it again with the same key or id, and there is one"
+    return Unavailable(f"{error}; {outcome}", outcome=outcome)
 
 
 def perhaps_done(error: Unavailable) -> Unavailable:
     """The same error, for a change that was sent and not answered."""
-    return Unavailable(f"{error}; it may have been done all the same: look before you ask again")
+    outcome = "it may have been done all the same: look before you ask again"
+    return Unavailable(f"{error}; {outcome}", outcome=outcome)

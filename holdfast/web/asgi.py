@@ -61,7 +61,8 @@ OPERATIONS = with_description(
 """Everything that can be asked."""
 
 _LOCKED = 1.5  # seconds a request waits for a database file that another program has locked: 503 comes within two
-_SILENT = 5.0  # seconds between two log lines that the store is away
+_SPELL = 5.0  # seconds in which the same trouble with the store is told once,
+_TROUBLES_MOST = 10  # and so many different ones
 _HEADERS_MOST = 32 * 1024  # bytes of all headers
 _PATH_MOST = 8 * 1024
 _SINGLE, _BATCH = 4, 20  # payload limits a body may be as long as
@@ -93,7 +94,8 @@ class Api:
         self._audit = Audit(app)
         self._redaction = Redaction(app.settings.redacted)
         self._meter = Meter(app)
-        self._silent_until = 0.0
+        self._troubles: set[str] = set()
+        self._troubles_until = 0.0
         app.patience = _LOCKED
         self._routes = Routes(OPERATIONS)
         self._fleet = Fleet(app)
@@ -153,7 +155,7 @@ class Api:
             if answer.status == 500:
                 self._tell_failure(request, error)
             elif isinstance(error, Unavailable):
-                self._tell_trouble(error)
+                self._tell_trouble(request, str(error))
             return answer
 
     async def _answer(self, scope: Mapping[str, Any], request: Request) -> Answer:
@@ -234,12 +236,15 @@ class Api:
                 RequestFailed(request_id=request.id, method=request.method, path=path[:200], error=text)
             )
 
-    def _tell_trouble(self, error: Unavailable) -> None:
+    def _tell_trouble(self, request: Request, error: str) -> None:
         """Say that the store is away: not for every request, for there may be thousands."""
         now = self._app.clock.monotonic()
-        if now >= self._silent_until:
-            self._silent_until = now + _SILENT
-            self._app.events.emit(StoreTrouble(service="api", error=str(error), retry_in=RETRY_AFTER))
+        if now >= self._troubles_until:
+            self._troubles_until = now + _SPELL
+            self._troubles.clear()
+        if error not in self._troubles and len(self._troubles) < _TROUBLES_MOST:
+            self._troubles.add(error)
+            self._app.events.emit(StoreTrouble(service="api", error=error, retry_in=RETRY_AFTER, request_id=request.id))
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def _lifespan(self, receive: Receive, send: Send) -> None:

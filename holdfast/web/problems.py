@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from holdfast.errors import Conflict, HoldfastError, Invalid, NotFound, Unavailable, shown
+from holdfast.errors import ConfigError, Conflict, HoldfastError, Invalid, NotFound, Unavailable, shown
 from holdfast.web.messages import PROBLEM, Answer, Header, Refusal
 
 RETRY_AFTER = 2
@@ -51,10 +51,16 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 _encode = msgspec.json.Encoder().encode
 _TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}  # older Pythons call them otherwise
+_AWAY = "the store is away, busy or full"
+_MISSET = "the settings of Holdfast and its store do not go together as they are: the log has why under this request_id"
+_BROKEN = "something went wrong in Holdfast itself; its log has the cause under this request_id"
 
 
 def answer_to(error: Exception, request_id: str) -> Answer:
-    """The answer to a request that ended in this error. What is no error of ours says nothing about itself."""
+    """The answer to a request that ended in this error.
+
+    What is not about the request tells nothing of itself: addresses, files, users and statements are in the log.
+    """
     match error:
         case Refusal():
             return problem(error.status, error.code, error.detail, request_id, *error.headers, remedy=error.remedy)
@@ -63,24 +69,27 @@ def answer_to(error: Exception, request_id: str) -> Answer:
             return problem(error.http_status, error.code, str(error), request_id, **said)
         case Conflict() if any(error.stored):
             return problem(error.http_status, error.code, str(error), request_id, stored=list(error.stored))
-        case Unavailable() if any(error.stored):
-            retry = (b"retry-after", str(RETRY_AFTER).encode())
-            stored, remedy = (
-                list(error.stored),
-                "send those again whose place in stored is null, and none of the others",
-            )
-            return problem(503, error.code, str(error), request_id, retry, remedy=remedy, stored=stored)
         case Unavailable():
-            retry = (b"retry-after", str(RETRY_AFTER).encode())
-            remedy = "try again; with an idempotency key or an id that is harmless"
-            return problem(503, error.code, str(error), request_id, retry, remedy=remedy)
+            return _unavailable(error, request_id)
         case NotFound():
             remedy = "GET /v1/jobs, /v1/queues and /v1/workers list what there is"
             return problem(error.http_status, error.code, str(error), request_id, remedy=remedy)
-        case HoldfastError():
+        case ConfigError():
+            remedy = "tell whoever runs it; `holdfast doctor` says what is wrong"
+            return problem(500, error.code, _MISSET, request_id, remedy=remedy)
+        case HoldfastError() if error.http_status < 500:
             return problem(error.http_status, error.code, str(error), request_id)
-    detail = "something went wrong in Holdfast itself; its log has the cause under this request_id"
-    return problem(500, "internal", detail, request_id)
+    return problem(500, "internal", _BROKEN, request_id, remedy="tell whoever runs it")
+
+
+def _unavailable(error: Unavailable, request_id: str) -> Answer:
+    retry = (b"retry-after", str(RETRY_AFTER).encode())
+    detail = f"{_AWAY}; {error.outcome}" if error.outcome else _AWAY
+    if any(error.stored):
+        remedy, stored = "send those again whose place in stored is null, and none of the others", list(error.stored)
+        return problem(503, error.code, f"{detail}; a part is stored", request_id, retry, remedy=remedy, stored=stored)
+    remedy = "try again; with an idempotency key or an id that is harmless"
+    return problem(503, error.code, detail, request_id, retry, remedy=remedy)
 
 
 def problem(status: int, code: str, detail: str, request_id: str, *headers: Header, **said: Any) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.desk.documents import (
     QueueDocument,
@@ -53,7 +53,10 @@ class Pausing(msgspec.Struct, frozen=True):
 class Stats(FiguresDocument, frozen=True, kw_only=True):
     """Everything at a glance. However many jobs there are, only so many of each state are looked at."""
 
-    store: Annotated[str, Meta(description="Where the jobs are kept, without a password.")]
+    store: Annotated[
+        str | UnsetType,
+        Meta(description="Where the jobs are kept, without a password; left out where the key is limited to queues."),
+    ] = UNSET
     workers: list[WorkerDocument]
 
 
@@ -107,11 +110,12 @@ async def stats(call: Call) -> Answer:
     """Everything at a glance."""
     minutes = call.query.get("minutes", 5)
     figures = await call.app.figures(minutes=minutes)
-    own = figures.of(call.caller.allows) if call.caller.limited else figures
-    workers = [] if call.caller.limited else await call.app.workers()
+    limited = call.caller.limited
+    own = figures.of(call.caller.allows) if limited else figures
+    workers = [] if limited else await call.app.workers()
     told = Stats(
         **msgspec.structs.asdict(figures_document(own, minutes)),
-        store=mask_url((await call.app.opened()).url),
+        store=UNSET if limited else mask_url((await call.app.opened()).url),
         workers=[worker_document(each) for each in workers],
     )
     return document(200, told)

@@ -191,8 +191,10 @@ async def _submitted(app: Holdfast, new: NewJob) -> tuple[JobHandle[Any], Job]:
         except Unavailable as error:
             if handle.created:
                 return handle, as_stored(new, now_us=_now_us(app))
-            raise Unavailable(f"job {handle.id} is stored, but could not be read back: {error}") from None
-    raise Unavailable("the jobs that this key stood for were deleted one after the other while it was submitted")
+            outcome = f"job {handle.id} is stored, but could not be read back"
+            raise Unavailable(f"{outcome}: {error}", outcome=outcome) from None
+    outcome = "the jobs that this key stood for were deleted one after the other while it was submitted"
+    raise Unavailable(outcome, outcome=outcome)
 
 
 def _now_us(app: Holdfast) -> int:

@@ -269,3 +269,7 @@ def test_j28_everything_is_killed_and_goes_on_as_stored(tmp_path: Path) -> None:
             assert instance.post(key="key-3").document["job_id"] == waiting[3]
             atlas.due(retried)
             instance.all_ended([retried])
+            server.kill()
+            away = instance.post()
+            assert (away.status, away.document) == (503, {"error": "this cannot be done just now; the log says why"})
+            server.start()

@@ -59,6 +59,7 @@ def test_every_operation_says_that_the_store_is_away(server: Postgres | Redis, t
                 answer.read()
                 assert answer.headers["retry-after"].isdigit()
                 assert answer.json()["code"] == "unavailable"
+                assert "127.0.0.1" not in answer.text
             return answer.status_code
 
     with Served(tmp_path, server.url()) as served, ThreadPoolExecutor(len(OPERATIONS)) as threads:
@@ -68,6 +69,9 @@ def test_every_operation_says_that_the_store_is_away(server: Postgres | Redis, t
         statuses = dict(zip([each.name for each in OPERATIONS], threads.map(told, OPERATIONS), strict=True))
     answered = {name for name, status in statuses.items() if status != 503}
     assert answered == WITHOUT_STORE, statuses
+    trouble = served.line("store_trouble")
+    assert ("127.0.0.1" in trouble["error"], trouble["service"]) == (True, "api")
+    assert trouble["request_id"]
 
 
 def test_a_wake_up_that_could_not_be_sent_is_told() -> None:

@@ -189,6 +189,8 @@ def test_lists_show_the_keys_own_queues(two: Two) -> None:
     assert ask(two.api, two.single, "GET", "/v1/jobs").json()["jobs"] == []  # its only queue goes without saying
     stats = two.ask("GET", "/v1/stats")
     assert "vault" not in stats.text
+    assert "store" not in stats.json()
+    assert "store" in ask(two.api, two.admin, "GET", "/v1/stats").json()
     assert stats.json()["counts"]["queued"] == 1
 
 

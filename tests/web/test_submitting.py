@@ -227,7 +227,7 @@ def test_a_job_that_cannot_be_read_back_is_told_as_it_was_stored(api: Api, monke
         patch.setattr(api.app, "get", away)
         job = api.submit(key="k", payload={"n": 1})
         again = api.refused("POST", "/v1/jobs", 503, json={"type": "work", "payload": {}, "key": "k"})
-    assert again["detail"].startswith(f"job {job['id']} is stored")
+    assert f"; job {job['id']} is stored, but could not be read back" in again["detail"]
     assert (api.get(f"/v1/jobs/{job['id']}")["payload"], api.count()) == ({"n": 1}, 1)
 
 

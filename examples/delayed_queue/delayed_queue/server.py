@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import msgspec
@@ -81,9 +82,12 @@ async def _refused(request: Request, error: Exception) -> Response:
     match error:
         case HTTPException():
             return _answer(error.status_code, {"error": error.detail}, dict(error.headers or {}))
-        case HoldfastError():
+        case HoldfastError() if error.http_status < 500:
+            return _answer(error.http_status, {"error": str(error)})
+        case HoldfastError():  # it may name the store and its users: that is for the log
+            logging.getLogger(__name__).error("%s", error)
             retry = {"retry-after": "2"} if error.http_status == 503 else {}
-            return _answer(error.http_status, {"error": str(error)}, retry)
+            return _answer(error.http_status, {"error": "this cannot be done just now; the log says why"}, retry)
     return _answer(400, {"error": f"body: {error}"})
 
 

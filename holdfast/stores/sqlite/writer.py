@@ -132,7 +132,8 @@ class Writer:
         """Withdraw a call that waits for another program; one that waits for our own commits goes on waiting."""
         if self._locked_out:
             text = f"{self._path} is busy: another program has held its write lock for {self._patience:g} s"
-            pending.withdraw(Unavailable(f"{text}; nothing was changed"))
+            outcome = "nothing was changed"
+            pending.withdraw(Unavailable(f"{text}; {outcome}", outcome=outcome))
         if not pending.future.done():
             pending.loop.call_later(_LOOK, self._lose_patience, pending)
 

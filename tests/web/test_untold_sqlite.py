@@ -1,0 +1,79 @@
+"""What goes wrong inside is told in the log: callers hear what they can do, and nothing of addresses, files, users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.errors import ConfigError, ForkedConnection, HoldfastError, StoreMismatch, Unavailable
+from holdfast.events import Event, RequestFailed, StoreTrouble
+from holdfast.stores.doubts import perhaps_done, perhaps_stored
+from holdfast.web.problems import answer_to
+from tests.web.client import Api
+
+INSIDE = "PostgreSQL at db-7.internal:5432: password authentication failed for user shop; select * from job; /var/x.db"
+ERRORS = [
+    (ConfigError(INSIDE), 500, "configuration"),
+    (StoreMismatch(INSIDE), 500, "configuration"),
+    (HoldfastError(INSIDE), 500, "internal"),
+    (ForkedConnection(INSIDE), 500, "internal"),
+    (OSError(INSIDE), 500, "internal"),
+    (Unavailable(INSIDE), 503, "unavailable"),
+    (perhaps_done(Unavailable(INSIDE)), 503, "unavailable"),
+    (perhaps_stored(Unavailable(INSIDE)), 503, "unavailable"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "code"), ERRORS, ids=lambda value: type(value).__name__)
+def test_no_error_of_the_inside_is_told(error: Exception, status: int, code: str) -> None:
+    answer = answer_to(error, "r1")
+    assert (answer.status, f'"code":"{code}"' in answer.body.decode()) == (status, True)
+    assert b'"remedy":"' in answer.body
+    for word in INSIDE.split():
+        assert len(word) < 4 or word.encode() not in answer.body, word
+
+
+def test_what_may_have_been_done_is_told_all_the_same() -> None:
+    assert b"full; the job may be stored all the same: submit it" in answer_to(ERRORS[-1][0], "r1").body
+    assert b"full; it may have been done all the same: look" in answer_to(ERRORS[-2][0], "r1").body
+
+
+def heard(api: Api, kind: type[Event]) -> list[Any]:
+    events: list[Event] = []
+    api.app.events.subscribe(events.append, kind)
+    return events
+
+
+@pytest.mark.parametrize("path", ["/health/ready", "/v1/jobs", "/v1/stats"])
+def test_a_file_that_cannot_be_used_is_named_in_the_log_only(tmp_path: Path, path: str) -> None:
+    with Api(f"sqlite:///{tmp_path}/jobs.db") as api:
+        failures = heard(api, RequestFailed)
+
+        async def ask() -> httpx.Response:
+            await api.app.close()
+            (tmp_path / "jobs.db").write_bytes(b"no database" * 1000)
+            return await api.raw("GET", path, headers={"x-request-id": "r-77"})
+
+        answer = api.run(ask())
+        assert (answer.status_code, answer.json()["code"]) == (500, "configuration")
+        assert "jobs.db" not in answer.text
+        assert str(tmp_path) not in answer.text
+        assert [(each.request_id, f"{tmp_path}/jobs.db" in each.error) for each in failures] == [("r-77", True)]
+
+
+def test_why_the_store_is_away_is_in_the_log_under_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = iter([INSIDE, INSIDE, *(f"{INSIDE} {number}" for number in range(50))])
+
+    async def away(*_: object) -> None:
+        raise Unavailable(next(texts))
+
+    with Api(f"sqlite:///{tmp_path}/jobs.db") as api:
+        told = heard(api, StoreTrouble)
+        monkeypatch.setattr(api.app, "get", away)
+        for number in range(20):
+            assert INSIDE not in api.ask("GET", "/v1/jobs/key:x", headers={"x-request-id": f"r-{number}"}).text
+    assert [(each.request_id, each.error) for each in told[:2]] == [("r-0", INSIDE), ("r-2", f"{INSIDE} 0")]
+    assert len(told) == 10  # however many there are, and each but once

@@ -27,7 +27,12 @@ class HttpSettings:
         "none",
         "The file of API keys, made by `holdfast keys create`; with one, whoever calls the API needs a key.",
     )
-    metrics_open = Setting(FLAG, False, "Whether `/metrics` answers without a key where the API asks for keys.")
+    metrics_open = Setting(
+        FLAG,
+        False,
+        "Whether metrics are told without a key: by an API that asks for keys, and by a worker whose `metrics_host` "
+        "others can reach.",
+    )
     key_rate = Setting(unless("unlimited", count(1, 1_000_000)), "unlimited", "Requests a second of one key.")
     address_rate = Setting(unless("unlimited", count(1, 1_000_000)), "unlimited", "Requests a second of one address.")
     rate_burst = Setting(count(1, 1_000_000), 50, "Requests that may come at once, where a rate limits them.")

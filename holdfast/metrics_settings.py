@@ -21,7 +21,11 @@ class MetricsSettings:
         "The port on which a worker tells its metrics and health; 0: a free one. Of several processes each takes the "
         "next one.",
     )
-    metrics_host = Setting(HOST, "127.0.0.1", "The address of that port. Nothing can be changed there, only read.")
+    metrics_host = Setting(
+        HOST,
+        "127.0.0.1",
+        "The address of that port, which asks for no key: one that others can reach needs `metrics_open`.",
+    )
     health_within = Setting(
         span("3s", "1d"),
         "60s",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import ipaddress
 import json
 import re
 import unicodedata
@@ -326,6 +327,14 @@ def mask_url(url: str) -> str:
 def _until(text: str, stop: str, start: int) -> int:
     found = text.find(stop, start)
     return len(text) if found < 0 else found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach that address of its own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

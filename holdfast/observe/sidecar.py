@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from holdfast.errors import ConfigError
 
-_PATIENCE = 5.0  # seconds a request may take to arrive, and its answer to leave
+_HEAD_WITHIN = 1.0  # seconds a request may take to arrive
+_PATIENCE = 5.0  # and its answer to leave
 _HEAD_MOST = 16 * 1024  # bytes
-_CONNECTIONS_MOST = 64
+_CONNECTIONS_MOST = 64  # beyond them the oldest gives way: who asks at once is answered, whoever else keeps silent
 _TEXT = "text/plain; charset=utf-8"
 
 
@@ -41,7 +42,7 @@ class Sidecar:
         self._socket = _listening(host, port)
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        self._open = 0
+        self._open: dict[asyncio.StreamWriter, None] = {}  # the oldest first
         self._thread = threading.Thread(target=self._run, name="holdfast-sidecar", daemon=True)
 
     @property
@@ -74,18 +75,24 @@ class Sidecar:
         server.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        self._open[writer] = None
+        if len(self._open) > _CONNECTIONS_MOST:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
         try:
-            if self._open <= _CONNECTIONS_MOST:
-                async with asyncio.timeout(_PATIENCE):
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(self._answer(head))
-                    await writer.drain()
-        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever it was is gone, or sends no request
+            async with asyncio.timeout(_HEAD_WITHIN):
+                head = await reader.readuntil(b"\r\n\r\n")
+            async with asyncio.timeout(_PATIENCE):
+                writer.write(self._answer(head))
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever it was is gone, or sends no request, or takes no answer
         finally:
-            self._open -= 1
-            writer.close()
+            self._open.pop(writer, None)
+            writer.transport.abort()
 
     def _answer(self, head: bytes) -> bytes:
         lines = head.decode("latin-1").split("\r\n")

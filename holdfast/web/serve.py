@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -17,7 +16,7 @@ from holdfast.config import Settings
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.events import ApiStarted, ApiStopping
 from holdfast.observe.lag import watched_loop
-from holdfast.values import mask_url
+from holdfast.values import is_loopback, mask_url
 from holdfast.web.asgi import Api
 from holdfast.web.outdated import settings_watched
 
@@ -112,14 +111,6 @@ class Serving:
         await asyncio.gather(self._task, return_exceptions=True)
         for each in getattr(self._server, "servers", ()):  # one that ended by itself has not let go of them
             each.close()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach that address of its own."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _server_maker(settings: Settings) -> Callable[[Application], Server]:

@@ -6,10 +6,13 @@ from types import TracebackType
 
 import msgspec
 
+from holdfast.config import Settings
+from holdfast.errors import ConfigError
 from holdfast.events import MetricsServed
 from holdfast.observe.exposition import expose
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.sidecar import Page, Sidecar
+from holdfast.values import is_loopback
 from holdfast.worker.health import Health, health_of
 from holdfast.worker.shift import Shift
 
@@ -25,10 +28,11 @@ class Overseen:
         self._sidecar: Sidecar | None = None
 
     def __enter__(self) -> None:
-        """ConfigError where the port cannot be had."""
+        """ConfigError where the port cannot be had, or others would reach it of whom nobody said so."""
         shift, settings = self._shift, self._shift.settings
         if settings.metrics_port is None:
             return
+        _check_exposure(settings)
         pages = {
             "/": self._figures,
             "/metrics": self._figures,
@@ -75,3 +79,12 @@ class Overseen:
             "worker": self._shift.worker_id,
         }
         return Page(200 if good else 503, msgspec.json.encode(said), _JSON)
+
+
+def _check_exposure(settings: Settings) -> None:
+    if not settings.metrics_open and not is_loopback(settings.metrics_host):
+        raise ConfigError(
+            f"metrics_host: {settings.metrics_host} can be reached by others, and this port asks for no key, though it "
+            "names tasks and queues: listen on 127.0.0.1, or set metrics_open if they may read it, or if something "
+            "before it decides who reaches it"
+        )

@@ -280,3 +280,34 @@ def test_the_worker_listens_where_it_is_asked() -> None:
     assert ports[0]["containerPort"] == int(annotations["prometheus.io/port"]) == int(said(args[1:])["metrics_port"])
     assert f"HOLDFAST_METRICS_PORT={asked}" in text
     assert {each["port"] for each in found(worker, "httpGet")} == {ports[0]["name"]}
+
+
+def policies() -> dict[str, dict[str, Any]]:
+    """The policies there are, by the component whose pods they are of."""
+    told = [each["spec"] for each in documents(DEPLOY / "kubernetes" / "network.yaml")]
+    return {each["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: each for each in told}
+
+
+@pytest.mark.parametrize("component", ["api", "worker"])
+def test_a_port_that_tells_without_a_key_is_reached_by_those_named_only(component: str) -> None:
+    deployment = documents(DEPLOY / "kubernetes" / f"{component}.yaml")[0]
+    policy = policies()[component]
+    assert policy["podSelector"]["matchLabels"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert policy["policyTypes"] == ["Ingress"]
+    (rule,) = policy["ingress"]  # one without `from` would let in everybody
+    assert rule["ports"] == [
+        {"protocol": "TCP", "port": each[0]["containerPort"]} for each in found(deployment, "ports")
+    ]
+    assert rule["from"]
+    for peer in rule["from"]:  # an empty selector stands for every pod, or every namespace
+        assert all(selector["matchLabels"] for selector in peer.values())
+        assert "podSelector" in peer
+    assert {"name": "HOLDFAST_METRICS_OPEN", "value": "true"} in next(found(deployment, "env"))
+
+
+def test_prometheus_is_let_in_where_the_scaler_asks_it() -> None:
+    (scaler,) = documents(DEPLOY / "kubernetes" / "autoscaling.yaml")
+    (address,) = found(scaler, "serverAddress")
+    for policy in policies().values():
+        (namespace,) = found(policy["ingress"], "namespaceSelector")
+        assert f".{namespace['matchLabels']['kubernetes.io/metadata.name']}:" in address

@@ -150,7 +150,7 @@ def test_a127_the_containers_have_every_variable() -> None:
     assert {*VARIABLES, *DELAYS, HANDLER_MODULES} <= ENVIRONMENT.keys()
     said = settings(ENVIRONMENT)
     changed = {name for name in SETTINGS if said.value(name) != settings({}).value(name)}
-    assert changed == {"api_host", "metrics_host", "retry"}
+    assert changed == {"api_host", "metrics_host", "metrics_open", "retry"}
     assert said.retry.schedule(6) == settings({}).retry.schedule(6)
     dockerfile = (EXAMPLE / "Dockerfile").read_text(encoding="utf-8")
     targets = dict(re.findall(r"^FROM base AS (\w+)$.*?^CMD (\[.*?\])$", dockerfile, re.MULTILINE | re.DOTALL))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
 from typing import Any
 
+import pytest
+
 from holdfast import Holdfast
 from holdfast.config import Settings
+from holdfast.errors import ConfigError
 from holdfast.worker.overseen import Overseen
 from holdfast.worker.worker import Worker
 from tests.worker.watching import Watched, tells, until
@@ -117,3 +121,18 @@ async def test_without_a_port_nothing_is_counted_or_served(app: Holdfast) -> Non
     with Overseen(worker.shift):
         assert not any(thread.name == "holdfast-sidecar" for thread in threading.enumerate())
         assert app.events._subscribers == {}
+
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - that it is refused is the test
+
+
+@pytest.mark.parametrize(
+    ("host", "is_open", "refused"), [(EVERYWHERE, False, True), (EVERYWHERE, True, False), ("localhost", False, False)]
+)
+async def test_a_port_that_others_reach_is_one_that_somebody_wanted(
+    app: Holdfast, host: str, is_open: bool, refused: bool
+) -> None:
+    settings = app.settings.but(metrics_port=0, metrics_host=host, metrics_open=is_open)
+    overseen = Overseen(Worker(app, settings=settings).shift)
+    with pytest.raises(ConfigError, match="set metrics_open") if refused else contextlib.nullcontext(), overseen:
+        assert not refused

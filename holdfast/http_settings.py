@@ -58,6 +58,11 @@ class HttpSettings:
     body_timeout = Setting(
         span("10ms", "1h"), "30s", "How long a body may take to arrive, and an answer to be taken away."
     )
+    waiting_per_key = Setting(
+        count(1, 100_000),
+        500,
+        "Requests of one key, or of one address without keys, that wait at once: for jobs, or for the end of one.",
+    )
     event_streams = Setting(count(1, 100_000), 200, "Streams of events at once, in all.")
     event_streams_per_key = Setting(count(1, 100_000), 20, "Streams of one key, or of one address without keys.")
     event_stream_for = Setting(

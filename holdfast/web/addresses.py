@@ -21,7 +21,7 @@ class Proxies:
 
     def client(self, peer: str, headers: Iterable[Header]) -> str:
         """Whom the request comes from: the peer, or behind proxies that are trusted the last address that is none."""
-        if not self._networks or not self._trusted(peer):
+        if not self._networks or not self.trusts(peer):
             return peer
         named = [value.decode("latin-1") for name, value in headers if name == b"x-forwarded-for"]
         client = peer
@@ -30,11 +30,12 @@ class Proxies:
             if address is None:
                 break
             client = str(address)
-            if not self._trusted(client):
+            if not self.trusts(client):
                 break
         return client
 
-    def _trusted(self, text: str) -> bool:
+    def trusts(self, text: str) -> bool:
+        """Whether this is the address of one of them."""
         address = _parsed(text)
         return address is not None and any(
             address in network for network in self._networks if network.version == address.version

@@ -41,6 +41,7 @@ from holdfast.web.problems import RETRY_AFTER, answer_to
 from holdfast.web.routing import Call, Operation, Routes
 from holdfast.web.strangers import Strangers
 from holdfast.web.streaming import send_stream
+from holdfast.web.waiting import Waiting
 
 OPERATIONS = with_description(
     (
@@ -100,6 +101,7 @@ class Api:
         self._routes = Routes(OPERATIONS)
         self._fleet = Fleet(app)
         self._feeds = Feeds(app)
+        self._waiting = Waiting(app.settings)
         self._strangers = Strangers(app)
         self._halls: WeakKeyDictionary[asyncio.AbstractEventLoop, Hall] = WeakKeyDictionary()
 
@@ -172,6 +174,7 @@ class Api:
             meter=self._meter,
             hall=self._hall(),
             feeds=self._feeds,
+            waiting=self._waiting,
             strangers=self._strangers,
             still=lambda: self._gate.still_good(request),
             redaction=self._redaction,

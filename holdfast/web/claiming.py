@@ -266,6 +266,13 @@ class _Visit:
         taken = await self._hall.take(self._ask)
         if taken.jobs or wait <= 0:
             return taken
+        if self.order is not Order.NONE:  # who is to leave has to hear of it, however many wait
+            return await self._in_turn(wait)
+        with self._call.waiting.entered(self._call.caller):
+            return await self._in_turn(wait)
+
+    async def _in_turn(self, wait: float) -> Taken:
+        """What comes of waiting for its turn."""
         place = self._hall.enter(self._ask)
         try:
             await self._wait(place, wait)
@@ -385,5 +392,6 @@ OPERATIONS = (
                 {"jobs": [_JOB], "lease": 30.0, "order": "none", "quarantined": False},
             )
         },
+        refusals=(429,),
     ),
 )

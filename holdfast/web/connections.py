@@ -12,6 +12,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from holdfast.config import Settings
+from holdfast.web.addresses import Proxies
 from holdfast.web.messages import STOPPING, Refusal, new_request_id
 from holdfast.web.problems import answer_to
 
@@ -29,6 +30,8 @@ class Bounds(NamedTuple):
     most_of_address: int
     head: float  # seconds
     body: float
+    proxies: Proxies = Proxies(())
+    """Whose connections are those of many clients."""
 
     @classmethod
     def of(cls, settings: Settings) -> Bounds:
@@ -38,22 +41,42 @@ class Bounds(NamedTuple):
             most_of_address=settings.connections_per_address,
             head=settings.header_timeout / timedelta(seconds=1),
             body=settings.body_timeout / timedelta(seconds=1),
+            proxies=Proxies(settings.trusted_proxies),
         )
 
 
 class Crowd:
-    """The connections there are, by address."""
+    """The connections there are, by address. Where there are as many as there may be, the one that has been silent the
+    longest gives way to the next: silence keeps nobody out, such as who asks whether this process lives."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self._present: Counter[str] = Counter()
         self._total = 0
+        self._silent: dict[Connection, None] = {}  # those without a request, the oldest first
 
     def enters(self, address: str) -> bool:
         """Count one more; False where there are too many."""
         self._total += 1
         self._present[address] += 1
-        return self._total <= self.bounds.most and self._present[address] <= self.bounds.most_of_address
+        few = self._present[address] <= self.bounds.most_of_address or self.bounds.proxies.trusts(address)
+        return few and (self._total <= self.bounds.most or self._one_gave_way())
+
+    def _one_gave_way(self) -> bool:
+        oldest = next((each for each in self._silent if not each.transport.get_write_buffer_size()), None)
+        if oldest is None:
+            return False
+        del self._silent[oldest]
+        oldest.transport.abort()
+        return True
+
+    def falls_silent(self, connection: Connection) -> None:
+        """It has no request, for now."""
+        self._silent[connection] = None
+
+    def speaks(self, connection: Connection) -> None:
+        """It has one, or is gone."""
+        self._silent.pop(connection, None)
 
     def leaves(self, address: str) -> None:
         """Count one less."""
@@ -110,6 +133,7 @@ class Connection(HttpToolsProtocol):
         self._address = self.client[0] if self.client else ""
         if self.crowd.enters(self._address):
             self._expect(self.crowd.bounds.head)
+            self.crowd.falls_silent(self)
         else:
             self._refuse(503, "too_many_connections", "there are too many connections", "close some, and try again")
 
@@ -132,6 +156,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.crowd.leaves(self._address)
+        self.crowd.speaks(self)
         self._stop_expecting()
         self._cancel_taking()
         super().connection_lost(exc)
@@ -164,6 +189,7 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) == PIPELINED_MOST:
             self._break_off()
         self._in_body = self._answering = True
+        self.crowd.speaks(self)
         self._stop_expecting()
         super().on_headers_complete()
 
@@ -178,8 +204,10 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._part()
-        else:
-            self.flow.resume_reading()
+            return
+        if not self._answering:
+            self.crowd.falls_silent(self)
+        self.flow.resume_reading()
 
     def _break_off(self) -> None:
         """End the connection, and by the error the parsing of what has arrived. A refusal would be taken for the answer

@@ -91,7 +91,8 @@ async def show(call: Call) -> Answer:
     job = await find_job(call, call.path["job_id"])
     wait = call.query.get("wait", 0)
     if wait and job.state not in TERMINAL:
-        job = await _ended(call, job, wait)
+        with call.waiting.entered(call.caller):
+            job = await _ended(call, job, wait)
     return document(200, await story(call, job))
 
 
@@ -227,7 +228,7 @@ OPERATIONS = (
         handler=show,
         query=(_WAIT,),
         answers={200: Told(JobStory, "The job.", JOB | {"history": [], "trace_id": None})},
-        refusals=(404,),
+        refusals=(404, 429),
     ),
     Operation(
         name="list_lines",

@@ -20,6 +20,7 @@ from holdfast.web.hall import Hall
 from holdfast.web.messages import Answer, Refusal, Request, listed
 from holdfast.web.meter import Meter
 from holdfast.web.strangers import Strangers
+from holdfast.web.waiting import Waiting
 
 _UNTOLD = msgspec.Raw(b"{}")
 METRICS = "Metrics"
@@ -34,6 +35,7 @@ class Call(msgspec.Struct, kw_only=True):
     meter: Meter
     hall: Hall
     feeds: Feeds
+    waiting: Waiting
     strangers: Strangers
     still: Callable[[], bool]  # whether who asks may still ask
     redaction: Redaction

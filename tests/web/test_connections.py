@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from holdfast.web.addresses import Proxies
+from holdfast.web.connections import Bounds, Crowd
 from tests.web.serving import Served
 
 JOB = {"type": "work", "payload": {}}
@@ -124,3 +126,25 @@ def test_no_more_connections_are_held_than_the_settings_say(tmp_path: Path) -> N
         slow.close()
         with server.client() as client:
             assert client.post("/v1/jobs", json=JOB).status_code in (201, 503)  # the five may not have left yet
+
+
+def test_a_trusted_proxy_is_not_bounded_as_one_client() -> None:
+    bounds = Bounds(most=4, most_of_address=1, head=1.0, body=1.0, proxies=Proxies(["10.0.0.0/8"]))
+    crowd = Crowd(bounds)
+    assert [crowd.enters(each) for each in ("10.0.0.1", "10.0.0.1", "192.0.2.1")] == [True, True, True]
+    assert not crowd.enters("192.0.2.1")  # its second
+    assert not crowd.enters("10.0.0.1")  # one more than there may be in all
+
+
+def test_who_keeps_silent_gives_way_to_who_asks(tmp_path: Path) -> None:
+    with served(tmp_path, connections="4", header_timeout="60s") as server, contextlib.ExitStack() as held:
+        silent = [held.enter_context(server.connect()) for _ in range(3)]
+        silent[1].sendall(HEAD[:40])
+        asked = held.enter_context(server.connect())
+        asked.sendall(HEAD)
+        for _ in range(3):
+            with server.client() as probe:
+                assert probe.get("/health/live").status_code == 200
+        asked.sendall(b" " * 998 + b"}")
+        assert asked.recv(1000).startswith(b"HTTP/1.1 4")  # what has begun to ask is answered
+        assert _all(silent[0]) == b""

@@ -1,0 +1,111 @@
+"""Requests that wait: so many at once of one caller, and never so many that nobody else finds a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.config import Settings
+from holdfast.web.callers import Caller
+from holdfast.web.messages import Refusal
+from holdfast.web.waiting import Waiting
+from tests.web.client import Api
+from tests.web.keyed import Keys, refused
+
+CLAIM = {"worker": "w", "wait": 60}
+
+
+def waiting(**settings: int) -> Waiting:
+    return Waiting(Settings.load(environ={}, **settings))
+
+
+def test_a_caller_has_so_many_places_and_has_them_back() -> None:
+    places = waiting(waiting_per_key=1)
+    one, near, far = (Caller(address=each) for each in ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"))
+    with places.entered(one):
+        with pytest.raises(Refusal, match="setting waiting_per_key"), places.entered(near):
+            pass
+        with places.entered(far), places.entered(Caller(key="k", address="2001:db8::1")):
+            pass
+    with places.entered(near):
+        pass
+
+
+def test_some_connections_are_left_to_those_who_do_not_wait() -> None:
+    places = waiting(connections=4)
+    with contextlib.ExitStack() as there:
+        for name in "abc":
+            there.enter_context(places.entered(Caller(key=name)))
+        with pytest.raises(Refusal, match="three quarters"):
+            there.enter_context(places.entered(Caller(key="d")))
+
+
+@pytest.fixture
+def asks(tmp_path: Path) -> Any:
+    """Asks at an API where a key may have one request waiting."""
+    keys = Keys(tmp_path)
+    with Api(f"sqlite:///{tmp_path}/jobs.db", keys_file=str(keys.path), waiting_per_key=1) as api:
+        shown = {name: {"authorization": f"Bearer {keys.make('admin')}"} for name in ("first", "second")}
+
+        async def ask(name: str, method: str, path: str, body: Any = None) -> httpx.Response:
+            return await api.send(method, path, json=body, headers=shown[name])
+
+        yield api, ask
+
+
+async def until_it_waits(task: asyncio.Task[httpx.Response]) -> None:
+    await asyncio.sleep(0.2)
+    assert not task.done()
+
+
+Ask = Callable[..., Awaitable[httpx.Response]]
+
+
+def test_a_key_that_waits_already_is_refused_and_others_are_not(asks: tuple[Api, Ask]) -> None:
+    api, ask = asks
+
+    async def body() -> None:
+        job = (await ask("first", "POST", "/v1/jobs", {"type": "work", "payload": {}, "queue": "aside"})).json()
+        claim = {**CLAIM, "queues": ["default"]}
+        held = asyncio.create_task(ask("first", "POST", "/v1/claims", claim))
+        await until_it_waits(held)
+        for answer in (
+            await ask("first", "POST", "/v1/claims", {**claim, "worker": "v"}),
+            await ask("first", "GET", f"/v1/jobs/{job['id']}?wait=60"),
+        ):
+            problem = refused(answer, 429, "too_many_waiting")
+            assert (answer.headers["retry-after"], "waiting_per_key" in problem["detail"]) == ("5", True)
+        assert (await ask("first", "GET", f"/v1/jobs/{job['id']}")).status_code == 200
+        assert (await ask("second", "GET", f"/v1/jobs/{job['id']}?wait=1")).json()["status"] == "queued"
+        there = {"worker": "v", "queues": ["aside"], "wait": 60}
+        assert len((await ask("first", "POST", "/v1/claims", there)).json()["jobs"]) == 1  # what is there needs no wait
+        await ask("second", "POST", "/v1/jobs", {"type": "work", "payload": {}})
+        assert len((await held).json()["jobs"]) == 1
+        assert (await ask("first", "POST", "/v1/claims", {**claim, "wait": 1})).json()["jobs"] == []
+
+    api.run(body())
+
+
+def test_who_is_to_leave_hears_of_it_however_many_wait(asks: tuple[Api, Ask]) -> None:
+    api, ask = asks
+
+    async def body() -> None:
+        await ask("first", "POST", "/v1/claims", {"worker": "v"})
+        held = asyncio.create_task(ask("first", "POST", "/v1/claims", CLAIM))
+        await until_it_waits(held)
+        workers = (await ask("second", "GET", "/v1/workers")).json()["workers"]
+        stop = {"workers": [each["id"] for each in workers if each["id"].endswith(".v")], "drain": True}
+        assert (await ask("second", "POST", "/v1/workers/stop", stop)).status_code == 200
+        order = ""
+        while order != "drain":
+            await ask("first", "POST", "/v1/claims/extend", {"worker": "v", "leases": []})
+            order = (await ask("first", "POST", "/v1/claims", {"worker": "v", "wait": 1})).json()["order"]
+        held.cancel()
+
+    api.run(body())

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from holdfast import Holdfast, HoldfastError
+from holdfast import Holdfast
 from tests.crash.ledger import append
 
 LEDGER = Path(os.environ["CRASH_LEDGER"])
@@ -17,5 +17,5 @@ if __name__ == "__main__":
     sys.stdin.readline()
     try:
         append(LEDGER, what="ack", jobs=[app.sync.enqueue("crash.note", {}).id], url=sys.argv[1])
-    except HoldfastError as error:
+    except Exception as error:
         append(LEDGER, what="error", text=f"{type(error).__name__}: {error}")

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast import Holdfast, HoldfastError, JobHandle, Unavailable
+from holdfast import Holdfast, JobHandle, Unavailable
 from tests.crash.ledger import append
 
 LEDGER = Path(os.environ["CRASH_LEDGER"])
@@ -117,6 +117,6 @@ def main(mode: str, name: str) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1], sys.argv[2])
-    except HoldfastError as error:
+    except Exception as error:
         append(LEDGER, what="error", text=f"{type(error).__name__}: {error}")
         raise

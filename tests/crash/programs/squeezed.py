@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast import Holdfast, HoldfastError, JobHandle, Unavailable
+from holdfast import Holdfast, JobHandle, Unavailable
 from holdfast.worker.worker import Worker
 from tests.crash.ledger import append
 from tests.crash.programs.tasks import app
@@ -33,7 +33,7 @@ async def submit(app: Holdfast, seconds: float, padding: int) -> JobHandle[Any] 
     except Unavailable as error:
         append(LEDGER, what="refused", text=str(error))
         return None
-    except HoldfastError as error:
+    except Exception as error:
         append(LEDGER, what="error", text=f"{type(error).__name__}: {error}")
         return None
     append(LEDGER, what="ack", jobs=[handle.id])

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from holdfast import Holdfast, HoldfastError
+from holdfast import Holdfast
 from tests.crash.ledger import append
 
 LEDGER = Path(os.environ["CRASH_LEDGER"])
@@ -48,6 +48,6 @@ def main(mode: str, name: str, first: int) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-    except HoldfastError as error:
+    except Exception as error:
         append(LEDGER, what="error", text=f"{type(error).__name__}: {error}")
         raise

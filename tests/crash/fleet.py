@@ -39,6 +39,8 @@ TOLD = frozenset(f"{PREFIX}{name.upper()}" for name in SETTINGS_TABLE if name.st
 """What a home says by the environment."""
 LEASE, SWEEP = 2.0, 0.5 * 1.2  # seconds; sweeps are jittered by a fifth
 WORKER = "tests.crash.programs.worker"
+ENDS = frozenset({None, 0, -signal.SIGKILL})
+"""How a process of a fleet may be found: alive, told to stop, or killed. Any other end is one of its own."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class Fleet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and (mishaps := self.mishaps()):
+            error.add_note("\n".join(mishaps))
         for process in self.processes:
             process.kill()
             process.wait()
@@ -224,6 +228,14 @@ class Fleet:
     def errors(self) -> str:
         """What the processes wrote to stderr."""
         return Path(self._log.name).read_text(encoding="utf-8", errors="replace")
+
+    def mishaps(self) -> list[str]:
+        """What no scenario means to happen: a process that ended by itself, an error that nobody met."""
+        codes = [(process, process.poll()) for process in self.processes]
+        found = [
+            f"{process.args!r} ended by itself with exit code {code}" for process, code in codes if code not in ENDS
+        ]
+        return [*found, "a process wrote a traceback"] if "Traceback (most recent" in self.errors() else found
 
 
 def until(condition: Callable[[], bool], seconds: float, what: str, *, pause: float = 0.05) -> float:

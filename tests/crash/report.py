@@ -36,9 +36,15 @@ def facts(fleet: Fleet, acknowledged: list[str]) -> Facts:
 
 
 def judged(fleet: Fleet, known: Facts, report: Report, *more: Check, checks: Sequence[Check] = ALWAYS) -> Report:
-    """Let the checker judge, and the database of itself."""
+    """Let the checker judge, and see that all is sound."""
     report.complaints += complaints(known, [*checks, *more])
+    return sound(fleet, report)
+
+
+def sound(fleet: Fleet, report: Report) -> Report:
+    """Whatever was done: the database agrees with itself, and no process had a mishap of its own."""
     report.expect((verdict := fleet.database.integrity()) == "ok", f"integrity_check: {verdict}")
+    report.complaints += fleet.mishaps()
     if report.complaints:
         report.figures["stderr"] = fleet.errors()[-2000:]
     return report

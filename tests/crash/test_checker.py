@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,9 @@ import pytest
 
 from tests.crash import checker
 from tests.crash.checker import ALWAYS, Check, Facts, Frozen, Row, complaints, excess_explained
+from tests.crash.fleet import Fleet
 from tests.crash.ledger import Execution, Reader, append, executions
+from tests.support.stores import sqlite_file
 
 FIRST = Execution("a", 1, 1, 100, 10.0, 1010.0, 11.0)
 SECOND = Execution("a", 2, 2, 200, 12.0, 1012.0, 13.0)
@@ -94,3 +97,20 @@ def test_a_lease_that_was_started_twice_in_one_process_stays_two_executions(tmp_
     for what in ("start", "end", "start", "end"):
         append(ledger, what=what, job="a", claims=1, attempt=1)
     assert len(executions(Reader(ledger).lines())) == 2
+
+
+@pytest.mark.parametrize(
+    ("program", "mishaps"),
+    [
+        ("pass", 0),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 0),
+        ("raise SystemExit(3)", 1),
+        ("import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()", 1),
+        ("1 / 0", 2),
+    ],
+    ids=["it ends", "it is killed", "another exit code", "an error in a thread", "an error"],
+)
+def test_a_process_that_ends_by_itself_is_told(tmp_path: Path, program: str, mishaps: int) -> None:
+    with Fleet(tmp_path, sqlite_file) as fleet:
+        fleet.run([sys.executable, "-c", program]).wait(20)
+        assert len(fleet.mishaps()) == mishaps

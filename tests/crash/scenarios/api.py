@@ -136,6 +136,7 @@ def kills(folder: Path, home: Home, *, clients: int, kills: int, seed: int) -> R
                 for _ in range(kills):
                     crowd.more(1, 200, 201)
                     time.sleep(rng.uniform(*OPEN))
+                    report.expect(served.process.poll() is None, "the API ended before it was killed")
                     served.kill()
                     served = Served(folder, url)
                     crowd.address = served.address

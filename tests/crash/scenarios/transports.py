@@ -16,7 +16,7 @@ from redis import Redis
 from holdfast.setting import PREFIX
 from tests.crash.checker import excess_explained
 from tests.crash.fleet import Fleet, until
-from tests.crash.report import Report, facts, judged
+from tests.crash.report import Report, facts, judged, sound
 from tests.crash.scenarios.submitters import PROGRAM
 from tests.crash.scenarios.submitting import await_quiet, submit, work
 from tests.support.stores import Home
@@ -47,7 +47,7 @@ def unannounced(folder: Path, home: Home, *, kills: int, seed: int) -> Report:
         report.figures["seconds until the last ended"] = round(await_quiet(fleet, 60), 2)
         acknowledged = [job for line in fleet.lines("ack") for job in line["jobs"]]
         report.expect(len(stored) >= len(acknowledged) + kills, "a job that was not announced was not stored either")
-        return report
+        return sound(fleet, report)
 
 
 def emptied(folder: Path, home: Home, *, jobs: int, times: int, seed: int) -> Report:

@@ -27,6 +27,7 @@ class Row:
     reason: str | None
     finished_by: int | None
     """Of a job that succeeded: the claim whose execution wrote the result that stands."""
+    error: str | None = None
 
 
 @dataclass(frozen=True)

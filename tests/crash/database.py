@@ -79,7 +79,7 @@ class Tables(Database):
         """Every row of a query."""
 
     def rows(self) -> dict[str, Row]:
-        found = self.all("select id, state, claims, attempts, reason, result from holdfast_job")
+        found = self.all("select id, state, claims, attempts, reason, result, error from holdfast_job")
         return {
             str(job): Row(
                 str(job),
@@ -88,8 +88,9 @@ class Tables(Database):
                 attempts,
                 reason,
                 None if result is None else json.loads(result)["claims"],
+                error,
             )
-            for job, state, claims, attempts, reason, result in found
+            for job, state, claims, attempts, reason, result, error in found
         }
 
     def held_by(self, pid: int) -> list[tuple[str, int]]:
@@ -178,7 +179,7 @@ class Namespace(Database):
             claims = _claims(fields)
             attempts = int(fields.get("attempts", claims))
             value = None if result is None else json.loads(result)["claims"]
-            rows[job] = Row(job, fields["state"], claims, attempts, fields.get("reason"), value)
+            rows[job] = Row(job, fields["state"], claims, attempts, fields.get("reason"), value, fields.get("error"))
         return rows
 
     def held_by(self, pid: int) -> list[tuple[str, int]]:

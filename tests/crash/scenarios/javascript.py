@@ -46,6 +46,7 @@ def javascript(folder: Path, home: Home, *, jobs: int, seed: int) -> Report:
             "held at the kill": len(fleet.kills[0].held),
             "settlements refused": len(fleet.lines("refused")),
         }
+        report.expect(bool(fleet.kills[0].held), "the JavaScript worker that was killed held no job")
         report.expect(len(theirs) > jobs // 10, "the JavaScript workers did next to nothing")
         report.expect(len(known.runs) - len(theirs) > jobs // 10, "the Python workers did next to nothing")
         failed = [row.id for row in known.rows.values() if row.state != "succeeded"]

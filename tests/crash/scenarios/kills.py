@@ -64,9 +64,11 @@ def _recovery(fleet: Fleet, report: Report) -> None:
     report.expect(max(settled, default=0) <= limit, f"a lease was recovered after {max(settled, default=0):.2f} s")
     # With a transport what is ready again stands behind all that has arrived.
     soon = fleet.carried or percentile(again, 0.99) <= limit
+    held = sum(len(kill.held) for kill in fleet.kills)
+    report.expect(held > 0, "nobody who was killed held a job")
     report.expect(soon, f"jobs ran again after {percentile(again, 0.99):.2f} s (p99)")
     report.figures |= {
-        "leases at kills": sum(len(kill.held) for kill in fleet.kills),
+        "leases at kills": held,
         "recovered p50 s": round(percentile(settled, 0.5), 2),
         "recovered max s": round(max(settled, default=0), 2),
         "run again p50 s": round(percentile(again, 0.5), 2),

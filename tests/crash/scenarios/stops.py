@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.crash.fleet import WORKER, Fleet, until
-from tests.crash.report import Report, facts, judged
+from tests.crash.report import Report, facts, judged, sound
 from tests.crash.scenarios.submitting import await_quiet, submit, work
 from tests.support.stores import Home
 
@@ -28,15 +28,17 @@ def rolling_stops(folder: Path, home: Home, *, count: int, seed: int) -> Report:
         rng.shuffle(specs)
         submitted = submit(fleet, specs)
         fleet.start_workers(WORKERS)
-        stopped = []
+        stopped, held = [], 0
         for _ in range(count):
             time.sleep(rng.uniform(0.3, 0.8))
             process = rng.choice(fleet.living())
+            held += len(fleet.database.held_by(process.pid))
             process.send_signal(signal.SIGTERM)
             stopped.append(fleet.await_end(process, GRACE + 10, "a worker to stop"))
             report.expect(process.returncode == 0, f"a stopped worker ended with exit code {process.returncode}")
             report.expect(not fleet.database.held_by(process.pid), "a stopped worker kept leases")
             fleet.await_ready({fleet.start(WORKER).pid})
+        report.expect(held > 0, "nobody who was stopped held a job")
         await_quiet(fleet, 90)
         known = facts(fleet, submitted)
         counting = Counter(run.job for run in known.runs if not run.cancelled)
@@ -71,4 +73,4 @@ def second_signal(folder: Path, home: Home) -> Report:
         report.expect(seconds < 3, f"the second signal took {seconds:.1f} s")
         report.expect((row.state, row.attempts) == ("queued", 0), f"the job was not released: {row}")
         report.figures["seconds"] = round(seconds, 2)
-        return report
+        return sound(fleet, report)

@@ -11,12 +11,12 @@ from tests.support.stores import STORES
 
 
 def main() -> int:
-    """Run the storm; 0 if every promise was kept."""
+    """Run the storm; 0 if every promise was kept, each time since the code changed."""
     parser = argparse.ArgumentParser(prog="python -m tests.storm", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SCENARIOS)}; all if none is given")
     parser.add_argument("--store", choices=STORES, help="only what happens to this store")
     parser.add_argument("--counts", type=float, default=1.0, metavar="SCALE", help="multiply every count by this")
-    parser.add_argument("--fresh", action="store_true", help="forget what was found before")
+    parser.add_argument("--fresh", action="store_true", help="forget what was found before, failures too")
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(SCENARIOS):
         parser.error(f"there is no {sorted(unknown)[0]!r}; there are {', '.join(SCENARIOS)}")

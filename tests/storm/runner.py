@@ -1,6 +1,7 @@
 """Runs scenarios one after the other and remembers what is done: an interrupted storm goes on where it was.
 
-What is remembered holds for the very code it was found with: a change in the product begins a new storm.
+What is remembered holds for the very code it was found with: a change in the product begins a new storm. A scenario
+that complained is run again, with another seed; what it complained of stays on record, whatever comes of that.
 """
 
 from __future__ import annotations
@@ -33,64 +34,70 @@ def fingerprint(*folders: Path) -> str:
 
 
 class Storm:
-    """One storm: its scale, and its results so far."""
+    """One storm: its scale, and every run of each scenario so far, oldest first."""
 
     def __init__(self, state: Path, scale: float, code: str, scenarios: Mapping[str, Scenario] = SCENARIOS) -> None:
         self._state = state
         self._scale = scale
         self._scenarios = scenarios
         self._identity = {"code": code, "counts": scale}
-        self.results: dict[str, dict[str, Any]] = self._remembered()
+        self.runs: dict[str, list[dict[str, Any]]] = self._remembered()
 
-    def _remembered(self) -> dict[str, dict[str, Any]]:
+    def _remembered(self) -> dict[str, list[dict[str, Any]]]:
         if not self._state.exists():
             return {}
         known = json.loads(self._state.read_text(encoding="utf-8"))
-        return dict(known["results"]) if known["identity"] == self._identity else {}
+        return dict(known["runs"]) if known["identity"] == self._identity else {}
 
     def _remember(self) -> None:
         self._state.parent.mkdir(exist_ok=True)
         draft = self._state.with_suffix(".new")
-        draft.write_text(json.dumps({"identity": self._identity, "results": self.results}, indent=1), encoding="utf-8")
+        draft.write_text(json.dumps({"identity": self._identity, "runs": self.runs}, indent=1), encoding="utf-8")
         draft.replace(self._state)
 
     def run(self, names: Sequence[str]) -> bool:
-        """Run what is left of these; whether every promise was kept."""
+        """Run what is left of these; whether every promise was kept, each time."""
         for name in names:
-            if self.results.get(name, {"complaints": True})["complaints"]:
+            runs = self.runs.setdefault(name, [])
+            if not runs or runs[-1]["complaints"]:
                 print(f"{name} …", flush=True)
-                self.results[name] = self._one(name)
+                runs.append(self._one(name))
                 self._remember()
-        return not any(self.results[name]["complaints"] for name in names)
+        return not any(self.broken(name) for name in names)
+
+    def broken(self, name: str) -> list[dict[str, Any]]:
+        """The runs of this scenario that complained."""
+        return [run for run in self.runs[name] if run["complaints"]]
 
     def _one(self, name: str) -> dict[str, Any]:
         folder = Path(tempfile.mkdtemp(prefix=f"storm-{name}-"))
+        seed = random.randrange(1 << 32)
         began = time.monotonic()
         try:
-            report = self._scenarios[name](folder, self._count, random.randrange(1 << 32))
+            report = self._scenarios[name](folder, self._count, seed)
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            report = Report(
-                complaints=[f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"]
-            )
+            what = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+            report = Report(complaints=[what, *getattr(error, "__notes__", ())])
         if report.complaints:
             report.figures["kept in"] = str(folder)
         else:
             shutil.rmtree(folder)
         seconds = round(time.monotonic() - began, 1)
-        return {"complaints": report.complaints, "figures": report.figures, "seconds": seconds}
+        return {"seed": seed, "complaints": report.complaints, "figures": report.figures, "seconds": seconds}
 
     def _count(self, full: int) -> int:
         return max(1, round(full * self._scale))
 
     def table(self, names: Sequence[str]) -> str:
-        """What was found, one scenario a line, and every complaint below."""
-        lines = [f"{'scenario':<30}{'verdict':<10}{'seconds':>8}  figures"]
+        """What was found, one scenario a line with the figures of its last run, and every complaint below."""
+        lines = [f"{'scenario':<30}{'verdict':<16}{'seconds':>8}  figures"]
         for name in names:
-            result = self.results[name]
-            verdict = "kept" if not result["complaints"] else f"{len(result['complaints'])} BROKEN"
-            figures = ", ".join(f"{key} {value}" for key, value in result["figures"].items() if key != "stderr")
-            lines.append(f"{name:<30}{verdict:<10}{result['seconds']:>8}  {figures}")
+            runs, broken = self.runs[name], self.broken(name)
+            verdict = f"{len(broken)} of {len(runs)} BROKEN" if broken else "kept"
+            figures = ", ".join(f"{key} {value}" for key, value in runs[-1]["figures"].items() if key != "stderr")
+            lines.append(f"{name:<30}{verdict:<16}{runs[-1]['seconds']:>8}  {figures}")
         for name in names:
-            lines += [f"{name}: {complaint}" for complaint in self.results[name]["complaints"][:20]]
+            for run in self.broken(name):
+                lines += [f"{name}, seed {run['seed']}: {complaint}" for complaint in run["complaints"][:20]]
         return "\n".join(lines)

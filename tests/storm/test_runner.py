@@ -57,8 +57,21 @@ def test_a_broken_promise_is_told_and_tried_again(tmp_path: Path, scenarios: dic
     storm = Storm(tmp_path / "storm.json", 1.0, "code", scenarios)
 
     assert not storm.run(["good", name])
-    assert "BROKEN" in storm.table(["good", name])
-    assert Storm(tmp_path / "storm.json", 1.0, "code", scenarios).results[name]["complaints"]
+    assert "1 of 1 BROKEN" in storm.table(["good", name])
+    again = Storm(tmp_path / "storm.json", 1.0, "code", scenarios)
+    assert not again.run(["good", name])
+    assert "2 of 2 BROKEN" in again.table(["good", name])
+
+
+def test_a_broken_promise_stays_on_record_when_it_is_kept_the_next_time(
+    tmp_path: Path, scenarios: dict[str, Scenario]
+) -> None:
+    Storm(tmp_path / "storm.json", 1.0, "code", scenarios).run(["bad"])
+    storm = Storm(tmp_path / "storm.json", 1.0, "code", {"bad": scenarios["good"]})
+
+    assert not storm.run(["bad"])
+    assert "1 of 2 BROKEN" in storm.table(["bad"])
+    assert f"bad, seed {storm.runs['bad'][0]['seed']}: a job was lost" in storm.table(["bad"])
 
 
 def test_the_fingerprint_changes_with_the_code(tmp_path: Path) -> None:

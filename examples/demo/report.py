@@ -119,7 +119,8 @@ _LABELS = {
 
 
 def print_story(console: Console, outcome: Outcome, held: frozenset[str], seconds: float) -> bool:
-    """What the run was like; whether every job was executed, and none more often than it was charged for."""
+    """What the run was like; whether every job was executed, none more often than it was charged for, and all that the
+    killed worker ``held`` once more."""
     executions = outcome.executions.total()
     retries = 2 * outcome.figures.unparsable
     recovered = held & outcome.rerun
@@ -127,7 +128,7 @@ def print_story(console: Console, outcome: Outcome, held: frozenset[str], second
         "Throughput": f"{outcome.jobs / seconds:,.0f} jobs/s: {outcome.jobs:,} in {seconds:.1f} s, the crash included",
         "Executions": (
             f"{executions:,}: one for each job, {retries} retries of what is no Python, "
-            f"{executions - outcome.jobs - retries} repeated after the kill"
+            f"{executions - outcome.jobs - retries} repeated: their worker was killed, or too busy to renew a lease"
         ),
         "Recovered": f"{len(recovered)} of the {len(held)} jobs the killed worker held had another attempt; all ended",
         "Longest function": f"{outcome.longest[1]}, {outcome.longest[0]:,} lines ({_short(outcome.longest[2])})",
@@ -144,6 +145,9 @@ def print_story(console: Console, outcome: Outcome, held: frozenset[str], second
             f"[red]{len(outcome.executions)} of {outcome.jobs} jobs were executed, {executions} times; "
             f"{outcome.attempts} attempts are on record.[/]"
         )
+        return False
+    if recovered != held:
+        console.print(f"[red]{len(held - recovered)} of the killed worker's jobs had no other attempt.[/]")
         return False
     return True
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -27,6 +27,7 @@ from holdfast.worker.supervisor import Supervisor
 
 GZIPS = 300  # files that are compressed too, or half of all if they are few
 PATIENCE = 150.0  # seconds until the demo gives up: something is wrong then
+USUAL = 60.0  # seconds it takes at most where two cores have nothing else to do
 _LOOK = 0.1  # seconds between looks at the queue
 
 
@@ -67,6 +68,7 @@ class DemoFailed(Exception):
 
 
 async def _run(console: Console, folder: Path, files: int | None, keep: bool) -> int:
+    started = time.monotonic()
     given = _gather(console, folder, files)
     app = make_app(folder / "holdfast.toml")
     async with app:
@@ -74,7 +76,7 @@ async def _run(console: Console, folder: Path, files: int | None, keep: bool) ->
         console.print(f"{total} jobs are stored in {folder / 'demo.db'}; they survive any crash from here on.")
         began = time.monotonic()
         async with _workers(console, app, folder) as running:
-            kill = await _watch(console, app, total, began, running)
+            kill = await _watch(console, app, total, began, running, whole=files is None)
         seconds = time.monotonic() - began
         console.print("Computing the same figures directly …")
         outcome = await report.collect(app, folder, given.copies)
@@ -82,8 +84,20 @@ async def _run(console: Console, folder: Path, files: int | None, keep: bool) ->
         right = report.print_comparison(console, outcome, direct)
         right = report.print_story(console, outcome, kill.held, seconds) and right
         await report.print_dead_letters(console, app, folder, kept=keep)
-    console.print("[bold green]Every figure is right.[/]" if right else "[bold red]There are differences.[/]")
+    console.print(verdict(right, commands=bool(given.copies), seconds=time.monotonic() - started))
     return 0 if right else 1
+
+
+def verdict(right: bool, *, commands: bool, seconds: float) -> str:
+    """The last words: what was shown, and what was not."""
+    words = ["[bold green]Every figure is right.[/]" if right else "[bold red]There are differences.[/]"]
+    if not commands:
+        words.append("[yellow]No command job was run: there is no gzip here.[/]")
+    if seconds > USUAL:
+        words.append(
+            f"[yellow]It took {seconds:.0f} s: this machine is slow, or busy; else it is {USUAL:.0f} at most.[/]"
+        )
+    return " ".join(words)
 
 
 def _gather(console: Console, folder: Path, files: int | None) -> Input:
@@ -131,8 +145,12 @@ async def _workers(console: Console, app: Holdfast, folder: Path) -> AsyncIterat
         await running
 
 
-async def _watch(console: Console, app: Holdfast, total: int, began: float, running: asyncio.Task[int]) -> Kill:
-    """Show the progress until every job has ended; halfway, kill a worker that is at work."""
+async def _watch(
+    console: Console, app: Holdfast, total: int, began: float, running: asyncio.Task[int], *, whole: bool
+) -> Kill:
+    """Show the progress until every job has ended; halfway, kill a worker that is at work.
+
+    Of few jobs, not the ``whole`` input, all may have ended before one is seen at work: an idle one has to do then."""
     kill: Kill | None = None
     with _progress(console) as progress:
         bar = progress.add_task("", total=total, failed=0)
@@ -141,7 +159,7 @@ async def _watch(console: Console, app: Holdfast, total: int, began: float, runn
             ended = sum(states.get(state, 0) for state in TERMINAL)
             progress.update(bar, completed=ended, description=_described(states))
             if kill is None and ended * 2 >= total:
-                kill = await _kill_one(console, app, began, idle_too=ended * 10 >= total * 9)
+                kill = await _kill_one(console, app, began, idle_too=not whole and ended * 10 >= total * 9)
             if ended == total:
                 break
             if running.done():  # a signal, such as Ctrl-C, goes to the supervisor
@@ -150,7 +168,9 @@ async def _watch(console: Console, app: Holdfast, total: int, began: float, runn
                 raise DemoFailed(f"only {ended} of {total} jobs have ended after {PATIENCE:.0f} s: {states}")
             await asyncio.sleep(_LOOK)
     if kill is None:
-        raise DemoFailed("every job has ended, and no worker is left to be killed")
+        raise DemoFailed("every job has ended before a worker with a job in hand could be killed")
+    if whole and not kill.held:
+        raise DemoFailed("the worker that was killed held no job: nothing had to be recovered")
     return kill
 
 
@@ -183,6 +203,7 @@ async def _kill_one(console: Console, app: Holdfast, began: float, *, idle_too: 
     if busiest is None:
         return None
     os.kill(busiest.pid, signal.SIGKILL)
+    await _gone(busiest.pid)
     page = await app.find(JobFilter(states=(JobState.RUNNING,), worker=busiest.worker), limit=500)
     held_ids = frozenset(job.id for job in page.jobs)
     console.print(
@@ -190,3 +211,11 @@ async def _kill_one(console: Console, app: Holdfast, began: float, *, idle_too: 
         f"They go to another one when its lease has run out, in {LEASE:.0f} s."
     )
     return Kill(busiest.pid, held_ids, time.monotonic() - began)
+
+
+async def _gone(pid: int) -> None:
+    """Return once the supervisor has buried it: until then its last write may still come through."""
+    with suppress(ProcessLookupError):
+        while True:
+            os.kill(pid, 0)
+            await asyncio.sleep(0.01)

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from examples.demo import corpus, report
+from examples.demo import corpus, report, show
 from examples.demo.measure import measure
 
 pytestmark = pytest.mark.timeout(120)
@@ -82,6 +83,21 @@ def test_a_job_that_never_ran_fails_the_demo() -> None:
     assert report.print_story(Console(quiet=True), outcome, frozenset(), 1.0)
     outcome.executions.update(["two"])
     assert not report.print_story(Console(quiet=True), outcome, frozenset(), 1.0), "more executions than attempts"
+
+
+def test_a_job_of_the_killed_worker_without_another_attempt_fails_the_demo() -> None:
+    outcome = report.Outcome(jobs=2, attempts=3, executions=Counter(one=1, two=2), rerun={"two"})
+    assert report.print_story(Console(quiet=True), outcome, frozenset({"two"}), 1.0)
+    assert not report.print_story(Console(quiet=True), outcome, frozenset({"one", "two"}), 1.0)
+
+
+def test_what_was_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    copies = corpus.copy_for_gzip([Path(corpus.__file__)], tmp_path / "gzip", 5)
+    assert copies == []
+    assert "there is no gzip here" in show.verdict(True, commands=bool(copies), seconds=1.0)
+    assert "It took 61 s" in show.verdict(True, commands=True, seconds=61.0)
+    assert show.verdict(True, commands=True, seconds=59.0) == "[bold green]Every figure is right.[/]"
 
 
 def test_the_broken_files_are_broken_and_the_library_is_not(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import ast
 import io
 import re
 import tokenize
+from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 
 FUNCTION_LINES = 50
@@ -44,7 +45,7 @@ _CLOCKS = re.compile(
     r"|\b(current_timestamp|current_date|current_time|localtimestamp|localtime)\b",
     re.IGNORECASE,
 )
-_STATEMENT = re.compile(r"^-- name:\s*(\S+)\s*$", re.MULTILINE)
+_STATEMENT = re.compile(r"^-- (name|own):\s*(\S+)\s*$", re.MULTILINE)
 _SQL_COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -133,21 +134,25 @@ def clocks(sql: str) -> list[str]:
     return [f"line {_line(bare, found)}: a clock: {found.group()}" for found in _CLOCKS.finditer(bare)]
 
 
-def statement_names(sql: str) -> list[str]:
-    """The names of the statements of one file, in order: each starts with a line ``-- name: claim_ready``."""
-    return _STATEMENT.findall(sql)
+def statement_names(sql: str, kind: str = "name") -> list[str]:
+    """The names of the statements of one file, in order: each starts with a line ``-- name: claim_ready``, or with
+    ``-- own: claim_ready`` if no other store has such a one, which is the other ``kind``."""
+    return [name for found, name in _STATEMENT.findall(sql) if found == kind]
 
 
-def mismatched(stores: Mapping[str, list[str]]) -> list[str]:
-    """Statement names (by store) that stand twice in a store, or that one SQL store has and another has not."""
+def mismatched(shared: Mapping[str, list[str]], own: Mapping[str, list[str]]) -> list[str]:
+    """Statement names (by store) that stand twice in a store, that one SQL store shares and another has not, and that
+    a store calls its own while another has them too."""
     problems = [
-        f"{store}: {name} is defined {names.count(name)} times"
-        for store, names in stores.items()
-        for name in sorted(set(names))
-        if names.count(name) > 1
+        f"{store}: {name} is defined {count} times"
+        for store in shared
+        for name, count in sorted(Counter(shared[store] + own[store]).items())
+        if count > 1
     ]
-    every = {name for names in stores.values() for name in names}
-    problems += [f"{store}: {name} is missing" for store in stores for name in sorted(every - set(stores[store]))]
+    every = {name for names in shared.values() for name in names}
+    problems += [f"{store}: {name} is missing" for store in shared for name in sorted(every - set(shared[store]))]
+    owners = Counter(name for names in own.values() for name in set(names))
+    problems += [f"{name} is no store's own: {count} have it" for name, count in sorted(owners.items()) if count > 1]
     return problems
 
 

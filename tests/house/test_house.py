@@ -121,11 +121,11 @@ def _statement_files(stores: Path) -> dict[str, list[Path]]:
 
 
 def _mismatched(stores: Path) -> list[str]:
-    names = {
-        store: [name for path in paths for name in rules.statement_names(_text(path))]
-        for store, paths in _statement_files(stores).items()
-    }
-    return rules.mismatched(names)
+    texts = {store: "\n".join(map(_text, paths)) for store, paths in _statement_files(stores).items()}
+    shared, own = [
+        {store: rules.statement_names(text, kind) for store, text in texts.items()} for kind in ("name", "own")
+    ]
+    return rules.mismatched(shared, own)
 
 
 def test_every_sql_store_has_the_same_statements() -> None:
@@ -144,12 +144,15 @@ def test_no_statement_reads_a_clock() -> None:
     [
         ("-- name: claim_ready\nSELECT 1;\n-- name: settle\nSELECT 2;\n", []),
         ("-- name: claim_ready\nSELECT 1;\n", ["two: settle is missing"]),
+        ("-- name: claim_ready\n-- name: settle\n-- own: notify\n", []),
+        ("-- name: claim_ready\n-- name: settle\n-- own: vacuum\n", ["vacuum is no store's own: 2 have it"]),
+        ("-- name: claim_ready\n-- own: settle\n", ["two: settle is missing"]),
         ("-- name: settle\n-- name: settle\n", ["two: settle is defined 2 times", "two: claim_ready is missing"]),
     ],
 )
 def test_two_stores_are_compared_by_their_statements(tmp_path: Path, second: str, problems: list[str]) -> None:
     _write(tmp_path / "one" / "hot.sql", "-- name: claim_ready\nSELECT 1;\n")
-    _write(tmp_path / "one" / "read.sql", "-- name: settle\nSELECT 1;\n")
+    _write(tmp_path / "one" / "read.sql", "-- name: settle\nSELECT 1;\n-- own: vacuum\n")
     _write(tmp_path / "one" / "migrations" / "0001_jobs.sql", "-- name: only_here\nSELECT 1;\n")
     assert _mismatched(tmp_path) == []
     _write(tmp_path / "two" / "queries.sql", second)

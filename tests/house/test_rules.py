@@ -154,4 +154,6 @@ def test_a_parameter_is_no_clock(sql: str) -> None:
 
 
 def test_statement_names_are_read_in_order() -> None:
-    assert rules.statement_names("-- name: b\nSELECT 1;\n-- a name: c\n-- name: a \nSELECT 2;") == ["b", "a"]
+    sql = "-- name: b\nSELECT 1;\n-- a name: c\n-- own: d\nSELECT 3;\n-- name: a \nSELECT 2;"
+    assert rules.statement_names(sql) == ["b", "a"]
+    assert rules.statement_names(sql, "own") == ["d"]

@@ -280,7 +280,7 @@ where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until 
   and (select set_config('lock_timeout', '250ms', true)) is not null
 returning j.id::text;
 
--- own: complete
+-- name: complete
 select accepted, state from holdfast.complete(?);
 
 -- name: completed
@@ -684,7 +684,7 @@ select :now, pg_current_xact_id()::text::bigint;
 select holdfast.written_by(backend_xid, :top::bigint)::text::bigint, (extract(epoch from xact_start) * 1000000)::bigint
 from pg_stat_activity where backend_xid is not null and xact_start is not null;
 
--- own: figures
+-- name: figures
 -- Of each index of states so many jobs at most, by what they have in common. The limit is a subquery, for one that the planner knew
 -- to be above its guess of the rows would have it sort them all.
 select seen.queue, seen.state, seen.worker, seen.attempts, seen.run_at > :now and seen.state in (1, 3) as later,
@@ -715,7 +715,7 @@ from (
 ) seen
 group by 1, 2, 3, 4, 5, 6;
 
--- own: endings
+-- name: endings
 -- What ended, and the attempts after which a job went on: what could be seen in the snapshot `shown`, but not in `seen`,
 -- behind a place and not before `low`.
 select * from (

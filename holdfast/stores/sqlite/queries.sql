@@ -178,7 +178,7 @@ where seq = :seq;
 -- Changes nothing, but waits for the turn to write.
 update holdfast_queue set paused = paused where false;
 
--- own: complete
+-- name: complete
 -- The same as settle_succeeded for one job, on the connection of its handler.
 update holdfast_job
 set state = 5, ended_at = ?4, result = ?3, lease_until = null, losses = 0, cancelling = 0, reason = null, error = null
@@ -472,7 +472,7 @@ select name, paused from holdfast_queue;
 select id, host, pid, queues, concurrency, running, succeeded, failed, started_at, seen_at, alive_until, ordered
 from holdfast_worker order by started_at;
 
--- own: figures
+-- name: figures
 -- Of each index of states so many jobs at most, by what they have in common.
 select queue, state, worker, attempts, run_at > :now and state in (1, 3), max(created_at, coalesce(started_at, 0), coalesce(ended_at, 0),
         case when claims > 0 and state in (0, 1, 3) then coalesce((
@@ -505,7 +505,7 @@ from (
 ) seen
 group by 1, 2, 3, 4, 5, 6;
 
--- own: endings
+-- name: endings
 -- What ended behind a place, and the attempts after which a job went on.
 select * from (
     select * from (

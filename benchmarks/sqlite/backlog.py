@@ -19,6 +19,7 @@ _CASES = (
     ("3 M waiting", {"waiting": 3_000_000}),
     ("10,000 waiting, 1 M finished", {"waiting": 10_000, "ended": 1_000_000}),
     ("10,000 waiting, 3 M finished", {"waiting": 10_000, "ended": 3_000_000}),
+    ("10,000 waiting, 1 M scheduled", {"waiting": 10_000, "scheduled": 1_000_000}),
     ("10,000 waiting in 1,000 queues, any of them", {"waiting": 10_000, "queues": 1000}),
 )
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.application import Application
+from holdfast.job import JobState
+from holdfast.stores.sql import CODES
 
 _AT_ONCE = 250_000  # rows a transaction
 _INSERT = """
@@ -18,24 +20,30 @@ insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created
 select printf('%08x-%04x-7%03x-8%03x-%012x', n >> 8, n & 255, abs(random()) % 4096, abs(random()) % 4096,
         abs(random()) % 281474976710656),
     case when :queues = 1 then 'default' else 'queue-' || (n % :queues) end, 'noop', '{"n":' || n || '}',
-    case when :ended then 5 else 0 end, 0, :now + n, :now + n, 5, :ended, :ended,
-    case when :ended then 'filler' end, case when :ended then :now end, case when :ended then :now end
+    :state, 0, case when :state = 1 then :due + n else :now + n end, :now + n, 5, :state = 5, :state = 5,
+    case when :state = 5 then 'filler' end, case when :state = 5 then :now end, case when :state = 5 then :now end
 from numbers
 """
 
 
-def filled(path: Path, *, waiting: int = 0, ended: int = 0, queues: int = 1) -> None:
-    """Create ``path`` with so many jobs that have succeeded and then so many that wait."""
+_DAY = 86_400_000_000  # microseconds
+
+
+def filled(path: Path, *, waiting: int = 0, ended: int = 0, scheduled: int = 0, queues: int = 1) -> None:
+    """Create ``path`` with so many jobs that have succeeded, then so many due from tomorrow on, then so many that
+    wait."""
     uvloop.run(_create(path))
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute("pragma synchronous=off")
-        now = time.time_ns() // 1000 - waiting - ended
-        for is_ended, first, last in ((1, 0, ended), (0, ended, ended + waiting)):
+        now, first = time.time_ns() // 1000 - waiting - ended - scheduled, 0
+        for state, number in ((JobState.SUCCEEDED, ended), (JobState.SCHEDULED, scheduled), (JobState.QUEUED, waiting)):
+            values = {"queues": queues, "state": CODES[state], "now": now, "due": now + _DAY}
+            last = first + number
             for start in range(first, last, _AT_ONCE):
                 end = min(last, start + _AT_ONCE) - 1
-                values = {"first": start, "last": end, "queues": queues, "ended": is_ended, "now": now}
-                connection.execute(_INSERT, values)
+                connection.execute(_INSERT, {**values, "first": start, "last": end})
+            first = last
         connection.execute("pragma wal_checkpoint(truncate)").fetchall()
     finally:
         connection.close()

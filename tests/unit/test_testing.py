@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Dead, Holdfast, HoldfastError, JobFailed, ResultTimeout, Retry, Snooze, testing
+from holdfast.faults import POINTS
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 
@@ -244,3 +246,27 @@ def test_the_examples_of_the_guide(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"{len(re.findall('^def test_|^async def test_', ''.join(blocks), re.MULTILINE))} passed" in ran.stdout
+
+
+def test_the_guide_kills_a_worker_at_a_point(tmp_path: Path) -> None:
+    page = DOCUMENT.read_text(encoding="utf-8")
+    (command,) = re.findall(r"```sh\n(.*?)  # exits 137\n```", page)
+    (tmp_path / "shop.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
+    app = Holdfast(f"sqlite:///{tmp_path}/shop.db")
+    app.sync.enqueue_many([app.draft("email.send", {"to": f"{number}@example.com"}) for number in range(300)])
+    app.sync.close()
+    ran = subprocess.run(
+        ["bash", "-c", command.replace("holdfast", f"{sys.executable} -m holdfast")],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{DOCUMENT.parents[1]}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert ran.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), ran.stdout + ran.stderr
+
+
+def test_the_guide_names_every_point() -> None:
+    (told,) = re.findall(r"The\spoints are (.*?)\. Unset", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    assert set(re.findall(r"`([^`]+)`", told)) == POINTS

@@ -6,8 +6,9 @@
                   ▲                                           └─▶ failed (retryable, budget left)
                   └───────────────────────────────────────────────┘
 
-``LEGAL`` is the table every store applies. ``decide`` turns the outcome of an attempt into the one ``Settlement``
-that a store then writes if its guard still holds.
+Every store guards its writes by states itself, and is held to ``LEGAL`` by ``tests/model``. At run time the sets beside
+it choose what a call by filter may take: ``CANCELLABLE``, ``REPLAYABLE``, ``DELETABLE``. ``decide`` turns the outcome
+of an attempt into the one ``Settlement`` that a store then writes if its guard still holds.
 """
 
 from __future__ import annotations

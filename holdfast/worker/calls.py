@@ -53,7 +53,8 @@ class Calls:
         await self._provide()
         if any(task.executor == "process" for task in app.registry):
             self._processes = ProcessExecutor(
-                # A place for every job that may run: one that waited for a child would spend its timeout waiting.
+                # A place for every job that may run: one that waited for a child would spend its timeout waiting, as
+                # it does where a reload has raised the concurrency since (docs/workers.md says so).
                 self._settings.concurrency,
                 warm=min(self._settings.concurrency, os.cpu_count() or 1),
                 app=self._settings.app,

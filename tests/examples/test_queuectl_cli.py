@@ -24,6 +24,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.examples.queuectl_support import EXAMPLE, QUICK, ROOT, Queue
+from tests.web.client import Api
+from tests.web.keyed import Keys, ask, refused
 
 DEFAULTS: dict[str, Any] = {
     "backoff_base": 2,
@@ -199,6 +201,17 @@ def test_q17_q2_the_first_command_in_an_empty_directory_makes_the_database(tmp_p
 
 def test_q64_nobody_has_to_log_in(queue: Queue) -> None:
     assert [call(queue, "status").exit_code for _ in range(30)] == [0] * 30
+
+
+def test_q67_the_http_api_on_the_same_queue_asks_who_comes(queue: Queue, tmp_path: Path) -> None:
+    queue.enqueue({"id": "job1", "command": "true"})
+    keys = Keys(tmp_path)
+    with Api(f"sqlite:///{queue.place.database}", keys_file=str(keys.path)) as api:
+        for token in (None, "hf_wrong", keys.spare[:-1]):
+            refused(ask(api, token, "GET", "/v1/jobs"), 401, "unauthorized")
+        (job,) = ask(api, keys.spare, "GET", "/v1/jobs").json()["jobs"]
+    assert job["key"] == "job1"
+    assert "HOLDFAST_KEYS_FILE=keys.toml holdfast api" in (EXAMPLE / "README.md").read_text(encoding="utf-8")
 
 
 # ── settings ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -24,11 +24,9 @@ def main() -> int:
     state = ROOT / ".state" / "storm.json"
     if asked.fresh:
         state.unlink(missing_ok=True)
-    storm = Storm(
-        state,
-        asked.counts,
-        fingerprint(ROOT / "holdfast", *(ROOT / "tests" / each for each in ("crash", "support", "web"))),
-    )
+    tested = (ROOT / "holdfast", ROOT / "examples" / "js_worker")
+    testing = (ROOT / "tests" / each for each in ("crash", "storm", "support", "web"))
+    storm = Storm(state, asked.counts, fingerprint(*tested, *testing))
     kept = storm.run(names)
     print(storm.table(names))
     return 0 if kept else 1

@@ -28,7 +28,7 @@ def fingerprint(*folders: Path) -> str:
     digest = hashlib.sha256()
     for folder in folders:
         for file in sorted(folder.rglob("*")):
-            if file.suffix in (".py", ".sql", ".lua"):
+            if file.suffix in (".py", ".sql", ".lua", ".js", ".mjs"):
                 digest.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 

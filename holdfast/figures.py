@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -67,13 +67,17 @@ class Figures(msgspec.Struct, frozen=True):
     @property
     def at_least(self) -> Kinds:
         """States of which there may be more jobs than were counted."""
-        numbers = self.by(lambda group: group.state)
-        full = [bucket for bucket in BUCKETS if sum(numbers.get(state, 0) for state in bucket) >= self.most]
-        return frozenset(state for bucket in full for state in bucket) | self.beyond
+        return filled(self.by(lambda group: group.state), self.most) | self.beyond
 
     def of(self, allows: Callable[[str], bool]) -> Figures:
         """Those of some queues."""
         return Figures([group for group in self.groups if allows(group.queue)], self.most, self.at_least)
+
+
+def filled(numbers: Mapping[JobState, int], most: int, buckets: Sequence[Kinds] = BUCKETS) -> Kinds:
+    """States of which there may be more jobs than these numbers, where at most ``most`` of each bucket were counted."""
+    full = [bucket for bucket in buckets if sum(numbers.get(state, 0) for state in bucket) >= most]
+    return frozenset(state for bucket in full for state in bucket)
 
 
 def gathered(groups: Iterable[Group]) -> list[Group]:

@@ -311,6 +311,8 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[str, int]
     oldest_ready: timedelta | None
     announced: int | None = None  # ids that its transport holds; None: it has none, or it is away
+    at_least: frozenset[JobState] = frozenset()  # states of which it may have more jobs than were counted
+    ended_per_second: float = 0.0  # of late
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):

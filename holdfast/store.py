@@ -212,8 +212,12 @@ class Store(Protocol):
     async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         """The log lines of a job, oldest first, of all its attempts."""
 
-    async def queues(self) -> list[QueueInfo]:
-        """Every queue that has jobs or was paused, by name."""
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+        """Every queue that has jobs or is paused, by name, with how many of its jobs ended a second within ``recent``.
+
+        At a bounded price: ``at_least`` of each names states of which it may have more. Where all queues together have
+        more than ``most`` ended jobs of a state, the latest are looked at, and a queue that has only earlier ones is
+        left out."""
 
     async def glance(self, *, most: int) -> list[QueueInfo]:
         """The queues in which something waits, runs or is dead, and the paused ones, by name, at a bounded price.

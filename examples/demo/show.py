@@ -187,7 +187,7 @@ def _described(states: dict[str, int]) -> str:
 
 async def _states(app: Holdfast) -> dict[str, int]:
     states: dict[str, int] = {}
-    for queue in await app.queues():
+    for queue in await app.queues(most=1_000_000):
         for state, count in queue.states.items():
             states[state] = states.get(state, 0) + count
     return states

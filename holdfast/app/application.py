@@ -307,16 +307,19 @@ class Holdfast(Register):
         return await (await self.opened()).lines((await self._get(job_id)).id, limit=limit, cursor=cursor)
 
     @awaited
-    async def queues(self) -> list[QueueInfo]:
-        """Every queue with its counts."""
-        return await (await self.opened()).queues()
+    async def queues(self, *, minutes: int = 5, most: int = 10_000) -> list[QueueInfo]:
+        """Every queue with its counts, and how many of its jobs ended a second in the last minutes.
+
+        Of each state at most so many jobs are looked at, of ended ones the latest of all queues together: ``at_least``
+        names the states of which there may be more."""
+        recent, bound = _looked_at(minutes, most)
+        return await (await self.opened()).queues(recent=recent, most=bound)
 
     @awaited
     async def figures(self, *, minutes: int = 5, most: int = 10_000) -> Figures:
         """How many jobs there are, by queue, state, worker and attempts, and to which of them something happened in
         the last minutes; of each kind at most so many jobs are looked at, however many there are."""
-        recent = timedelta(minutes=parse_count(minutes, "minutes", least=1, most=_YEAR_OF_MINUTES, text=False))
-        bound = parse_count(most, "most", least=1, most=1_000_000, text=False)
+        recent, bound = _looked_at(minutes, most)
         return await (await self.opened()).figures(recent=recent, most=bound)
 
     @awaited
@@ -431,6 +434,11 @@ def _check_no_function(task: object) -> None:
     if callable(task):
         remedy = "register the function with @app.task() and call its enqueue(…), or give a task's name"
         raise Invalid("task", task, remedy)
+
+
+def _looked_at(minutes: int, most: int) -> tuple[timedelta, int]:
+    recent = timedelta(minutes=parse_count(minutes, "minutes", least=1, most=_YEAR_OF_MINUTES, text=False))
+    return recent, parse_count(most, "most", least=1, most=1_000_000, text=False)
 
 
 def _check_limit(limit: int) -> None:

@@ -17,7 +17,7 @@ from holdfast.desk.documents import finding_document
 from holdfast.desk.why import serves
 from holdfast.desk.words import many, safe, span, timestamp
 from holdfast.errors import ConfigError
-from holdfast.job import Finding, QueueInfo, WorkerInfo, microseconds
+from holdfast.job import Finding, JobState, QueueInfo, WorkerInfo, microseconds
 from holdfast.values import parse_instant
 
 _SKEW = 2.0  # seconds two clocks may differ before it is worth a word
@@ -146,10 +146,12 @@ def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) ->
             text = f"{worker.pulse.worker} on {worker.pulse.host} fell silent at {timestamp(worker.seen_at_us)}"
             yield Finding("workers", "warning", text, "its log says why; a living worker recovers its jobs")
     for queue in queues:
-        waiting = sum(queue.states.get(state, 0) for state in ("queued", "scheduled", "failed"))
+        states = {JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED}
+        waiting = sum(queue.states.get(state, 0) for state in states)
+        number = f"{'at least ' if states & queue.at_least else ''}{many(waiting, 'job')}"
         if waiting and queue.paused:
-            text = f"queue {queue.name} is paused and holds {many(waiting, 'job')}"
+            text = f"queue {queue.name} is paused and holds {number}"
             yield Finding("queues", "warning", text, f"holdfast queue resume {queue.name}")
         elif waiting and not any(serves(worker, queue.name) for worker in alive):
-            text = f"no worker serves queue {queue.name}, which holds {many(waiting, 'job')}"
+            text = f"no worker serves queue {queue.name}, which holds {number}"
             yield Finding("queues", "warning", text, f"holdfast worker start --queues {queue.name}")

@@ -28,6 +28,7 @@ _QUEUE_COLUMNS = [
         if state is not JobState.WAITING
     ),
     Column("OLDEST", "number", spare=True),
+    Column("ENDED/S", "number", spare=True),
 ]
 WORKER_COLUMNS = [
     Column("WORKER", "id"),
@@ -62,9 +63,16 @@ def status(session: Session) -> None:
         return
     print_facts([("store", store)])
     click.echo()
-    print_table(*queue_table(queues), empty="no jobs")
+    print_queues(queues, empty="no jobs")
     click.echo()
     print_table(WORKER_COLUMNS, worker_rows(workers, now), empty="no workers: start one with `holdfast worker start`")
+
+
+def print_queues(queues: Sequence[QueueInfo], *, empty: str) -> None:
+    """One row a queue."""
+    print_table(*queue_table(queues), empty=empty)
+    if any(each.at_least for each in queues):
+        note("a number with + is the least there can be: no more jobs were counted")
 
 
 def queue_table(queues: Sequence[QueueInfo]) -> tuple[list[Column], list[list[object]]]:
@@ -76,10 +84,15 @@ def queue_table(queues: Sequence[QueueInfo]) -> tuple[list[Column], list[list[ob
         counts = Counter(each.states)
         counts["scheduled"] += counts.pop("waiting", 0)
         name = f"{each.name} (paused)" if each.paused else each.name
-        numbers = [counts[state.value] or "-" for state in JobState if state is not JobState.WAITING]
+        numbers = [_counted(each, state, counts[state.value]) for state in JobState if state is not JobState.WAITING]
         age = "-" if each.oldest_ready is None else span(each.oldest_ready)
-        rows.append([name, *numbers, age, *([each.announced] if carried else [])])
+        rate = f"{each.ended_per_second:.3g}" if each.ended_per_second else "-"
+        rows.append([name, *numbers, age, rate, *([each.announced] if carried else [])])
     return columns, rows
+
+
+def _counted(queue: QueueInfo, state: JobState, number: int) -> str:
+    return f"{number}+" if state in queue.at_least else str(number or "-")
 
 
 def worker_rows(workers: Iterable[WorkerInfo], now: int) -> list[list[object]]:

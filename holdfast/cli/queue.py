@@ -7,10 +7,10 @@ import click
 from holdfast import JobFilter, JobState
 from holdfast.cli.base import group
 from holdfast.cli.choosing import operate_on_all
-from holdfast.cli.look import queue_table
+from holdfast.cli.look import print_queues
 from holdfast.cli.operate import print_operated
 from holdfast.cli.session import Session
-from holdfast.cli.show import note, print_json, print_table
+from holdfast.cli.show import note, print_json
 from holdfast.desk.deeds import Deed, Turns, by_state
 from holdfast.desk.documents import queue_document
 from holdfast.desk.words import many
@@ -33,7 +33,7 @@ def queue_list(session: Session) -> None:
     if session.json:
         print_json({"queues": [queue_document(each) for each in queues]})
     else:
-        print_table(*queue_table(queues), empty="no queues")
+        print_queues(queues, empty="no queues")
 
 
 @queue.command("pause", examples=["holdfast queue pause mail"])

@@ -149,7 +149,7 @@ async def _hear(app: Holdfast, topics: list[str], most: timedelta) -> None:
 
 def _steady(status: dict[str, Any]) -> list[dict[str, Any]]:
     """What of a status changes only when something happens: not ages, not beats."""
-    moving = ("seen_at", "oldest_ready_seconds")
+    moving = ("seen_at", "oldest_ready_seconds", "ended_per_second")
     parts = [*status["queues"], *status["workers"]]
     return [{name: value for name, value in part.items() if name not in moving} for part in parts]
 

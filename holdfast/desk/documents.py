@@ -99,6 +99,11 @@ class QueueDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES
     paused: Annotated[bool, Meta(description="No worker takes a job of it.")]
     oldest_ready_seconds: Annotated[float | None, Meta(description="The age of its oldest ready job.")]
     states: Annotated[dict[str, int], Meta(description="How many of its jobs are in each state.")]
+    at_least: Annotated[
+        list[JobState],
+        Meta(description="States of which it has, or may have, more: only so many jobs of a state are counted."),
+    ]
+    ended_per_second: Annotated[float, Meta(description="Its throughput in the last five minutes.", ge=0)]
     announced: Annotated[
         int | None,
         Meta(description="Ids of its ready jobs that wait in the transport; none without one, or while it is away."),
@@ -141,6 +146,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     store: Annotated[str, Meta(description="Where the jobs are kept, without a password.")]
     queues: list[QueueDocument]
     totals: Annotated[dict[str, int], Meta(description="How many jobs are in each state, in all queues.")]
+    at_least: Annotated[list[JobState], Meta(description="States of which there are, or may be, more.")]
     workers: list[WorkerDocument]
 
 
@@ -247,6 +253,8 @@ def queue_document(queue: QueueInfo) -> QueueDocument:
         paused=queue.paused,
         oldest_ready_seconds=None if queue.oldest_ready is None else queue.oldest_ready.total_seconds(),
         states={state.value: queue.states.get(state.value, 0) for state in JobState},
+        at_least=_more([queue]),
+        ended_per_second=round(queue.ended_per_second, 6),
         announced=queue.announced,
     )
 
@@ -276,6 +284,10 @@ def worker_state(worker: WorkerInfo) -> str:
     return {Order.STOP: "stopping", Order.DRAIN: "draining"}.get(worker.order, "working")
 
 
+def _more(queues: Sequence[QueueInfo]) -> list[JobState]:
+    return [state for state in JobState if any(state in queue.at_least for queue in queues)]
+
+
 def totals(queues: Sequence[QueueInfo]) -> dict[str, int]:
     """How many jobs are in each state, in all of these queues."""
     counts: Counter[str] = Counter()
@@ -290,6 +302,7 @@ def status_document(store: str, queues: Sequence[QueueInfo], workers: Sequence[W
         store=store,
         queues=[queue_document(each) for each in queues],
         totals=totals(queues),
+        at_least=_more(queues),
         workers=[worker_document(each) for each in workers],
     )
 

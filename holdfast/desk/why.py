@@ -59,7 +59,7 @@ async def known(app: Holdfast, job: Job) -> Known:
     store = await app.opened()
     workers = await store.workers()
     ahead, exact = await _ahead(store, job) if job.state is JobState.QUEUED else (0, True)
-    queues = [queue for queue in await store.queues() if queue.name == job.queue]
+    queues = [queue for queue in await app.queues(most=1) if queue.name == job.queue]
     return Known(
         now_us=await store.now_us(),
         paused=any(queue.paused for queue in queues),

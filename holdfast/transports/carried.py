@@ -291,9 +291,9 @@ class Carried:
             await self._now().reminder.remind_of(queue)
 
     # ── looking ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def queues(self) -> list[QueueInfo]:
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
         """The store's, each with the number of its ids that wait in the transport."""
-        queues = await self._store.queues()
+        queues = await self._store.queues(recent=recent, most=most)
         backlog: Mapping[str, int] = {}
         with suppress(Away):
             backlog = await self._carrier.reach(self._carrier.transport.backlog([queue.name for queue in queues]))
@@ -304,9 +304,11 @@ class Carried:
 
     async def doctor(self) -> list[Finding]:
         """The store's findings, and how the transport is."""
-        return [*await self._store.doctor(), *await examine(self._carrier.transport, await self._store.queues())]
+        queues = await self._store.queues(recent=_LATELY, most=_COUNTED)
+        return [*await self._store.doctor(), *await examine(self._carrier.transport, queues)]
 
 
+_LATELY, _COUNTED = timedelta(minutes=1), 100_000  # what the doctor looks at
 _GOES_ON = frozenset({JobState.QUEUED, JobState.DEAD, JobState.FAILED, JobState.SCHEDULED})
 """States in which a settled job is somebody else's business."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.errors import HoldfastError
-from holdfast.job import Finding, QueueInfo
+from holdfast.job import Finding, JobState, QueueInfo
 from holdfast.store import Transport
 
 _REMEDY = "until it is back, workers poll the store; check transport_url and that server"
@@ -20,6 +20,6 @@ async def examine(transport: Transport, queues: Sequence[QueueInfo]) -> list[Fin
     except HoldfastError as error:
         return [Finding("transport", "error", str(error), _REMEDY)]
     ready = sum(queue.states.get("queued", 0) for queue in queues)
-    return [
-        Finding("transport", "ok", f"{transport.place} holds {sum(backlog.values()):,} ids for {ready:,} ready jobs")
-    ]
+    more = "at least " if any(JobState.QUEUED in queue.at_least for queue in queues) else ""
+    text = f"{transport.place} holds {sum(backlog.values()):,} ids for {more}{ready:,} ready jobs"
+    return [Finding("transport", "ok", text)]

@@ -52,6 +52,8 @@ QUEUE: dict[str, Any] = {
     "paused": False,
     "oldest_ready_seconds": 1.25,
     "announced": None,
+    "at_least": [],
+    "ended_per_second": 0.7,
     "counts": {
         "scheduled": 0,
         "waiting": 0,

@@ -176,6 +176,9 @@ def about(call: Call) -> About:
 
 # ── queues ────────────────────────────────────────────────────────────────────────────────────────────────────────
 EVERY = "*"
+_NAMING = 100
+"""Jobs of a state that are looked at for the names of queues. What waits always names its queue; what ended of late
+does so that who waits hears at once when there is more."""
 
 
 def queue_or_star(name: Any, field: str) -> str:
@@ -191,7 +194,9 @@ async def own_wants(call: Call, wants: dict[str, int]) -> dict[str, int]:
             call.caller.check_queue(name)
     if EVERY not in wants or not call.caller.limited:
         return wants
-    there = [each.name for each in await call.app.queues() if call.caller.allows(each.name)]
     named = [pattern for pattern in call.caller.queues if not set(pattern) & set("*?[")]
+    patterned = len(named) < len(call.caller.queues)
+    queues = await call.app.queues(most=_NAMING) if patterned else []
+    there = [each.name for each in queues if call.caller.allows(each.name)]
     said = {name: slots for name, slots in wants.items() if name != EVERY}
     return {**dict.fromkeys([*named, *there], wants[EVERY]), **said}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -15,7 +16,7 @@ from holdfast.desk.documents import (
 )
 from holdfast.desk.figures import FiguresDocument, figures_document
 from holdfast.errors import NotFound
-from holdfast.job import QueueInfo
+from holdfast.job import TERMINAL, QueueInfo
 from holdfast.values import mask_url
 from holdfast.web.examples import QUEUE, WORKER
 from holdfast.web.fields import WORKER_PATTERN, Field, Form, array_of, count, flag, worker_name
@@ -25,7 +26,8 @@ from holdfast.web.routing import Call, Handler, Operation, Told, named_queue
 
 
 class Queues(msgspec.Struct, frozen=True):
-    """Every queue that has jobs or is paused, by name."""
+    """Every queue that has jobs or is paused, by name. Of all queues together only so many ended jobs are counted, the
+    latest of each state: where there are more, a queue whose jobs have all ended before these is left out."""
 
     queues: list[QueueDocument]
 
@@ -73,10 +75,17 @@ async def find(call: Call) -> Answer:
 async def show(call: Call) -> Answer:
     """One queue."""
     name = named_queue(call)
-    for each in await call.app.queues():
-        if each.name == name:
-            return document(200, queue_document(each))
-    raise NotFound(f"queue {name} has no jobs, and is not paused")
+    queues = await call.app.queues()
+    found = next((each for each in queues if each.name == name), None) or _unseen(name, queues)
+    if found is None:
+        raise NotFound(f"queue {name} has no jobs, and is not paused")
+    return document(200, queue_document(found))
+
+
+def _unseen(name: str, queues: Sequence[QueueInfo]) -> QueueInfo | None:
+    """A queue of which nothing was seen, where it may have ended jobs that were not looked at."""
+    more = TERMINAL & {state for each in queues for state in each.at_least}
+    return QueueInfo(name=name, paused=False, states={}, oldest_ready=None, at_least=more) if more else None
 
 
 def _pausing(*, paused: bool) -> Handler:
@@ -184,6 +193,7 @@ def _switch(name: str, summary: str, *, paused: bool) -> Operation:
     )
 
 
+_BOUNDED = "At a bounded cost: `at_least` names states of which there are, or may be, more than were counted."
 _COUNTS = QUEUE["counts"]
 _BY_WORKER = [{"worker": "w-7c1f", "counts": _COUNTS}]
 _STATS: dict[str, Any] = {
@@ -206,9 +216,15 @@ _STATS: dict[str, Any] = {
     "workers": [WORKER],
 }
 OPERATIONS = (
-    _reading("list_queues", "/v1/queues", "Queues", "List queues", find, Told(Queues, "All.", {"queues": [QUEUE]})),
-    _reading(
-        "show_queue", "/v1/queues/{queue}", "Queues", "Show a queue", show, Told(QueueDocument, "The queue.", QUEUE)
+    msgspec.structs.replace(
+        _reading("list_queues", "/v1/queues", "Queues", "List queues", find, Told(Queues, "All.", {"queues": [QUEUE]})),
+        doc=_BOUNDED,
+    ),
+    msgspec.structs.replace(
+        _reading(
+            "show_queue", "/v1/queues/{queue}", "Queues", "Show a queue", show, Told(QueueDocument, "The queue.", QUEUE)
+        ),
+        doc=_BOUNDED,
     ),
     _switch("pause", "Let no worker take a job of a queue; what runs goes on", paused=True),
     _switch("resume", "Let workers take jobs of a queue again", paused=False),
@@ -232,7 +248,7 @@ OPERATIONS = (
         _reading(
             "stats", "/v1/stats", "Queues", "Show everything at a glance", stats, Told(Stats, "The figures.", _STATS)
         ),
-        doc="At a bounded cost: `at_least` names states of which there are more than were counted.",
+        doc=_BOUNDED,
         query=(_MINUTES,),
     ),
 )

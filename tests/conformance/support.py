@@ -20,6 +20,7 @@ from holdfast.job import (
     NewJob,
     Operated,
     Pulse,
+    QueueInfo,
     Reason,
     Settled,
     Settlement,
@@ -95,6 +96,11 @@ async def running(store: Store, **fields: Any) -> Job:
     await put(store, new_job(**fields))
     (job,) = await take(store, 1, {fields.get("queue", "default"): 1}, only=[job_id])
     return job
+
+
+async def queues(store: Store, most: int = 1000) -> list[QueueInfo]:
+    """Every queue, looked at as the faces do, but at fewer jobs."""
+    return await store.queues(recent=5 * MINUTE, most=most)
 
 
 async def until_claimed(store: Store) -> Job:

@@ -157,8 +157,14 @@ CASES = [
     Case("glance_queues", ("job_ready(queue)", "job_suspect(queue)", "job_quarantined(queue)", "job_due(queue)")),
     Case(
         "glance",
-        ("job_ready(queue)", "job_suspect(queue)", "job_quarantined(queue)", "job_due(queue)"),
-        {"most": BATCH},
+        (
+            "job_ready(queue)",
+            "job_suspect(queue)",
+            "job_quarantined(queue)",
+            "job_due(queue)",
+            "job_ended(state, ended_at)",
+        ),
+        {"most": BATCH, "ended": [5, 6, 7], "recent": 1_000_000},
     ),
     Case("find", ("job_pkey(id)", "key_of(job_id)")),
     Case("find", ("job_pkey(id)",), {"before": ids(6)[0]}),

@@ -92,7 +92,8 @@ HOT: dict[str, tuple[str, ...]] = {
         "holdfast_job_suspect",
         "holdfast_job_quarantined",
         "holdfast_job_due",
-        "holdfast_job_unsuccessful",
+        "holdfast_job_lease",
+        "holdfast_job_ended",
     ),
 }
 """Each statement that runs for every batch, beat or sweep, with the indexes it may not do without."""
@@ -105,7 +106,7 @@ COLD = {
     **dict.fromkeys(("insert_job", "insert_single_job", "insert_attempt", "insert_line", "upsert_worker"), AS_GIVEN),
     **dict.fromkeys(("paused_queues", "known_queues", "set_paused"), FEW_QUEUES),
     **dict.fromkeys(("workers", "order_workers", "prune_workers"), FEW_WORKERS),
-    **dict.fromkeys(("choose", "count", "queue_states", "stuck"), BY_HAND),
+    **dict.fromkeys(("choose", "count", "stuck"), BY_HAND),
     "find": "as hot as its page is small, which has a test of its own",
     "begin_writing": "no row at all: it waits for the turn to write",
 }
@@ -129,6 +130,7 @@ PARAMETERS: dict[str, object] = {
     "claims": 1,
     "every": 0,
     "since": NOW,
+    "whole": 1,
     "at": NOW - ROWS,
     "job": "",
     "state": 5,

@@ -14,7 +14,7 @@ from holdfast.clock import ManualClock
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.job import Job, JobFilter, JobState, Options, Reason, instant, new_id
 from holdfast.store import Store
-from tests.conformance.support import ended, lose, new_job, put, running, settle, stored, take
+from tests.conformance.support import ended, ending, lose, new_job, put, queues, running, settle, stored, take
 
 HOUR = timedelta(hours=1)
 
@@ -204,7 +204,7 @@ async def test_the_states_of_the_queues_sum_to_the_jobs_accepted(store: Store) -
     await put(store, new_job(queue="a"), new_job(queue="a"), new_job(queue="a", delay=HOUR))
     await take(store, 1, {"a": 1})
 
-    infos = await store.queues()
+    infos = await queues(store)
 
     assert [info.name for info in infos] == ["a", "b"]
     states = {info.name: {state: n for state, n in info.states.items() if n} for info in infos}
@@ -248,13 +248,62 @@ async def test_a_glance_tells_of_many_jobs_that_they_are_at_least_so_many(store:
     assert all(2 <= count <= 6 for count in counts.values())
 
 
+async def test_queues_say_of_which_states_they_may_have_more(store: Store) -> None:
+    """Redis keeps the counts. Elsewhere so many jobs are looked at: of what waits each queue's, else all queues'."""
+    await put(store, *[new_job(queue=queue) for queue in ("a", "a", "a", "b")], new_job(queue="a", delay=HOUR))
+    for queue in ("a", "b", "b"):
+        await ended(store, JobState.SUCCEEDED, queue=queue)
+    await ended(store, JobState.DEAD, queue="b")
+
+    everything, some = [{info.name: info for info in await queues(store, most)} for most in (10, 2)]
+
+    exact = {"a": {"scheduled": 1, "queued": 3, "succeeded": 1}, "b": {"queued": 1, "succeeded": 2, "dead": 1}}
+    assert {name: info.states for name, info in everything.items()} == exact
+    assert {info.at_least for info in everything.values()} == {frozenset()}
+    beyond = {name: set(info.at_least) for name, info in some.items()}
+    if store.url.startswith("redis"):
+        assert ({name: info.states for name, info in some.items()}, beyond) == (exact, {"a": set(), "b": set()})
+    else:
+        assert beyond == {"a": {JobState.QUEUED, JobState.SUCCEEDED}, "b": {JobState.SUCCEEDED}}
+        assert (some["a"].states["queued"], some["b"].states["queued"], some["b"].states["dead"]) == (2, 1, 1)
+        assert sum(info.states.get("succeeded", 0) for info in some.values()) == 2
+
+
+async def test_queues_say_how_many_of_their_jobs_ended_a_second(store: Store, clock: ManualClock) -> None:
+    await ended(store, JobState.SUCCEEDED, queue="b")
+    await ended(store, JobState.SUCCEEDED, queue="old")
+    clock.advance(301)
+    for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED):
+        await ended(store, state, queue="b")
+    replayed = await ended(store, JobState.DEAD, queue="a")
+    await store.replay([replayed])
+    await ended(store, JobState.FAILED, queue="a")
+    clock.advance(299)
+
+    rates = {info.name: info.ended_per_second for info in await queues(store)}
+
+    assert rates == {"a": 0, "b": pytest.approx(3 / 300), "old": 0}
+
+
+async def test_the_rate_of_many_endings_is_that_of_the_latest(store: Store, clock: ManualClock) -> None:
+    """Those that were looked at are counted over the time that they took, not over the minutes asked for."""
+    for _ in range(3):
+        await put(store, *[new_job(queue=queue) for queue in ("a", "b") for _ in range(50)])
+        await store.settle([ending(job) for job in await take(store, 100, {"a": 50, "b": 50})])
+        clock.advance(1)
+
+    rates = {info.name: info.ended_per_second for info in await queues(store, most=100)}
+
+    assert rates == {"a": pytest.approx(50), "b": pytest.approx(50)}
+
+
 async def test_the_oldest_ready_job_is_as_old_as_it_has_been_ready(store: Store, clock: ManualClock) -> None:
     await put(store, new_job(queue="a"), new_job(queue="b", delay=HOUR))
     clock.advance(5)
     await put(store, new_job(queue="a"), new_job(queue="c"))
     clock.advance(2.5)
 
-    ages = {info.name: info.oldest_ready for info in await store.queues()}
+    ages = {info.name: info.oldest_ready for info in await queues(store)}
 
     assert ages == {"a": timedelta(seconds=7.5), "b": None, "c": timedelta(seconds=2.5)}
 
@@ -268,10 +317,10 @@ async def test_the_oldest_ready_job_may_be_of_any_priority_suspect_or_quarantine
         (job,) = await take(store, 1, {"a": 1}, suspects=lost)
         await lose(store, clock, job)
     clock.advance(10)
-    alone = [info.oldest_ready for info in await store.queues()]
+    alone = [info.oldest_ready for info in await queues(store)]
     await put(store, *[new_job(queue="a", priority=priority) for priority in (-100, -8, -7, 5)])
 
-    together = [info.oldest_ready for info in await store.queues()]
+    together = [info.oldest_ready for info in await queues(store)]
 
     age = timedelta(microseconds=clock() - (await stored(store, oldest)).run_at_us)
     assert age >= timedelta(seconds=10)
@@ -286,7 +335,7 @@ async def test_a_paused_queue_is_listed_even_without_jobs(store: Store) -> None:
     await store.resume("resumed")
     await store.resume("unheard of")
 
-    infos = {info.name: info for info in await store.queues()}
+    infos = {info.name: info for info in await queues(store)}
 
     assert infos["empty"].paused
     assert Counter(infos["empty"].states) == Counter()

@@ -17,6 +17,7 @@ from tests.conformance.support import (
     new_job,
     pulse,
     put,
+    queues,
     running,
     settle,
     state_of,
@@ -54,7 +55,7 @@ async def read_everything(store: Store) -> None:
     for state in JobState:
         await store.find(JobFilter(states=(state,)), limit=100)
         await store.count(JobFilter(states=(state,), tasks=("work",)))
-    await store.queues()
+    await queues(store)
     await store.workers()
     await store.expired(limit=100)
     await store.doctor()

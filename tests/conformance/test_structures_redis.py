@@ -23,6 +23,7 @@ from tests.conformance.support import (
     lose,
     new_job,
     put,
+    queues,
     running,
     settle,
     state_of,
@@ -176,7 +177,7 @@ async def test_an_id_pushed_by_hand_with_its_hash_runs(home: str, keys: Keys, cl
     )
     assert (await settle(store, job)).accepted
     assert (await store.find(JobFilter())).jobs == [await stored(store, job.id)]
-    assert [info.states for info in await store.queues()] == [{"succeeded": 1}]
+    assert [info.states for info in await queues(store)] == [{"succeeded": 1}]
     await store.close()
 
 

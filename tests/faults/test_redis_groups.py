@@ -15,7 +15,7 @@ from holdfast.links import redis as connections
 from holdfast.store import Store
 from holdfast.stores import open_store
 from holdfast.stores.redis import links
-from tests.conformance.support import ended, failing, new_job, put, running, settle, stored, take, take_ids
+from tests.conformance.support import ended, failing, new_job, put, queues, running, settle, stored, take, take_ids
 from tests.faults.support import opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
 from tests.support.keys import Keys
@@ -182,7 +182,7 @@ async def _every_verb(store: Store) -> None:
     await store.wait([f"job:{done}"], timeout=5)
     await store.pause("mail")
     await store.wait(["queue:mail"], timeout=0.1)
-    assert {info.name for info in await store.queues()} == {"default", "mail"}
+    assert {info.name for info in await queues(store)} == {"default", "mail"}
     assert len((await store.find(JobFilter())).jobs) == await store.count(JobFilter()) == 5
     assert [each.level for each in await store.doctor()].count("error") == 0
     assert await store.prune({"succeeded": timedelta(0)}, limit=10) == 1

@@ -105,7 +105,7 @@ def _named(submissions: Sequence[Submission]) -> str:
 def status(place: Place, as_json: bool) -> None:
     """Show how many jobs are in each state, and the workers."""
     with _opened(place) as app:
-        counted = counts(queue.states for queue in app.sync.queues())
+        counted = counts(queue.states for queue in app.sync.queues(most=1_000_000))
         workers = [_worker(each.pulse) for each in app.sync.workers() if each.alive]
     if as_json:
         click.echo(json.dumps({"jobs": counted, "total": sum(counted.values()), "workers": workers}))

@@ -553,9 +553,6 @@ from holdfast.line
 where job_id = :id::uuid and (claims, number) > (:claims::bigint, :number::integer)
 order by claims, number limit :limit;
 
--- name: queue_states
-select queue, state, count(*) from holdfast.job group by queue, state;
-
 -- name: glance_queues
 -- Every queue in which something waits, by skipping from one to the next.
 with recursive named (queue) as (
@@ -579,8 +576,9 @@ with recursive named (queue) as (
 select queue from named where queue is not null;
 
 -- name: glance
--- Counts by queue and state, each of which looks at so many jobs at most.
-select w.queue, counted.state, counted.number
+-- Counts by queue and state, each of which looks at so many jobs at most. Of what has ended at the latest, and then how many did
+-- within :recent, and how long ago the first of them. The last limit is a subquery for the same reason as in figures.
+select w.queue, counted.state, counted.number, 0::bigint as lately, 0::bigint as age
 from unnest(:queues::text[], :mosts::int[]) w (queue, most) cross join lateral (
     select 0::smallint as state, count(*) as number from (
         (select from holdfast.job where state = 0 and losses = 0 and queue = w.queue
@@ -598,16 +596,16 @@ from unnest(:queues::text[], :mosts::int[]) w (queue, most) cross join lateral (
         order by j.run_at limit w.most) d
     group by d.state) counted
 union all
-select r.queue, 2::smallint, count(*) from (
+select r.queue, 2::smallint, count(*), 0, 0 from (
     select queue from holdfast.job where state = 2 order by lease_until limit :most) r
 group by r.queue
 union all
-select d.queue, 6::smallint, count(*) from (
-    select j.queue from holdfast.job j
-    where (+j.state) > 5 and (j.state, j.id) >= (6::smallint, '00000000-0000-0000-0000-000000000000'::uuid)
-      and (j.state, j.id) <= (6::smallint, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid)
-    order by j.state desc, j.id desc limit :most) d
-group by d.queue;
+select e.queue, e.state, count(*), count(*) filter (where e.ended_at >= :now - :recent::bigint), :now - min(e.ended_at)
+from unnest(:ended::smallint[]) s (code) cross join lateral (
+    select j.queue, j.state, j.ended_at from holdfast.job j
+    where j.state >= 5 and (j.state, j.ended_at) >= (s.code, 0::bigint) and (j.state, j.ended_at) <= (s.code, 9223372036854775807)
+    order by j.state desc, j.ended_at desc limit (select :most::bigint)) e
+group by e.queue, e.state;
 
 -- name: oldest_ready
 -- For each of these queues the first of each priority in use, found by skipping from one to the next: two seeks each,

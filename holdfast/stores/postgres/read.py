@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from holdfast.errors import Invalid
-from holdfast.job import Attempt, Job, JobFilter, JobState, Order, Page, Pulse, QueueInfo, WorkerInfo
+from holdfast.job import MICROSECOND, Attempt, Job, JobFilter, JobState, Order, Page, Pulse, QueueInfo, WorkerInfo
 from holdfast.log_lines import LogPage
+from holdfast.stores.looks import Look, queues_of
 from holdfast.stores.postgres.links import Links
 from holdfast.stores.postgres.rows import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
 from holdfast.stores.postgres.statements import Query
@@ -82,27 +84,30 @@ class Read:
         rows = await self._links.fetch(self._sql["lines"], id=job_id, claims=claims, number=number, limit=limit + 1)
         return line_page([shown_line(row) for row in rows], limit)
 
-    async def queues(self) -> list[QueueInfo]:
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
         """Every queue with its counts."""
-        return await self._queues([], await self._links.fetch(self._sql["queue_states"]))
+        return await self._looked_at(recent, most, (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED))
 
     async def glance(self, most: int) -> list[QueueInfo]:
-        """The same at a bounded price."""
-        named = [name for (name,) in await self._links.fetch(self._sql["glance_queues"])]
-        counts = await self._links.fetch(self._sql["glance"], queues=named, mosts=[most] * len(named), most=most)
-        return await self._queues(named, counts)
+        """The queues in which something is going on."""
+        return await self._looked_at(timedelta(0), most, (JobState.DEAD,))
 
-    async def _queues(self, named: Sequence[str], counts: Sequence[Sequence[Any]]) -> list[QueueInfo]:
-        paused = dict(await self._links.fetch(self._sql["known_queues"]))
-        states: dict[str, dict[str, int]] = {name: {} for name in {*named, *(name for name in paused if paused[name])}}
-        for queue, code, number in counts:
-            if number:
-                states.setdefault(queue, {})[STATES[code].value] = number
-        ready = dict(await self._links.fetch(self._sql["oldest_ready"], queues=list(states)))
-        return [
-            QueueInfo(name=name, paused=paused.get(name, False), states=counted, oldest_ready=_age(ready[name]))
-            for name, counted in sorted(states.items())
-        ]
+    async def _looked_at(self, recent: timedelta, most: int, ended: Sequence[JobState]) -> list[QueueInfo]:
+        named = [name for (name,) in await self._links.fetch(self._sql["glance_queues"])]
+        rows = await self._links.fetch(
+            self._sql["glance"],
+            queues=named,
+            mosts=[most] * len(named),
+            most=most,
+            ended=[CODES[state] for state in ended],
+            recent=recent // MICROSECOND,
+        )
+        looks = [Look(queue, STATES[code], *rest) for queue, code, *rest in rows]
+        found = queues_of(looks, dict(await self._links.fetch(self._sql["known_queues"])), recent=recent, most=most)
+        ready = [name for name, queue in found.items() if JobState.QUEUED in queue.states]
+        for name, run_in in await self._links.fetch(self._sql["oldest_ready"], queues=ready) if ready else []:
+            found[name] = replace(found[name], oldest_ready=_age(run_in))
+        return list(found.values())
 
     async def workers(self) -> list[WorkerInfo]:
         """Every registered worker, the longest running first."""

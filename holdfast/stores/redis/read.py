@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -10,10 +11,23 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import Invalid
-from holdfast.job import TERMINAL, Attempt, Job, JobFilter, JobState, Order, Page, Pulse, QueueInfo, WorkerInfo
+from holdfast.job import (
+    MICROSECOND,
+    TERMINAL,
+    Attempt,
+    Job,
+    JobFilter,
+    JobState,
+    Order,
+    Page,
+    Pulse,
+    QueueInfo,
+    WorkerInfo,
+)
 from holdfast.links.redis import Script, in_pieces
 from holdfast.links.wire import Argument
 from holdfast.log_lines import LogPage
+from holdfast.stores.looks import window
 from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.rows import (
     Fields,
@@ -33,6 +47,7 @@ from holdfast.stores.verbs import GLANCED, UNREADABLE, line_page, line_place
 _PIECE = 200
 _NEWEST = 1 << 53  # behind every submission
 _FEW = 10_000  # ended jobs that are rather sorted than looked for among all
+_SAMPLE = 2_000  # ended jobs of a state that are looked at for how many end a second
 _UNSUCCESSFUL = (JobState.DEAD, JobState.CANCELLED)
 
 
@@ -183,8 +198,28 @@ class Read:
                 counts[known, readable(queue)] = whole_number(number)
         return counts, {readable(queue) for queue in paused}
 
-    async def queues(self) -> list[QueueInfo]:
-        """Every queue with its counts."""
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+        """Every queue with its counts, which the server keeps: they cost the same at any size."""
+        rates: defaultdict[str, float] = defaultdict(float)
+        for state in TERMINAL:
+            for queue, rate in (await self._ended(state, recent, min(most, _SAMPLE))).items():
+                rates[queue] += rate
+        return [msgspec.structs.replace(queue, ended_per_second=rates[queue.name]) for queue in await self._queues()]
+
+    async def _ended(self, state: JobState, recent: timedelta, most: int) -> dict[str, float]:
+        """How many jobs of each queue came to this state a second."""
+        numbers: Counter[str] = Counter()
+        looked_at, found, age_us = 0, _PIECE, 0
+        while looked_at < most and found == _PIECE and age_us < recent // MICROSECOND:
+            words = (state.value, looked_at, recent // MICROSECOND)
+            found, age, told = await self._links.run(self._scripts["lately"], *words)
+            looked_at, age_us = looked_at + found, int(age)
+            for queue, number in fields_of(told).items():
+                numbers[readable(queue)] += int(number)
+        seconds = window(recent, age_us, whole=found < _PIECE)
+        return {queue: number / seconds for queue, number in numbers.items()}
+
+    async def _queues(self) -> list[QueueInfo]:
         counts, paused = await self._counted()
         states: dict[str, dict[str, int]] = {queue: {} for queue in paused}
         for (state, queue), number in counts.items():
@@ -204,12 +239,12 @@ class Read:
         ]
 
     async def glance(self, most: int) -> list[QueueInfo]:
-        """The queues in which something is going on. The server keeps the counts: they cost the same at any size."""
+        """The queues in which something is going on."""
         shown = [
             msgspec.structs.replace(
                 queue, states={state: number for state, number in queue.states.items() if number and state in GLANCED}
             )
-            for queue in await self.queues()
+            for queue in await self._queues()
         ]
         return [queue for queue in shown if queue.states or queue.paused]
 

@@ -387,9 +387,6 @@ from holdfast_line
 where job_seq = (select seq from holdfast_job where id = :id) and (claims, number) > (:claims, :number)
 order by claims, number limit :limit;
 
--- name: queue_states
-select queue, state, count(*) from holdfast_job group by queue, state;
-
 -- name: glance_queues
 -- Every queue in which something waits, by skipping from one to the next.
 with recursive named (queue) as (
@@ -408,27 +405,36 @@ with recursive named (queue) as (
 select queue from named where queue is not null;
 
 -- name: glance
--- Counts by queue and state, each of which looks at :most jobs at most.
+-- Counts by queue and state, each of which looks at :most jobs at most. Of what has ended at the latest, and then how many did since
+-- :since, and how long ago the first of them; :whole is 0 for dead ones only.
 select q.value as queue, 0 as state,
     (select count(*) from (
         select 1 from holdfast_job j where j.state = 0 and j.losses = 0 and j.queue = q.value limit :most))
     + (select count(*) from (
         select 1 from holdfast_job j where j.state = 0 and j.losses = 1 and j.queue = q.value limit :most))
     + (select count(*) from (
-        select 1 from holdfast_job j where j.state = 0 and j.losses > 1 and j.queue = q.value limit :most)) as number
+        select 1 from holdfast_job j where j.state = 0 and j.losses > 1 and j.queue = q.value limit :most)) as number, 0 as lately, 0 as age
 from json_each(:queues) q
 union all
 select q.value, s.value, (
     select count(*) from (
         select j.state from holdfast_job j where j.state in (1, 3) and j.queue = q.value limit :most) d
-    where d.state = s.value)
+    where d.state = s.value), 0, 0
 from json_each(:queues) q, json_each('[1,3]') s
 union all
-select queue, 2, count(*) from (
+select queue, 2, count(*), 0, 0 from (
     select queue from holdfast_job where state = 2 and lease_until >= 0 limit :most) group by queue
 union all
-select queue, 6, count(*) from (
-    select queue from holdfast_job where state > 5 and state = 6 limit :most) group by queue;
+select queue, state, count(*), sum(ended_at >= :since), :now - min(ended_at) from (
+    select * from (select queue, state, ended_at
+        from holdfast_job where :whole and state >= 5 and state = 5 and ended_at > 0 order by ended_at desc limit :most)
+    union all
+    select * from (select queue, state, ended_at
+        from holdfast_job where state >= 5 and state = 6 and ended_at > 0 order by ended_at desc limit :most)
+    union all
+    select * from (select queue, state, ended_at
+        from holdfast_job where :whole and state >= 5 and state = 7 and ended_at > 0 order by ended_at desc limit :most)
+) group by queue, state;
 
 -- name: oldest_ready
 -- The first of each priority in use, found by skipping from one to the next: two seeks each, however many jobs there are.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.errors import Invalid
 from holdfast.job import (
+    MICROSECOND,
     TERMINAL,
     Attempt,
     Job,
@@ -23,6 +25,7 @@ from holdfast.job import (
     WorkerInfo,
 )
 from holdfast.log_lines import LogLine, LogPage
+from holdfast.stores.looks import Look, queues_of
 from holdfast.stores.sql import CODES, STATES
 from holdfast.stores.sqlite.rows import as_json, filter_parameters, read_job
 from holdfast.stores.verbs import line_page, line_place
@@ -84,33 +87,32 @@ class Read:
         values = {"id": job_id, "claims": claims, "number": number, "limit": limit + 1}
         return line_page([LogLine(*row) for row in reader.execute(self._sql["lines"], values)], limit)
 
-    def queues(self, reader: sqlite3.Connection, now_us: int) -> list[QueueInfo]:
+    def queues(self, reader: sqlite3.Connection, now_us: int, recent: timedelta, most: int) -> list[QueueInfo]:
         """Every queue with its counts."""
-        return self._queues(reader, now_us, set(), reader.execute(self._sql["queue_states"]))
+        return self._looked_at(reader, now_us, recent, most, whole=True)
 
     def glance(self, reader: sqlite3.Connection, now_us: int, most: int) -> list[QueueInfo]:
-        """The same at a bounded price."""
-        named = {name for (name,) in reader.execute(self._sql["glance_queues"])}
-        values = {"queues": json.dumps(sorted(named)), "most": most}
-        return self._queues(reader, now_us, named, reader.execute(self._sql["glance"], values))
+        """The queues in which something is going on."""
+        return self._looked_at(reader, now_us, timedelta(0), most, whole=False)
 
-    def _queues(
-        self, reader: sqlite3.Connection, now_us: int, named: set[str], counts: Iterable[tuple[str, int, int]]
+    def _looked_at(
+        self, reader: sqlite3.Connection, now_us: int, recent: timedelta, most: int, *, whole: bool
     ) -> list[QueueInfo]:
+        """``whole``: those too in which all has succeeded or was cancelled."""
+        values = {
+            "queues": json.dumps([name for (name,) in reader.execute(self._sql["glance_queues"])]),
+            "most": most,
+            "whole": whole,
+            "now": now_us,
+            "since": now_us - recent // MICROSECOND,
+        }
+        looks = [Look(queue, STATES[code], *rest) for queue, code, *rest in reader.execute(self._sql["glance"], values)]
         paused = {name: bool(flag) for name, flag in reader.execute(self._sql["known_queues"])}
-        states: dict[str, dict[str, int]] = {name: {} for name in {*named, *(name for name in paused if paused[name])}}
-        for queue, code, number in counts:
-            if number:
-                states.setdefault(queue, {})[STATES[code].value] = number
-        return [
-            QueueInfo(
-                name=name,
-                paused=paused.get(name, False),
-                states=counted,
-                oldest_ready=self._oldest_ready(reader, name, now_us),
-            )
-            for name, counted in sorted(states.items())
-        ]
+        found = queues_of(looks, paused, recent=recent, most=most)
+        for name, queue in found.items():
+            if JobState.QUEUED in queue.states:
+                found[name] = replace(queue, oldest_ready=self._oldest_ready(reader, name, now_us))
+        return list(found.values())
 
     def _oldest_ready(self, reader: sqlite3.Connection, queue: str, now_us: int) -> timedelta | None:
         (run_at,) = reader.execute(self._sql["oldest_ready"], {"queue": queue}).fetchone()

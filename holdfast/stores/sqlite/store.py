@@ -301,8 +301,8 @@ class SQLiteStore:
     async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         return await self._reading(lambda reader: self._read.lines(reader, job_id, limit=limit, cursor=cursor))
 
-    async def queues(self) -> list[QueueInfo]:
-        return await self._reading(lambda reader: self._read.queues(reader, self._now()))
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+        return await self._reading(lambda reader: self._read.queues(reader, self._now(), recent, most))
 
     async def glance(self, *, most: int) -> list[QueueInfo]:
         return await self._reading(lambda reader: self._read.glance(reader, self._now(), most))

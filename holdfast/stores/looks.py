@@ -1,0 +1,69 @@
+"""What a bounded look at the queues has seen, and what that says of them. Pure, for every store."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+from holdfast.figures import BUCKETS, filled
+from holdfast.job import TERMINAL, JobState, QueueInfo
+
+_BY_QUEUE = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED})
+"""States of which each queue's own jobs are looked at; of the others, those of all queues together."""
+
+
+class Look(NamedTuple):
+    """Jobs of a queue and state that were seen. Of ended ones: how many of them ended ``lately``, and how long ago the
+    first of them all did."""
+
+    queue: str
+    state: JobState
+    number: int
+    lately: int = 0
+    age_us: int = 0
+
+
+def queues_of(
+    looks: Sequence[Look], paused: Mapping[str, bool], *, recent: timedelta, most: int
+) -> dict[str, QueueInfo]:
+    """The queues that were seen and the paused ones, by name; nobody has asked for their oldest ready jobs yet."""
+    names = sorted({look.queue for look in looks} | {name for name in paused if paused[name]})
+    states: dict[str, Counter[JobState]] = {name: Counter() for name in names}
+    for look in looks:
+        if look.number:
+            states[look.queue][look.state] += look.number
+    together = [bucket for bucket in BUCKETS if not bucket & _BY_QUEUE]
+    shared = filled(sum(states.values(), Counter()), most, together)
+    own = [bucket for bucket in BUCKETS if bucket & _BY_QUEUE]
+    rates = _rates(looks, recent, most)
+    return {
+        name: QueueInfo(
+            name=name,
+            paused=paused.get(name, False),
+            states={state.value: number for state, number in states[name].items()},
+            oldest_ready=None,
+            at_least=shared | filled(states[name], most, own),
+            ended_per_second=rates.get(name, 0.0),
+        )
+        for name in names
+    }
+
+
+def _rates(looks: Sequence[Look], recent: timedelta, most: int) -> Mapping[str, float]:
+    rates: defaultdict[str, float] = defaultdict(float)
+    for state in TERMINAL:
+        seen = [look for look in looks if look.state is state]
+        whole = sum(look.number for look in seen) < most
+        seconds = window(recent, max((look.age_us for look in seen), default=0), whole=whole)
+        for look in seen:
+            rates[look.queue] += look.lately / seconds
+    return rates
+
+
+def window(recent: timedelta, age_us: int, *, whole: bool) -> float:
+    """The seconds of which a look has seen all endings: where it did not see the ``whole``, since its first. Never less
+    than one: many may end in an instant."""
+    seconds = recent.total_seconds()
+    return max(1.0, seconds if whole else min(seconds, age_us / 1e6))

@@ -55,7 +55,11 @@ JOB_COLUMNS = [
 @command("status", examples=["holdfast status", "holdfast status --json"])
 @click.pass_obj
 def status(session: Session) -> None:
-    """Show which store this is, how many jobs are in each state, queue by queue, and who is working."""
+    """Show which store this is, how many jobs are in each state, queue by queue, and who is working.
+
+    At a bounded cost: of each state 10,000 jobs are counted, of what has ended the latest, and a number with + is the
+    least there can be. ENDED/S is a queue's throughput in the last five minutes.
+    """
     with session.jobs() as app:
         store, queues, workers, now = store_of(app), app.sync.queues(), app.sync.workers(), now_us(app)
     if session.json:

@@ -27,7 +27,7 @@ def queue() -> None:
 @queue.command("list", examples=["holdfast queue list"])
 @click.pass_obj
 def queue_list(session: Session) -> None:
-    """List every queue that has jobs or is paused."""
+    """List every queue that has jobs or is paused, counted as `holdfast status` does."""
     with session.jobs() as app:
         queues = app.sync.queues()
     if session.json:

@@ -24,6 +24,7 @@ _ELSEWHERE = (
 )
 _COUNTED = 2000  # jobs of a queue that are looked at one by one for an exact place in the line
 _PAGE = 500
+_MINUTE = timedelta(minutes=1)
 _LATE = timedelta(seconds=3)  # a beat may be late by
 
 
@@ -59,7 +60,7 @@ async def known(app: Holdfast, job: Job) -> Known:
     store = await app.opened()
     workers = await store.workers()
     ahead, exact = await _ahead(store, job) if job.state is JobState.QUEUED else (0, True)
-    queues = [queue for queue in await app.queues(most=1) if queue.name == job.queue]
+    queues = [queue for queue in await store.queues(recent=_MINUTE, most=1) if queue.name == job.queue]
     return Known(
         now_us=await store.now_us(),
         paused=any(queue.paused for queue in queues),

@@ -119,8 +119,8 @@ def test_q14_a_job_without_an_id_gets_one(queue: Queue) -> None:
 
 def test_q15_q5_status_and_list_tell_every_job_and_state(queue: Queue) -> None:
     queue.enqueue(*({"id": f"job{number}", "command": "true"} for number in range(3)))
-    queue.edit("update holdfast_job set state = 6, error = 'exit code 7' where seq = 1")
-    queue.edit("update holdfast_job set state = 5 where seq = 2")
+    queue.edit("update holdfast_job set state = 6, error = 'exit code 7', ended_at = run_at where seq = 1")
+    queue.edit("update holdfast_job set state = 5, ended_at = run_at where seq = 2")
     told = answer(queue, "status", "--json")
     assert told["jobs"] == {"pending": 1, "processing": 0, "completed": 1, "failed": 0, "dead": 1}
     assert (told["total"], told["workers"]) == (3, [])

@@ -8,9 +8,11 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast import Holdfast
+from holdfast import Holdfast, JobState
+from holdfast.cli.look import print_queues
 from holdfast.cli.show import Column, as_json, fitting
 from holdfast.desk.words import safe, span
+from holdfast.job import QueueInfo
 from holdfast.lifecycle import Failed, Succeeded
 from holdfast.log_lines import NewLine, Record
 from tests.faces.cli import Cli
@@ -30,12 +32,28 @@ def test_status_counts_by_queue_and_state(cli: Cli) -> None:
         **dict.fromkeys(("waiting", "running", "failed", "succeeded", "cancelled"), 0),
         **dict.fromkeys(("queued", "scheduled", "dead"), 1),
     }
-    assert status["workers"] == []
+    assert (status["workers"], status["at_least"]) == ([], [])
     assert status["store"] == f"sqlite:///{cli.folder}/holdfast.db"
     text = cli.run("status")
     assert text.startswith(f"store  sqlite:///{cli.folder}/holdfast.db\n")
     assert re.search(r"^mail +1 +1 ", text, re.MULTILINE)
     assert "holdfast worker start" in text
+
+
+def test_a_number_that_may_be_more_has_a_plus(capsys: pytest.CaptureFixture[str]) -> None:
+    states = {"queued": 3, "dead": 10_000}
+    queue = QueueInfo(
+        name="mail",
+        paused=False,
+        states=states,
+        oldest_ready=None,
+        at_least=frozenset({JobState.DEAD, JobState.SUCCEEDED}),
+        ended_per_second=0.25,
+    )
+    print_queues([queue], empty="none")
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[1].split() == ["mail", "-", "3", "-", "-", "0+", "10000+", "-", "-", "0.25"]
+    assert "a number with + is the least" in printed.err
 
 
 def test_list_filters_and_pages(cli: Cli) -> None:

@@ -1,0 +1,63 @@
+"""Queues of a store with more ended jobs than are looked at, and the names of queues that a claim asks for."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.web.client import Api
+from tests.web.keyed import Keys, ask
+
+FILL = """
+with recursive n (n) as (values (1) union all select n + 1 from n where n < 10000)
+insert into holdfast_job (id, queue, task, state, rank, run_at, created_at, claims, ended_at)
+select 'id-' || n, 'busy', 'work', 5, 0, 1, 1, 1, (unixepoch() - 1) * 1000000 from n
+"""
+
+
+@pytest.fixture
+def full(home: str) -> Iterator[Api]:
+    """10,000 jobs of queue ``busy`` have succeeded a moment ago, one of ``idle`` before them."""
+    with Api(home) as api:
+        api.succeed(api.submit(queue="idle")["id"])
+        with closing(sqlite3.connect(home.removeprefix("sqlite:///"))) as connection, connection:
+            connection.execute("update holdfast_job set ended_at = ended_at - 9000000")
+            connection.execute(FILL)
+        yield api
+
+
+def test_a_queue_says_of_which_states_it_may_have_more_and_how_many_end_a_second(full: Api) -> None:
+    full.submit(queue="busy")
+    (busy,) = full.get("/v1/queues")["queues"]
+    assert (busy["counts"]["succeeded"], busy["counts"]["queued"], busy["at_least"]) == (10_000, 1, ["succeeded"])
+    assert 10_000 / 60 < busy["ended_per_second"] <= 10_000  # over the time that those took, not over five minutes
+    shown = full.get("/v1/queues/busy")
+    assert [shown[name] for name in ("name", "counts", "at_least")] == ["busy", busy["counts"], busy["at_least"]]
+
+
+def test_a_queue_whose_jobs_were_not_looked_at_is_not_said_to_be_missing(full: Api) -> None:
+    idle = full.get("/v1/queues/idle")
+    assert (set(idle["counts"].values()), idle["at_least"], idle["paused"]) == ({0}, ["succeeded"], False)
+
+
+@pytest.mark.parametrize(("queues", "asked"), [(("mail", "news"), 0), (("mail", "news.*"), 1)])
+def test_only_a_key_with_patterns_asks_for_the_names_of_queues(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queues: tuple[str, ...], asked: int
+) -> None:
+    keys = Keys(tmp_path)
+    with Api(home, keys_file=str(keys.path)) as api:
+        store, looks = api.run(api.app.opened()), []
+        look = store.queues
+
+        async def counted(**bounds: Any) -> Any:
+            looks.append(bounds["most"])
+            return await look(**bounds)
+
+        monkeypatch.setattr(store, "queues", counted)
+        answer = ask(api, keys.make("work", queues=queues), "POST", "/v1/claims", {"worker": "w"})
+        assert (answer.json()["jobs"], looks) == ([], [100] * asked)

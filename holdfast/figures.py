@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import TypeVar
 
 import msgspec
 
-from holdfast.job import JobState
+from holdfast.job import TERMINAL, JobState
 
 K = TypeVar("K")
 Kinds = frozenset[JobState]
@@ -36,6 +37,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     number: int
     seconds: float = 0.0  # the latest attempts of those that ended took so long, together
     longest: float = 0.0
+    age: float = 0.0  # seconds since the first of those that ended did
 
     @property
     def failures(self) -> int:
@@ -51,6 +53,8 @@ class Figures(msgspec.Struct, frozen=True):
     most: int
     beyond: Kinds = frozenset()
     """Other states of which there may be more: others' jobs were counted in their place."""
+    ages: Mapping[JobState, float] = {}
+    """Of ended jobs of all queues, how many seconds ago the first that was counted ended; empty: ``groups`` say it."""
 
     def number(self, which: Callable[[Group], bool] = lambda group: True) -> int:
         """How many jobs were counted, of some groups."""
@@ -69,15 +73,38 @@ class Figures(msgspec.Struct, frozen=True):
         """States of which there may be more jobs than were counted."""
         return filled(self.by(lambda group: group.state), self.most) | self.beyond
 
+    def ended_per_second(self, recent: timedelta) -> float:
+        """How many jobs ended a second of late; ``recent``: what was asked for as lately."""
+        ages, rate = self.ages or self._ages(), 0.0
+        lately = self.by(lambda group: group.state, lambda group: group.recent)
+        for state in TERMINAL:
+            rate += lately.get(state, 0) / window(recent, ages.get(state, 0.0), whole=state not in self.at_least)
+        return rate
+
+    def _ages(self) -> Mapping[JobState, float]:
+        ages: dict[JobState, float] = {}
+        for group in self.groups:
+            if group.state in TERMINAL:
+                ages[group.state] = max(group.age, ages.get(group.state, 0.0))
+        return ages
+
     def of(self, allows: Callable[[str], bool]) -> Figures:
         """Those of some queues."""
-        return Figures([group for group in self.groups if allows(group.queue)], self.most, self.at_least)
+        own = [group for group in self.groups if allows(group.queue)]
+        return Figures(own, self.most, self.at_least, self.ages or self._ages())
 
 
 def filled(numbers: Mapping[JobState, int], most: int, buckets: Sequence[Kinds] = BUCKETS) -> Kinds:
     """States of which there may be more jobs than these numbers, where at most ``most`` of each bucket were counted."""
     full = [bucket for bucket in buckets if sum(numbers.get(state, 0) for state in bucket) >= most]
     return frozenset(state for bucket in full for state in bucket)
+
+
+def window(recent: timedelta, age: float, *, whole: bool) -> float:
+    """The seconds of which all endings were seen: ``recent``, or where it was not the ``whole``, the ``age`` of the
+    first. Never less than one: many may end in an instant."""
+    seconds = recent.total_seconds()
+    return max(1.0, seconds if whole else min(seconds, age))
 
 
 def gathered(groups: Iterable[Group]) -> list[Group]:
@@ -96,4 +123,5 @@ def _together(one: Group, other: Group) -> Group:
         number=one.number + other.number,
         seconds=one.seconds + other.seconds,
         longest=max(one.longest, other.longest),
+        age=max(one.age, other.age),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Annotated
 
 import msgspec
@@ -11,7 +12,7 @@ from msgspec import Meta
 
 from holdfast.desk.documents import Counted
 from holdfast.figures import Figures, Group
-from holdfast.job import TERMINAL, JobState
+from holdfast.job import JobState
 
 OTHERS = "others"
 """Stands for the workers that are not listed one by one."""
@@ -86,12 +87,11 @@ def _recent(figures: Figures, minutes: int) -> RecentDocument:
     lately = [group for group in figures.groups if group.recent]
     succeeded = [group for group in lately if group.state is JobState.SUCCEEDED]
     number = sum(group.number for group in succeeded)
-    ended = sum(group.number for group in lately if group.state in TERMINAL)
     return RecentDocument(
         minutes=minutes,
         counts=_counts(figures, lambda group: group.recent),
         by_worker=_by_worker(lately),
-        ended_per_second=round(ended / (60 * minutes), 6),
+        ended_per_second=round(figures.ended_per_second(timedelta(minutes=minutes)), 6),
         mean_seconds=round(sum(group.seconds for group in succeeded) / number, 6) if number else None,
         longest_seconds=round(max(group.longest for group in succeeded), 6) if number else None,
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-from holdfast.figures import BUCKETS, filled
+from holdfast.figures import BUCKETS, filled, window
 from holdfast.job import TERMINAL, JobState, QueueInfo
 
 _BY_QUEUE = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED})
@@ -59,14 +59,7 @@ def _rates(looks: Sequence[Look], recent: timedelta, most: int) -> Mapping[str, 
     for state in TERMINAL:
         seen = [look for look in looks if look.state is state]
         whole = sum(look.number for look in seen) < most
-        seconds = window(recent, max((look.age_us for look in seen), default=0), whole=whole)
+        seconds = window(recent, max((look.age_us for look in seen), default=0) / 1e6, whole=whole)
         for look in seen:
             rates[look.queue] += look.lately / seconds
     return rates
-
-
-def window(recent: timedelta, age_us: int, *, whole: bool) -> float:
-    """The seconds of which a look has seen all endings: where it did not see the ``whole``, since its first. Never less
-    than one: many may end in an instant."""
-    seconds = recent.total_seconds()
-    return max(1.0, seconds if whole else min(seconds, age_us / 1e6))

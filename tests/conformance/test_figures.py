@@ -97,5 +97,19 @@ async def test_they_look_at_so_many_and_say_so(store: Store, clock: ManualClock)
     assert found.of(lambda queue: queue == "other").number() == 1
 
 
+async def test_the_rate_of_many_endings_is_that_of_the_latest(store: Store, clock: ManualClock) -> None:
+    """Also of one queue, whose own first may be younger: those that were looked at took as long for all."""
+    for queue in ("a", "a", "b"):
+        await put(store, *[new_job(queue=queue) for _ in range(10)])
+        await store.settle([ending(job) for job in await take(store, wants={queue: 10})])
+        clock.advance(1)
+
+    found = await figures(store, most=20)
+
+    assert found.ended_per_second(MINUTES) == 10
+    assert found.of(lambda queue: queue == "b").ended_per_second(MINUTES) == 5
+    assert (await figures(store)).ended_per_second(MINUTES) == 30 / 300
+
+
 async def test_an_empty_store_has_none(store: Store) -> None:
     assert await figures(store) == Figures([], 1000)

@@ -150,8 +150,9 @@ class Feed:
                 number=number,
                 seconds=max(0.0, seconds),
                 longest=max(0.0, longest),
+                age=age,
             )
-            for queue, code, worker, attempts, later, lately, number, seconds, longest in rows
+            for queue, code, worker, attempts, later, lately, number, seconds, longest, age in rows
         ]
         return Figures(groups, most)
 

@@ -689,7 +689,8 @@ select seen.queue, seen.state, seen.worker, seen.attempts, seen.run_at > :now an
     greatest(seen.created_at, seen.started_at, seen.ended_at, case when seen.claims > 0 and seen.state in (0, 1, 3) then (
         select max(a.ended_at) from holdfast.attempt a where a.job_id = seen.id) end) >= :now - :recent::bigint as recent,
     count(*), coalesce(sum(seen.ended_at - seen.started_at), 0)::float8 / 1000000,
-    coalesce(max(seen.ended_at - seen.started_at), 0)::float8 / 1000000
+    coalesce(max(seen.ended_at - seen.started_at), 0)::float8 / 1000000,
+    coalesce(:now - min(seen.ended_at), 0)::float8 / 1000000
 from (
     (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
      from holdfast.job where state = 0 and losses = 0 order by queue, rank, run_at, seq limit (select :most::bigint))

@@ -98,4 +98,5 @@ def _group(job: Job, now_us: int, since: int, set_back: set[str]) -> Group:
         number=1,
         seconds=took,
         longest=took,
+        age=0.0 if ended is None else (now_us - ended) / 1e6,
     )

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import Invalid
+from holdfast.figures import window
 from holdfast.job import (
     MICROSECOND,
     TERMINAL,
@@ -27,7 +28,6 @@ from holdfast.job import (
 from holdfast.links.redis import Script, in_pieces
 from holdfast.links.wire import Argument
 from holdfast.log_lines import LogPage
-from holdfast.stores.looks import window
 from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.rows import (
     Fields,
@@ -216,7 +216,7 @@ class Read:
             looked_at, age_us = looked_at + found, int(age)
             for queue, number in fields_of(told).items():
                 numbers[readable(queue)] += int(number)
-        seconds = window(recent, age_us, whole=found < _PIECE)
+        seconds = window(recent, age_us / 1e6, whole=found < _PIECE)
         return {queue: number / seconds for queue, number in numbers.items()}
 
     async def _queues(self) -> list[QueueInfo]:

@@ -47,8 +47,9 @@ class Feed:
                 number=number,
                 seconds=max(0.0, seconds),
                 longest=max(0.0, longest),
+                age=age,
             )
-            for queue, code, worker, attempts, later, lately, number, seconds, longest in reader.execute(
+            for queue, code, worker, attempts, later, lately, number, seconds, longest, age in reader.execute(
                 self._sql["figures"], values
             )
         ]

@@ -483,7 +483,8 @@ from holdfast_worker order by started_at;
 select queue, state, worker, attempts, run_at > :now and state in (1, 3), max(created_at, coalesce(started_at, 0), coalesce(ended_at, 0),
         case when claims > 0 and state in (0, 1, 3) then coalesce((
             select max(a.ended_at) from holdfast_attempt a where a.job_seq = seen.seq), 0) else 0 end) >= :since,
-    count(*), total(ended_at - started_at) / 1000000, coalesce(max(ended_at - started_at), 0) / 1000000.0
+    count(*), total(ended_at - started_at) / 1000000, coalesce(max(ended_at - started_at), 0) / 1000000.0,
+    coalesce(:now - min(ended_at), 0) / 1000000.0
 from (
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
         from holdfast_job where state = 0 and losses = 0 and queue > '' order by queue, rank, run_at limit :most)

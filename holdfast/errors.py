@@ -3,6 +3,7 @@
 HoldfastError                exit 1    HTTP 500   something went wrong in Holdfast itself
 ├── Invalid                  exit 2    HTTP 422   a value we refuse: names the field, the value, the remedy
 │   └── TooLarge             exit 2    HTTP 413   over a size limit
+├── TooBroad                 exit 1    HTTP 422   a filter that takes too long to look for, where somebody waits
 ├── ConfigError              exit 78   HTTP 500   a setting, URL, module or file we cannot work with
 │   └── StoreMismatch        exit 78   HTTP 500   the file or database is not ours, or newer than this program
 ├── NotFound                 exit 1    HTTP 404   no such job, queue, worker
@@ -63,6 +64,17 @@ class TooLarge(Invalid):
 
     http_status = 413
     code = "too_large"
+
+
+class TooBroad(HoldfastError):
+    """What a filter says was not found in the time that others can be kept waiting. Nothing was changed."""
+
+    http_status = 422
+    code = "too_broad"
+    remedy = "narrow the filter: dead and cancelled jobs are found by their status at once; of others ask for fewer"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"what the filter says was not found within {seconds:g} s")
 
 
 class ConfigError(HoldfastError):

@@ -76,7 +76,7 @@ class Holdfast(Register):
         self.settings = Settings.load(**said) if settings is None else settings.but(**said) if said else settings
         self.clock: Clock = clock or SystemClock()
         self.now = now
-        self.patience: float | None = None  # seconds a call waits for a locked file, where somebody waits for an answer
+        self.patience: float | None = None  # seconds a call of the store takes, where somebody waits for its answer
         self.events = Events()
         self.registry = Registry()
         self.middlewares: list[Middleware] = []

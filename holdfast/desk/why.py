@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from holdfast.app import Holdfast
 from holdfast.desk.words import clip, many, moment, span
+from holdfast.errors import TooBroad
 from holdfast.executors.group import is_gone
 from holdfast.executors.policy import COMMAND
 from holdfast.job import Job, JobFilter, JobState, Order, Reason, WorkerInfo
@@ -46,7 +47,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     gone: frozenset[str] = frozenset()  # workers of this host whose process is not there any more
     silence: timedelta = timedelta(days=1)  # how long a worker that lives may say nothing
     ahead: int = 0  # ready jobs of its queue that go first
-    exact: bool = True  # or at most that many
+    exact: bool | None = True  # or at most that many; None: it could not be found out in time
     deaf: bool = False  # what carries the wake-ups of its queue cannot be reached
     discreet: bool = False  # who asks may know nothing of other queues
 
@@ -74,8 +75,15 @@ async def known(app: Holdfast, job: Job) -> Known:
     )
 
 
-async def _ahead(store: Store, job: Job) -> tuple[int, bool]:
-    """How many ready jobs of its queue go first; True if that is exact."""
+async def _ahead(store: Store, job: Job) -> tuple[int, bool | None]:
+    """How many ready jobs of its queue go first; True if that is exact, None if it takes too long to find out."""
+    try:
+        return await _counted_ahead(store, job)
+    except TooBroad:
+        return 0, None
+
+
+async def _counted_ahead(store: Store, job: Job) -> tuple[int, bool]:
     where = JobFilter(queue=job.queue, states=(JobState.QUEUED,))
     number = await store.count(where)
     if number > _COUNTED:
@@ -225,9 +233,9 @@ def _in_line(job: Job, known: Known) -> Iterator[Because]:
     if serving and all(worker.pulse.running >= worker.pulse.concurrency for worker in serving):
         busy = "" if known.discreet else f", with {many(sum(worker.pulse.running for worker in serving), 'job')}"
         yield Because("busy", f"every worker of its queue is busy{busy}", "start more, or raise --concurrency")
-    if known.ahead:
+    if known.ahead or known.exact is None:
         number = ("" if known.exact else "up to ") + many(known.ahead, "job")
-        text = f"it waits behind {number} of queue {job.queue}"
+        text = f"it waits behind {'others' if known.exact is None else number} of queue {job.queue}"
         yield Because(
             "behind", text, "start more workers, or give urgent jobs a higher priority or a queue of their own"
         )
@@ -236,7 +244,7 @@ def _in_line(job: Job, known: Known) -> Iterator[Because]:
         others = f" (and {many(len(serving) - 1, 'other')} as silent)" if len(serving) > 1 else ""
         text = f"{doubts[0]}{others}: if it died, nobody takes the job"
         yield Because("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
-    elif not known.ahead and not job.losses:
+    elif not known.ahead and known.exact is not None and not job.losses:
         yield Because("next", "nothing holds it back: a worker takes it any moment")
 
 

@@ -85,7 +85,7 @@ class Links:
         deadline: float | None = None,
     ) -> None:
         """``prefix``: what every key begins with. ``patience`` and ``deadline``: seconds a call waits for a server that
-        is away, and may take in all, if not as usual."""
+        is away, and may take in all, the wait for a connection included, if not as usual."""
         self.server = server
         self._prefix = prefix
         self._patience = patience
@@ -105,7 +105,12 @@ class Links:
         given = {**self.server.options, **options}
         if "path" not in given:
             given["host"], given["port"] = await self._primary()
-        return await _connected(given, _CONNECT, heard)
+        return await _connected(given, self._connect_in, heard)
+
+    @property
+    def _connect_in(self) -> float:
+        """Seconds to connect: fewer than the deadline, so that a try that fails is known for one."""
+        return _CONNECT if self._deadline is None else min(_CONNECT, self._deadline * 2 / 3)
 
     async def _primary(self) -> tuple[str, int]:
         """Where the primary is now, or is said to be."""
@@ -122,7 +127,7 @@ class Links:
             given = {**self.server.options, "host": host, "port": port}
             given.pop("db", None)
             try:
-                found = await self._asked(given, _CONNECT / len(self.server.hosts))
+                found = await self._asked(given, self._connect_in / len(self.server.hosts))
             except (*_AWAY, driver.RedisError) as error:
                 trouble = error
                 continue
@@ -247,15 +252,16 @@ class Links:
         *,
         doubt: Callable[[], object] | None = None,
         patience: float | None = None,
+        extra: float = 0.0,
         after: Callable[[Wire], Awaitable[object]] | None = None,
         partly: Callable[[list[Any]], object] | None = None,
     ) -> list[Any]:
         """What the script answers to each of these arguments. They go out one behind the other, none before all of them
         are known to be what Redis can take; an error of one leaves the others done.
 
-        ``doubt`` is told of each failure after which nobody knows whether it ran; ``patience``: seconds, if fewer than
-        usual; ``after`` is done on the same connection before the answers count; ``partly`` is told of all answers if
-        one of them is an error.
+        ``doubt``, ``patience``, ``extra``: see ``call``; ``doubt`` is told only once something was sent. ``after`` is
+        done on the same connection before the answers count; ``partly`` is told of all answers if one of them is an
+        error.
         """
         head: tuple[Argument, ...] = ("EVALSHA", script.sha, len(keys), *keys)
         sent: list[bool] = []
@@ -281,7 +287,9 @@ class Links:
                 await after(link)
             return replies
 
-        return await self.call(once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience)
+        return await self.call(
+            once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience, extra=extra
+        )
 
     async def command(self, *words: Argument) -> Any:
         """What the server answers to one command."""
@@ -293,13 +301,17 @@ class Links:
         *,
         doubt: Callable[[], object] | None = None,
         patience: float | None = None,
+        extra: float = 0.0,
     ) -> T:
-        """Run ``once`` on a connection, again while the server is away."""
+        """Run ``once`` on a connection, again while the server is away. ``doubt`` is told of each failure after which
+        nobody knows whether it ran; ``patience``: seconds, if fewer than usual; ``extra``: seconds more that it may
+        take in all."""
         usual = PATIENCE if self._patience is None else self._patience
         give_up = time.monotonic() + (usual if patience is None else min(patience, usual))
+        ends = asyncio.get_running_loop().time() + (self._deadline or DEADLINE) + extra
         while True:
             try:
-                async with asyncio.timeout(self._deadline or DEADLINE):
+                async with asyncio.timeout_at(ends):
                     return await self._with_link(once, give_up)
             except driver.AuthenticationError as error:
                 raise ConfigError(f"{self.place} refuses us: {_line(error)}; check the URL and its rights") from error
@@ -315,6 +327,8 @@ class Links:
                 if doubt is not None:
                     doubt()
                 self._check_tls(error)
+                if isinstance(error, TimeoutError):
+                    self.forget()
                 if max(time.monotonic(), self._connect_at) > give_up or isinstance(error, TimeoutError):
                     asked = "; does that port speak TLS?" if self.server.secure else ""
                     raise Unavailable(f"{self.place} cannot be reached: {_line(error)}{asked}") from error

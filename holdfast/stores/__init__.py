@@ -19,7 +19,7 @@ _SCHEMES = ("sqlite", "postgresql", "postgres")
 
 def open_store(url: str, *, now: Callable[[], int] | None = None, patience: float | None = None) -> Store:
     """The store behind ``url``, not yet opened. ``now`` replaces the store's clock; only tests give one. ``patience``:
-    seconds a call from an event loop waits for a file that is locked; servers are waited for no longer anyway.
+    seconds a call from an event loop may take where somebody waits for its answer: on a file, the wait for its lock.
 
     ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` name a file, ``postgresql://user@host/db`` a database,
     ``redis://host:6379/0`` a Redis or Valkey.
@@ -28,30 +28,30 @@ def open_store(url: str, *, now: Callable[[], int] | None = None, patience: floa
     if scheme == "sqlite":
         return SQLiteStore(_sqlite_path(url), now=now, patience=patience)
     if scheme in ("postgresql", "postgres"):
-        return _postgres(url, now)
+        return _postgres(url, now, patience)
     plain, plus, driver = scheme.partition("+")
     if plain in _REDIS:
-        return _redis(url, now)
+        return _redis(url, now, patience)
     if plus and plain in _SCHEMES:
         raise ConfigError(f"url: Holdfast brings its own driver; leave out +{driver}: {plain}://…")
     known = "sqlite:///file.db, postgresql://user@host/database or redis://host:6379/0"
     raise ConfigError(f"url: the scheme {scheme!r} is not known; give {known}{nearest(scheme, (*_SCHEMES, *_REDIS))}")
 
 
-def _postgres(url: str, now: Callable[[], int] | None) -> Store:
+def _postgres(url: str, now: Callable[[], int] | None, patience: float | None) -> Store:
     try:
         from holdfast.stores.postgres.store import PostgresStore
     except ModuleNotFoundError as error:
         raise ConfigError(f"url: PostgreSQL needs {error.name}; pip install 'holdfast[postgres]'") from None
-    return PostgresStore(url, now=now)
+    return PostgresStore(url, now=now, patience=patience)
 
 
-def _redis(url: str, now: Callable[[], int] | None) -> Store:
+def _redis(url: str, now: Callable[[], int] | None, patience: float | None) -> Store:
     try:
         from holdfast.stores.redis.ulids import redis_store
     except ModuleNotFoundError as error:
         raise ConfigError(f"url: Redis needs {error.name}; pip install 'holdfast[redis]'") from None
-    return redis_store(url, now)
+    return redis_store(url, now, patience)
 
 
 def _scheme(url: str) -> str:

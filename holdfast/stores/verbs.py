@@ -26,6 +26,13 @@ BEAT_PATIENCE = 0.25
 UNREADABLE = (msgspec.MsgspecError, RecursionError)
 """What reading JSON that another program spoiled may raise: it is not what we write, or nested too deep."""
 
+CHOOSE = 8.0
+"""Seconds that a change by a filter may look for its jobs where somebody waits: it is rare, and has to be done."""
+UPKEEP = 8.5
+"""Seconds more than others that upkeep may take where a store is patient for a moment only: nobody waits for it."""
+_JOBS_A_SECOND, _CHARACTERS_A_SECOND = 2500, 4e6  # that every store writes, with room to spare
+CLAIMED_A_SECOND = 100
+"""Jobs that every store hands over, whatever their size."""
 
 _LAST_LINE = (1 << 31) - 1
 
@@ -50,6 +57,11 @@ class Chosen(NamedTuple):
     ids: list[str]
     more: bool  # whether more would match
     guard: Mapping[str, Any] | None  # what a filter chose them by, which must still hold; None: they were named
+
+
+def weight(jobs: int, characters: int = 0) -> float:
+    """Seconds more that a call may take for writing so many jobs with so many characters in all."""
+    return jobs / _JOBS_A_SECOND + characters / _CHARACTERS_A_SECOND
 
 
 def named(ids: Sequence[str], limit: int) -> Chosen:

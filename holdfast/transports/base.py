@@ -22,7 +22,7 @@ from holdfast.links.wire import Argument, Wire
 from holdfast.transports.names import Names
 
 PATIENCE = 0.3  # seconds a call waits for a server that is away: long enough for a connection that was cut
-DEADLINE = 2.0  # seconds a call may take: a submission waits for no more
+DEADLINE = 1.5  # seconds a call may take: a submission waits for no more, and over HTTP is answered within two
 _PIECE = 1000  # ids one script handles
 _TENDED = 20  # queues that one script looks after
 _WATCHED_MOST = 128  # queues that who waits for every queue blocks on

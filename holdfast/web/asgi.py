@@ -61,7 +61,7 @@ OPERATIONS = with_description(
 )
 """Everything that can be asked."""
 
-_LOCKED = 1.5  # seconds a request waits for a database file that another program has locked: 503 comes within two
+_PATIENCE = 1.5  # seconds a request waits for the store, whatever is the matter with it: 503 comes within two
 _SPELL = 5.0  # seconds in which the same trouble with the store is told once,
 _TROUBLES_MOST = 10  # and so many different ones
 _HEADERS_MOST = 32 * 1024  # bytes of all headers
@@ -97,7 +97,7 @@ class Api:
         self._meter = Meter(app)
         self._troubles: set[str] = set()
         self._troubles_until = 0.0
-        app.patience = _LOCKED
+        app.patience = _PATIENCE
         self._routes = Routes(OPERATIONS)
         self._fleet = Fleet(app)
         self._feeds = Feeds(app)

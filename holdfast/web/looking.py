@@ -21,7 +21,7 @@ from holdfast.desk.documents import (
     line_document,
 )
 from holdfast.desk.why import Because, explain, known
-from holdfast.errors import NotFound
+from holdfast.errors import NotFound, TooBroad
 from holdfast.job import TERMINAL, Job, JobFilter, JobState
 from holdfast.traces import trace_id_of
 from holdfast.values import check_key
@@ -36,6 +36,7 @@ WAIT_MOST = 60
 """Seconds a client may wait for a job to end."""
 _AT_ONCE = 50  # jobs read together
 _PAGE_MOST = 4 * 1024 * 1024  # characters of payloads and results after which a page ends
+_PAGE_FOR = 0.5  # seconds after which a page ends with what was found
 _LOOK = 5.0  # seconds between looks at a job that is waited for: what a lost wake-up costs at most
 
 
@@ -130,15 +131,21 @@ async def find(call: Call) -> Answer:
 
 
 async def page_of(call: Call, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
-    """At most so many jobs. A page of long payloads ends early: it would hold up everybody else's requests."""
+    """At most so many jobs. A page of long payloads, or one that takes long to find, ends early: it would hold up
+    everybody else's requests."""
     jobs: list[JobDocument] = []
-    size = 0
+    size, until = 0, call.app.clock.monotonic() + _PAGE_FOR
     while True:
-        page = await call.app.find(where, limit=min(limit - len(jobs), _AT_ONCE), cursor=cursor)
+        try:
+            page = await call.app.find(where, limit=min(limit - len(jobs), _AT_ONCE), cursor=cursor)
+        except TooBroad:
+            if not jobs:
+                raise
+            return JobPage(jobs, cursor)
         cursor = page.cursor
         jobs += [call.shown(job) for job in page.jobs]
         size += sum(len(job.payload) + len(job.result or "") for job in page.jobs)
-        if cursor is None or len(jobs) == limit or size >= _PAGE_MOST:
+        if cursor is None or len(jobs) == limit or size >= _PAGE_MOST or call.app.clock.monotonic() > until:
             return JobPage(jobs, cursor)
 
 
@@ -211,8 +218,8 @@ OPERATIONS = (
         scope="read",
         group="Jobs",
         summary="List jobs",
-        doc="Newest first. Every filter that is given must match. A page of long payloads ends before its limit: "
-        "`cursor` says whether there is more.",
+        doc="Newest first. Every filter that is given must match. A page of long payloads, or that takes long to find, "
+        "ends before its limit: `cursor` says whether there is more.",
         handler=find,
         query=(*FILTERS, *PAGING),
         answers={200: Told(JobPage, "A page.", {"jobs": [JOB], "cursor": None})},

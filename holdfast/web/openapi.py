@@ -45,7 +45,7 @@ REFUSALS = {
     409: "The state does not allow it.",
     413: "The body, or a value in it, is too large.",
     415: "The body is not `application/json`.",
-    422: "A value is refused; `field` names it.",
+    422: "A value is refused, and `field` names it; or a filter takes too long to look for.",
     429: "Too many requests.",
     431: "The headers are too large.",
     503: "The store is away, busy or full: try again.",

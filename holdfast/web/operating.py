@@ -12,7 +12,7 @@ from msgspec import Meta
 from holdfast.app import Holdfast
 from holdfast.desk.deeds import CANCEL, DELETE, Deed, Turns, by_state, replaying
 from holdfast.desk.documents import ID, JobDocument, Standing
-from holdfast.errors import Conflict, Invalid, NotFound
+from holdfast.errors import Conflict, Invalid, NotFound, TooBroad
 from holdfast.job import Job, JobFilter, JobState
 from holdfast.lifecycle import check_replay
 from holdfast.task.codec import Words
@@ -260,7 +260,8 @@ async def _ids(call: Call, references: Sequence[str]) -> dict[str, str | None]:
 
 
 async def _counted(app: Holdfast, turns: Turns, wheres: Sequence[JobFilter]) -> Done:
-    number = sum([await app.count(where) for where in wheres])
+    states = tuple(state for where in wheres for state in where.states)
+    number = await app.count(msgspec.structs.replace(wheres[0], states=states)) if wheres else 0
     return _would(number, turns, number)
 
 
@@ -273,14 +274,27 @@ async def _matched(call: Call, deed: Deed, turns: Turns, wheres: Sequence[JobFil
     """Change at most ``limit`` of what matches, one state after the other."""
     changed: list[tuple[str, JobState]] = []
     for place, where in enumerate(wheres):
-        operated = await getattr(call.app, deed.name)(where, limit=limit - len(changed), **turns.options())
+        try:
+            operated = await getattr(call.app, deed.name)(where, limit=limit - len(changed), **turns.options())
+        except TooBroad:
+            if not changed:
+                raise
+            return _done(changed, [], turns, more=True)
         changed += operated.changed
         call.changed += [job_id for job_id, _ in operated.changed]
         turns.passed(len(operated.changed))
         if operated.more or len(changed) >= limit:
-            more = operated.more or any([await call.app.count(left) for left in wheres[place + 1 :]])
+            more = operated.more or await _is_any_left(call.app, wheres[place + 1 :])
             return _done(changed, [], turns, more=more)
     return _done(changed, [], turns, more=False)
+
+
+async def _is_any_left(app: Holdfast, wheres: Sequence[JobFilter]) -> bool:
+    """Whether more matches; also where that takes too long to find out: the next call finds it out."""
+    try:
+        return any([await app.count(where) for where in wheres])
+    except TooBroad:
+        return True
 
 
 def _done(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from holdfast.errors import ConfigError, Conflict, HoldfastError, Invalid, NotFound, Unavailable, shown
+from holdfast.errors import ConfigError, Conflict, HoldfastError, Invalid, NotFound, TooBroad, Unavailable, shown
 from holdfast.web.messages import PROBLEM, Answer, Header, Refusal
 
 RETRY_AFTER = 2
@@ -71,6 +71,8 @@ def answer_to(error: Exception, request_id: str) -> Answer:
             return problem(error.http_status, error.code, str(error), request_id, stored=list(error.stored))
         case Unavailable():
             return _unavailable(error, request_id)
+        case TooBroad():
+            return problem(error.http_status, error.code, str(error), request_id, remedy=error.remedy)
         case NotFound():
             remedy = "GET /v1/jobs, /v1/queues and /v1/workers list what there is"
             return problem(error.http_status, error.code, str(error), request_id, remedy=remedy)

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
@@ -29,6 +29,7 @@ from tests.support.servers import (
     Port,
     as_server,
     await_end,
+    freeze_all,
     is_gone,
     kill_all,
     made_once,
@@ -207,6 +208,11 @@ class Postgres:
         """kill -9 of all its processes at one instant."""
         assert self._postmaster is not None
         kill_all(self._postmaster)
+
+    def freeze(self) -> Callable[[], None]:
+        """SIGSTOP of all its processes; what wakes them again."""
+        assert self._postmaster is not None
+        return freeze_all(self._postmaster)
 
     def close(self) -> None:
         """End it and remove its data."""

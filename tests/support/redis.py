@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
@@ -32,6 +32,7 @@ from tests.support.servers import (
     Port,
     as_server,
     await_end,
+    freeze_all,
     is_gone,
     kill_all,
     made_once,
@@ -159,6 +160,11 @@ class Redis:
         """kill -9."""
         assert self._process is not None
         kill_all(self._process)
+
+    def freeze(self) -> Callable[[], None]:
+        """SIGSTOP; what wakes it again."""
+        assert self._process is not None
+        return freeze_all(self._process)
 
     def close(self) -> None:
         """End it and remove its data."""

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -172,6 +172,22 @@ def kill_all(process: psutil.Process) -> None:
         except psutil.NoSuchProcess:
             continue
     await_end(family)
+
+
+def freeze_all(process: psutil.Process) -> Callable[[], None]:
+    """SIGSTOP of a program and of all it started: connections stay, and nothing is answered. What wakes them again."""
+    process.suspend()  # first: it starts no others meanwhile
+    family = [process, *process.children(recursive=True)]
+    for each in family[1:]:
+        with suppress(psutil.NoSuchProcess):
+            each.suspend()
+
+    def thaw() -> None:
+        for each in family:
+            with suppress(psutil.NoSuchProcess):
+                each.resume()
+
+    return thaw
 
 
 def await_end(family: Sequence[psutil.Process]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import zlib
 from collections.abc import Sequence
 
@@ -38,12 +39,12 @@ async def migrate(links: Links, migrations: Sequence[Migration]) -> list[str]:
     """Apply what is missing, one starter at a time; the names of what was applied."""
     schema = links.address.schema
 
-    async def once(link: Connection) -> list[str]:
+    async def once(link: Connection, *, applying: bool) -> list[str] | None:
         _check_server(link)
         try:
             if await _is_current(link, schema, migrations):
                 return []
-            return await _apply(link, schema, migrations)
+            return await _apply(link, schema, migrations) if applying else None
         except _TAKEN as error:
             raise StoreMismatch(
                 f"the schema {schema!r} holds something of another program ({error}); give another one: ?schema=NAME"
@@ -54,7 +55,10 @@ async def migrate(links: Links, migrations: Sequence[Migration]) -> list[str]:
                 "tables, or let their owner run `holdfast migrate`, or what `holdfast migrate --sql` prints"
             ) from error
 
-    return await links.call(once)
+    applied = await links.call(functools.partial(once, applying=False))
+    if applied is None:
+        applied = await links.call(functools.partial(once, applying=True), extra=_PATIENCE * len(migrations))
+    return applied or []
 
 
 async def absent(links: Links) -> str | None:

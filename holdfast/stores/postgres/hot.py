@@ -48,7 +48,7 @@ from holdfast.stores.postgres.rows import (
 )
 from holdfast.stores.postgres.settling import Settling
 from holdfast.stores.postgres.statements import Query
-from holdfast.stores.verbs import BEAT_PATIENCE, UNREADABLE, Wish
+from holdfast.stores.verbs import BEAT_PATIENCE, CLAIMED_A_SECOND, UNREADABLE, Wish, weight
 
 PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
@@ -112,7 +112,12 @@ class Hot:
         doubts: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
         try:
             answers, heard = await self._submit(
-                jobs, functools.partial(self._links.fetch, doubt=lambda: doubts.append(True))
+                jobs,
+                functools.partial(
+                    self._links.fetch,
+                    doubt=lambda: doubts.append(True),
+                    extra=weight(len(jobs), sum(len(job.payload) for job in jobs)),
+                ),
             )
         except Unavailable as error:
             raise perhaps_stored(error) if doubts else error from error.__cause__
@@ -207,6 +212,7 @@ class Hot:
         rows = await self._links.fetch(
             self._sql["claim"],
             doubt=lambda: self._unanswered.add(wish.worker),
+            extra=room / CLAIMED_A_SECOND,
             queues=queues,
             slots=slots,
             ranks=[place.rank for place in places],
@@ -304,6 +310,7 @@ class Hot:
         rows = await self._links.fetch(
             self._sql["claim_delivered"],
             doubt=lambda: self._unanswered.add(wish.worker),
+            extra=wish.limit / CLAIMED_A_SECOND,
             ids=ids or [NOBODY],
             queues=list(wants),
             slots=list(wants.values()),

@@ -3,6 +3,8 @@
 Every statement has a deadline on our side. A connection whose statement failed for any reason but a refusal by the
 server is never used again: a late answer must not reach the next caller. A call that finds the server away tries again
 for ``PATIENCE`` seconds, then raises Unavailable; whoever must go on for ever (the worker's services) calls again.
+Where somebody waits for the answer, over HTTP, a call has one deadline for all that it waits for: a server that is
+frozen, or a network that swallows everything, refuses no connection.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urls
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
-from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
+from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, TooBroad, Unavailable
 from holdfast.stores.doubts import perhaps_done
 from holdfast.stores.postgres.commits import Commit, begun_commit, is_committed
 from holdfast.stores.postgres.statements import Query
@@ -34,6 +36,10 @@ _CONNECT = 3.0  # seconds until a host that does not answer is given up
 _CLOSED = "this store was closed meanwhile"
 _BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
+_SEARCHES = 3  # reads by a filter at a time, where somebody waits: the other connections are for everybody else
+_SEARCH, _SEARCH_ROOM = 0.65, 0.2  # of the patience there: what the server may search for, and the wait for a turn
+_PARTING = 0.5  # seconds to have the server give up what was given up here
+_LOCK = 0.8  # of the patience: the wait for a row that somebody holds
 _CONFLICTS = 8  # times a deadlock or serialization failure is tried again
 
 _AWAY = (
@@ -130,15 +136,21 @@ def _split(url: str) -> SplitResult:
 
 
 class Links:
-    """The connections of one event loop: at most ``most``, made when they are needed."""
+    """The connections of one event loop: at most ``most``, made when they are needed. ``patience``: seconds for a whole
+    call, the wait for a connection included, where somebody waits for its answer."""
 
-    def __init__(self, address: Address, *, now: Callable[[], int] | None, most: int = 8) -> None:
+    def __init__(
+        self, address: Address, *, now: Callable[[], int] | None, most: int = 8, patience: float | None = None
+    ) -> None:
         self.address = address
         self._now = now
+        self._patience = patience
+        self._searches = asyncio.Semaphore(_SEARCHES)
         self._idle: deque[Connection] = deque()
         self._room = asyncio.Semaphore(most)
         self._closed = False
         self._busy: set[Connection] = set()
+        self._parting: set[Connection] = set()
         self._failures = 0  # to connect, one after another
         self._connect_at = 0.0  # not before
         self._trouble = ""  # of the latest try to connect
@@ -150,11 +162,11 @@ class Links:
         try:
             return await asyncpg.connect(
                 address.dsn,
-                timeout=_CONNECT,
+                timeout=_CONNECT if self._patience is None else _SEARCH * self._patience,
                 command_timeout=DEADLINE,
                 target_session_attrs=SessionAttribute.read_write if "," in address.dsn else SessionAttribute.any,
                 statement_cache_size=0 if address.pooled else 100,
-                server_settings={} if address.pooled else _SESSION,
+                server_settings={} if address.pooled else _session(self._patience),
             )
         except asyncpg.TargetServerAttributeNotMatched as error:
             raise ConnectionError("no host of the URL takes writes") from error
@@ -177,6 +189,8 @@ class Links:
             except BaseException as error:
                 if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _AWAY):
                     self._give_back(link)
+                elif isinstance(error, asyncio.CancelledError) and self._patience is not None:
+                    self._part(link)
                 else:
                     link.terminate()
                 if isinstance(error, _AWAY):
@@ -211,6 +225,17 @@ class Links:
         self._failures = 0
         return link
 
+    def _part(self, link: Connection) -> None:
+        """Leave a connection whose call was given up, once the driver has had time to have the server give it up too:
+        else what nobody waits for would go on there, on more and more connections."""
+        self._parting.add(link)
+
+        def end() -> None:
+            self._parting.discard(link)
+            link.terminate()
+
+        asyncio.get_running_loop().call_later(_PARTING, end)
+
     def _give_back(self, link: Connection) -> None:
         if self._closed:
             link.terminate()
@@ -231,12 +256,18 @@ class Links:
                 await link.close(timeout=1.0)
             except _AWAY:
                 link.terminate()
-        for link in list(self._busy):
+        for link in [*self._busy, *self._parting]:
             link.terminate()
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def fetch(
-        self, query: Query, *, doubt: Callable[[], object] | None = None, patience: float | None = None, **values: Any
+        self,
+        query: Query,
+        *,
+        doubt: Callable[[], object] | None = None,
+        patience: float | None = None,
+        extra: float = 0.0,
+        **values: Any,
     ) -> Rows:
         """The rows of one statement, as a transaction of its own."""
         arguments = self._arguments(query, values)
@@ -247,9 +278,50 @@ class Links:
             rows: Rows = await link.fetch(query.sql, *arguments)
             return rows
 
-        return await self.call(once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience)
+        return await self.call(
+            once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience, extra=extra
+        )
 
-    async def transaction(self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]]) -> T:
+    async def search(self, query: Query, *, seconds: float | None = None, **values: Any) -> Rows:
+        """The rows of a statement that may have to look at every job there is. Where somebody waits, the server ends it
+        after so many seconds, and a few of them cannot take all connections."""
+        patience = self._patience
+        if patience is None:
+            return await self.fetch(query, **values)
+        arguments = self._arguments(query, values)
+        if seconds is None:
+            seconds = _SEARCH * patience
+        else:  # longer than a server may be silent: it is asked for a sign of life first
+            await self.call(lambda link: link.execute("select 1"))
+
+        async def once(link: Connection) -> Rows:
+            await link.execute(f"begin read only; set local statement_timeout = {1000 * seconds:.0f}")
+            try:
+                rows: Rows = await link.fetch(query.sql, *arguments)
+            except asyncpg.PostgresError:
+                if not link.is_closed():
+                    await link.execute("rollback")
+                raise
+            await link.execute("commit")
+            return rows
+
+        try:
+            async with asyncio.timeout(_SEARCH_ROOM * patience):
+                await self._searches.acquire()
+        except TimeoutError:
+            raise Unavailable(f"{self._place()} is busy: others look for jobs by a filter; try again") from None
+        try:
+            return await self.call(once, extra=seconds - _SEARCH * patience)
+        except Unavailable as error:
+            if isinstance(error.__cause__, asyncpg.QueryCanceledError):
+                raise TooBroad(seconds) from error
+            raise
+        finally:
+            self._searches.release()
+
+    async def transaction(
+        self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]], *, extra: float = 0.0
+    ) -> T:
         """Run ``work(fetch)`` in one transaction. It may run more than once, but never again once it is committed."""
         unanswered: list[tuple[Commit, T]] = []  # a commit that was perhaps sent, and what it would mean
 
@@ -276,7 +348,7 @@ class Links:
             return result
 
         try:
-            return await self.call(once)
+            return await self.call(once, extra=extra)
         except Unavailable as error:
             if not unanswered:
                 raise
@@ -292,15 +364,18 @@ class Links:
         *,
         doubt: Callable[[], object] | None = None,
         patience: float | None = None,
+        extra: float = 0.0,
     ) -> T:
         """Run ``once`` on a connection, again while the server is away or others are in its way. ``doubt`` is told of
         each failure after which nobody knows whether the server has done it; ``patience``: seconds, if fewer than
-        usual."""
+        usual; ``extra``: seconds more that it may take in all, where somebody waits, for what is large."""
         give_up = time.monotonic() + (PATIENCE if patience is None else min(patience, PATIENCE))
+        ends = None if self._patience is None else asyncio.get_running_loop().time() + self._patience + extra
         conflicts = 0
         while True:
             try:
-                return await self._with_link(once, give_up)
+                async with asyncio.timeout_at(ends):
+                    return await self._with_link(once, give_up)
             except _CONFLICT as error:
                 conflicts += 1
                 if conflicts >= _CONFLICTS:
@@ -309,7 +384,10 @@ class Links:
             except _AWAY as error:
                 if doubt is not None:
                     doubt()
-                if max(time.monotonic(), self._connect_at) > give_up or isinstance(error, TimeoutError):
+                silent = isinstance(error, TimeoutError)
+                if silent:
+                    self._drop_idle()
+                if max(time.monotonic(), self._connect_at) > give_up or silent:
                     writes = not isinstance(error, asyncpg.ReadOnlySQLTransactionError)
                     trouble = "cannot be reached" if writes else "takes no writes"
                     raise Unavailable(f"{self._place()} {trouble}: {_line(error)}") from error
@@ -351,6 +429,12 @@ _SESSION = {
 }
 
 
+def _session(patience: float | None) -> dict[str, str]:
+    """The same where somebody waits: a row that others hold is an error of its own before the call's deadline."""
+    return _SESSION if patience is None else _SESSION | {"lock_timeout": f"{1000 * _LOCK * patience:.0f}ms"}
+
+
 def _line(error: BaseException) -> str:
     """An error in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    return " ".join(str(error).split()) or silent

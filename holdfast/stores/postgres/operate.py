@@ -11,7 +11,7 @@ from holdfast.stores.postgres.news import News
 from holdfast.stores.postgres.rows import filter_parameters, is_id, shown_job, span_us, text_or_none
 from holdfast.stores.postgres.statements import Query
 from holdfast.stores.sql import CODES, STATES
-from holdfast.stores.verbs import FORGOTTEN_AFTER, Chosen
+from holdfast.stores.verbs import CHOOSE, FORGOTTEN_AFTER, UPKEEP, Chosen, weight
 
 Fetch = Callable[..., Awaitable[Rows]]
 
@@ -38,7 +38,7 @@ class Operate:
             topics = {f"worker:{worker}" for _, worker in running}
             return await self._operated(fetch, ids, changed, chosen), unstarted, topics
 
-        operated, ended, topics = await self._links.transaction(work)
+        operated, ended, topics = await self._links.transaction(work, extra=weight(len(chosen.ids)))
         self._news.tell(topics, ended)
         return operated
 
@@ -54,7 +54,7 @@ class Operate:
             changed = {job_id: STATES[code] for job_id, _, code in rows}
             return await self._operated(fetch, ids, changed, chosen), {queue for _, queue, _ in rows}
 
-        operated, queues = await self._links.transaction(work)
+        operated, queues = await self._links.transaction(work, extra=weight(len(chosen.ids)))
         self._tell_ready(queues)
         return operated
 
@@ -68,7 +68,7 @@ class Operate:
             await fetch(self._sql["delete_jobs"], ids=list(gone))
             return await self._operated(fetch, ids, gone, chosen)
 
-        return await self._links.transaction(work)
+        return await self._links.transaction(work, extra=weight(len(chosen.ids)))
 
     async def choose(
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False
@@ -82,7 +82,7 @@ class Operate:
         if not asked:
             return Chosen([], False, None)
         values = filter_parameters(where) | {"states": sorted(CODES[state] for state in asked), "unasked": unasked}
-        rows = await self._links.fetch(self._sql["choose"], limit=limit + 1, **values)
+        rows = await self._links.search(self._sql["choose"], seconds=CHOOSE, limit=limit + 1, **values)
         return Chosen([job_id for (job_id,) in rows[:limit]], len(rows) > limit, values)
 
     async def _standing(self, fetch: Fetch, chosen: Chosen) -> list[str]:
@@ -140,9 +140,9 @@ class Operate:
     async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
         """The same for these queues, or every one; their ids by queue, in the order of claims."""
         if queues is None:
-            rows = await self._links.fetch(self._sql["promote_anywhere"], limit=limit)
+            rows = await self._links.fetch(self._sql["promote_anywhere"], limit=limit, extra=UPKEEP)
         else:
-            rows = await self._links.fetch(self._sql["promote_queues"], queues=list(queues), limit=limit)
+            rows = await self._links.fetch(self._sql["promote_queues"], queues=list(queues), limit=limit, extra=UPKEEP)
         ready: dict[str, list[str]] = {}
         for queue, _, _, job_id in sorted(rows, key=lambda row: row[1:]):
             ready.setdefault(queue, []).append(job_id)
@@ -151,16 +151,16 @@ class Operate:
 
     async def expired(self, *, limit: int) -> list[Job]:
         """Running jobs whose lease ran out."""
-        return [shown_job(row) for row in await self._links.fetch(self._sql["expired"], limit=limit)]
+        return [shown_job(row) for row in await self._links.fetch(self._sql["expired"], limit=limit, extra=UPKEEP)]
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
         """Delete what ended long enough ago, up to ``limit`` jobs in all."""
         pruned = 0
         for state, span in ended_for.items():
             pruned += await self._prune_state(JobState(state), span, limit - pruned)
-        await self._links.fetch(self._sql["outlived_keys"], limit=limit)
-        await self._links.fetch(self._sql["prune_keys"], limit=limit)
-        await self._links.fetch(self._sql["prune_workers"], span=span_us(FORGOTTEN_AFTER))
+        await self._links.fetch(self._sql["outlived_keys"], limit=limit, extra=UPKEEP)
+        await self._links.fetch(self._sql["prune_keys"], limit=limit, extra=UPKEEP)
+        await self._links.fetch(self._sql["prune_workers"], span=span_us(FORGOTTEN_AFTER), extra=UPKEEP)
         return pruned
 
     async def _prune_state(self, state: JobState, span: timedelta, limit: int) -> int:
@@ -173,4 +173,4 @@ class Operate:
                 await fetch(self._sql["delete_jobs"], ids=[row[0] for row in rows])
             return len(rows)
 
-        return await self._links.transaction(work)
+        return await self._links.transaction(work, extra=UPKEEP)

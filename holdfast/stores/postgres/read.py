@@ -59,16 +59,16 @@ class Read:
         if where.states and set(where.states) <= {JobState.DEAD, JobState.CANCELLED}:
             rows = []
             for state in set(where.states):
-                rows += await self._links.fetch(self._sql["find_ended"], state=CODES[state], limit=limit + 1, **values)
+                rows += await self._links.search(self._sql["find_ended"], state=CODES[state], limit=limit + 1, **values)
             rows = sorted(rows, key=lambda row: str(row[0]), reverse=True)[: limit + 1]
         else:
-            rows = await self._links.fetch(self._sql["find"], limit=limit + 1, **values)
+            rows = await self._links.search(self._sql["find"], limit=limit + 1, **values)
         jobs = [shown_job(row) for row in rows[:limit]]
         return Page(jobs=jobs, cursor=jobs[-1].id if len(rows) > limit else None)
 
     async def count(self, where: JobFilter) -> int:
         """How many jobs match."""
-        rows = await self._links.fetch(self._sql["count"], **filter_parameters(where))
+        rows = await self._links.search(self._sql["count"], **filter_parameters(where))
         return int(rows[0][0])
 
     async def attempts(self, job_id: str) -> list[Attempt]:

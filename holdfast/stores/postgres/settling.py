@@ -17,6 +17,7 @@ from holdfast.stores.postgres.links import Links, Locked
 from holdfast.stores.postgres.rows import from_text, settlement_columns, text_or_none
 from holdfast.stores.postgres.statements import Query
 from holdfast.stores.sql import STATES
+from holdfast.stores.verbs import weight
 
 _REMEMBERED = 10_000  # jobs that were locked; who settles them asks again within a second
 _job_id = attrgetter("job_id")
@@ -101,6 +102,7 @@ class Settling:
         rows = await self._links.fetch(
             self._sql["settle_succeeded"],
             doubt=lambda: self._doubts.add(batch),
+            extra=weight(len(batch), sum(len(each.result or "") for each in batch)),
             ids=[each.job_id for each in batch],
             claims=[each.claims for each in batch],
             results=results if any(results) else None,  # an array of nulls costs as much as one of texts
@@ -114,7 +116,10 @@ class Settling:
 
     async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         rows = await self._links.fetch(
-            self._sql["settle_rest"], doubt=lambda: self._doubts.add(batch), **settlement_columns(batch)
+            self._sql["settle_rest"],
+            doubt=lambda: self._doubts.add(batch),
+            extra=weight(len(batch)),
+            **settlement_columns(batch),
         )
         ended: list[str] = []
         firsts: dict[str, Place] = {}

@@ -25,12 +25,14 @@ from holdfast.stores.verbs import Wish
 
 
 class PostgresStore(ServedStore["_Opened"]):
-    """A store in one schema. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one."""
+    """A store in one schema. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one.
+    ``patience``: seconds a call takes at most, where somebody waits for its answer."""
 
     dialect = "postgresql"
 
-    def __init__(self, url: str, *, now: Callable[[], int] | None = None) -> None:
+    def __init__(self, url: str, *, now: Callable[[], int] | None = None, patience: float | None = None) -> None:
         super().__init__()
+        self.patience = patience
         self.address = parse_url(url)
         self.url = self.address.shown
         self.now = now
@@ -128,7 +130,7 @@ class _Opened(Opened):
     operate: Operate
 
     def __init__(self, store: PostgresStore) -> None:
-        self.links = Links(store.address, now=store.now)
+        self.links = Links(store.address, now=store.now, patience=store.patience)
         self.news = News(self.links)
         self.hot = Hot(self.links, self.news, store.sql)
         self.operate = Operate(self.links, self.news, store.sql, self.hot.ready)

@@ -49,7 +49,7 @@ from holdfast.stores.redis.rows import (
     submission,
     whole_number,
 )
-from holdfast.stores.verbs import BEAT_PATIENCE, Wish
+from holdfast.stores.verbs import BEAT_PATIENCE, CLAIMED_A_SECOND, Wish, weight
 
 PIECE = 200
 """Jobs one script handles: about 2 ms, for which everybody else waits."""
@@ -82,6 +82,7 @@ class Hot:
                 [submission(piece, whole=whole) for piece in pieces],
                 doubt=sent.doubt,
                 partly=sent.hear,
+                extra=weight(len(jobs), sum(len(job.payload) for job in jobs)),
                 synced=True,
             )
         except Unavailable as error:
@@ -129,7 +130,10 @@ class Hot:
             pieces = [(*common, *arguments) for arguments in claiming.pieces(self._served)]
             try:
                 replies = await self._links.run_each(
-                    self._scripts["claim"], pieces, doubt=lambda: self._lost.add(wish.worker)
+                    self._scripts["claim"],
+                    pieces,
+                    doubt=lambda: self._lost.add(wish.worker),
+                    extra=wish.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
                 if len(pieces) > 1:  # some of them may have claimed
@@ -154,6 +158,7 @@ class Hot:
                     *delivery.arguments(),
                     *ids,
                     doubt=lambda: self._lost.add(wish.worker),
+                    extra=wish.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
                 if delivery.jobs:  # these are ours already
@@ -200,7 +205,11 @@ class Hot:
         pieces = [settlements(piece) for piece in in_pieces(batch, PIECE)]
         try:
             replies = await self._links.run_each(
-                self._scripts["settle"], pieces, doubt=lambda: self._doubts.add(batch), synced=True
+                self._scripts["settle"],
+                pieces,
+                doubt=lambda: self._doubts.add(batch),
+                extra=weight(len(batch), sum(len(each.result or "") for each in batch)),
+                synced=True,
             )
         except HoldfastError:
             self._doubts.add(batch)  # nobody hears of the pieces that were applied

@@ -18,15 +18,27 @@ from holdfast.stores.redis.address import Address
 _TAKEN_OVER = re.compile(r"UNBLOCKED|replica instances")
 """What waiting is answered on a server that became a replica meanwhile, or before."""
 _CONFIRMED = 5.0  # seconds a write waits for the disk and the replicas that were declared
+_SEARCH = 0.65  # of the patience where somebody waits: what looking for jobs may take, and disk and replicas
 
 
 class Links(redis.Links):
     """The connections of one event loop to one namespace."""
 
-    def __init__(self, address: Address, *, now: Callable[[], int] | None, lost: Script | None = None) -> None:
-        """``lost`` finds out whether a server has less than it has acknowledged."""
-        super().__init__(address.server, address.prefix)
+    def __init__(
+        self,
+        address: Address,
+        *,
+        now: Callable[[], int] | None,
+        lost: Script | None = None,
+        patience: float | None = None,
+    ) -> None:
+        """``lost`` finds out whether a server has less than it has acknowledged. ``patience``: seconds a call takes at
+        most, where somebody waits for its answer."""
+        super().__init__(address.server, address.prefix, deadline=patience)
         self.address = address
+        self.search_for = None if patience is None else _SEARCH * patience
+        """Seconds a filter may look for jobs; None: as long as it takes."""
+        self._confirmed = _CONFIRMED if patience is None else _SEARCH * patience
         self.name = uuid4().hex[:12]
         """Who calls: the scripts tell others of what we did, and we know what we said ourselves."""
         self._now = now
@@ -69,12 +81,12 @@ class Links(redis.Links):
         *arguments: Argument,
         doubt: Callable[[], object] | None = None,
         patience: float | None = None,
+        extra: float = 0.0,
         synced: bool = False,
     ) -> Any:
-        """What the script answers. ``doubt`` is told of each failure after which nobody knows whether it ran;
-        ``patience``: seconds, if fewer than usual; ``synced``: answer when disk and replicas have it, as was declared.
-        """
-        (reply,) = await self.run_each(script, [arguments], doubt=doubt, patience=patience, synced=synced)
+        """What the script answers. ``doubt``, ``patience``, ``extra``: see ``call``; ``synced``: answer when disk and
+        replicas have it, as was declared."""
+        (reply,) = await self.run_each(script, [arguments], doubt=doubt, patience=patience, extra=extra, synced=synced)
         return reply
 
     async def run_each(
@@ -84,6 +96,7 @@ class Links(redis.Links):
         *,
         doubt: Callable[[], object] | None = None,
         patience: float | None = None,
+        extra: float = 0.0,
         synced: bool = False,
         partly: Callable[[list[Any]], object] | None = None,
     ) -> list[Any]:
@@ -93,14 +106,16 @@ class Links(redis.Links):
         confirmed = synced and (self.address.durability == "waitaof" or self.address.replicas)
         after = self._confirm if confirmed else None
         whole = [(*said, *piece) for piece in pieces]
-        return await self.evaluate_each(script, keys, whole, doubt=doubt, patience=patience, after=after, partly=partly)
+        return await self.evaluate_each(
+            script, keys, whole, doubt=doubt, patience=patience, extra=extra, after=after, partly=partly
+        )
 
     async def _confirm(self, link: Wire) -> None:
         """Wait for the disk and the replicas.
 
         Both wait for what this connection wrote last. A call that is made again finds its work done and writes nothing:
         so something is said first, which the log of changes takes note of behind whatever it is about."""
-        wanted, milliseconds = self.address.replicas, int(_CONFIRMED * 1000)
+        wanted, milliseconds = self.address.replicas, int(self._confirmed * 1000)
         synced = self.address.durability == "waitaof"
         wait = ("WAITAOF", 1, wanted, milliseconds) if synced else ("WAIT", wanted, milliseconds)
         _, answer = await link.ask_each([("PUBLISH", self.address.prefix + "nothing", ""), wait])
@@ -110,6 +125,6 @@ class Links(redis.Links):
             raise answer
         local, others = answer if synced else (1, answer)
         if not local:
-            raise Unconfirmed(f"its disk did not have it within {_CONFIRMED:g} s")
+            raise Unconfirmed(f"its disk did not have it within {self._confirmed:g} s")
         if others < wanted:
-            raise Unconfirmed(f"{others} of {wanted} replicas had it within {_CONFIRMED:g} s")
+            raise Unconfirmed(f"{others} of {wanted} replicas had it within {self._confirmed:g} s")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import Invalid
+from holdfast.errors import Invalid, TooBroad
 from holdfast.figures import window
 from holdfast.job import (
     MICROSECOND,
@@ -42,13 +44,26 @@ from holdfast.stores.redis.rows import (
     state_of,
     whole_number,
 )
-from holdfast.stores.verbs import GLANCED, UNREADABLE, line_page, line_place
+from holdfast.stores.verbs import CHOOSE, GLANCED, UNREADABLE, line_page, line_place
 
 _PIECE = 200
 _NEWEST = 1 << 53  # behind every submission
 _FEW = 10_000  # ended jobs that are rather sorted than looked for among all
 _SAMPLE = 2_000  # ended jobs of a state that are looked at for how many end a second
 _UNSUCCESSFUL = (JobState.DEAD, JobState.CANCELLED)
+
+
+class _Search:
+    """One look through many jobs."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = math.inf if seconds is None else seconds
+        self._ends = time.monotonic() + self._seconds
+
+    def go_on(self) -> None:
+        """TooBroad once it has taken longer than it may."""
+        if time.monotonic() > self._ends:
+            raise TooBroad(self._seconds)
 
 
 class Read:
@@ -90,12 +105,13 @@ class Read:
     async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
         """A page of jobs, newest first; the cursor is the place of the page before's last job."""
         before = _NEWEST if cursor is None else _place(cursor)
-        few = await self._few(where)
+        search = _Search(self._links.search_for)
+        few = await self._few(where, search)
         if few is not None:
             found = [each for each in few if each[0] < before][: limit + 1]
         else:
             found = []
-            async for each in self._newest(where, before):
+            async for each in self._newest(where, before, search):
                 found.append(each)
                 if len(found) > limit:
                     break
@@ -112,7 +128,7 @@ class Read:
                 if (not where.states or state in where.states) and where.queue in (None, queue)
             )
         number = 0
-        async for _, jobs in self._scan("newest", _NEWEST, whole=False):
+        async for _, jobs in self._scan("newest", _NEWEST, _Search(self._links.search_for), whole=False):
             number += sum(matches(job, where) for _, job in jobs)
         return number
 
@@ -122,19 +138,20 @@ class Read:
         if not asked:
             return []
         where = msgspec.structs.replace(where, states=tuple(asked))
-        few = await self._few(where)
+        search = _Search(None if self._links.search_for is None else CHOOSE)
+        few = await self._few(where, search)
         if few is not None:
             return [job for _, job in reversed(few)][:limit]
         found: list[Job] = []
-        async for _, jobs in self._scan("oldest", 0, whole=False):
+        async for _, jobs in self._scan("oldest", 0, search, whole=False):
             found += [job for _, job in jobs if matches(job, where) and not (unasked and job.cancelling)]
             if len(found) >= limit:
                 break
         return found[:limit]
 
-    async def _newest(self, where: JobFilter, before: int) -> AsyncIterator[Shown]:
+    async def _newest(self, where: JobFilter, before: int, search: _Search) -> AsyncIterator[Shown]:
         everything = where == JobFilter()
-        async for _, jobs in self._scan("newest", before, whole=everything):
+        async for _, jobs in self._scan("newest", before, search, whole=everything):
             if everything:
                 shown = jobs
             else:
@@ -143,10 +160,13 @@ class Read:
             for each in shown:
                 yield each
 
-    async def _scan(self, order: str, edge: int, *, whole: bool) -> AsyncIterator[tuple[int, list[Shown]]]:
+    async def _scan(
+        self, order: str, edge: int, search: _Search, *, whole: bool
+    ) -> AsyncIterator[tuple[int, list[Shown]]]:
         """All jobs from a place on, piece by piece."""
         more = 1
         while more:
+            search.go_on()
             rows, last, more = await self._links.run(self._scripts["scan"], order, edge, _PIECE, int(whole))
             edge = int(last)
             yield edge, self._found(rows)
@@ -160,7 +180,7 @@ class Read:
     def _found(self, rows: list[Any]) -> list[Shown]:
         return shown_jobs(rows, self._kinds)
 
-    async def _few(self, where: JobFilter) -> list[Shown] | None:
+    async def _few(self, where: JobFilter, search: _Search) -> list[Shown] | None:
         """All that match, newest first, where only unsuccessful ones are asked for and these are few."""
         if not where.states or not set(where.states) <= set(_UNSUCCESSFUL):
             return None
@@ -169,7 +189,10 @@ class Read:
             ids += await self._links.command("ZRANGE", f"{self._prefix}ended:{state.value}", 0, _FEW)
         if len(ids) > _FEW:
             return None
-        found = [each for each in await self._show(ids) if matches(each[1], where)]
+        found: list[Shown] = []
+        for piece in in_pieces(ids, _PIECE):
+            search.go_on()
+            found += [each for each in await self._show(piece) if matches(each[1], where)]
         return sorted(found, key=lambda each: each[0], reverse=True)
 
     async def attempts(self, job_id: str) -> list[Attempt]:

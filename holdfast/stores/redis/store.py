@@ -21,10 +21,12 @@ from holdfast.stores.served import Opened, ServedStore
 
 
 class RedisStore(ServedStore["_Opened"]):
-    """A store in one namespace. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one."""
+    """A store in one namespace. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one.
+    ``patience``: seconds a call takes at most, where somebody waits for its answer."""
 
-    def __init__(self, url: str, *, now: Callable[[], int] | None = None) -> None:
+    def __init__(self, url: str, *, now: Callable[[], int] | None = None, patience: float | None = None) -> None:
         super().__init__()
+        self.patience = patience
         self.address = parse_url(url)
         self.url = self.address.server.shown
         self.now = now
@@ -65,7 +67,7 @@ class _Opened(Opened):
 
     def __init__(self, store: RedisStore) -> None:
         kinds = Kinds()
-        self.links = Links(store.address, now=store.now, lost=store.scripts["lost"])
+        self.links = Links(store.address, now=store.now, lost=store.scripts["lost"], patience=store.patience)
         self.news = News(self.links)
         read = Read(self.links, store.scripts, kinds)
         self.read = read

@@ -36,10 +36,10 @@ _BY_HAND = "by-hand:"
 """Marks ids of jobs that somebody wrote by hand and that are no ULIDs: each has to be found again as it stands."""
 
 
-def redis_store(url: str, now: Callable[[], int] | None) -> RedisStore:
+def redis_store(url: str, now: Callable[[], int] | None, patience: float | None) -> RedisStore:
     """The store behind a URL of Redis, with ids as it says."""
     kind = UlidStore if parse_url(url).ulids else RedisStore
-    return kind(url, now=now)
+    return kind(url, now=now, patience=patience)
 
 
 def written(job_id: str) -> str:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from holdfast.errors import ForkedConnection, HoldfastError
+from holdfast.errors import ForkedConnection, HoldfastError, TooBroad, Unavailable
 from holdfast.figures import Figures
 from holdfast.job import (
     Attempt,
@@ -52,10 +52,12 @@ from holdfast.stores.sqlite.operate import Operate
 from holdfast.stores.sqlite.read import Read
 from holdfast.stores.sqlite.wake import Wakes
 from holdfast.stores.sqlite.writer import Transaction, Writer
-from holdfast.stores.verbs import Chosen, Wish, awaited_jobs, named, replayable
+from holdfast.stores.verbs import CHOOSE, Chosen, Wish, awaited_jobs, named, replayable
 
 T = TypeVar("T")
 
+_SEARCH = 0.65  # of the patience where somebody waits: what looking for jobs by a filter may take
+_STEPS = 100_000  # of SQLite's machine, some milliseconds, between looks at the clock
 _FORKED = "this store was opened before fork(); make another one in the child process"
 
 
@@ -142,6 +144,20 @@ class SQLiteStore:
         if loop is None:
             return opened.reader.look(look)
         return await loop.run_in_executor(opened.readers, opened.reader.look, look)
+
+    async def _searching(self, look: Callable[[sqlite3.Connection], T], *, seconds: float | None = None) -> T:
+        """The same for what may have to look at every job there is. Where somebody waits, it has a connection and a
+        thread of its own, which holds up nobody else, and so many seconds."""
+        opened, patience = self._open, self._patience
+        loop = running_loop()
+        if loop is None or opened.searcher is None or patience is None:
+            return await self._reading(look)
+        most = _SEARCH * patience if seconds is None else seconds
+        try:
+            async with asyncio.timeout(most + (1 - _SEARCH) * patience):
+                return await loop.run_in_executor(opened.searchers, opened.searcher.search, look, most)
+        except TimeoutError:
+            raise Unavailable(f"{self.path} is busy: others look for jobs by a filter; try again") from None
 
     # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -260,8 +276,8 @@ class SQLiteStore:
     ) -> Chosen:
         if not isinstance(selection, JobFilter):
             return named(selection, limit)
-        return await self._reading(
-            lambda reader: self._operate.choose(reader, selection, legal, limit, unasked=unasked)
+        return await self._searching(
+            lambda reader: self._operate.choose(reader, selection, legal, limit, unasked=unasked), seconds=CHOOSE
         )
 
     async def _operated(self, chosen: Chosen, operation: Callable[[Transaction], Operated]) -> Operated:
@@ -290,10 +306,10 @@ class SQLiteStore:
         return await self._reading(lambda reader: [self._read.by_key(reader, key) for key in keys])
 
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return await self._reading(lambda reader: self._read.find(reader, where, limit=limit, cursor=cursor))
+        return await self._searching(lambda reader: self._read.find(reader, where, limit=limit, cursor=cursor))
 
     async def count(self, where: JobFilter) -> int:
-        return await self._reading(lambda reader: self._read.count(reader, where))
+        return await self._searching(lambda reader: self._read.count(reader, where))
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         return await self._reading(lambda reader: self._read.attempts(reader, job_id))
@@ -351,6 +367,32 @@ class _Reader:
         self._connection.close()
 
 
+class _Searcher(_Reader):
+    """One that gives up what takes too long."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._ends = 0.0
+        self._connection.set_progress_handler(self._is_over, _STEPS)
+
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._ends
+
+    def search(self, look: Callable[[sqlite3.Connection], T], seconds: float) -> T:
+        """What ``look`` sees; TooBroad after so many seconds."""
+
+        def looking(connection: sqlite3.Connection) -> T:
+            self._ends = time.monotonic() + seconds
+            try:
+                return look(connection)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+                    raise TooBroad(seconds) from error
+                raise
+
+        return self.look(looking)
+
+
 class _Opened:
     """What an open store holds, and lets go of together."""
 
@@ -360,6 +402,8 @@ class _Opened:
         self.reader = _Reader(path)  # for whatever takes its time
         self.glance = _Reader(path)  # for looks of microseconds on the way to a claim or a wait, never behind the other
         self.readers = ThreadPoolExecutor(1, thread_name_prefix="holdfast-reader")
+        self.searcher = None if patience is None else _Searcher(path)
+        self.searchers = ThreadPoolExecutor(1, thread_name_prefix="holdfast-searcher")
         self.wakes = Wakes(path, self._version)
         self.writer = Writer(path, now, self.wakes, patience)
         _mark_in_children(self)
@@ -371,7 +415,10 @@ class _Opened:
         self.writer.close()
         self.wakes.close()
         self.readers.shutdown()
+        self.searchers.shutdown(cancel_futures=True)
         self.reader.close()
+        if self.searcher is not None:
+            self.searcher.close()
         self.glance.close()
 
 

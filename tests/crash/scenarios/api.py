@@ -187,16 +187,37 @@ class ServerAway:
         self.come_back = server.start
 
 
-@contextmanager
-def _postgres(folder: Path) -> Iterator[Store]:
-    with Postgres() as server:
-        yield ServerAway(server, schema="outages")
+class ServerFrozen:
+    """A server that is stopped where it stands, and goes on: its connections last, and no new one is refused."""
+
+    def __init__(self, server: Postgres | Redis, **parameters: str) -> None:
+        self.url = server.url(**parameters)
+        self._server = server
+        self.come_back: Callable[[], None]
+
+    def leave(self) -> None:
+        self.come_back = self._server.freeze()
 
 
-@contextmanager
-def _redis(folder: Path) -> Iterator[Store]:
-    with Redis(settings={"appendfsync": "always"}) as server:
-        yield ServerAway(server, namespace="outages", durability="always")
+_Way = type[ServerAway] | type[ServerFrozen]
+
+
+def _postgres(way: _Way) -> Callable[[Path], AbstractContextManager[Store]]:
+    @contextmanager
+    def home(folder: Path) -> Iterator[Store]:
+        with Postgres() as server:
+            yield way(server, schema="outages")
+
+    return home
+
+
+def _redis(way: _Way) -> Callable[[Path], AbstractContextManager[Store]]:
+    @contextmanager
+    def home(folder: Path) -> Iterator[Store]:
+        with Redis(settings={"appendfsync": "always"}) as server:
+            yield way(server, namespace="outages", durability="always")
+
+    return home
 
 
 @contextmanager
@@ -206,10 +227,12 @@ def _sqlite(folder: Path) -> Iterator[Store]:
 
 AWAY: dict[str, Callable[[Path], AbstractContextManager[Store]]] = {
     "sqlite": _sqlite,
-    "postgres": _postgres,
-    "redis": _redis,
+    "postgres": _postgres(ServerAway),
+    "postgres_frozen": _postgres(ServerFrozen),
+    "redis": _redis(ServerAway),
+    "redis_frozen": _redis(ServerFrozen),
 }
-"""By the name of the store."""
+"""By the name of the store, and of what happens to it."""
 
 
 def outages(folder: Path, name: str, *, clients: int, times: int, told: float, within: float, seed: int) -> Report:

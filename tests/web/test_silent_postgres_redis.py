@@ -1,0 +1,103 @@
+"""A store that refuses nobody and answers nobody: frozen, or behind a network that swallows everything. Whoever asks is
+told within two seconds, however many they are, and everything goes on when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.support.fault_proxy import FaultProxy
+from tests.support.postgres import shared as shared_postgres
+from tests.support.redis import shared as shared_redis
+from tests.web.client import JSON, UNKNOWN_ID, Api
+
+CALLERS = 40
+"""More than there are connections to the store."""
+TOLD, RECOVERED = 2.0, 10.0
+"""Seconds, and what a busy machine adds."""
+LATE = 1.0
+SUBMISSION = '{"type": "work", "payload": {}}'
+ASKED = (
+    ("GET", "/v1/jobs?status=queued", None),
+    ("GET", f"/v1/jobs/{UNKNOWN_ID}", None),
+    ("GET", "/health/ready", None),
+    ("POST", "/v1/jobs", SUBMISSION),
+    ("POST", "/v1/jobs/cancel", '{"filter": {"queue": "default"}}'),
+    ("POST", "/v1/claims", '{"worker": "silent", "limit": 5}'),
+)
+
+
+@pytest.fixture
+def proxy(home: str) -> Iterator[FaultProxy]:
+    port = urlsplit(home).port
+    assert port is not None
+    with FaultProxy(port) as proxy:
+        yield proxy
+
+
+async def _asked(api: Api, number: int) -> tuple[httpx.Response, float]:
+    method, path, body = ASKED[number % len(ASKED)]
+    begun = time.monotonic()
+    answer = await api.raw(method, path, content=body, headers={**JSON, "idempotency-key": f"key-{number}"})
+    return answer, time.monotonic() - begun
+
+
+async def _all(api: Api) -> list[tuple[httpx.Response, float]]:
+    return await asyncio.gather(*(_asked(api, number) for number in range(CALLERS)))
+
+
+def test_everybody_is_told_in_time_that_the_store_is_silent(home: str, proxy: FaultProxy) -> None:
+    url = home.replace(f":{urlsplit(home).port}/", f":{proxy.port}/")
+    with Api(url) as api:
+        api.run(_all(api))  # connections that are left behind, too, as many as there may be
+        proxy.hold()
+        answers = api.run(_all(api))
+        assert {answer.status_code for answer, _ in answers} == {503}, [each.text for each, _ in answers]
+        assert all(answer.headers["retry-after"].isdigit() for answer, _ in answers)
+        assert max(seconds for _, seconds in answers) < TOLD + LATE
+        proxy.heal()
+        until = time.monotonic() + RECOVERED
+        while any(answer.status_code == 503 for answer, _ in api.run(_all(api))):
+            assert time.monotonic() < until
+        stored = api.get("/v1/jobs", limit=500)["jobs"]
+        assert len({each["key"] for each in stored}) == len(stored), "a retry with its key made a second job"
+
+
+def test_a_store_that_is_silent_from_the_start_is_told(home: str, proxy: FaultProxy) -> None:
+    url = home.replace(f":{urlsplit(home).port}/", f":{proxy.port}/")
+    proxy.hold()
+    api = Api(url)
+    with api._runner:
+        answer, seconds = api.run(_asked(api, 0))
+        assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+        assert seconds < TOLD + LATE
+        proxy.heal()
+        api.run(api._close())
+
+
+def test_a_silent_transport_delays_no_submission_for_long() -> None:
+    with (
+        shared_postgres().fresh_schema() as schema,
+        shared_redis().fresh_namespace() as namespace,
+        FaultProxy(shared_redis().port) as proxy,
+    ):
+        keys = {"transport_key": f"{{{namespace}}}:ready", "transport_dead_key": f"{{{namespace}}}:dead"}
+        there = f"redis://127.0.0.1:{proxy.port}/0"
+        with Api(shared_postgres().url(schema=schema), transport="redis_list", transport_url=there, **keys) as api:
+            api.submit()
+            proxy.hold()
+            answers = api.run(asyncio.wait_for(_submissions(api), 30))
+            assert {answer.status_code for answer, _ in answers} == {201}
+            assert {answer.json()["wake_up"] for answer, _ in answers} == {"delayed"}
+            assert max(seconds for _, seconds in answers) < TOLD + LATE
+            proxy.heal()
+
+
+async def _submissions(api: Api) -> list[tuple[httpx.Response, float]]:
+    place = next(place for place, (_, path, _) in enumerate(ASKED) if path == "/v1/jobs" and place > 0)
+    return await asyncio.gather(*(_asked(api, place + len(ASKED) * number) for number in range(CALLERS)))

@@ -371,8 +371,8 @@ class Transport(Protocol):
     async def backlog(self, queues: Sequence[str]) -> dict[str, int]:
         """How many ids wait for each queue."""
 
-    async def head(self, queue: str, *, limit: int) -> set[str]:
-        """The ids that are to be delivered next."""
+    async def held(self, queue: str, *, most: int) -> set[str] | None:
+        """All ids that wait for the queue; None where they are more than ``most``."""
 
     async def bury(self, dead: Mapping[str, Sequence[str]]) -> None:
         """These jobs, by queue, are dead letters."""

@@ -115,8 +115,9 @@ class RedisTransport(ABC):
             found |= zip(piece, map(int, await self.run("backlog", *piece)), strict=True)
         return found
 
-    async def head(self, queue: str, *, limit: int) -> set[str]:
-        return {text_of(each) for each in await self.run("head", queue, limit)}
+    async def held(self, queue: str, *, most: int) -> set[str] | None:
+        ids = await self.run("held", queue, most)
+        return None if ids is None else set(map(text_of, ids))
 
     async def bury(self, dead: Mapping[str, Sequence[str]]) -> None:
         await self.run_grouped("bury", dead)

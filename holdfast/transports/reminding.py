@@ -2,14 +2,14 @@
 consumers that died had in hand goes to others.
 
 Each queue's ready jobs are counted and compared with what waits in the transport. Where it holds fewer, the oldest
-ready jobs that do not stand in it are announced: never more than are missing, so nothing piles up. What is just on its
-way is spared by looking twice.
+ready jobs that do not stand in it are announced: never more than are missing, so nothing piles up. What stands in it
+is known only where all of it can be looked at; a deeper queue has work enough until then. What is just on its way is
+spared by looking twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -18,12 +18,11 @@ from holdfast.store import AnnouncingStore
 from holdfast.transports.carrier import Away, Carrier
 
 ROUND = 10_000
-"""Ids of one queue that one sweep announces at most."""
+"""Ids of one queue that one sweep announces at most, and that may wait in the transport for it to look at the queue."""
 MIRRORED = 1000
 """Dead letters that the transport's lists hold: the newest."""
 _AGED = timedelta(seconds=1)  # what became ready later is surely on its way
 _AGAIN = 0.1  # seconds between the two looks
-_DEEP = 2 * ROUND  # ids that wait; of a queue with n times as many only every n-th sweep counts the jobs
 
 
 class Reminder:
@@ -32,7 +31,6 @@ class Reminder:
     def __init__(self, store: AnnouncingStore, carrier: Carrier) -> None:
         self._store = store
         self._carrier = carrier
-        self._sweeps: Counter[str] = Counter()
 
     async def sweep(self) -> int:
         """One round; how many jobs were announced again."""
@@ -76,9 +74,7 @@ class Reminder:
         if not queues:
             return 0
         backlog = await self._carrier.reach(self._carrier.transport.backlog(queues))
-        missing = await self._missing(
-            {queue: number for queue, number in backlog.items() if self._counts(queue, number)}
-        )
+        missing = await self._missing(backlog)
         if not missing:
             return 0
         carrier = self._carrier
@@ -89,37 +85,32 @@ class Reminder:
         finally:
             await carrier.attempt(carrier.transport.end_sweep())
 
-    def _counts(self, queue: str, waiting: int) -> bool:
-        """Whether to count this queue's jobs now: that takes as long as the queue is deep."""
-        self._sweeps[queue] += 1
-        if self._sweeps[queue] <= waiting // _DEEP:
-            return False
-        del self._sweeps[queue]
-        return True
-
     async def _missing(self, backlog: Mapping[str, int]) -> dict[str, int]:
-        """How many ready jobs of each queue do not wait in the transport."""
-        depths = await self._store.depths({queue: waiting + ROUND for queue, waiting in backlog.items()})
-        return {queue: depths[queue] - waiting for queue, waiting in backlog.items() if depths[queue] > waiting}
+        """How many ready jobs of each queue that is not too deep do not wait in the transport."""
+        shallow = {queue: waiting for queue, waiting in backlog.items() if waiting <= ROUND}
+        depths = await self._store.depths({queue: waiting + ROUND for queue, waiting in shallow.items()})
+        missing = {queue: min(ROUND, depths[queue] - waiting) for queue, waiting in shallow.items()}
+        return {queue: number for queue, number in missing.items() if number > 0}
 
     async def _announce_lost(self, missing: Mapping[str, int]) -> int:
         """Announce the oldest jobs that were not in the transport at two looks, a moment apart."""
         lost: dict[str, list[str]] = {}
         for queue, number in missing.items():
-            held = await self._head(queue)
-            oldest = await self._store.oldest(queue, limit=number + len(held), aged=_AGED)
-            lost[queue] = [job_id for job_id in oldest if job_id not in held][:number]
+            held = await self._held(queue)
+            if held is not None:
+                oldest = await self._store.oldest(queue, limit=number + len(held), aged=_AGED)
+                lost[queue] = [job_id for job_id in oldest if job_id not in held][:number]
         lost = {queue: ids for queue, ids in lost.items() if ids}
         if not lost:
             return 0
         await asyncio.sleep(_AGAIN)
         for queue, ids in lost.items():
-            held = await self._head(queue)
-            places = await self._store.places(ids)
-            standing = (queue, JobState.QUEUED)
-            lost[queue] = [job_id for job_id in ids if job_id not in held and places.get(job_id) == standing]
+            held = await self._held(queue)
+            missing_still = [] if held is None else [job_id for job_id in ids if job_id not in held]
+            places = await self._store.places(missing_still)
+            lost[queue] = [job_id for job_id in missing_still if places.get(job_id) == (queue, JobState.QUEUED)]
         await self._carrier.reach(self._carrier.transport.announce({queue: ids for queue, ids in lost.items() if ids}))
         return sum(map(len, lost.values()))
 
-    async def _head(self, queue: str) -> set[str]:
-        return await self._carrier.reach(self._carrier.transport.head(queue, limit=ROUND))
+    async def _held(self, queue: str) -> set[str] | None:
+        return await self._carrier.reach(self._carrier.transport.held(queue, most=ROUND))

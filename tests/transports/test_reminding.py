@@ -15,6 +15,7 @@ from holdfast.clock import ManualClock
 from holdfast.events import LeaseRejected, SweepComplete
 from holdfast.faults import Fault, arm
 from holdfast.job import JobFilter, JobState, Reason
+from holdfast.transports import reminding
 from holdfast.worker.worker import Worker
 from tests.support.postgres import Postgres
 from tests.transports.support import (
@@ -95,6 +96,49 @@ async def test_stale_ids_only_delay_what_was_lost(pairing: Pairing) -> None:
 
         assert await store.remind() == 1
         assert await take(store) == [lost]
+
+
+async def test_sweeps_of_a_queue_too_deep_to_be_looked_at_repeat_nothing(
+    pairing: Pairing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several workers sweep at once; what one look cannot hold is announced as the rest is taken."""
+    monkeypatch.setattr(reminding, "ROUND", 10)
+    clock = ManualClock()
+    async with pairing.app(now=clock) as app, pairing.app(now=clock) as other:
+        stores = [await app.opened(), await other.opened()]
+        ids = await put(stores[0], *[new_job(priority=n % 7 - 3) for n in range(50)])
+        pairing.forget()
+        clock.advance(AGED)
+
+        said: list[int] = []
+        taken: list[str] = []
+        for _ in range(12):
+            said += await asyncio.gather(*[store.remind() for store in stores])
+            waiting = pairing.waiting()
+            assert len(waiting) == len(set(waiting)) <= 20
+            taken += await take(stores[0], 6)
+
+        assert (sorted(taken), sum(said), max(said)) == (sorted(ids), 50, 10)
+
+
+async def test_what_a_deep_queue_has_lost_comes_once_the_queue_can_be_looked_at(
+    pairing: Pairing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it stood behind what can be looked at, and others are in front of it by their priority."""
+    monkeypatch.setattr(reminding, "ROUND", 10)
+    clock = ManualClock()
+    async with pairing.app(now=clock) as app:
+        store = await app.opened()
+        ids = await put(store, *[new_job(priority=n % 2) for n in range(15)])
+        pairing.forget()
+        pairing.push(*(each for each in ids if each != ids[12]))
+        clock.advance(AGED)
+        assert await store.remind() == 0
+        first = await take(store, 5)
+
+        assert (await store.remind(), await store.remind()) == (1, 0)
+        assert pairing.waiting()[-1] == ids[12]
+        assert sorted(first + await take(store)) == sorted(ids)
 
 
 async def test_a_paused_queue_is_not_announced_again_until_it_is_resumed(pairing: Pairing) -> None:

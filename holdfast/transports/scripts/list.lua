@@ -26,8 +26,8 @@ local function length(queue)
     return redis.call('LLEN', of(READY, queue))
 end
 
-local function head(queue, number)
-    return redis.call('LRANGE', of(READY, queue), -number, -1)
+local function held(queue)
+    return redis.call('LRANGE', of(READY, queue), 0, -1)
 end
 
 local function ring(queue, times)

@@ -326,8 +326,11 @@ class AnnouncingStore(TransactionalStore, Protocol):
     async def places(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
         """Queue and state of each of these jobs that exists."""
 
-    async def newest_dead(self, *, limit: int) -> dict[str, list[str]]:
-        """The last ``limit`` dead jobs by queue, the oldest first."""
+    async def dead_queues(self) -> list[str]:
+        """The queues that have dead jobs."""
+
+    async def newest_dead(self, queue: str, *, limit: int) -> list[str]:
+        """Of a queue's dead jobs the ``limit`` that ended last, in the order of their ends."""
 
     async def tell(self, topics: Sequence[str]) -> None:
         """Wake whoever waits for these topics, here or elsewhere. Beside those of ``wait`` there is ``due:QUEUE``: when
@@ -377,8 +380,11 @@ class Transport(Protocol):
     async def bury(self, dead: Mapping[str, Sequence[str]]) -> None:
         """These jobs, by queue, are dead letters."""
 
-    async def mirror(self, dead: Mapping[str, Sequence[str]]) -> None:
-        """Make the lists of dead letters hold exactly these."""
+    async def graves(self) -> list[str]:
+        """The queues that have a list of dead letters."""
+
+    async def mirror(self, queue: str, dead: Sequence[str]) -> None:
+        """Make a queue's list of dead letters hold exactly these."""
 
     async def recover(self) -> list[Delivery]:
         """What was delivered to who has died since is ours now. Clears away what nobody needs."""

@@ -122,11 +122,11 @@ class RedisTransport(ABC):
     async def bury(self, dead: Mapping[str, Sequence[str]]) -> None:
         await self.run_grouped("bury", dead)
 
-    async def mirror(self, dead: Mapping[str, Sequence[str]]) -> None:
-        words: list[Argument] = []
-        for queue, ids in dead.items():
-            words += (queue, len(ids), *ids)
-        await self.run("mirror", *words)
+    async def graves(self) -> list[str]:
+        return [text_of(each) for each in await self.run("graves")]
+
+    async def mirror(self, queue: str, dead: Sequence[str]) -> None:
+        await self.run("mirror", queue, *dead)
 
     async def begin_sweep(self) -> bool:
         token = uuid4().hex

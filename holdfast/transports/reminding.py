@@ -10,6 +10,7 @@ spared by looking twice.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -20,7 +21,8 @@ from holdfast.transports.carrier import Away, Carrier
 ROUND = 10_000
 """Ids of one queue that one sweep announces at most, and that may wait in the transport for it to look at the queue."""
 MIRRORED = 1000
-"""Dead letters that the transport's lists hold: the newest."""
+"""Dead letters of one queue that its list in the transport holds: those that ended last."""
+_MIRRORED_AT_ONCE = 10  # lists of dead letters that a sweep looks at
 _AGED = timedelta(seconds=1)  # what became ready later is surely on its way
 _AGAIN = 0.1  # seconds between the two looks
 
@@ -31,6 +33,7 @@ class Reminder:
     def __init__(self, store: AnnouncingStore, carrier: Carrier) -> None:
         self._store = store
         self._carrier = carrier
+        self._mirrored = ""  # the queue whose dead letters were looked at last
 
     async def sweep(self) -> int:
         """One round; how many jobs were announced again."""
@@ -39,7 +42,7 @@ class Reminder:
         try:
             await self._recover()
             reminded = await self._remind()
-            await self.mirror()
+            await self.mirror(most=_MIRRORED_AT_ONCE)
         except Away:  # the next sweep after its return finds what is to be done
             return 0
         return reminded
@@ -49,10 +52,15 @@ class Reminder:
         backlog = await self._carrier.reach(self._carrier.transport.backlog([queue]))
         await self._announce_lost(await self._missing(backlog))
 
-    async def mirror(self) -> None:
-        """Make the lists of dead letters hold the newest ones there are."""
-        dead = await self._store.newest_dead(limit=MIRRORED)
-        await self._carrier.reach(self._carrier.transport.mirror(dead))
+    async def mirror(self, *, most: int | None = None) -> None:
+        """Make the lists of dead letters hold the newest ones there are: all lists, or so many in turn."""
+        carrier = self._carrier
+        queues = sorted({*await self._store.dead_queues(), *await carrier.reach(carrier.transport.graves())})
+        first = bisect_right(queues, self._mirrored)
+        for queue in [*queues[first:], *queues[:first]][:most]:
+            dead = await self._store.newest_dead(queue, limit=MIRRORED)
+            await carrier.reach(carrier.transport.mirror(queue, dead))
+            self._mirrored = queue
 
     async def _recover(self) -> None:
         """Announce again what the dead had in hand and nobody has claimed."""

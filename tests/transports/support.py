@@ -41,8 +41,10 @@ class Pairing:
         key = self.app().settings.transport_key
         return key if queue == "default" else f"{key}:{queue}"
 
-    def dead_key(self) -> str:
-        return self.app().settings.transport_dead_key
+    def dead_key(self, queue: str = "default") -> str:
+        """The key of a queue's dead letters."""
+        key = self.app().settings.transport_dead_key
+        return key if queue == "default" else f"{key}:{queue}"
 
     def execute(self, *words: Any) -> Any:
         return self.server.execute(*words)
@@ -79,11 +81,11 @@ class Pairing:
             else:
                 self.execute("LPUSH", self.key(queue), each)
 
-    def dead(self) -> list[str]:
-        """The ids in the list, or stream, of dead letters."""
+    def dead(self, queue: str = "default") -> list[str]:
+        """The ids in a queue's list, or stream, of dead letters."""
         if self.is_stream:
-            return [fields[b"id"].decode() for _, fields in self.entries(self.dead_key())]
-        return [each.decode() for each in self.execute("LRANGE", self.dead_key(), 0, -1)]
+            return [fields[b"id"].decode() for _, fields in self.entries(self.dead_key(queue))]
+        return [each.decode() for each in self.execute("LRANGE", self.dead_key(queue), 0, -1)]
 
     def forget(self) -> None:
         """Lose every key of this pairing, and nobody else's."""

@@ -190,6 +190,33 @@ async def test_the_dead_letters_list_is_a_mirror(pairing: Pairing) -> None:
         assert pairing.dead() == []
 
 
+async def test_each_queue_has_a_list_of_the_dead_letters_that_ended_last(
+    pairing: Pairing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One queue's dead push out nobody else's, and an old job that dies now is among the newest. Many lists are looked
+    at in turn."""
+    monkeypatch.setattr(reminding, "MIRRORED", 2)
+    monkeypatch.setattr(reminding, "_MIRRORED_AT_ONCE", 1)
+    clock = ManualClock()
+    async with pairing.app(now=clock) as app:
+        store = await app.opened()
+        (mail,) = await put(store, new_job(queue="mail"))
+        old, *young = await put(store, *[new_job() for _ in range(4)])
+        jobs = {job.id: job for job in (await claim(store, wants={"*": 10})).jobs}
+        for job_id in (mail, *young, old):
+            clock.advance(1)
+            await store.settle([ending(jobs[job_id], JobState.DEAD, reason=Reason.BUDGET, error="boom")])
+
+        for lost in (False, True):
+            if lost:
+                pairing.forget()
+            for _ in range(2):
+                await store.remind()
+            assert (pairing.dead(), pairing.dead("mail")) == ([young[-1], old], [mail])
+        await store.delete([mail])
+        assert (pairing.dead(), pairing.dead("mail")) == ([young[-1], old], [])
+
+
 async def test_nothing_piles_up_under_load(pairing: Pairing) -> None:
     """Submitters, workers and sweeps at once: the transport never holds more ids than there are ready jobs, but for
     those on their way, and no claim is refused."""

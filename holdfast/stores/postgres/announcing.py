@@ -40,9 +40,11 @@ class Announcing:
         rows = await self._links.fetch(self._sql["places"], ids=list(filter(is_id, job_ids)))
         return {job_id: (queue, STATES[code]) for job_id, queue, code in rows}
 
-    async def newest_dead(self, *, limit: int) -> dict[str, list[str]]:
-        """The last dead jobs by queue, the oldest first."""
-        dead: dict[str, list[str]] = {}
-        for queue, job_id in reversed(await self._links.fetch(self._sql["newest_dead"], limit=limit)):
-            dead.setdefault(queue, []).append(job_id)
-        return dead
+    async def dead_queues(self) -> list[str]:
+        """Queues with dead jobs."""
+        return [queue for (queue,) in await self._links.fetch(self._sql["dead_queues"])]
+
+    async def newest_dead(self, queue: str, *, limit: int) -> list[str]:
+        """Of a queue's dead jobs those that ended last, the first of them first."""
+        rows = await self._links.fetch(self._sql["newest_dead"], queue=queue, limit=limit)
+        return [job_id for (job_id,) in reversed(rows)]

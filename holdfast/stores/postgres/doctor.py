@@ -16,7 +16,7 @@ _DEAD = 100_000
 _INDEXES = frozenset(
     {"job_pkey", "job_ready", "job_suspect", "job_quarantined", "job_due", "job_due_anywhere", "job_lease"}
     | {"job_unsuccessful", "job_ended", "tag_pkey", "tag_of", "key_pkey", "key_of", "key_over", "attempt_pkey"}
-    | {"line_pkey"}
+    | {"line_pkey", "job_dead"}
 )
 _OLDEST = """
 select 'session ' || pid || ' (' || coalesce(nullif(application_name, ''), 'unnamed') || ', ' || state || ')',

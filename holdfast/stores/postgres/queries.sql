@@ -494,11 +494,20 @@ select o.id::text from (
 ) o where o.run_at <= :now - :aged::bigint
 order by o.rank, o.run_at, o.seq;
 
+-- own: dead_queues
+-- Every queue with dead letters, by skipping from one to the next.
+with recursive named (queue) as (
+    (select queue from holdfast.job where (+state) = 6 order by queue, ended_at, id limit 1)
+    union all
+    select (select j.queue from holdfast.job j where (+j.state) = 6 and j.queue > named.queue
+            order by j.queue, j.ended_at, j.id limit 1)
+    from named where named.queue is not null
+)
+select queue from named where queue is not null;
+
 -- own: newest_dead
-select j.queue, j.id::text from holdfast.job j
-where (+j.state) > 5 and (j.state, j.id) >= (6::smallint, '00000000-0000-0000-0000-000000000000'::uuid)
-  and (j.state, j.id) <= (6::smallint, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid)
-order by j.state desc, j.id desc limit :limit;
+select j.id::text from holdfast.job j where (+j.state) = 6 and j.queue = :queue
+order by j.queue desc, j.ended_at desc, j.id desc limit :limit;
 
 -- name: set_paused
 insert into holdfast.queue (name, paused) values (:queue, :paused)

@@ -100,8 +100,11 @@ class PostgresStore(ServedStore["_Opened"]):
     async def places(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
         return await self._open.announcing.places(job_ids)
 
-    async def newest_dead(self, *, limit: int) -> dict[str, list[str]]:
-        return await self._open.announcing.newest_dead(limit=limit)
+    async def dead_queues(self) -> list[str]:
+        return await self._open.announcing.dead_queues()
+
+    async def newest_dead(self, queue: str, *, limit: int) -> list[str]:
+        return await self._open.announcing.newest_dead(queue, limit=limit)
 
     async def tell(self, topics: Sequence[str]) -> None:
         self._open.news.tell(topics)

@@ -1,0 +1,2 @@
+-- The queues that have a list of dead letters.
+return redis.call('SMEMBERS', GRAVES)

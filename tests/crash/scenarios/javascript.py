@@ -24,7 +24,7 @@ def javascript(folder: Path, home: Home, *, jobs: int, seed: int) -> Report:
     report, rng = Report(figures={"seed": seed, "jobs": jobs}), random.Random(seed)
     with Fleet(folder, home, lease=f"{LEASE}s", beat="1s", sweep="500ms", api_port="0") as fleet:
         specs = [each for _ in range(jobs) for each in work(1, rng.uniform(0, 2 * SPAN), max_attempts=25)]
-        address = _serve(fleet)
+        _, address = serve(fleet)
         scripts = [_start(fleet, address) for _ in range(3)]
         fleet.await_ready({process.pid for process in scripts})
         fleet.start_workers(2)
@@ -54,11 +54,17 @@ def javascript(folder: Path, home: Home, *, jobs: int, seed: int) -> Report:
         return judged(fleet, known, report)
 
 
-def _serve(fleet: Fleet) -> str:
-    """Start the API; where it is."""
-    fleet.start("tests.crash.programs.api")
-    until(lambda: bool(fleet.lines("serving")), START_SECONDS, "the API to serve")
-    return str(fleet.lines("serving")[0]["address"])
+def serve(fleet: Fleet, *, faults: str = "") -> tuple[subprocess.Popen[bytes], str]:
+    """Start the API; its process, and where it is."""
+    process = fleet.start("tests.crash.programs.api", HOLDFAST_FAULTS=faults)
+    addresses: list[str] = []
+
+    def serving() -> bool:
+        addresses.extend(line["address"] for line in fleet.lines("serving") if line["pid"] == process.pid)
+        return bool(addresses)
+
+    until(serving, START_SECONDS, "the API to serve")
+    return process, addresses[0]
 
 
 def _start(fleet: Fleet, address: str) -> subprocess.Popen[bytes]:

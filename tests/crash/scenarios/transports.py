@@ -9,14 +9,17 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 from redis import Redis
 
 from holdfast.setting import PREFIX
 from tests.crash.checker import excess_explained
 from tests.crash.fleet import Fleet, until
 from tests.crash.report import Report, facts, judged, sound
+from tests.crash.scenarios.javascript import serve
 from tests.crash.scenarios.submitters import PROGRAM
 from tests.crash.scenarios.submitting import await_quiet, submit, work
 from tests.support.stores import Home
@@ -26,6 +29,7 @@ WORKERS = 2
 POLL = 1.0  # seconds, and as much between two sweeps
 SECONDS = 0.02  # what a job takes
 AT_ONCE = "10"  # jobs a worker runs
+PATIENCE = 60  # seconds for an answer of the API
 
 
 def unannounced(folder: Path, home: Home, *, kills: int, seed: int) -> Report:
@@ -73,23 +77,30 @@ def emptied(folder: Path, home: Home, *, jobs: int, times: int, seed: int) -> Re
 
 
 def delayed(folder: Path, home: Home, *, jobs: int, rounds: int, spare: float, seed: int) -> Report:
-    """What a loss costs: Redis is emptied when half the jobs have ended, or a submitter dies between its commit and its
-    push, against the same without. Two poll intervals are allowed, beside what one round differs from the next, and
-    ``spare`` seconds."""
+    """What a loss costs: Redis is emptied when half the jobs have ended, or a submitter or the API dies between its
+    commit and its push, against the same without. Two poll intervals are allowed, beside what one round differs from
+    the next, and ``spare`` seconds."""
     report = Report(figures={"seed": seed, "jobs": jobs, "rounds": rounds})
     settings = {"poll": f"{POLL}s", "sweep": f"{POLL}s", "concurrency": AT_ONCE, "lease": "30s", "beat": "10s"}
+    settings |= {"api_port": "0"}
+    few = jobs // 5
     with Fleet(folder, home, **settings) as fleet, Redis.from_url(os.environ[f"{PREFIX}TRANSPORT_URL"]) as client:
         fleet.start_workers(WORKERS)
-        whole, emptied, pushed, unpushed = [], [], [], []
+        whole, emptied, pushed, unpushed, posted, unposted = [], [], [], [], [], []
         for _ in range(rounds):
             whole.append(_drained(fleet, jobs, lambda: None))
             emptied.append(_drained(fleet, jobs, client.flushall))
-            pushed.append(_submitted_elsewhere(fleet, jobs // 5))
-            unpushed.append(_submitted_elsewhere(fleet, jobs // 5, HOLDFAST_FAULTS="announce.before:kill@1"))
+            pushed.append(_submitted_elsewhere(fleet, few))
+            unpushed.append(_submitted_elsewhere(fleet, few, HOLDFAST_FAULTS="announce.before:kill@1"))
+            api, address = serve(fleet, faults="announce.before:kill@2")
+            posted.append(_posted(fleet, address, few))
+            unposted.append(_posted(fleet, address, few))
+            report.expect(api.wait(PATIENCE) == -signal.SIGKILL, f"the API ended with exit code {api.returncode}")
         _compare(report, "Redis emptied", whole, emptied, spare)
         _compare(report, "submitter killed before its push", pushed, unpushed, spare)
+        _compare(report, "API killed before its push", posted, unposted, spare)
         known = facts(fleet, list(fleet.database.rows()))
-        report.expect(len(known.rows) == rounds * (2 * jobs + 2 * (jobs // 5)), f"{len(known.rows)} jobs were stored")
+        report.expect(len(known.rows) == rounds * (2 * jobs + 4 * few), f"{len(known.rows)} jobs were stored")
         report.expect(all(row.state == "succeeded" for row in known.rows.values()), "a job did not succeed")
         return judged(fleet, known, report)
 
@@ -108,6 +119,15 @@ def _submitted_elsewhere(fleet: Fleet, jobs: int, **environment: str) -> float:
     process = fleet.start(FILLER, str(jobs), str(SECONDS), stdin=subprocess.DEVNULL, **environment)
     fleet.await_end(process, 60, "the jobs to be submitted")
     return _last_end(fleet, jobs) - float(fleet.lines("filling")[-1]["mono"])
+
+
+def _posted(fleet: Fleet, address: str, jobs: int) -> float:
+    """Seconds until the last job has ended, from when they were posted to the API, which may die before it answers."""
+    began = time.monotonic()
+    with suppress(httpx.TransportError):
+        posted = [{"type": "crash.work", "payload": {"seconds": SECONDS}}] * jobs
+        httpx.post(f"{address}/v1/jobs/batch", json={"jobs": posted}, timeout=PATIENCE).raise_for_status()
+    return _last_end(fleet, jobs) - began
 
 
 def _last_end(fleet: Fleet, jobs: int) -> float:

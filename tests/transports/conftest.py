@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.redis import Redis, shared
+from tests.support.redis import FLOORS, MAIN, Redis, shared
 from tests.support.stores import CARRIED, STORES
 from tests.transports.support import Pairing
 
@@ -32,9 +33,10 @@ def pairing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pairing]
 
 
 @pytest.fixture
-def redis_of_its_own() -> Iterator[Redis]:
-    """A Redis to be emptied, stopped and filled up."""
-    with Redis() as server:
+def redis_of_its_own(request: pytest.FixtureRequest) -> Iterator[Redis]:
+    """A Redis to be emptied, stopped and filled up, of one of the versions there are: the test's name says which."""
+    kinds = (MAIN, *FLOORS)
+    with Redis(kinds[zlib.crc32(request.node.name.encode()) % len(kinds)]) as server:
         yield server
 
 

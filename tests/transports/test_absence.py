@@ -183,7 +183,7 @@ async def test_scripts_that_were_flushed_are_loaded_again(rough: Pairing) -> Non
 
 async def test_a_user_without_the_right_to_unblock_still_works(rough: Pairing) -> None:
     rights = "~atlas:* +@connection +@scripting +@list +@stream +@sortedset +@set +@string +@keyspace +@blocking"
-    rough.execute("ACL", "SETUSER", "shop", "on", ">secret", *rights.split(), "-client|unblock")
+    rough.execute("ACL", "SETUSER", "shop", "on", ">secret", *rights.split(), "-client", "+client|id")
     app = rough.app(transport_url=f"redis://shop:secret@127.0.0.1:{rough.server.port}/0", sweep="300ms", poll="50ms")
     done = noop(app)
     async with app, working(app):

@@ -182,6 +182,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     The guard: the job is running under exactly this lease, and the lease has not expired. ``expired=True`` turns
     the second half round: whoever finds a lease that ran out may settle it, and only while it *is* run out.
+    A store whose server may forget a claim, and give its number again, also compares ``worker``, where it is said.
     """
 
     job_id: str
@@ -194,6 +195,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     delay: timedelta | None = None  # run_at becomes now + delay; None leaves it
     refund: bool = False  # gives the attempt back
     expired: bool = False
+    worker: str | None = None  # whose lease it is
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):

@@ -105,7 +105,9 @@ def decide(job: Job, outcome: Outcome, backoff: Backoff, rng: random.Random) -> 
     """The settlement of ``job``'s running attempt. ``backoff`` is asked only when the job will be retried."""
     match outcome:
         case Succeeded(result=result):
-            return Settlement(job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED, result=result)
+            return Settlement(
+                job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED, result=result, worker=job.worker
+            )
         case Failed():
             return _after_failure(job, outcome, backoff, rng)
         case Snoozed(delay=delay):
@@ -114,7 +116,12 @@ def decide(job: Job, outcome: Outcome, backoff: Backoff, rng: random.Random) -> 
             return _given_back(job, Reason.RELEASED, delay, error)
         case Cancelled():
             return Settlement(
-                job_id=job.id, claims=job.claims, state=JobState.CANCELLED, reason=Reason.CANCELLED, error="cancelled"
+                job_id=job.id,
+                claims=job.claims,
+                state=JobState.CANCELLED,
+                reason=Reason.CANCELLED,
+                error="cancelled",
+                worker=job.worker,
             )
         case Lost():
             return _after_loss(job)
@@ -135,6 +142,7 @@ def _after_failure(job: Job, failed: Failed, backoff: Backoff, rng: random.Rando
         error=clip(failed.error),
         traceback=failed.traceback,
         delay=delay,
+        worker=job.worker,
     )
 
 
@@ -147,6 +155,7 @@ def _given_back(job: Job, reason: Reason, delay: timedelta | None, error: str | 
         error=None if error is None else clip(error),
         delay=delay,
         refund=True,
+        worker=job.worker,
     )
 
 
@@ -167,6 +176,7 @@ def _after_loss(job: Job) -> Settlement:
         reason=Reason.CANCELLED if state is JobState.CANCELLED else Reason.CRASHED,
         error=message,
         expired=True,
+        worker=job.worker,
     )
 
 

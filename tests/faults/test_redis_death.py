@@ -4,12 +4,15 @@ F51, F52."""
 from __future__ import annotations
 
 import asyncio
+import random
 from importlib.resources import files
 
 import pytest
 
 from holdfast.errors import ConfigError, Unavailable
-from holdfast.job import Held, JobFilter, JobState
+from holdfast.job import Held, Job, JobFilter, JobState, Settlement
+from holdfast.lifecycle import Failed, Outcome, Released, Succeeded, decide
+from holdfast.retry import Retry
 from holdfast.stores import open_store
 from holdfast.stores.redis.address import parse_url
 from holdfast.stores.redis.links import Links
@@ -185,6 +188,33 @@ async def test_a_claim_that_a_crash_lost_is_told_by_its_worker() -> None:
 
             assert "at least 2 acknowledged" in (await finding(store, "losses")).text
             assert [job.claims for job in await take(store)] == [1, 1]
+
+
+async def test_a_worker_whose_claim_a_crash_lost_settles_nothing_of_who_claimed_since() -> None:
+    """The number of claims is given again: the lease is whose worker the store knows."""
+    outcomes = (Succeeded(), Succeeded('"done"'), Failed(error="boom", delay=LEASE), Released())
+    with Redis(settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
+        async with opened(server.url(namespace="lost")) as store, opened(server.url(namespace="lost")) as other:
+            await put(store, *[new_job() for _ in outcomes])
+            size = server.written_log.stat().st_size
+            stale = await take(store, worker="stale")
+            server.crash_back(size)
+            (*jobs, last) = await until_it_works(lambda: take(other, worker="since"))
+            assert [job.lease for job in (*jobs, last)] == [job.lease for job in stale]
+
+            answers = await store.settle([_decided(job, outcome) for job, outcome in zip(stale, outcomes, strict=True)])
+            assert {(answer.accepted, answer.state) for answer in answers} == {(False, JobState.RUNNING)}
+            beat = await store.beat(pulse("stale"), [last.lease], lease_for=LEASE)
+            assert beat.held == [Held.LOST]
+            assert "at least 5 acknowledged" in (await finding(store, "losses")).text
+
+            answers = await other.settle([_decided(job, outcome) for job, outcome in zip(jobs, outcomes, strict=False)])
+            assert [answer.state for answer in answers] == [JobState.SUCCEEDED, JobState.SUCCEEDED, JobState.FAILED]
+            assert all(answer.accepted for answer in answers)
+
+
+def _decided(job: Job, outcome: Outcome) -> Settlement:
+    return decide(job, outcome, Retry.fixed(1), random.Random(0))
 
 
 @pytest.mark.parametrize("kind", KINDS)

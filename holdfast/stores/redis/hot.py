@@ -143,7 +143,7 @@ class Hot:
                 raise
             for reply in replies:
                 self._served = readable(reply[5])
-                claiming.take(await self._readable(reply[0]), reply)
+                claiming.take(await self._readable(reply[0], wish.worker), reply)
         return claiming.claim()
 
     async def _claim_delivered(self, wish: Wish, only: Sequence[str]) -> Claim:
@@ -164,7 +164,7 @@ class Hot:
                 if delivery.jobs:  # these are ours already
                     break
                 raise
-            delivery.take(await self._readable(taken), int(until))
+            delivery.take(await self._readable(taken, wish.worker), int(until))
         return delivery.claim(len(only))
 
     async def _give_back_unheard(self, wish: Wish, claim: Claim) -> None:
@@ -179,7 +179,7 @@ class Hot:
                 found, others, more = await self._links.run(
                     self._scripts["unheard"], wish.worker, since or 0, lease, looked
                 )
-                released = [_released(readable(job_id), whole_number(claims)) for job_id, claims in found]
+                released = [_released(readable(job_id), whole_number(claims), wish.worker) for job_id, claims in found]
                 released = [each for each in released if each.job_id not in ours]
                 looked += others + len(found) - len(released)
                 if released:
@@ -188,12 +188,12 @@ class Hot:
             pass  # then their leases end
         self._lost.answered(wish.worker, claim.lease_until_us - lease)
 
-    async def _readable(self, rows: Sequence[Any]) -> list[Job]:
+    async def _readable(self, rows: Sequence[Any], worker: str) -> list[Job]:
         """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
         jobs = []
         for row in rows:
             try:
-                jobs.append(claimed_job(row, self._kinds))
+                jobs.append(claimed_job(row, self._kinds, worker))
             except (ValueError, AttributeError, RecursionError) as error:
                 text = f"the stored job cannot be read: {error}"
                 await self._links.run(self._scripts["bury"], row[0], text)
@@ -411,5 +411,6 @@ class _Claiming:
         )
 
 
-def _released(job_id: str, claims: int) -> Settlement:
-    return Settlement(job_id=job_id, claims=claims, state=JobState.QUEUED, reason=Reason.RELEASED, refund=True)
+def _released(job_id: str, claims: int, worker: str) -> Settlement:
+    state, reason = JobState.QUEUED, Reason.RELEASED
+    return Settlement(job_id=job_id, claims=claims, state=state, reason=reason, refund=True, worker=worker)

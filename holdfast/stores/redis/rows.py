@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -93,18 +94,23 @@ def kind_text(job: NewJob) -> str:
 def settlements(batch: Sequence[Settlement]) -> list[Argument]:
     """A batch as arguments of ``settle``."""
     found: list[Argument] = []
-    for what, run in groupby(batch, _what):
-        if what > 0:
-            found += ("first", what, "".join([each.job_id for each in run]))
-        elif what == _SUCCESS:
-            some = list(run)
-            found += ("success", len(some))
-            for each in some:
-                found += (each.job_id, each.claims, each.result or "")
-        else:
-            for each in run:
-                found += ("other", *_other(each))
+    for worker, theirs in groupby(batch, _worker):  # one, or nobody
+        found += ("worker", worker or "")
+        for what, run in groupby(theirs, _what):
+            if what > 0:
+                found += ("first", what, "".join([each.job_id for each in run]))
+            elif what == _SUCCESS:
+                some = list(run)
+                found += ("success", len(some))
+                for each in some:
+                    found += (each.job_id, each.claims, each.result or "")
+            else:
+                for each in run:
+                    found += ("other", *_other(each))
     return found
+
+
+_worker = attrgetter("worker")
 
 
 _SUCCESS, _OTHER = 0, -1
@@ -175,13 +181,14 @@ class Kinds:
         return known
 
 
-def claimed_job(row: Sequence[Any], kinds: Kinds) -> Job:
-    """A job as a claim delivers it. ValueError or RecursionError for what another program spoiled."""
+def claimed_job(row: Sequence[Any], kinds: Kinds, worker: str) -> Job:
+    """A job as this worker's claim delivers it. ValueError or RecursionError for what another program spoiled."""
     job_id, kind, payload, due, *more = row
     priority, most, queue, task = kinds(kind)
     if not more:  # a plain job that was never claimed before
         due_us = int(due)
-        return Job(job_id.decode(), task, queue, payload.decode(), 1, 1, most, priority, 0, due_us, due_us)
+        given = job_id.decode(), task, queue, payload.decode(), 1, 1, most, priority, 0, due_us, due_us
+        return Job(*given, None, JobState.RUNNING, worker)
     created, options, claims, attempts, losses = more
     return Job(
         job_id.decode(),
@@ -196,6 +203,8 @@ def claimed_job(row: Sequence[Any], kinds: Kinds) -> Job:
         int(due),
         int(created or due),
         None if options is None else _options(options),
+        JobState.RUNNING,
+        worker,
     )
 
 

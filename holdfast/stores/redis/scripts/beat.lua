@@ -21,7 +21,8 @@ for i = at, #ARGV, 2 do
         extended[#extended + 1] = ARGV[i]
         answers[#answers + 1] = v[3] and 2 or 1
     else
-        if v and v[1] and number(ARGV[i + 1]) > number(claims_of(v[2], v[5])) then
+        local ahead = v and v[1] and number(ARGV[i + 1]) - number(claims_of(v[2], v[5])) or -1
+        if ahead > 0 or ahead == 0 and v[4] ~= ARGV[3] then
             met('lost') -- who gave this lease knew more than we do
         end
         answers[#answers + 1] = 0

@@ -1,4 +1,5 @@
 -- Applies each settlement whose guard holds, in order. ARGV, from 3 on: runs of settlements, each with what it is of first:
+-- "worker", whose leases those that follow are under, "" for whoever has them;
 -- "first", a length and ids of that length in one text: successes without a result under a first claim, as most are;
 -- "success", a number, and so often id, claims and result ("" for none); both under a live lease;
 -- "other", id, claims, state, reason, delay, flags ("r" refund, "e" expired), result, error, traceback, "=" before an error
@@ -7,6 +8,7 @@ even_if_full()
 local answers, ended, settled, done = {}, {}, {}, 0
 local succeeded = {} -- how many, by kind
 local setbacks = 0
+local worker = '' -- a failover can bring an old number of claims back: the lease is whose worker has the job now
 local STAMP = NOW .. ':'
 local ENDED = { succeeded = true, dead = true, cancelled = true }
 local ENDS_CANCELLED = { failed = true, queued = true, scheduled = true, waiting = true }
@@ -19,9 +21,14 @@ local function lease_end(id)
     return all_live and math.huge or tonumber(call('ZSCORE', LEASES, id) or nil)
 end
 
+local function is_others(holder)
+    return worker ~= '' and holder ~= worker
+end
+
 local function refused(id, claims, state)
-    local v = read(id, 'claims', 'pickupTime')
-    if v and number(claims) > number(claims_of(v[1], v[2])) then
+    local v = read(id, 'claims', 'pickupTime', 'worker')
+    local ahead = v and number(claims) - number(claims_of(v[1], v[2])) or -1
+    if ahead > 0 or ahead == 0 and is_others(v[3]) then
         met('lost') -- who gave this lease knew more than we do
     end
     return { 0, state }
@@ -29,10 +36,10 @@ end
 
 local function succeed(id, claims, result)
     local key = JOB .. id
-    local v = redis.pcall('HMGET', key, 'state', 'claims', 'kind', 'cancel')
+    local v = redis.pcall('HMGET', key, 'state', 'claims', 'kind', 'cancel', 'worker')
     if v.err or not v[1] then
         return { 0 }
-    elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or (not all_live and (lease_end(id) or 0) <= now) then
+    elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or is_others(v[5]) or (not all_live and (lease_end(id) or 0) <= now) then
         return refused(id, claims, v[1])
     end
     if claims ~= '1' or v[4] then -- only then it can have been in trouble
@@ -71,7 +78,7 @@ local function let_go(n)
     local known, lease = v and v[3] and kind_of(v[3]), lease_end(id)
     if not known then
         return { 0 }
-    elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or not lease or (lease <= now) ~= expired then
+    elseif v[1] ~= 'running' or (v[2] or '1') ~= claims or is_others(v[6]) or not lease or (lease <= now) ~= expired then
         return refused(id, claims, v[1])
     end
     local asked = reason
@@ -141,7 +148,10 @@ end
 local at = 3
 while at <= #ARGV do
     local what = ARGV[at]
-    if what == 'first' then
+    if what == 'worker' then
+        worker = ARGV[at + 1]
+        at = at + 2
+    elseif what == 'first' then
         local length, ids = tonumber(ARGV[at + 1]), ARGV[at + 2]
         for n = 1, #ids, length do
             answers[#answers + 1] = succeed(string.sub(ids, n, n + length - 1), '1', '')

@@ -282,6 +282,8 @@ class Links:
                 if isinstance(error, driver.ResponseError):
                     if partly is not None:
                         partly(replies)
+                    if _is_elsewhere(error) and not all(isinstance(each, driver.ResponseError) for each in replies):
+                        raise driver.ConnectionError(str(error)) from error  # gone halfway: nobody hears what was done
                     raise error
             if after is not None:
                 await after(link)

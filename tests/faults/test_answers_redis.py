@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
+from redis import exceptions as driver
 
 from holdfast.errors import Unavailable
 from holdfast.job import Held, JobFilter, JobState, Reason, Submitted, new_id
 from holdfast.links import redis as links
+from holdfast.links.wire import Argument, Wire
 from tests.conformance.support import (
     LEASE,
     ended,
@@ -184,6 +188,33 @@ async def test_a_claim_that_was_given_up_is_given_back_by_the_next(
         assert len(ids) == 10
         assert await other.count(JobFilter(states=(JobState.RUNNING,))) == 12
         assert (await settle(other, kept)).accepted
+
+
+async def test_pieces_that_were_done_before_one_was_refused_count(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server becomes a replica in the middle of a batch, and takes writes again a moment later."""
+    refused: list[str] = []
+
+    async def ask_each(link: Wire, commands: Iterable[tuple[Argument, ...]]) -> list[Any]:
+        first, *rest = commands
+        if rest and rest[-1][0] == "EVALSHA" and rest[-1][1] not in refused:
+            refused.append(str(rest[-1][1]))
+            answers = await whole(link, [first, *rest[:-1]])
+            return [*answers, driver.ResponseError("READONLY You can't write against a read only replica.")]
+        return await whole(link, [first, *rest])
+
+    whole = Wire.ask_each
+    monkeypatch.setattr(Wire, "ask_each", ask_each)
+    async with opened(url) as store:
+        jobs = [new_job() for _ in range(250)]
+        assert [answer.created for answer in await store.submit(jobs)] == [True] * 250
+
+        taken = await take(store, 1, worker="w") + await take(store, 240, worker="w")
+        assert await store.count(JobFilter(states=(JobState.RUNNING,))) == len(taken) == 50
+
+        taken += await take(store, 200, worker="w")
+        answers = await store.settle([ending(job) for job in taken])
+        assert [answer.accepted for answer in answers] == [True] * 250
+        assert len(refused) == 3
 
 
 async def test_a_cancelled_claim_is_given_back(url: str) -> None:

@@ -352,6 +352,7 @@ class _Claiming:
         self._asked: deque[int] = deque()  # how many jobs each of the scripts under way was asked for
         self._rounds = 0
         self._looks = 0
+        self._passed = b""  # what a script passed by, in its own words for the next one
         self.jobs: list[Job] = []
         self.over = not any(self._slots.values()) and not self._star
         self._promoted = 0
@@ -361,10 +362,10 @@ class _Claiming:
 
     def pieces(self, served: str) -> list[list[Argument]]:
         """What the next scripts are asked: one, or, where what the first one takes cannot be too much for any queue, as
-        many as it takes. Suspects only the first may take."""
+        many as it takes. Suspects only the first may take; what is behind them is looked for by one at a time."""
         wish = self._wish
         left = 1 if wish.alone else wish.limit - len(self.jobs)
-        ample = all(slots == 0 or slots >= left for slots in (*self._slots.values(), self._star))
+        ample = not self._passed and all(slots == 0 or slots >= left for slots in (*self._slots.values(), self._star))
         self._asked = deque(min(PIECE, left - taken) for taken in range(0, left if ample else min(left, PIECE), PIECE))
         named = sorted(self._slots)
         turn = bisect_right(named, served)
@@ -378,6 +379,7 @@ class _Claiming:
                 int(self._rounds + 1 >= _PROMOTE_ROUNDS),
                 self._star or "",
                 served,
+                b"" if self._suspects > 0 else self._passed,
                 *pairs,
             ]
             for number, asked in enumerate(self._asked)
@@ -385,7 +387,7 @@ class _Claiming:
 
     def take(self, jobs: list[Job], reply: Sequence[Any]) -> None:
         """Note what a script has answered."""
-        rows, promoted, due_in, quarantined, until, _, more = reply
+        rows, promoted, due_in, quarantined, until, _, more, self._passed = reply
         self._promoted += promoted
         self._due_in = int(due_in)
         self._quarantined = self._quarantined or bool(quarantined)

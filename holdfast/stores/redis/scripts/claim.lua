@@ -1,14 +1,18 @@
 -- Claims ready jobs in their order. ARGV: 6 limit, 7 suspects, 8 "1" to take one quarantined job alone, 9 "1" to make due
 -- jobs ready first, 10 "1" to take although more are due than this made ready, 11 slots of every other queue or "",
--- 12 the queue served last, then queue and slots of each that is named, in the order of their turn.
+-- 12 the queue served last, 13 what this claim has passed by already, then queue and slots of each that is named, in the
+-- order of their turn.
 -- Answers jobs, promoted, microseconds until the next falls due or -1, quarantined, lease end, served, what to do: 0
--- that was all, 1 there was more to look through, 2 nothing was taken because more is due.
+-- that was all, 1 there was more to look through, 2 nothing was taken because more is due; what was passed by, or "".
 -- A full Redis lets this through: whatever it may do, it takes ids away first.
 local limit, suspects, alone = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
 local promoting, star, served = ARGV[9] == '1', tonumber(ARGV[11]), ARGV[12]
 local named, turn = {}, {}
 local promoted, quarantined, more, budget = 0, 0, 0, limit + 2 * MOST
-for i = 13, #ARGV, 2 do
+-- How many ids at the head of each ready list this claim may not take: its next script looks behind them.
+local passed = ARGV[13] ~= '' and cmsgpack.unpack(ARGV[13]) or {}
+local PASSED_MOST = 5000 -- moving them out of the way and back takes a millisecond
+for i = 14, #ARGV, 2 do
     named[ARGV[i]] = tonumber(ARGV[i + 1])
     turn[#turn + 1] = ARGV[i]
 end
@@ -116,8 +120,19 @@ local function taken_first(id)
     return true
 end
 
+local function put_back(list, ids)
+    for last = #ids, 1, -1000 do
+        local some = {}
+        for n = last, math.max(1, last - 999), -1 do
+            some[#some + 1] = ids[n]
+        end
+        call('LPUSH', list, unpack(some))
+    end
+end
+
 local function take_level(queue, level, room)
-    local list, aside = ready_of(queue, level), {}
+    local list = ready_of(queue, level)
+    local aside = passed[list] and ours('LPOP', list, passed[list]) or {}
     while room > 0 and budget > 0 do
         local ids = ours('LPOP', list, math.min(room, budget))
         if not ids or #ids == 0 then
@@ -138,10 +153,12 @@ local function take_level(queue, level, room)
             end
         end
     end
-    for n = #aside, 1, -1 do
-        call('LPUSH', list, aside[n])
+    if aside[1] then
+        put_back(list, aside)
+        passed[list] = #aside
     end
-    if room > 0 and budget <= 0 and leased == 0 and call('LLEN', list) > #aside then
+    local further = #aside < PASSED_MOST and (leased == 0 or #aside > 0)
+    if room > 0 and budget <= 0 and further and call('LLEN', list) > #aside then
         more = 1
     end
     return room
@@ -216,4 +233,4 @@ else
     lease_taken()
 end
 finish()
-return { taken, promoted, due, quarantined, until_, served, more }
+return { taken, promoted, due, quarantined, until_, served, more, next(passed) and cmsgpack.pack(passed) or '' }

@@ -1,0 +1,33 @@
+"""Suspects that stand where everybody looks first: as many as a crash of many workers leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.store import Store
+from tests.conformance.support import claim, lose_all, new_job, put, take, take_ids
+from tests.support.keys import Keys
+
+
+@pytest.mark.parametrize("limit", [50, 500])
+async def test_healthy_jobs_behind_many_suspects_are_claimed(
+    store: Store, home: str, clock: ManualClock, limit: int
+) -> None:
+    suspects = await put(store, *[new_job(priority=n % 2) for n in range(1000)])
+    for _ in range(2):
+        assert len(await take(store, 500)) == 500
+    await lose_all(store, clock)
+    healthy = await put(store, *[new_job() for _ in range(600)])
+    keys = Keys(home)
+    before = keys.client.info("commandstats")["cmdstat_evalsha"]["calls"]
+
+    claimed = await claim(store, limit, suspects=1)
+
+    scripts = keys.client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
+    keys.client.close()
+    assert [job.losses for job in claimed.jobs] == [1] + [0] * (limit - 1)
+    assert [job.id for job in claimed.jobs] == [suspects[1], *healthy[: limit - 1]]
+    assert scripts < 12
+    assert await take_ids(store, 1000) == healthy[limit - 1 :]
+    assert await take_ids(store, 200, suspects=200) == suspects[3:403:2]

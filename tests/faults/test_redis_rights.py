@@ -10,7 +10,7 @@ import pytest
 from holdfast.errors import ConfigError, HoldfastError, StoreMismatch, Unavailable
 from holdfast.stores import open_store
 from tests.conformance.support import new_job, put, settle, stored, take
-from tests.faults.support import opened
+from tests.faults.support import finding, opened
 from tests.support.certificates import Authority
 from tests.support.fault_proxy import FaultProxy
 from tests.support.redis import PASSWORD, Redis
@@ -35,9 +35,14 @@ async def test_passwords_users_and_rights() -> None:
             (job,) = await take(store)
             assert (await settle(store, job)).accepted
             await store.wait(["queue:default"], timeout=0.2)
+            assert (await finding(store, "durability")).level == "ok"
         with pytest.raises(ConfigError, match="refuses us"):
             await open_store(f"{mine}?namespace=other").open()
-        server.execute("ACL", "SETUSER", "queue", "-config", "-info")
+        server.execute("ACL", "SETUSER", "queue", "-config|get")
+        async with opened(f"{mine}?namespace=mine") as store:
+            durability = await finding(store, "durability")
+            assert (durability.level, "+config|get" in durability.remedy) == ("warning", True)
+        server.execute("ACL", "SETUSER", "queue", "-info")
         with pytest.raises(ConfigError, match="refuses us"):
             await open_store(f"{mine}?namespace=mine").open()
 

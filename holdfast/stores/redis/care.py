@@ -22,11 +22,30 @@ class Facts(NamedTuple):
     version: tuple[int, ...]
     durability: str
     """One of LEVELS."""
-    settings: str
-    """The settings that make it so, in words."""
+    log: Mapping[str, str]
+    """The settings that make it so; ``unknown`` where they are hidden."""
     policy: str
     """``maxmemory-policy``; "" where it is hidden."""
     info: Mapping[str, str]
+
+    @property
+    def settings(self) -> str:
+        """Those that matter, as they are."""
+        told = list(self.log) if self.log[_SPARED] == "yes" else [_APPENDS, _SYNCS]
+        return " ".join(f"{name}={self.log[name]}" for name in (told if self.log[_APPENDS] == "yes" else told[:1]))
+
+    def remedy(self, level: str) -> str:
+        """What makes it keep what this level means."""
+        wanted = {_APPENDS: "yes"}
+        if level == "always" or self.log[_SYNCS] == "no":
+            wanted[_SYNCS] = level if level == "always" else "everysec"
+        if self.log[_SPARED] == "yes":
+            wanted[_SPARED] = "no"
+        wrong = [f"{name} {value}" for name, value in wanted.items() if self.log[name] != value]
+        return f"config set {' and '.join(wrong)}"
+
+
+_APPENDS, _SYNCS, _SPARED = "appendonly", "appendfsync", "no-appendfsync-on-rewrite"
 
 
 async def migrate(links: Links, scripts: Mapping[str, Script]) -> list[str]:
@@ -66,15 +85,8 @@ def _check(facts: Facts, links: Links) -> None:
     if LEVELS.index(facts.durability) < LEVELS.index(needed):
         raise ConfigError(
             f"{links.place} keeps less than was declared: {facts.settings}, which is durability={facts.durability}, "
-            f"not {declared}; {REMEDIES[needed]}, or accept it: ?durability={facts.durability}"
+            f"not {declared}; {facts.remedy(needed)}, or accept it: ?durability={facts.durability}"
         )
-
-
-REMEDIES = {  # for what is too weak, by the level that was declared
-    "always": "config set appendonly yes and appendfsync always",
-    "everysec": "config set appendonly yes",
-    "none": "",
-}
 
 
 async def look(links: Links) -> Facts:
@@ -83,21 +95,22 @@ async def look(links: Links) -> Facts:
     settings = await _settings(links)
     name = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info.get('redis_version')}"
     version = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:3] if part.isdigit())
-    appends = settings.get("appendonly", "yes" if info.get("aof_enabled") == "1" else "no")
-    fsync = settings.get("appendfsync", "unknown")
-    if appends != "yes":
-        durability, text = "none", "appendonly=no"
-    elif fsync == "always":
-        durability, text = "always", "appendonly=yes appendfsync=always"
-    else:
-        durability, text = ("none" if fsync == "no" else "everysec"), f"appendonly=yes appendfsync={fsync}"
+    log = {name: settings.get(name, "unknown") for name in (_APPENDS, _SYNCS, _SPARED)}
+    if log[_APPENDS] == "unknown":
+        log[_APPENDS] = "yes" if info.get("aof_enabled") == "1" else "no"
     policy = settings.get("maxmemory-policy", info.get("maxmemory_policy", ""))
-    return Facts(name, version, durability, text, policy, info)
+    return Facts(name, version, _level(log), log, policy, info)
+
+
+def _level(log: Mapping[str, str]) -> str:
+    if log[_APPENDS] != "yes" or log[_SYNCS] == "no" or log[_SPARED] == "yes":  # in a rewrite nothing is synced then
+        return "none"
+    return "always" if log[_SYNCS] == "always" else "everysec"
 
 
 async def _settings(links: Links) -> dict[str, str]:
     found: dict[str, str] = {}
-    for name in ("appendonly", "appendfsync", "maxmemory-policy"):
+    for name in (_APPENDS, _SYNCS, _SPARED, "maxmemory-policy"):
         try:
             reply = await links.command("CONFIG", "GET", name)
         except ConfigError:  # it is forbidden, or renamed

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from holdfast.job import Finding
 from holdfast.links.redis import Script
 from holdfast.stores.redis.address import LEVELS
-from holdfast.stores.redis.care import REMEDIES, Facts, look
+from holdfast.stores.redis.care import Facts, look
 from holdfast.stores.redis.links import Links
 
 
@@ -35,16 +35,21 @@ _LOSES = {
     "always": "an acknowledged job survives a kill and a power cut",
     "everysec": "a power cut loses the last 1 to 2 seconds; a kill of Redis, while the disk keeps up, nothing",
     "none": "a crash of Redis loses everything since its last snapshot",
+    "unsynced": "a power cut loses what the system had not written by itself, half a minute or more",
 }
 
 
 def _durability(facts: Facts, declared: str) -> Finding:
     effective = "always" if declared == "waitaof" and facts.durability != "none" else facts.durability
-    text = f"{facts.settings}{' WAITAOF' if declared == 'waitaof' else ''} (declared {declared}): {_LOSES[effective]}"
+    loses = _LOSES["unsynced" if effective == "none" and facts.settings.startswith("appendonly=yes") else effective]
+    text = f"{facts.settings}{' WAITAOF' if declared == 'waitaof' else ''} (declared {declared}): {loses}"
     if effective == "none":
-        return Finding("durability", "error", text, REMEDIES["everysec"])
+        return Finding("durability", "error", text, facts.remedy("everysec"))
     if LEVELS.index(effective) < LEVELS.index(declared):
-        return Finding("durability", "error", text, REMEDIES["always"])
+        return Finding("durability", "error", text, facts.remedy("always"))
+    if "unknown" in facts.log.values():
+        remedy = "give the user the right +config|get: how it syncs its log is taken for granted"
+        return Finding("durability", "warning", text, remedy)
     return Finding("durability", "ok", text)
 
 

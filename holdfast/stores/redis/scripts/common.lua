@@ -10,7 +10,7 @@ local P, SCHEDULE, READY, LEASES, JOB = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS
 local call, unpack = redis.call, unpack
 local CHUNK, PIECES = 64, 8 -- a hash is small as long as none of its values is longer than 64 bytes
 local INDEXED = 64 -- jobs per piece of the index
-local REACH = 2000 -- how far from an end of a ready list its order is kept exactly
+local REACH = 2000 -- how far from an end of a ready list its order is kept exactly, and how far in all lists of a script
 local MOST = 200 -- jobs one script handles
 local SETBACKS = 10000 -- failed attempts that are kept for who follows what happens
 

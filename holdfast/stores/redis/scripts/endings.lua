@@ -18,15 +18,22 @@ while low < high do
     end
 end
 
+-- An attempt's record: mostly the last. There may be any number of them.
 local function record_of(id, claims)
-    local records = ours('LRANGE', P .. 'attempts:' .. id, 0, -1)
-    for n = #records, 1, -1 do
-        local readable, record = pcall(cmsgpack.unpack, records[n])
-        if readable and type(record) == 'table' and record[1] == claims then
-            return records[n]
+    local key, last = P .. 'attempts:' .. id, -1
+    while true do
+        local records = ours('LRANGE', key, last - 19, last)
+        for n = #records, 1, -1 do
+            local readable, record = pcall(cmsgpack.unpack, records[n])
+            if readable and type(record) == 'table' and record[1] == claims then
+                return records[n]
+            end
         end
+        if #records < 20 then
+            return false
+        end
+        last = last - 20
     end
-    return false
 end
 
 local function of(key)

@@ -58,23 +58,31 @@ local function make_moving()
         end
     end
 
+    local reach = REACH -- how many ids one script looks at to put its groups among them, however many lists they are for
+
     -- Takes what stands beyond the group off one end of the list, into the group. An id that somebody pushed by hand has no
     -- place of its own: what it stands behind, it stays behind.
     local function displace(list, group, at_tail)
-        local ids = ours('LRANGE', list, at_tail and -REACH or 0, at_tail and -1 or REACH - 1)
-        local edge, taken = group[at_tail and 1 or #group], 0
-        for n = 1, #ids do
-            local id = ids[at_tail and #ids + 1 - n or n]
-            local ghost = not at_tail and laid_to_rest(list, id)
-            local place = not ghost and standing(id)
-            if place and (at_tail and before(edge, place) or not at_tail and before(place, edge)) then
-                group[#group + 1] = place
-            elseif not ghost and (place or call('EXISTS', JOB .. id) == 1) then
-                break
-            elseif at_tail then
-                laid_to_rest(list, id)
+        local edge, taken, over = group[at_tail and 1 or #group], 0, false
+        while not over and reach > 0 do
+            local size = math.min(reach, 100)
+            local first = at_tail and -taken - size or taken
+            local ids = ours('LRANGE', list, first, first + size - 1)
+            reach, over = reach - #ids, #ids < size
+            for n = 1, #ids do
+                local id = ids[at_tail and #ids + 1 - n or n]
+                local ghost = not at_tail and laid_to_rest(list, id)
+                local place = not ghost and standing(id)
+                if place and (at_tail and before(edge, place) or not at_tail and before(place, edge)) then
+                    group[#group + 1] = place
+                elseif not ghost and (place or call('EXISTS', JOB .. id) == 1) then
+                    over = true
+                    break
+                elseif at_tail then
+                    laid_to_rest(list, id)
+                end
+                taken = taken + 1
             end
-            taken = n
         end
         if at_tail then
             call('LTRIM', list, 0, -taken - 1)

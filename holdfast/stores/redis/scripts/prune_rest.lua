@@ -9,7 +9,7 @@ for _, key in ipairs(ours('ZRANGEBYSCORE', outlived, '-inf', NOW, 'LIMIT', 0, AR
     end
     call('ZREM', outlived, key)
 end
-for _, worker in ipairs(ours('ZRANGEBYSCORE', P .. 'workers', '-inf', int(now - tonumber(ARGV[4])))) do
+for _, worker in ipairs(ours('ZRANGEBYSCORE', P .. 'workers', '-inf', int(now - tonumber(ARGV[4])), 'LIMIT', 0, ARGV[3])) do
     call('DEL', P .. 'worker:' .. worker)
     call('ZREM', P .. 'workers', worker)
 end

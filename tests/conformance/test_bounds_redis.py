@@ -1,0 +1,58 @@
+"""How much one script does at most: everybody else waits for it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from holdfast.clock import ManualClock
+from holdfast.store import Store
+from tests.conformance.support import Follower, failing, new_job, put, running, take_ids
+from tests.support.keys import Keys
+
+SECOND = timedelta(seconds=1)
+
+
+async def test_making_jobs_of_many_queues_ready_looks_at_so_many_others_and_no_more(
+    store: Store, home: str, clock: ManualClock
+) -> None:
+    """Each of them belongs in the middle of a list of its own."""
+    queues = [f"q{n}" for n in range(20)]
+    early = await put(store, *[new_job(queue=queue) for queue in queues])
+    due = await put(store, *[new_job(queue=queue, delay=SECOND) for queue in queues])
+    clock.advance(2)
+    late = await put(store, *[new_job(queue=queue) for queue in queues for _ in range(200)])
+    keys = Keys(home)
+    keys.client.config_resetstat()
+
+    assert await store.promote(limit=100) == 20
+
+    looked = keys.client.info("commandstats")["cmdstat_hmget"]["calls"]
+    keys.client.close()
+    assert looked < 2200
+    claimed = [await take_ids(store, 500, {queue: 500}) for queue in queues]
+    assert sorted(job for ids in claimed for job in ids) == sorted(early + due + late)
+    exact = [ids[:2] == [early[n], due[n]] for n, ids in enumerate(claimed)]
+    assert sum(exact) >= 9, "as many as can be put in their places for that"
+
+
+async def test_an_attempt_is_told_without_reading_all_that_were_before(
+    store: Store, home: str, clock: ManualClock
+) -> None:
+    job = await running(store, max_attempts=None)
+    keys = Keys(home)
+    keys.client.rpush(f"{keys.prefix}attempts:{job.id}", *["record"] * 100_000)
+    follower = Follower(store)
+    await follower.begin()
+    begun = follower.mark
+    clock.advance(1)
+    await store.settle([failing(job)])
+
+    took = []
+    for _ in range(5):
+        keys.client.config_resetstat()
+        follower.mark = begun
+        assert [each.job_id for each in await follower.told()] == [job.id]
+        took.append(keys.client.info("commandstats")["cmdstat_lrange"]["usec_per_call"])
+
+    keys.client.close()
+    assert min(took) < 500, "microseconds, where reading all takes thousands"

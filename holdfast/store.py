@@ -244,6 +244,9 @@ class Store(Protocol):
     async def doctor(self) -> list[Finding]:
         """What this store knows to check about itself: effective durability first."""
 
+    async def durability(self) -> Finding:
+        """The first of these alone: what is in effect now."""
+
     async def repair(self) -> list[Finding]:
         """Put right what can be put right without losing a job: what was done, nothing where there was nothing to do.
         May be repeated, and while others are at work."""

@@ -302,6 +302,9 @@ class Carried:
     async def glance(self, *, most: int) -> list[QueueInfo]:
         return await self._store.glance(most=most)
 
+    async def durability(self) -> Finding:
+        return await self._store.durability()
+
     async def doctor(self) -> list[Finding]:
         """The store's findings, and how the transport is."""
         queues = await self._store.queues(recent=_LATELY, most=_COUNTED)

@@ -19,6 +19,10 @@ class Health(msgspec.Struct, frozen=True):
     warnings: Annotated[list[str] | UnsetType, Meta(description="What is to be seen to; left out if nothing is.")] = (
         UNSET
     )
+    durability: Annotated[
+        str | UnsetType,
+        Meta(description="Of `/health/ready`: what the store does for its writes now, and what a crash of it loses."),
+    ] = UNSET
 
 
 async def live(call: Call) -> Answer:
@@ -27,12 +31,15 @@ async def live(call: Call) -> Answer:
 
 
 async def ready(call: Call) -> Answer:
-    """The store answers."""
-    await (await call.app.opened()).now_us()
-    return document(200, Health("ready", call.app.settings.api_service))
+    """The store answers. A server that took over may keep less than the one that was opened."""
+    found = await (await call.app.opened()).durability()
+    warnings = [] if found.level == "ok" else [f"durability: {found.text}; {found.remedy}"]
+    return document(200, Health("ready", call.app.settings.api_service, warnings or UNSET, found.text))
 
 
 def _operation(name: str, path: str, summary: str, status: str) -> Operation:
+    kept = "journal_mode=wal, synchronous=FULL: an acknowledged job survives a power cut"
+    durability = {"durability": kept} if status == "ready" else {}
     return Operation(
         name=name,
         method="GET",
@@ -41,7 +48,7 @@ def _operation(name: str, path: str, summary: str, status: str) -> Operation:
         group="Health",
         summary=summary,
         handler=ready if status == "ready" else live,
-        answers={200: Told(Health, "Yes.", {"status": status, "service": "holdfast-api"})},
+        answers={200: Told(Health, "Yes.", {"status": status, "service": "holdfast-api"} | durability)},
     )
 
 

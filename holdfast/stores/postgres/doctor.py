@@ -55,7 +55,7 @@ async def examine(links: Links, statements: Mapping[str, Query]) -> list[Finding
     async def once(link: Connection) -> list[Finding]:
         through = link.get_server_pid() != await link.fetchval("select pg_backend_pid()")
         return [
-            await _durability(link),
+            await durability(link),
             Finding("version", "ok", f"PostgreSQL {await link.fetchval('show server_version')}"),
             await _transactions(link),
             await _slots(link),
@@ -70,7 +70,8 @@ async def examine(links: Links, statements: Mapping[str, Query]) -> list[Finding
     return [*findings, _leases(stuck)]
 
 
-async def _durability(link: Connection) -> Finding:
+async def durability(link: Connection) -> Finding:
+    """What is in effect on a connection."""
     fsync, commit, pages, standbys = [
         await link.fetchval("select current_setting($1)", name)
         for name in ("fsync", "synchronous_commit", "full_page_writes", "synchronous_standby_names")

@@ -11,7 +11,7 @@ from holdfast.job import Completion, Delivered, Finding, JobState, Lease, NewJob
 from holdfast.store import Dialogue
 from holdfast.stores.postgres import care, within
 from holdfast.stores.postgres.announcing import Announcing
-from holdfast.stores.postgres.doctor import examine
+from holdfast.stores.postgres.doctor import durability, examine
 from holdfast.stores.postgres.feed import Feed
 from holdfast.stores.postgres.hot import Hot
 from holdfast.stores.postgres.links import Links, parse_url
@@ -112,6 +112,9 @@ class PostgresStore(ServedStore["_Opened"]):
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
         return await examine(self._open.links, self.sql)
+
+    async def durability(self) -> Finding:
+        return await self._open.links.call(durability)
 
     async def repair(self) -> list[Finding]:
         return []  # the database's own constraints hold

@@ -16,7 +16,7 @@ async def examine(links: Links, scripts: Mapping[str, Script]) -> list[Finding]:
     facts = await look(links)
     overdue, met, sizes = await links.run(scripts["ailing"])
     return [
-        _durability(facts, links.address.durability),
+        durability(facts, links.address.durability),
         Finding("version", "ok", facts.name),
         _eviction(facts),
         _memory(facts.info),
@@ -39,7 +39,8 @@ _LOSES = {
 }
 
 
-def _durability(facts: Facts, declared: str) -> Finding:
+def durability(facts: Facts, declared: str) -> Finding:
+    """What is in effect, compared with what was declared."""
     effective = "always" if declared == "waitaof" and facts.durability != "none" else facts.durability
     loses = _LOSES["unsynced" if effective == "none" and facts.settings.startswith("appendonly=yes") else effective]
     text = f"{facts.settings}{' WAITAOF' if declared == 'waitaof' else ''} (declared {declared}): {loses}"

@@ -50,6 +50,9 @@ class RedisStore(ServedStore["_Opened"]):
     async def doctor(self) -> list[Finding]:
         return await doctor.examine(self._open.links, self.scripts)
 
+    async def durability(self) -> Finding:
+        return doctor.durability(await care.look(self._open.links), self.address.durability)
+
     async def repair(self) -> list[Finding]:
         return await repair.repair(self.address, await self.now_us())
 

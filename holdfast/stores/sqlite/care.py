@@ -125,7 +125,7 @@ def examine(writer: sqlite3.Connection, statements: Mapping[str, str], path: str
     """
     with translated(path), closing(_connect_again(path)) as reader:
         return [
-            _durability(writer),
+            durability(writer),
             _version(),
             _place(path),
             _integrity(reader),
@@ -135,7 +135,8 @@ def examine(writer: sqlite3.Connection, statements: Mapping[str, str], path: str
         ]
 
 
-def _durability(writer: sqlite3.Connection) -> Finding:
+def durability(writer: sqlite3.Connection) -> Finding:
+    """What is in effect on the connection that writes."""
     (journal,) = writer.execute("pragma journal_mode").fetchone()
     (level,) = writer.execute("pragma synchronous").fetchone()
     name = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}.get(level, str(level))

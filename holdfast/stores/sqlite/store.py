@@ -339,6 +339,10 @@ class SQLiteStore:
         connection, now_us = self._open.writer.connection, self._now()
         return await _aside(lambda: care.examine(connection, self._sql, self.path, now_us))
 
+    async def durability(self) -> Finding:
+        connection = self._open.writer.connection
+        return await _aside(lambda: care.durability(connection))
+
     async def repair(self) -> list[Finding]:
         return []  # a file holds together or is restored from a backup
 

@@ -227,10 +227,16 @@ class Settings(HttpSettings, MetricsSettings):
         ``environ`` is the process's and ``directory`` the working directory, unless given.
         """
         environ = os.environ if environ is None else environ
-        folder = Path(directory or ".").absolute()
-        file, named = file_for(path=path, environ=environ, directory=folder), path or environ.get(FILE_VARIABLE)
+        try:
+            folder = Path(directory or ".").absolute()
+            file = file_for(path=path, environ=environ, directory=folder)
+            there = bool(path or environ.get(FILE_VARIABLE)) or file.exists()
+        except OSError as error:  # running programs load again, too, long after their directory was there
+            place = error.filename or "the working directory"
+            problem = f"{place}: cannot be looked at for a settings file ({error.strerror})"
+            raise ConfigError(f"{problem}; start in a directory that is there and may be read") from None
         problems: list[str] = []
-        document = _read(file, _label(file, folder), problems) if named or file.exists() else None
+        document = _read(file, _label(file, folder), problems) if there else None
         said = [
             *_from_document(document, _label(file, folder), file.parent),
             *_from_environment(environ),

@@ -16,11 +16,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from holdfast.config import Settings
+from holdfast.config import Settings, Watch
 from holdfast.errors import ConfigError, Invalid
 from holdfast.events import ChildEnded, Events, SupervisorStopping
 from holdfast.executors.group import describe_exit, kill_group, when_ended
@@ -39,6 +40,9 @@ EXTRA_SECONDS = 5.0
 
 _CANNOT_START = 71
 """Stands for the exit code of a child that could not even be started: the system is out of something."""
+
+_LOOK_EVERY = 2.0  # seconds between looks at the settings file, as often as the children look
+_LOOKS = 5  # of which a child may still go by any: it follows the file within 5 seconds
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 30.0
@@ -122,7 +126,8 @@ class Supervisor:
         next."""
         self._command = list(command)
         self._processes = processes
-        self._settings = settings
+        self._watch = Watch(settings)
+        self._graces = deque([settings.grace.total_seconds()], maxlen=_LOOKS)
         self._metrics_port = metrics_port
         self._extra = extra_seconds
         self._events = events
@@ -133,8 +138,12 @@ class Supervisor:
         """Keep the children running; returns the exit code once all of them have ended for good."""
         with _signals(self.stop), _pipe() as pipe:
             environment = {**os.environ, SUPERVISOR_PIPE: str(pipe)}
-            async with asyncio.TaskGroup() as group:
-                children = [group.create_task(self._keep(each, environment, pipe)) for each in self._commands()]
+            following = asyncio.create_task(self._follow())
+            try:
+                async with asyncio.TaskGroup() as group:
+                    children = [group.create_task(self._keep(each, environment, pipe)) for each in self._commands()]
+            finally:
+                following.cancel()
         return max(child.result() for child in children)
 
     def stop(self, reason: str) -> None:
@@ -142,19 +151,30 @@ class Supervisor:
 
         Each call is handed on: for a worker the second one means to release its jobs at once.
         """
-        if not self._stopping.is_set():
+        first = not self._stopping.is_set()
+        if first:
             self._events.emit(SupervisorStopping(reason=reason, processes=len(self._running)))
             self._stopping.set()
-            asyncio.get_running_loop().call_later(self._grace() + self._extra, self._kill)
         for child in self._running:
             if child.returncode is None:  # Not reaped yet: the number is still its own.
                 os.kill(child.pid, signal.SIGTERM)
+        if first:  # after they were told: whatever is wrong with the settings file must not keep a child from hearing
+            self._look()
+            asyncio.get_running_loop().call_later(max(self._graces) + self._extra, self._kill)
 
-    def _grace(self) -> float:
-        """As the children know it: they follow the settings file."""
-        with suppress(ConfigError):  # it is broken now: each child tells of that
-            return self._settings.reloaded().grace.total_seconds()
-        return self._settings.grace.total_seconds()
+    async def _follow(self) -> None:
+        """Look at the settings file as long as this runs, as the children do."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
+            self._look()
+
+    def _look(self) -> None:
+        """Remember the grace that the settings file says; where it is broken now, the last one that it said."""
+        grace = self._graces[-1]
+        with suppress(ConfigError):  # each child tells of that
+            newer = self._watch.changed()
+            grace = grace if newer is None else newer.grace.total_seconds()
+        self._graces.append(grace)
 
     def _kill(self) -> None:
         for child in self._running:

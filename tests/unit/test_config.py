@@ -1,6 +1,7 @@
 """Settings: which source wins, what each place may say, and that every problem is reported with its place."""
 
 import os
+import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -233,6 +234,14 @@ def test_a_file_named_must_exist_and_be_a_readable_file(folder, monkeypatch):
     (folder / "secret.toml").write_text("")
     monkeypatch.setattr(Path, "read_bytes", refuse)
     assert "secret.toml: cannot be read (Permission denied)" in problems(folder, path="secret.toml")
+
+
+def test_settings_that_cannot_be_looked_for_any_more_are_an_error_of_the_configuration(folder):
+    (folder / "release" / "shop").mkdir(parents=True)
+    watch = Watch(load(folder / "release" / "shop", "poll = 1\n"))
+    shutil.rmtree(folder / "release")
+    with pytest.raises(ConfigError, match=r"release: cannot be looked at for a settings file \(No such file"):
+        watch.changed()
 
 
 def test_a_broken_project_file_is_reported_only_if_it_holds_settings(folder):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from typing import TextIO
 
 import pytest
 
-from holdfast.config import Settings
+from holdfast.config import Settings, Watch
 from holdfast.events import ChildEnded, Event, Events
+from holdfast.worker import supervisor as supervising
 from holdfast.worker.supervisor import (
     FINISHED,
     RECYCLE,
@@ -196,25 +198,76 @@ def test_a_child_that_does_not_stop_in_time_is_killed_and_said(tmp_path: Path) -
     ]
 
 
-def test_children_may_take_as_long_as_a_grace_that_was_raised_meanwhile(tmp_path: Path) -> None:
+FINISHES = """
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+say("works")
+assert signal.sigtimedwait([signal.SIGTERM], 10), "nobody told it to stop"
+signal.sigtimedwait([signal.SIGUSR1], {seconds})
+"""
+"""A child that goes on for so long after it was told to stop."""
+
+
+@pytest.mark.parametrize(("before", "after"), [("0s", "1m"), ("1m", "0s")], ids=["raised", "lowered"])
+def test_children_may_take_as_long_as_a_grace_that_has_just_changed(tmp_path: Path, before: str, after: str) -> None:
+    """Whether they have seen the change or not."""
+    os.mkfifo(tmp_path / "said")
+    file = tmp_path / "holdfast.toml"
+    file.write_text(f'grace = "{before}"\n')
+
+    async def change_and_stop() -> None:
+        with await asyncio.to_thread(_said, tmp_path) as said:
+            await asyncio.to_thread(said.readline)
+        file.write_text(f'grace = "{after}"\n')
+        signal.raise_signal(signal.SIGTERM)
+
+    settings, program = Settings.load(environ={}, path=file), FINISHES.format(seconds=0.3)
+    assert _run(tmp_path, program, settings=settings, extra_seconds=0.05, meanwhile=change_and_stop) == (0, [])
+
+
+def test_a_grace_that_was_changed_counts_though_the_file_is_broken_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.mkfifo(tmp_path / "said")
     file = tmp_path / "holdfast.toml"
     file.write_text('grace = "0s"\n')
+    followed = asyncio.Event()
 
-    async def raise_and_stop() -> None:
+    class Followed(Watch):
+        def changed(self) -> Settings | None:
+            newer = super().changed()
+            if newer is not None:
+                followed.set()
+            return newer
+
+    monkeypatch.setattr(supervising, "Watch", Followed)
+    monkeypatch.setattr(supervising, "_LOOK_EVERY", 0.01)
+
+    async def change_break_and_stop() -> None:
         with await asyncio.to_thread(_said, tmp_path) as said:
             await asyncio.to_thread(said.readline)
         file.write_text('grace = "1m"\n')
+        await followed.wait()
+        file.write_text("grace =")
         signal.raise_signal(signal.SIGTERM)
 
-    program = """
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-say("works")
-signal.sigwait([signal.SIGTERM])
-signal.sigtimedwait([signal.SIGUSR1], 0.3)
-"""
-    settings = Settings.load(environ={}, path=file)
-    assert _run(tmp_path, program, settings=settings, extra_seconds=0.05, meanwhile=raise_and_stop) == (0, [])
+    settings, program = Settings.load(environ={}, path=file), FINISHES.format(seconds=0.3)
+    assert _run(tmp_path, program, settings=settings, extra_seconds=0.05, meanwhile=change_break_and_stop) == (0, [])
+
+
+def test_children_are_told_to_stop_though_the_directory_is_gone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "said")
+    folder = tmp_path / "release" / "shop"
+    folder.mkdir(parents=True)
+    (folder / "holdfast.toml").write_text('grace = "1m"\n')
+
+    async def delete_and_stop() -> None:
+        with await asyncio.to_thread(_said, tmp_path) as said:
+            await asyncio.to_thread(said.readline)
+        shutil.rmtree(tmp_path / "release")
+        signal.raise_signal(signal.SIGTERM)
+
+    settings, program = Settings.load(environ={}, directory=folder), FINISHES.format(seconds=0.3)
+    assert _run(tmp_path, program, settings=settings, extra_seconds=0.05, meanwhile=delete_and_stop) == (0, [])
 
 
 def test_a_stop_during_a_pause_starts_nothing_again(tmp_path: Path) -> None:

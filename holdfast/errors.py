@@ -9,7 +9,7 @@ HoldfastError                exit 1    HTTP 500   something went wrong in Holdfa
 ├── NotFound                 exit 1    HTTP 404   no such job, queue, worker
 ├── Conflict                 exit 1    HTTP 409   the state does not allow it
 │   └── LeaseLost            exit 1    HTTP 409   somebody else holds the job now; nothing was written
-├── Unavailable              exit 75   HTTP 503   the store is away or full; try again
+├── Unavailable              exit 75   HTTP 503   the store is away or full, a name is taken; try again
 ├── ForkedConnection         exit 1    HTTP 500   a store opened before fork() was used after it
 ├── AuditBroken              exit 1    HTTP 500   an audit file is not whole (`observe/audit_file.py`)
 └── JobOutcome               exit 1    HTTP 200   raised by JobHandle.result()
@@ -114,7 +114,7 @@ class LeaseLost(Conflict):
 
 
 class Unavailable(HoldfastError):
-    """The store cannot be reached, is busy or is full. Trying again later is right.
+    """The store cannot be reached, is busy or is full, or a living worker has that name. Trying again later is right.
 
     ``stored``: as with a conflict, where it is known that a part of a batch was stored.
     ``outcome``: what is known of what was asked, in words for those too who may not know where the store is.

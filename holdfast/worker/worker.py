@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.app import Holdfast
 from holdfast.config import Settings
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.events import StoreTrouble, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.executors.group import is_gone
 from holdfast.job import Lease, Order, Pulse
@@ -92,10 +92,7 @@ class Worker:
         """Work until told to stop (or, draining, until there is nothing to run)."""
         shift, app = self.shift, self._app
         store = await app.opened()
-        if shift.settings.worker_id is not None:
-            await self._check_name(store)
-        self.calls = calls = Calls(app, shift.settings)
-        await calls.open()
+        self.calls = calls = await self._open(store)
         self.fetcher = Fetcher(shift, store, drain=self._drain)
         self.recorder = Recorder(shift, store)
         self.runner = Runner(shift, calls, self.recorder)
@@ -112,7 +109,6 @@ class Worker:
                 ("reloader", Reloader(shift, self._resize, self._recycle if self.supervised else None).run()),
             )
         ]
-        await self._or_told(self._sign_on(), "signing on")  # who claims can be seen
         keeper.start()
         shift.emit(
             WorkerStarted(
@@ -127,6 +123,19 @@ class Worker:
             await self._until_stopped([fetching, settling, keeper.ended, self.runner.failed, *background])
         finally:
             await self._wind_down(fetching, settling, background, keeper, calls)
+
+    async def _open(self, store: Store) -> Calls:
+        """What handlers need, and our name in the store. Unavailable where a living worker has that name."""
+        await self._check_name(store)  # before anything is started for nothing
+        calls = Calls(self._app, self.shift.settings)
+        await calls.open()
+        try:
+            await self._check_name(store)  # that took its time: another one may have signed on meanwhile
+        except BaseException:
+            await calls.close()
+            raise
+        await self._or_told(self._sign_on(), "signing on")  # who claims can be seen
+        return calls
 
     async def _until_stopped(self, services: Sequence[asyncio.Future[Any]]) -> None:
         """Until the shift is stopping. A service that dies of a bug takes the worker down, loudly: its supervisor
@@ -203,14 +212,18 @@ class Worker:
         await self.recorder.flush()
 
     async def _check_name(self, store: Store) -> None:
-        """ConfigError if a living worker goes by the name that we were given: signing on would end its registration."""
+        """Unavailable if a living worker goes by the name that we were given: signing on would end its registration.
+
+        It is no ConfigError, after which nobody starts us again: the name becomes free."""
+        if self.shift.settings.worker_id is None:
+            return
         ours = (socket.gethostname(), os.getpid())
         for each in await store.workers():
             host, pid = each.pulse.host, each.pulse.pid
             if each.pulse.worker == self.id and each.alive and (host, pid) != ours and not is_gone(host, pid):
-                raise ConfigError(
+                raise Unavailable(
                     f"worker_id: {self.id} is the name of a living worker, process {pid} on {host}; give this one "
-                    "another name. If that one has died, its name is free when its lease has ended"
+                    "another name, or start it again when that one has stopped or, if it died, its lease has ended"
                 )
 
     async def _sign_on(self) -> None:

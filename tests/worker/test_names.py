@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import pytest
 
 from holdfast import Holdfast
-from holdfast.errors import ConfigError
+from holdfast.errors import Unavailable
 from holdfast.job import Order, Pulse
 from tests.worker.support import harness
 
@@ -55,10 +57,31 @@ async def test_the_name_of_a_living_worker_is_refused_until_its_lease_has_ended(
     async with harness(app, worker_id="mail-1") as harnessed:
         store = await app.opened()
         await store.beat(living, [], lease_for=timedelta(seconds=30))
-        with pytest.raises(ConfigError, match="mail-1 is the name of a living worker"):
+        with pytest.raises(Unavailable, match="mail-1 is the name of a living worker"):
             await harnessed.start()
         assert [each.pulse.host for each in await app.workers()] == [host]
     async with harness(app, worker_id="mail-1") as harnessed:
         harnessed.clock.advance(31)
         await harnessed.start()
         assert [(each.pulse.pid, each.alive) for each in await app.workers()] == [(os.getpid(), True)]
+
+
+async def test_a_name_that_is_taken_while_a_worker_starts_is_refused_and_what_was_opened_is_closed(
+    app: Holdfast,
+) -> None:
+    faster = Pulse(worker="mail-1", host="elsewhere", pid=1, queues="*", concurrency=1)
+    seen = []
+
+    @app.lifespan
+    @asynccontextmanager
+    async def slow(own: Holdfast) -> AsyncIterator[None]:
+        await (await own.opened()).beat(faster, [], lease_for=timedelta(seconds=30))
+        seen.append("opened")
+        yield
+        seen.append("closed")
+
+    async with harness(app, worker_id="mail-1") as harnessed:
+        with pytest.raises(Unavailable, match="mail-1 is the name of a living worker"):
+            await harnessed.start()
+        assert [each.pulse.host for each in await app.workers()] == ["elsewhere"]
+    assert seen == ["opened", "closed"]

@@ -148,7 +148,8 @@ async def _workers(console: Console, app: Holdfast, folder: Path) -> AsyncIterat
 async def _watch(
     console: Console, app: Holdfast, total: int, began: float, running: asyncio.Task[int], *, whole: bool
 ) -> Kill:
-    """Show the progress until every job has ended; halfway, kill a worker that is at work.
+    """Show the progress until every job has ended; halfway, kill a worker that is at work, and another one where its
+    last write came through before it was dead, so that it held nothing any more.
 
     Of few jobs, not the ``whole`` input, all may have ended before one is seen at work: an idle one has to do then."""
     kill: Kill | None = None
@@ -158,8 +159,9 @@ async def _watch(
             states = await _states(app)
             ended = sum(states.get(state, 0) for state in TERMINAL)
             progress.update(bar, completed=ended, description=_described(states))
-            if kill is None and ended * 2 >= total:
-                kill = await _kill_one(console, app, began, idle_too=not whole and ended * 10 >= total * 9)
+            if ended * 2 >= total and (kill is None or (whole and not kill.held)):
+                idle_too = not whole and ended * 10 >= total * 9
+                kill = await _kill_one(console, app, began, idle_too=idle_too) or kill
             if ended == total:
                 break
             if running.done():  # a signal, such as Ctrl-C, goes to the supervisor
@@ -170,7 +172,7 @@ async def _watch(
     if kill is None:
         raise DemoFailed("every job has ended before a worker with a job in hand could be killed")
     if whole and not kill.held:
-        raise DemoFailed("the worker that was killed held no job: nothing had to be recovered")
+        raise DemoFailed("no worker that was killed held a job: nothing had to be recovered")
     return kill
 
 
@@ -206,10 +208,8 @@ async def _kill_one(console: Console, app: Holdfast, began: float, *, idle_too: 
     await _gone(busiest.pid)
     page = await app.find(JobFilter(states=(JobState.RUNNING,), worker=busiest.worker), limit=500)
     held_ids = frozenset(job.id for job in page.jobs)
-    console.print(
-        f"[bold]Halfway: kill -9 {busiest.pid}[/], a worker with {len(held_ids)} jobs in hand. "
-        f"They go to another one when its lease has run out, in {LEASE:.0f} s."
-    )
+    fate = f"They go to another one when its lease has run out, in {LEASE:.0f} s." if held_ids else "All was written."
+    console.print(f"[bold]Halfway: kill -9 {busiest.pid}[/], a worker with {len(held_ids)} jobs in hand. {fate}")
     return Kill(busiest.pid, held_ids, time.monotonic() - began)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from examples.demo import corpus, report, show
 from examples.demo.measure import measure
+from holdfast import Holdfast, JobState
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -89,6 +91,34 @@ def test_a_job_of_the_killed_worker_without_another_attempt_fails_the_demo() -> 
     outcome = report.Outcome(jobs=2, attempts=3, executions=Counter(one=1, two=2), rerun={"two"})
     assert report.print_story(Console(quiet=True), outcome, frozenset({"two"}), 1.0)
     assert not report.print_story(Console(quiet=True), outcome, frozenset({"one", "two"}), 1.0)
+
+
+@pytest.mark.parametrize("later", [frozenset({"job"}), frozenset()], ids=["another held one", "none did"])
+def test_another_worker_is_killed_where_the_first_one_held_nothing_any_more(
+    monkeypatch: pytest.MonkeyPatch, later: frozenset[str]
+) -> None:
+    kills = [show.Kill(1, frozenset(), 1.0), None, show.Kill(2, later, 2.0)]
+    ended = iter([4, 5, 6, 7, 10])
+
+    async def states(_app: Holdfast) -> dict[str, int]:
+        return {JobState.SUCCEEDED: next(ended)}
+
+    async def kill_one(*_: object, **__: object) -> show.Kill | None:
+        return kills.pop(0) if kills else None
+
+    monkeypatch.setattr(show, "_states", states)
+    monkeypatch.setattr(show, "_kill_one", kill_one)
+    monkeypatch.setattr(show, "_LOOK", 0.0)
+
+    async def watched() -> show.Kill:
+        app, running = Holdfast("sqlite:///never-opened.db"), asyncio.get_running_loop().create_future()
+        return await show._watch(Console(quiet=True), app, 10, time.monotonic(), running, whole=True)
+
+    if later:
+        assert asyncio.run(watched()) == show.Kill(2, later, 2.0)
+    else:
+        with pytest.raises(show.DemoFailed, match="no worker that was killed held a job"):
+            asyncio.run(watched())
 
 
 def test_what_was_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

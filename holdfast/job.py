@@ -391,6 +391,15 @@ class Operated(msgspec.Struct, frozen=True):
     more: bool = False
 
 
+class Passed(msgspec.Struct, frozen=True):
+    """Ready jobs that others have passed by on their way to a worker. Who was announced before ``before_us`` stood in
+    front of whatever comes next."""
+
+    ids: list[str]
+    before_us: int
+    now_us: int
+
+
 class Finding(msgspec.Struct, frozen=True):
     """One line of ``doctor``."""
 

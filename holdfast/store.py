@@ -48,6 +48,7 @@ from holdfast.job import (
     Order,
     Pace,
     Page,
+    Passed,
     Pulse,
     QueueInfo,
     Settled,
@@ -326,6 +327,10 @@ class AnnouncingStore(TransactionalStore, Protocol):
     async def oldest(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
         """Of the first ``limit`` ready jobs of a queue, those that have been so for ``aged`` at least."""
 
+    async def passed(self, queue: str, front: Sequence[str], *, margin: timedelta, limit: int) -> Passed:
+        """Of each priority the oldest ready jobs of a queue that were so more than ``margin`` before any ready one of
+        ``front`` was: ``limit`` at most, and as many that were lost once."""
+
     async def places(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
         """Queue and state of each of these jobs that exists."""
 
@@ -379,6 +384,12 @@ class Transport(Protocol):
 
     async def held(self, queue: str, *, most: int) -> set[str] | None:
         """All ids that wait for the queue; None where they are more than ``most``."""
+
+    async def front(self, queue: str, *, most: int) -> tuple[list[str], int]:
+        """Those ids of the queue that come next, and how many ``again`` has announced that may still wait."""
+
+    async def again(self, queue: str, passed: Passed) -> int:
+        """Announce what others have passed by, but for what may still wait since the last time; how many that were."""
 
     async def bury(self, dead: Mapping[str, Sequence[str]]) -> None:
         """These jobs, by queue, are dead letters."""

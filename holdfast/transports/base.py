@@ -15,7 +15,7 @@ from uuid import uuid4
 from redis import exceptions as driver
 
 from holdfast.errors import ConfigError, Unavailable
-from holdfast.job import Delivery
+from holdfast.job import Delivery, Passed
 from holdfast.links.redis import Links, Script, in_pieces, script_of
 from holdfast.links.redis_url import Server, parse_server
 from holdfast.links.wire import Argument, Wire
@@ -118,6 +118,14 @@ class RedisTransport(ABC):
     async def held(self, queue: str, *, most: int) -> set[str] | None:
         ids = await self.run("held", queue, most)
         return None if ids is None else set(map(text_of, ids))
+
+    async def front(self, queue: str, *, most: int) -> tuple[list[str], int]:
+        again, *ids = await self.run("front", queue, most)
+        return list(map(text_of, ids)), int(again)
+
+    async def again(self, queue: str, passed: Passed) -> int:
+        pieces = in_pieces(passed.ids, _PIECE)
+        return sum([int(await self.run("again", queue, passed.before_us, passed.now_us, *ids)) for ids in pieces])
 
     async def bury(self, dead: Mapping[str, Sequence[str]]) -> None:
         await self.run_grouped("bury", dead)

@@ -22,6 +22,7 @@ from holdfast.job import (
     Delivery,
     Finding,
     Held,
+    JobFilter,
     JobState,
     Lease,
     NewJob,
@@ -185,10 +186,12 @@ class Carried:
                 await self._tell_of(changed)
         return answers
 
-    async def _tell_of(self, job_ids: Sequence[str]) -> None:
-        """Announce what is ready of these, bury what is dead, and wake who sleeps until something falls due."""
+    async def _tell_of(self, job_ids: Sequence[str]) -> set[str]:
+        """Announce what is ready of these, bury what is dead, and wake who sleeps until something falls due. The
+        queues they are in."""
         by_state: dict[JobState, list[tuple[str, str]]] = {}
-        for job_id, (queue, state) in (await self._store.places(job_ids)).items():
+        places = await self._store.places(job_ids)
+        for job_id, (queue, state) in places.items():
             by_state.setdefault(state, []).append((queue, job_id))
         await self._announced(_by_queue(by_state.get(JobState.QUEUED, [])))
         if JobState.DEAD in by_state:
@@ -196,6 +199,7 @@ class Carried:
         due = by_state.get(JobState.FAILED, []) + by_state.get(JobState.SCHEDULED, [])
         if due:
             await self._store.tell([f"due:{queue}" for queue in {queue for queue, _ in due}])
+        return {queue for queue, _ in places.values()}
 
     async def _announced(self, ready: Mapping[str, Sequence[str]]) -> bool:
         """Whether the transport has heard of all these."""
@@ -271,16 +275,22 @@ class Carried:
         operated = await self._store.replay(selection, force=force, payload=payload, limit=limit, pace=pace)
         if operated.changed:
             with suppress(HoldfastError):  # done: a sweep does the rest
-                await self._tell_of([job_id for job_id, _ in operated.changed])
-                await self._now().reminder.mirror()
+                queues = await self._tell_of([job_id for job_id, _ in operated.changed])
+                await self._now().reminder.mirror(queues)
         return operated
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> Operated:
-        """Remove the jobs, and dead ones from their list."""
+        """Remove the jobs, and dead ones from their list: at once where the selection says which queues they are of."""
+        queues: set[str] = set()
+        if isinstance(selection, JobFilter):
+            queues.update([] if selection.queue is None else [selection.queue])
+        else:
+            places = await self._store.places(selection)
+            queues.update(queue for queue, state in places.values() if state is JobState.DEAD)
         operated = await self._store.delete(selection, limit=limit)
         if any(state is JobState.DEAD for _, state in operated.changed):
             with suppress(HoldfastError):
-                await self._now().reminder.mirror()
+                await (self._now().reminder.mirror(queues) if queues else self._now().reminder.mirror_next())
         return operated
 
     async def resume(self, queue: str) -> None:

@@ -3,15 +3,17 @@ consumers that died had in hand goes to others.
 
 Each queue's ready jobs are counted and compared with what waits in the transport. Where it holds fewer, the oldest
 ready jobs that do not stand in it are announced: never more than are missing, so nothing piles up. What stands in it
-is known only where all of it can be looked at; a deeper queue has work enough until then. What is just on its way is
-spared by looking twice.
+is known only where all of it can be looked at. What is just on its way is spared by looking twice.
+
+Of a deeper queue the jobs are announced that were ready well before those that come next: these have passed them by.
+Each is announced once until what comes next is younger than that, too: what was announced has arrived by then.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
 from holdfast.job import JobState
@@ -25,6 +27,9 @@ MIRRORED = 1000
 _MIRRORED_AT_ONCE = 10  # lists of dead letters that a sweep looks at
 _AGED = timedelta(seconds=1)  # what became ready later is surely on its way
 _AGAIN = 0.1  # seconds between the two looks
+_FRONT = 10  # ids that come next; one that is no measure, being old itself, hides what was lost until it is taken
+_MARGIN = timedelta(seconds=10)  # between becoming ready and being announced there may be so much
+_PASSED_AT_ONCE = 1000  # jobs of a deep queue that a sweep announces, and more where many have gone since the last
 
 
 class Reminder:
@@ -42,7 +47,7 @@ class Reminder:
         try:
             await self._recover()
             reminded = await self._remind()
-            await self.mirror(most=_MIRRORED_AT_ONCE)
+            await self.mirror_next()
         except Away:  # the next sweep after its return finds what is to be done
             return 0
         return reminded
@@ -52,14 +57,20 @@ class Reminder:
         backlog = await self._carrier.reach(self._carrier.transport.backlog([queue]))
         await self._announce_lost(await self._missing(backlog))
 
-    async def mirror(self, *, most: int | None = None) -> None:
-        """Make the lists of dead letters hold the newest ones there are: all lists, or so many in turn."""
+    async def mirror(self, queues: Collection[str]) -> None:
+        """Make the lists of these queues' dead letters hold the newest ones there are."""
+        carrier = self._carrier
+        for queue in queues:
+            dead = await self._store.newest_dead(queue, limit=MIRRORED)
+            await carrier.reach(carrier.transport.mirror(queue, dead))
+
+    async def mirror_next(self) -> None:
+        """Make so many lists true, in turn."""
         carrier = self._carrier
         queues = sorted({*await self._store.dead_queues(), *await carrier.reach(carrier.transport.graves())})
         first = bisect_right(queues, self._mirrored)
-        for queue in [*queues[first:], *queues[:first]][:most]:
-            dead = await self._store.newest_dead(queue, limit=MIRRORED)
-            await carrier.reach(carrier.transport.mirror(queue, dead))
+        for queue in [*queues[first:], *queues[:first]][:_MIRRORED_AT_ONCE]:
+            await self.mirror([queue])
             self._mirrored = queue
 
     async def _recover(self) -> None:
@@ -83,13 +94,14 @@ class Reminder:
             return 0
         backlog = await self._carrier.reach(self._carrier.transport.backlog(queues))
         missing = await self._missing(backlog)
-        if not missing:
+        deep = [queue for queue, waiting in backlog.items() if waiting > ROUND]
+        if not missing and not deep:
             return 0
         carrier = self._carrier
         if not await carrier.reach(carrier.transport.begin_sweep()):
             return 0
         try:
-            return await self._announce_lost(missing)
+            return await self._announce_lost(missing) + await self._announce_passed(deep)
         finally:
             await carrier.attempt(carrier.transport.end_sweep())
 
@@ -119,6 +131,17 @@ class Reminder:
             lost[queue] = [job_id for job_id in missing_still if places.get(job_id) == (queue, JobState.QUEUED)]
         await self._carrier.reach(self._carrier.transport.announce({queue: ids for queue, ids in lost.items() if ids}))
         return sum(map(len, lost.values()))
+
+    async def _announce_passed(self, queues: Sequence[str]) -> int:
+        """Announce jobs of queues that cannot be looked at whom others have passed by."""
+        transport, announced = self._carrier.transport, 0
+        for queue in queues:
+            front, waiting = await self._carrier.reach(transport.front(queue, most=_FRONT))
+            limit = min(ROUND, _PASSED_AT_ONCE + waiting)
+            passed = await self._store.passed(queue, front, margin=_MARGIN, limit=limit)
+            if passed.ids:
+                announced += await self._carrier.reach(transport.again(queue, passed))
+        return announced
 
     async def _held(self, queue: str) -> set[str] | None:
         return await self._carrier.reach(self._carrier.transport.held(queue, most=ROUND))

@@ -81,6 +81,14 @@ class Pairing:
             else:
                 self.execute("LPUSH", self.key(queue), each)
 
+    def lose(self, *ids: str) -> None:
+        """These ids of the queue ``default``, wherever they stand."""
+        for each in [] if self.is_stream else ids:
+            self.execute("LREM", self.key(), 0, each)
+        for entry, fields in self.entries(self.key()) if self.is_stream else []:
+            if fields[b"id"].decode() in ids:
+                self.execute("XDEL", self.key(), entry)
+
     def dead(self, queue: str = "default") -> list[str]:
         """The ids in a queue's list, or stream, of dead letters."""
         if self.is_stream:

@@ -141,6 +141,44 @@ async def test_what_a_deep_queue_has_lost_comes_once_the_queue_can_be_looked_at(
         assert sorted(first + await take(store)) == sorted(ids)
 
 
+async def test_what_a_deep_queue_has_lost_comes_while_it_stays_deep(
+    pairing: Pairing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any priority, and again where it is lost again. Several workers sweep, and nothing else is repeated."""
+    monkeypatch.setattr(reminding, "ROUND", 10)
+    clock = ManualClock()
+    async with pairing.app(now=clock) as app, pairing.app(now=clock) as other:
+        stores = [await app.opened(), await other.opened()]
+        taken: list[str] = []
+        ids: list[str] = []
+
+        async def turn(takes: int = 4) -> list[str]:
+            """Four jobs come, some go, and both sweep; what was announced again."""
+            clock.advance(5)
+            ids.extend(await put(stores[0], *[new_job(priority=n % 3) for n in range(4)]))
+            taken.extend(await take(stores[0], takes))
+            before = pairing.waiting()
+            said = sum(await asyncio.gather(*[store.remind() for store in stores]))
+            waiting = pairing.waiting()
+            assert len(waiting) > reminding.ROUND or not taken
+            assert (waiting[: len(before)], len(waiting)) == (before, len(before) + said)
+            return waiting[len(before) :]
+
+        for _ in range(5):
+            assert await turn(0) == []
+        lost = ids[-3:]
+        for _ in range(2):
+            pairing.lose(*lost)
+            for _ in range(12):
+                again = await turn()
+                if again:
+                    break
+            assert sorted(again) == sorted(lost)
+        for _ in range(12):
+            assert await turn() == []
+        assert set(lost) <= set(taken)
+
+
 async def test_a_paused_queue_is_not_announced_again_until_it_is_resumed(pairing: Pairing) -> None:
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
@@ -215,6 +253,24 @@ async def test_each_queue_has_a_list_of_the_dead_letters_that_ended_last(
             assert (pairing.dead(), pairing.dead("mail")) == ([young[-1], old], [mail])
         await store.delete([mail])
         assert (pairing.dead(), pairing.dead("mail")) == ([young[-1], old], [])
+
+
+async def test_who_replays_or_deletes_waits_for_the_lists_of_those_queues_only(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.opened()
+        ids = await put(store, *[new_job(queue=queue) for queue in ("mail", "mail", "mail", "other")])
+        jobs = (await claim(store, wants={"*": 10})).jobs
+        await store.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
+        pairing.execute("DEL", pairing.dead_key("other"))
+
+        await store.replay([ids[0]])
+        assert (pairing.dead("mail"), pairing.dead("other")) == (ids[1:3], [])
+        await store.delete([ids[1]])
+        assert (pairing.dead("mail"), pairing.dead("other")) == (ids[2:3], [])
+        await store.delete(JobFilter(queue="mail"))
+        assert (pairing.dead("mail"), pairing.dead("other")) == ([], [])
+        await store.remind()
+        assert pairing.dead("other") == [ids[3]]
 
 
 async def test_nothing_piles_up_under_load(pairing: Pairing) -> None:

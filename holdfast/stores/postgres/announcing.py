@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from holdfast.job import JobState
+from holdfast.job import JobState, Passed
 from holdfast.stores.postgres.links import Links
 from holdfast.stores.postgres.rows import is_id, span_us
 from holdfast.stores.postgres.statements import Query
@@ -34,6 +34,13 @@ class Announcing:
         """Of the first ready jobs those that are old enough."""
         rows = await self._links.fetch(self._sql["oldest"], queue=queue, limit=limit, aged=span_us(aged))
         return [job_id for (job_id,) in rows]
+
+    async def passed(self, queue: str, front: Sequence[str], *, margin: timedelta, limit: int) -> Passed:
+        """Ready jobs that were so before those of the front."""
+        ids = list(filter(is_id, front))
+        rows = await self._links.fetch(self._sql["passed"], queue=queue, ids=ids, margin=span_us(margin), limit=limit)
+        _, before, now = rows[0] if rows else ("", 0, 0)
+        return Passed([job_id for job_id, _, _ in rows], before, now)
 
     async def places(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
         """Queue and state of each."""

@@ -494,6 +494,41 @@ select o.id::text from (
 ) o where o.run_at <= :now - :aged::bigint
 order by o.rank, o.run_at, o.seq;
 
+-- own: passed
+-- Ready jobs of a queue that were so clearly before the first of :ids was: of each priority in use the oldest, found by
+-- skipping from one to the next. A rescued job keeps its instant, but is on its way only since its last start.
+with recursive front (since) as (
+    select min(greatest(run_at, started_at)) - :margin::bigint from holdfast.job
+    where id = any(:ids::uuid[]) and state + 0 = 0 and queue = :queue
+), ready (rank) as (
+    (select rank from holdfast.job where state = 0 and losses = 0 and queue = :queue order by rank, run_at, seq limit 1)
+    union all
+    select (select j.rank from holdfast.job j
+            where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank > ready.rank
+            order by j.rank, j.run_at, j.seq limit 1)
+    from ready where ready.rank is not null
+), suspect (rank) as (
+    (select rank from holdfast.job where state = 0 and losses = 1 and queue = :queue order by rank, run_at, seq limit 1)
+    union all
+    select (select j.rank from holdfast.job j
+            where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank > suspect.rank
+            order by j.rank, j.run_at, j.seq limit 1)
+    from suspect where suspect.rank is not null
+), found as (
+    (select o.* from (select rank from ready limit :limit) r cross join lateral (
+        select j.id, j.run_at, j.started_at from holdfast.job j
+        where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank = r.rank and j.run_at < (select since from front)
+        order by j.rank, j.run_at, j.seq limit :limit) o
+     limit :limit)
+    union all
+    (select o.* from (select rank from suspect limit :limit) r cross join lateral (
+        select j.id, j.run_at, j.started_at from holdfast.job j
+        where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank = r.rank and j.run_at < (select since from front)
+        order by j.rank, j.run_at, j.seq limit :limit) o
+     limit :limit)
+)
+select found.id::text, front.since, :now from found, front where greatest(found.run_at, found.started_at) < front.since;
+
 -- own: dead_queues
 -- Every queue with dead letters, by skipping from one to the next.
 with recursive named (queue) as (

@@ -7,7 +7,7 @@ from datetime import timedelta
 from importlib.resources import files
 
 from holdfast.errors import ConfigError
-from holdfast.job import Completion, Delivered, Finding, JobState, Lease, NewJob, Settled, Submitted
+from holdfast.job import Completion, Delivered, Finding, JobState, Lease, NewJob, Passed, Settled, Submitted
 from holdfast.store import Dialogue
 from holdfast.stores.postgres import care, within
 from holdfast.stores.postgres.announcing import Announcing
@@ -96,6 +96,9 @@ class PostgresStore(ServedStore["_Opened"]):
 
     async def oldest(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
         return await self._open.announcing.oldest(queue, limit=limit, aged=aged)
+
+    async def passed(self, queue: str, front: Sequence[str], *, margin: timedelta, limit: int) -> Passed:
+        return await self._open.announcing.passed(queue, front, margin=margin, limit=limit)
 
     async def places(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
         return await self._open.announcing.places(job_ids)

@@ -14,6 +14,11 @@ local function seconds()
     return tonumber(redis.call('TIME')[1])
 end
 
+-- Ids of a queue that were announced though more waited than anybody can look at, by when.
+local function again(queue)
+    return of(READY .. '@again', queue)
+end
+
 -- QUEUE, NUMBER and that many arguments, as often as there are: visit(queue, first, last).
 local function groups(from, visit)
     while ARGV[from] do

@@ -26,8 +26,9 @@ local function length(queue)
     return redis.call('LLEN', of(READY, queue))
 end
 
-local function held(queue)
-    return redis.call('LRANGE', of(READY, queue), 0, -1)
+-- What comes next, so many of it.
+local function held(queue, number)
+    return redis.call('LRANGE', of(READY, queue), -number, -1)
 end
 
 local function ring(queue, times)

@@ -89,13 +89,13 @@ local function groups_of(key)
     return found
 end
 
--- What nobody has read.
-local function held(queue)
+-- What nobody has read, so much of it.
+local function held(queue, number)
     local key, from, found = of(READY, queue), '-', {}
     for _, each in ipairs(groups_of(key)) do
         if each['name'] == GROUP then from = '(' .. each['last-delivered-id'] end
     end
-    for _, entry in ipairs(redis.call('XRANGE', key, from, '+')) do
+    for _, entry in ipairs(redis.call('XRANGE', key, from, '+', 'COUNT', number)) do
         found[#found + 1] = value(entry[2])
     end
     return found

@@ -10,6 +10,7 @@ HoldfastError                exit 1    HTTP 500   something went wrong in Holdfa
 ├── Conflict                 exit 1    HTTP 409   the state does not allow it
 │   └── LeaseLost            exit 1    HTTP 409   somebody else holds the job now; nothing was written
 ├── Unavailable              exit 75   HTTP 503   the store is away or full, a name is taken; try again
+│   └── Busy                 exit 75   HTTP 503   others look for jobs by a filter, and there was no turn
 ├── ForkedConnection         exit 1    HTTP 500   a store opened before fork() was used after it
 ├── AuditBroken              exit 1    HTTP 500   an audit file is not whole (`observe/audit_file.py`)
 └── JobOutcome               exit 1    HTTP 200   raised by JobHandle.result()
@@ -130,6 +131,12 @@ class Unavailable(HoldfastError):
     def __init__(self, message: str, *, outcome: str = "") -> None:
         super().__init__(message)
         self.outcome = outcome
+
+
+class Busy(Unavailable):
+    """So many look for jobs by a filter that this one found no turn. Nothing was changed."""
+
+    alike = False
 
 
 class ForkedConnection(HoldfastError):

@@ -205,7 +205,9 @@ class Store(Protocol):
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
         """Newest first, by keyset: a page costs the same however deep."""
 
-    async def count(self, where: JobFilter) -> int: ...
+    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
+        """How many jobs match, counted up to ``most``. ``seconds``: that it may take where somebody waits, if not as
+        few as any look by a filter."""
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         """Attempts that did not succeed, oldest first."""

@@ -12,10 +12,10 @@ from msgspec import Meta
 
 from holdfast.app import Holdfast
 from holdfast.desk.words import clip, many, moment, span
-from holdfast.errors import TooBroad
+from holdfast.errors import Busy, TooBroad
 from holdfast.executors.group import is_gone
 from holdfast.executors.policy import COMMAND
-from holdfast.job import Job, JobFilter, JobState, Order, Reason, WorkerInfo
+from holdfast.job import Job, JobFilter, JobState, Order, QueueInfo, Reason, WorkerInfo
 from holdfast.store import Store
 from holdfast.values import nearest
 
@@ -47,7 +47,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     gone: frozenset[str] = frozenset()  # workers of this host whose process is not there any more
     silence: timedelta = timedelta(days=1)  # how long a worker that lives may say nothing
     ahead: int = 0  # ready jobs of its queue that go first
-    exact: bool | None = True  # or at most that many; None: it could not be found out in time
+    exact: bool | None = True  # or at most that many; None: more than are counted are ready
     deaf: bool = False  # what carries the wake-ups of its queue cannot be reached
     discreet: bool = False  # who asks may know nothing of other queues
 
@@ -60,8 +60,9 @@ async def known(app: Holdfast, job: Job) -> Known:
     """What there is to know about a job's chances."""
     store = await app.opened()
     workers = await store.workers()
-    ahead, exact = await _ahead(store, job) if job.state is JobState.QUEUED else (0, True)
-    queues = [queue for queue in await store.queues(recent=_MINUTE, most=1) if queue.name == job.queue]
+    most = _COUNTED + 1 if job.state is JobState.QUEUED else 1
+    queues = [queue for queue in await store.queues(recent=_MINUTE, most=most) if queue.name == job.queue]
+    ahead, exact = await _ahead(store, job, queues) if job.state is JobState.QUEUED else (0, True)
     return Known(
         now_us=await store.now_us(),
         paused=any(queue.paused for queue in queues),
@@ -75,19 +76,23 @@ async def known(app: Holdfast, job: Job) -> Known:
     )
 
 
-async def _ahead(store: Store, job: Job) -> tuple[int, bool | None]:
-    """How many ready jobs of its queue go first; True if that is exact, None if it takes too long to find out."""
-    try:
-        return await _counted_ahead(store, job)
-    except TooBroad:
+async def _ahead(store: Store, job: Job, queues: Sequence[QueueInfo]) -> tuple[int, bool | None]:
+    """How many ready jobs of its queue go first; see ``Known.exact``."""
+    if any(JobState.QUEUED in queue.at_least for queue in queues):
         return 0, None
+    others = max(0, sum(queue.states.get(JobState.QUEUED, 0) for queue in queues) - 1)
+    if not others:
+        return 0, True
+    if others >= _COUNTED:
+        return others, False
+    try:
+        return await _counted_ahead(store, job), True
+    except (TooBroad, Busy):
+        return others, False
 
 
-async def _counted_ahead(store: Store, job: Job) -> tuple[int, bool]:
+async def _counted_ahead(store: Store, job: Job) -> int:
     where = JobFilter(queue=job.queue, states=(JobState.QUEUED,))
-    number = await store.count(where)
-    if number > _COUNTED:
-        return number - 1, False
     ahead, cursor = 0, None
     place = (-job.priority, job.run_at_us, job.id)
     while True:
@@ -95,7 +100,7 @@ async def _counted_ahead(store: Store, job: Job) -> tuple[int, bool]:
         ahead += sum((-other.priority, other.run_at_us, other.id) < place for other in page.jobs)
         cursor = page.cursor
         if cursor is None:
-            return ahead, True
+            return ahead
 
 
 def serves(worker: WorkerInfo, queue: str) -> bool:
@@ -233,9 +238,12 @@ def _in_line(job: Job, known: Known) -> Iterator[Because]:
     if serving and all(worker.pulse.running >= worker.pulse.concurrency for worker in serving):
         busy = "" if known.discreet else f", with {many(sum(worker.pulse.running for worker in serving), 'job')}"
         yield Because("busy", f"every worker of its queue is busy{busy}", "start more, or raise --concurrency")
-    if known.ahead or known.exact is None:
+    if known.exact is None:
+        text = f"its place in the line is not known: over {_COUNTED:,} jobs of queue {job.queue} are ready"
+        yield Because("place_unknown", text, "start more workers, or give urgent jobs a higher priority")
+    elif known.ahead:
         number = ("" if known.exact else "up to ") + many(known.ahead, "job")
-        text = f"it waits behind {'others' if known.exact is None else number} of queue {job.queue}"
+        text = f"it waits behind {number} of queue {job.queue}"
         yield Because(
             "behind", text, "start more workers, or give urgent jobs a higher priority or a queue of their own"
         )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.errors import Invalid
-from holdfast.job import JobState
+from holdfast.job import JobFilter, JobState
 from holdfast.lifecycle import REPLAYABLE
 from holdfast.log_lines import LogLine, LogPage
 
@@ -19,6 +19,9 @@ FORGOTTEN_AFTER = timedelta(days=1)
 
 GLANCED = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED, JobState.RUNNING, JobState.DEAD})
 """States whose jobs ``glance`` counts: those that still want something."""
+
+UNSUCCESSFUL = frozenset({JobState.DEAD, JobState.CANCELLED})
+"""States of few jobs among millions, which are found without a look at the others."""
 
 BEAT_PATIENCE = 0.25
 """Of a lease: how long a beat waits for a server that is away, so that there is time for another."""
@@ -68,6 +71,16 @@ def named(ids: Sequence[str], limit: int) -> Chosen:
     """Jobs chosen by id."""
     once = list(dict.fromkeys(ids))
     return Chosen(once[:limit], len(once) > limit, None)
+
+
+def is_unsuccessful(where: JobFilter) -> bool:
+    """Whether it asks for dead or cancelled jobs only."""
+    return bool(where.states) and UNSUCCESSFUL.issuperset(where.states)
+
+
+def costs_its_page(where: JobFilter) -> bool:
+    """Whether finding a page of what matches passes by nothing else: it needs no turn among those who search."""
+    return where == JobFilter(states=where.states) and (not where.states or is_unsuccessful(where))
 
 
 def replayable(*, force: bool) -> frozenset[JobState]:

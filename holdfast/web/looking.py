@@ -21,7 +21,7 @@ from holdfast.desk.documents import (
     line_document,
 )
 from holdfast.desk.why import Because, explain, known
-from holdfast.errors import NotFound, TooBroad
+from holdfast.errors import Busy, NotFound, TooBroad
 from holdfast.job import TERMINAL, Job, JobFilter, JobState
 from holdfast.traces import trace_id_of
 from holdfast.values import check_key
@@ -138,7 +138,7 @@ async def page_of(call: Call, where: JobFilter, limit: int, cursor: str | None) 
     while True:
         try:
             page = await call.app.find(where, limit=min(limit - len(jobs), _AT_ONCE), cursor=cursor)
-        except TooBroad:
+        except (TooBroad, Busy):
             if not jobs:
                 raise
             return JobPage(jobs, cursor)

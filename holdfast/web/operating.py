@@ -12,9 +12,10 @@ from msgspec import Meta
 from holdfast.app import Holdfast
 from holdfast.desk.deeds import CANCEL, DELETE, Deed, Turns, by_state, replaying
 from holdfast.desk.documents import ID, JobDocument, Standing
-from holdfast.errors import Conflict, Invalid, NotFound, TooBroad
+from holdfast.errors import Busy, Conflict, Invalid, NotFound, TooBroad
 from holdfast.job import Job, JobFilter, JobState
 from holdfast.lifecycle import check_replay
+from holdfast.stores.verbs import CHOOSE, UNSUCCESSFUL
 from holdfast.task.codec import Words
 from holdfast.values import LONGEST, RATE_PATTERN, check_key
 from holdfast.web.examples import JOB
@@ -39,6 +40,7 @@ from holdfast.web.routing import Call, Handler, Operation, Told
 
 MOST = 1000
 """Jobs one call changes."""
+_COUNTED = 1_000_000  # jobs that a dry run counts
 _KEYS_AT_ONCE = 10  # keys whose jobs are read together: each may have a large payload
 _LATEST = int(LONGEST.total_seconds())
 
@@ -52,7 +54,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     refused: Annotated[
         list[Standing], Meta(description="Named jobs whose state does not allow it, or that are not there.")
     ]
-    more: Annotated[bool, Meta(description="Matching jobs are left: call again.")]
+    more: Annotated[bool, Meta(description="Matching jobs are left: call again. Of a dry run: more than it counted.")]
     seconds: Annotated[
         float,
         Meta(
@@ -260,14 +262,35 @@ async def _ids(call: Call, references: Sequence[str]) -> dict[str, str | None]:
 
 
 async def _counted(app: Holdfast, turns: Turns, wheres: Sequence[JobFilter]) -> Done:
-    states = tuple(state for where in wheres for state in where.states)
-    number = await app.count(msgspec.structs.replace(wheres[0], states=states)) if wheres else 0
-    return _would(number, turns, number)
+    """Refused where the change itself would be, and only there: what is too much to be counted is ``more``."""
+    store, number, more = await app.opened(), 0, False
+    for where in _together(wheres):
+        try:
+            found = await store.count(where, most=MOST, seconds=CHOOSE)
+        except (TooBroad, Busy):
+            if not number:
+                raise
+            found, more = 0, True
+        if found == MOST:
+            try:
+                found = await store.count(where, most=_COUNTED + 1, seconds=CHOOSE)
+            except (TooBroad, Busy):
+                more = True
+        number += found
+    counted = min(number, _COUNTED)
+    return _would(counted, turns, counted, more=more or number > _COUNTED)
 
 
-def _would(number: int, turns: Turns, passed: int) -> Done:
+def _together(wheres: Sequence[JobFilter]) -> list[JobFilter]:
+    """The same in as few looks as there can be: dead and cancelled jobs, which have an index, and all others."""
+    states = [state for where in wheres for state in where.states]
+    groups = [tuple(state for state in states if (state in UNSUCCESSFUL) is few) for few in (True, False)]
+    return [msgspec.structs.replace(wheres[0], states=group) for group in groups if group]
+
+
+def _would(number: int, turns: Turns, passed: int, *, more: bool = False) -> Done:
     turns.passed(passed)
-    return Done(dry_run=True, count=number, changed=[], refused=[], more=False, seconds=turns.after.total_seconds())
+    return Done(dry_run=True, count=number, changed=[], refused=[], more=more, seconds=turns.after.total_seconds())
 
 
 async def _matched(call: Call, deed: Deed, turns: Turns, wheres: Sequence[JobFilter], limit: int) -> Done:
@@ -276,7 +299,7 @@ async def _matched(call: Call, deed: Deed, turns: Turns, wheres: Sequence[JobFil
     for place, where in enumerate(wheres):
         try:
             operated = await getattr(call.app, deed.name)(where, limit=limit - len(changed), **turns.options())
-        except TooBroad:
+        except (TooBroad, Busy):
             if not changed:
                 raise
             return _done(changed, [], turns, more=True)
@@ -291,10 +314,14 @@ async def _matched(call: Call, deed: Deed, turns: Turns, wheres: Sequence[JobFil
 
 async def _is_any_left(app: Holdfast, wheres: Sequence[JobFilter]) -> bool:
     """Whether more matches; also where that takes too long to find out: the next call finds it out."""
+    store = await app.opened()
     try:
-        return any([await app.count(where) for where in wheres])
-    except TooBroad:
+        for where in wheres:
+            if await store.count(where, most=1):
+                return True
+    except (TooBroad, Busy):
         return True
+    return False
 
 
 def _done(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from holdfast.clock import ManualClock
+from holdfast.job import JobFilter, JobState
 from holdfast.store import Store
-from tests.conformance.support import Follower, failing, new_job, put, running, take_ids
+from tests.conformance.support import Follower, ended, failing, new_job, put, running, take_ids
 from tests.support.keys import Keys
 
 SECOND = timedelta(seconds=1)
@@ -33,6 +34,21 @@ async def test_making_jobs_of_many_queues_ready_looks_at_so_many_others_and_no_m
     assert sorted(job for ids in claimed for job in ids) == sorted(early + due + late)
     exact = [ids[:2] == [early[n], due[n]] for n, ids in enumerate(claimed)]
     assert sum(exact) >= 9, "as many as can be put in their places for that"
+
+
+async def test_a_page_of_dead_letters_reads_no_more_payloads_than_it_shows(store: Store, home: str) -> None:
+    dead = [await ended(store, JobState.DEAD, payload=f'{{"n":{n}}}') for n in range(30)]
+    keys = Keys(home)
+    keys.client.config_resetstat()
+
+    page = await store.find(JobFilter(states=(JobState.DEAD,), queue="default"), limit=2)
+
+    read = keys.client.info("commandstats")["cmdstat_hgetall"]["calls"]
+    keys.client.close()
+    assert [(job.id, job.payload) for job in page.jobs] == [(dead[29], '{"n":29}'), (dead[28], '{"n":28}')]
+    rest = await store.find(JobFilter(states=(JobState.DEAD,)), cursor=page.cursor)
+    assert [job.id for job in rest.jobs] == dead[27::-1]
+    assert read < 10
 
 
 async def test_an_attempt_is_told_without_reading_all_that_were_before(

@@ -174,6 +174,8 @@ CASES = [
     Case("find", ("job_pkey(id)",), {"tag": "tagged"}),
     Case("choose", (), {"states": [0, 1]}),
     Case("find_ended", ("job_unsuccessful(state, id)", "key_of(job_id)")),
+    Case("choose_ended", ("job_unsuccessful(state, id)",)),
+    Case("count_ended", ("job_unsuccessful(state, id)",), {"most": BATCH}),
 ]
 
 COLUMNS = {
@@ -244,7 +246,7 @@ OWN = {
     "newest_dead": {"queue": "default"},
     "find": {"states": None},
     "choose_again": {"states": [6]},
-    "find_ended": {"states": [6], "state": 6},
+    **{name: {"states": [6], "state": 6} for name in ("find_ended", "choose_ended", "count_ended")},
 }
 
 

@@ -85,7 +85,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "prune_keys": ("holdfast_key",),
     "delete_worker": ("PRIMARY KEY",),
     "oldest_ready": ("holdfast_job_ready", "holdfast_job_suspect", "holdfast_job_quarantined"),
-    "find_ended": ("holdfast_job_unsuccessful",),
+    **dict.fromkeys(("find_ended", "choose_ended", "count_ended"), ("holdfast_job_unsuccessful",)),
     "glance_queues": ("holdfast_job_ready", "holdfast_job_suspect", "holdfast_job_quarantined", "holdfast_job_due"),
     "glance": (
         "holdfast_job_ready",

@@ -86,6 +86,18 @@ async def test_filters_match_what_they_say(store: Store, clock: ManualClock) -> 
     assert await found(store, tasks=("c",), states=(JobState.DEAD,), queue="other") == set()
 
 
+@pytest.mark.parametrize("where", [JobFilter(), JobFilter(tasks=("work",))], ids=["simple", "looked for"])
+async def test_jobs_are_counted_up_to_a_number(store: Store, where: JobFilter) -> None:
+    await put(store, *[new_job() for _ in range(3)])
+    for state in (JobState.DEAD, JobState.DEAD, JobState.CANCELLED):
+        await ended(store, state, priority=1)
+    over = msgspec.structs.replace(where, states=(JobState.DEAD, JobState.CANCELLED))
+
+    counts = [await store.count(each, most=most) for each in (where, over) for most in (1, 2, 7, None)]
+
+    assert counts == [1, 2, 6, 6, 1, 2, 3, 3]
+
+
 async def test_filters_by_time_leave_out_the_instant_itself(store: Store, clock: ManualClock) -> None:
     ids, instants = [], []
     for _ in range(5):

@@ -77,7 +77,7 @@ CASES: list[tuple[Job, Known, dict[str, str]]] = [
     ),
     (_job(JobState.QUEUED, task="command"), Known(now_us=NOW, workers=(_worker(),), tasks=frozenset()), {"next": ""}),
     (_job(JobState.QUEUED), Known(now_us=NOW, workers=(_worker(),), ahead=3), {"behind": "more workers"}),
-    (_job(JobState.QUEUED), Known(now_us=NOW, workers=(_worker(),), exact=None), {"behind": "more workers"}),
+    (_job(JobState.QUEUED), Known(now_us=NOW, workers=(_worker(),), exact=None), {"place_unknown": "more workers"}),
     (
         _job(JobState.QUEUED),
         Known(now_us=NOW, workers=(_worker(running=2),), ahead=1),

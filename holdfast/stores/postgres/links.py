@@ -15,13 +15,14 @@ import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
-from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, TooBroad, Unavailable
+from holdfast.errors import Busy, ConfigError, HoldfastError, Invalid, StoreMismatch, TooBroad, Unavailable
 from holdfast.stores.doubts import perhaps_done
 from holdfast.stores.postgres.commits import Commit, begun_commit, is_committed
 from holdfast.stores.postgres.statements import Query
@@ -36,7 +37,6 @@ _CONNECT = 3.0  # seconds until a host that does not answer is given up
 _CLOSED = "this store was closed meanwhile"
 _BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
-_SEARCHES = 3  # reads by a filter at a time, where somebody waits: the other connections are for everybody else
 _SEARCH, _SEARCH_ROOM = 0.65, 0.2  # of the patience there: what the server may search for, and the wait for a turn
 _PARTING = 0.5  # seconds to have the server give up what was given up here
 _LOCK = 0.8  # of the patience: the wait for a row that somebody holds
@@ -70,6 +70,18 @@ class Locked(Unavailable):
     """Somebody's open transaction has held a row for longer than the statement waits."""
 
     alike = False
+
+
+class Turn(Enum):
+    """What a read by a filter is for. Of each kind few go at a time, where somebody waits: the other connections are
+    for everybody else, and what may take long is in the way of its own kind only."""
+
+    CHANGE = "change"
+    UNSUCCESSFUL = "unsuccessful"  # mostly quick
+    OTHER = "other"
+
+
+_TURNS = {Turn.CHANGE: 2, Turn.UNSUCCESSFUL: 1, Turn.OTHER: 2}
 
 
 class Known(HoldfastError):
@@ -145,7 +157,7 @@ class Links:
         self.address = address
         self._now = now
         self._patience = patience
-        self._searches = asyncio.Semaphore(_SEARCHES)
+        self._turns = {turn: asyncio.Semaphore(number) for turn, number in _TURNS.items()}
         self._idle: deque[Connection] = deque()
         self._room = asyncio.Semaphore(most)
         self._closed = False
@@ -282,7 +294,7 @@ class Links:
             once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience, extra=extra
         )
 
-    async def search(self, query: Query, *, seconds: float | None = None, **values: Any) -> Rows:
+    async def search(self, query: Query, turn: Turn, *, seconds: float | None = None, **values: Any) -> Rows:
         """The rows of a statement that may have to look at every job there is. Where somebody waits, the server ends it
         after so many seconds, and a few of them cannot take all connections."""
         patience = self._patience
@@ -307,9 +319,9 @@ class Links:
 
         try:
             async with asyncio.timeout(_SEARCH_ROOM * patience):
-                await self._searches.acquire()
+                await self._turns[turn].acquire()
         except TimeoutError:
-            raise Unavailable(f"{self._place()} is busy: others look for jobs by a filter; try again") from None
+            raise Busy(f"{self._place()} is busy: others look for jobs by a filter; try again") from None
         try:
             return await self.call(once, extra=seconds - _SEARCH * patience)
         except Unavailable as error:
@@ -317,7 +329,7 @@ class Links:
                 raise TooBroad(seconds) from error
             raise
         finally:
-            self._searches.release()
+            self._turns[turn].release()
 
     async def transaction(
         self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]], *, extra: float = 0.0

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 
 from holdfast.job import Job, JobFilter, JobState, Operated, Order, Pace
-from holdfast.stores.postgres.links import Links, Rows
+from holdfast.stores.postgres.links import Links, Rows, Turn
 from holdfast.stores.postgres.news import News
 from holdfast.stores.postgres.rows import filter_parameters, is_id, shown_job, span_us, text_or_none
 from holdfast.stores.postgres.statements import Query
 from holdfast.stores.sql import CODES, STATES
-from holdfast.stores.verbs import CHOOSE, FORGOTTEN_AFTER, UPKEEP, Chosen, weight
+from holdfast.stores.verbs import CHOOSE, FORGOTTEN_AFTER, UNSUCCESSFUL, UPKEEP, Chosen, weight
 
 Fetch = Callable[..., Awaitable[Rows]]
 
@@ -82,7 +82,16 @@ class Operate:
         if not asked:
             return Chosen([], False, None)
         values = filter_parameters(where) | {"states": sorted(CODES[state] for state in asked), "unasked": unasked}
-        rows = await self._links.search(self._sql["choose"], seconds=CHOOSE, limit=limit + 1, **values)
+        said = values | {"limit": limit + 1}
+        if asked <= UNSUCCESSFUL:
+            rows = []
+            for state in asked:
+                rows += await self._links.search(
+                    self._sql["choose_ended"], Turn.CHANGE, seconds=CHOOSE, state=CODES[state], **said
+                )
+            rows.sort(key=lambda row: str(row[0]))
+        else:
+            rows = await self._links.search(self._sql["choose"], Turn.CHANGE, seconds=CHOOSE, **said)
         return Chosen([job_id for (job_id,) in rows[:limit]], len(rows) > limit, values)
 
     async def _standing(self, fetch: Fetch, chosen: Chosen) -> list[str]:

@@ -460,6 +460,13 @@ select j.id::text from holdfast.job j
 where (not j.cancelling or not :unasked) and -- include: matching
 order by j.id limit :limit;
 
+-- name: choose_ended
+-- The same for one of the states dead and cancelled, through their own index.
+select j.id::text from holdfast.job j
+where (+j.state) > 5 and (j.state, j.id) >= (:state::smallint, '00000000-0000-0000-0000-000000000000'::uuid)
+  and (j.state, j.id) <= (:state::smallint, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid) and -- include: matching
+order by j.state, j.id limit :limit;
+
 -- name: choose_again
 -- Those of the chosen that the filter still matches, and nobody else can change before this transaction ends.
 select j.id::text from holdfast.job j
@@ -583,9 +590,17 @@ where (+j.state) > 5 and (j.state, j.id) < (:state::smallint, :before::uuid)
 order by j.state desc, j.id desc limit :limit;
 
 -- name: count
-select count(*) from holdfast.job j
-where -- include: matching
-;
+select count(*) from (
+    select from holdfast.job j
+    where -- include: matching
+    limit :most) m;
+
+-- name: count_ended
+select count(*) from (
+    select from holdfast.job j
+    where (+j.state) > 5 and (j.state, j.id) >= (:state::smallint, '00000000-0000-0000-0000-000000000000'::uuid)
+      and (j.state, j.id) <= (:state::smallint, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid) and -- include: matching
+    order by j.state, j.id limit :most) m;
 
 -- name: attempts
 select claims, attempt, worker, started_at, ended_at, state, reason, error, traceback

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from msgspec.structs import replace
@@ -12,11 +13,11 @@ from holdfast.errors import Invalid
 from holdfast.job import MICROSECOND, Attempt, Job, JobFilter, JobState, Order, Page, Pulse, QueueInfo, WorkerInfo
 from holdfast.log_lines import LogPage
 from holdfast.stores.looks import Look, queues_of
-from holdfast.stores.postgres.links import Links
+from holdfast.stores.postgres.links import Links, Rows, Turn
 from holdfast.stores.postgres.rows import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
 from holdfast.stores.postgres.statements import Query
 from holdfast.stores.sql import CODES, STATES
-from holdfast.stores.verbs import line_page, line_place
+from holdfast.stores.verbs import costs_its_page, is_unsuccessful, line_page, line_place
 
 _NEWEST = str(UUID(int=(1 << 128) - 1))
 
@@ -56,20 +57,34 @@ class Read:
         """A page of jobs, newest first; the cursor is the last id of the page before."""
         values = filter_parameters(where) | {"before": _NEWEST if cursor is None else _place(cursor)}
         # Dead letters are few among millions, and found by their index; successes are many, and soon met.
-        if where.states and set(where.states) <= {JobState.DEAD, JobState.CANCELLED}:
+        if is_unsuccessful(where):
             rows = []
             for state in set(where.states):
-                rows += await self._links.search(self._sql["find_ended"], state=CODES[state], limit=limit + 1, **values)
+                rows += await self._page(where, "find_ended", state=CODES[state], limit=limit + 1, **values)
             rows = sorted(rows, key=lambda row: str(row[0]), reverse=True)[: limit + 1]
         else:
-            rows = await self._links.search(self._sql["find"], limit=limit + 1, **values)
+            rows = await self._page(where, "find", limit=limit + 1, **values)
         jobs = [shown_job(row) for row in rows[:limit]]
         return Page(jobs=jobs, cursor=jobs[-1].id if len(rows) > limit else None)
 
-    async def count(self, where: JobFilter) -> int:
-        """How many jobs match."""
-        rows = await self._links.search(self._sql["count"], **filter_parameters(where))
-        return int(rows[0][0])
+    async def _page(self, where: JobFilter, name: str, **values: Any) -> Rows:
+        if costs_its_page(where):
+            return await self._links.fetch(self._sql[name], **values)
+        return await self._links.search(self._sql[name], _turn(where), **values)
+
+    async def count(self, where: JobFilter, *, most: int | None, seconds: float | None) -> int:
+        """How many jobs match, counted up to ``most``."""
+        turn = _turn(where) if seconds is None else Turn.CHANGE
+        values = filter_parameters(where) | {"most": most}
+        if not is_unsuccessful(where):
+            return int((await self._links.search(self._sql["count"], turn, seconds=seconds, **values))[0][0])
+        number = 0
+        for state in set(where.states):
+            ((found,),) = await self._links.search(
+                self._sql["count_ended"], turn, seconds=seconds, state=CODES[state], **values
+            )
+            number += int(found)
+        return number if most is None else min(number, most)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         """The attempts of a job that did not succeed."""
@@ -137,6 +152,10 @@ class Read:
         """The server's clock."""
         ((now,),) = await self._links.fetch(self._sql["clock"])
         return int(now)
+
+
+def _turn(where: JobFilter) -> Turn:
+    return Turn.UNSUCCESSFUL if is_unsuccessful(where) else Turn.OTHER
 
 
 def _place(cursor: str) -> str:

@@ -44,13 +44,12 @@ from holdfast.stores.redis.rows import (
     state_of,
     whole_number,
 )
-from holdfast.stores.verbs import CHOOSE, GLANCED, UNREADABLE, line_page, line_place
+from holdfast.stores.verbs import CHOOSE, GLANCED, UNREADABLE, is_unsuccessful, line_page, line_place
 
 _PIECE = 200
 _NEWEST = 1 << 53  # behind every submission
 _FEW = 10_000  # ended jobs that are rather sorted than looked for among all
 _SAMPLE = 2_000  # ended jobs of a state that are looked at for how many end a second
-_UNSUCCESSFUL = (JobState.DEAD, JobState.CANCELLED)
 
 
 class _Search:
@@ -85,8 +84,7 @@ class Read:
         """These jobs, without what may be large."""
         found: dict[str, Job] = {}
         for piece in in_pieces(job_ids, _PIECE):
-            rows = await self._links.run(self._scripts["outline"], *piece)
-            found |= {job.id: msgspec.structs.replace(job, payload="{}") for _, job in self._found(rows)}
+            found |= {job.id: msgspec.structs.replace(job, payload="{}") for _, job in await self._outlined(piece)}
         return [found.get(job_id) for job_id in job_ids]
 
     async def by_key(self, key: str) -> Job | None:
@@ -105,32 +103,49 @@ class Read:
     async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
         """A page of jobs, newest first; the cursor is the place of the page before's last job."""
         before = _NEWEST if cursor is None else _place(cursor)
-        search = _Search(self._links.search_for)
+        search = self._search()
         few = await self._few(where, search)
         if few is not None:
             found = [each for each in few if each[0] < before][: limit + 1]
+            shown = await self._show([job.id for _, job in found[:limit]])
+            jobs = [job for _, job in shown if matches(job, where)]  # others have written since
         else:
             found = []
             async for each in self._newest(where, before, search):
                 found.append(each)
                 if len(found) > limit:
                     break
-        jobs = [job for _, job in found[:limit]]
+            jobs = [job for _, job in found[:limit]]
         return Page(jobs=jobs, cursor=str(found[limit - 1][0]) if len(found) > limit else None)
 
-    async def count(self, where: JobFilter) -> int:
-        """How many jobs match."""
+    async def count(self, where: JobFilter, *, most: int | None, seconds: float | None) -> int:
+        """How many jobs match, counted up to ``most``."""
         if where == JobFilter(states=where.states, queue=where.queue):
             counts, _ = await self._counted()
-            return sum(
+            number = sum(
                 number
                 for (state, queue), number in counts.items()
                 if (not where.states or state in where.states) and where.queue in (None, queue)
             )
+        else:
+            number = await self._looked_for(where, self._search(seconds), math.inf if most is None else most)
+        return number if most is None else min(number, most)
+
+    async def _looked_for(self, where: JobFilter, search: _Search, most: float) -> int:
+        few = await self._few(where, search)
+        if few is not None:
+            return len(few)
         number = 0
-        async for _, jobs in self._scan("newest", _NEWEST, _Search(self._links.search_for), whole=False):
+        async for _, jobs in self._scan("newest", _NEWEST, search, whole=False):
             number += sum(matches(job, where) for _, job in jobs)
+            if number >= most:
+                break
         return number
+
+    def _search(self, seconds: float | None = None) -> _Search:
+        """One that may take as long as any, or so many seconds; where nobody waits, for ever."""
+        usual = self._links.search_for
+        return _Search(usual if usual is None or seconds is None else seconds)
 
     async def oldest(self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool) -> list[Job]:
         """The first jobs that match, in one of these states."""
@@ -138,7 +153,7 @@ class Read:
         if not asked:
             return []
         where = msgspec.structs.replace(where, states=tuple(asked))
-        search = _Search(None if self._links.search_for is None else CHOOSE)
+        search = self._search(CHOOSE)
         few = await self._few(where, search)
         if few is not None:
             return [job for _, job in reversed(few)][:limit]
@@ -177,12 +192,15 @@ class Read:
             found += self._found(await self._links.run(self._scripts["show"], *piece))
         return found
 
+    async def _outlined(self, ids: Sequence[Argument]) -> list[Shown]:
+        return self._found(await self._links.run(self._scripts["outline"], *ids))
+
     def _found(self, rows: list[Any]) -> list[Shown]:
         return shown_jobs(rows, self._kinds)
 
     async def _few(self, where: JobFilter, search: _Search) -> list[Shown] | None:
-        """All that match, newest first, where only unsuccessful ones are asked for and these are few."""
-        if not where.states or not set(where.states) <= set(_UNSUCCESSFUL):
+        """Outlines of all that match, newest first, where only unsuccessful ones are asked for and these are few."""
+        if not is_unsuccessful(where):
             return None
         ids: list[bytes] = []
         for state in set(where.states):
@@ -192,7 +210,7 @@ class Read:
         found: list[Shown] = []
         for piece in in_pieces(ids, _PIECE):
             search.go_on()
-            found += [each for each in await self._show(piece) if matches(each[1], where)]
+            found += [each for each in await self._outlined(piece) if matches(each[1], where)]
         return sorted(found, key=lambda each: each[0], reverse=True)
 
     async def attempts(self, job_id: str) -> list[Attempt]:

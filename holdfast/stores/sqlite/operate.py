@@ -10,7 +10,7 @@ from holdfast.job import Job, JobFilter, JobState, Operated, Order, Pace
 from holdfast.stores.sql import CODES, STATES
 from holdfast.stores.sqlite.rows import INLINE_PAYLOAD, as_json, filter_parameters, read_job, span_us
 from holdfast.stores.sqlite.writer import Transaction
-from holdfast.stores.verbs import FORGOTTEN_AFTER, Chosen
+from holdfast.stores.verbs import FORGOTTEN_AFTER, UNSUCCESSFUL, Chosen
 
 
 class Operate:
@@ -92,8 +92,12 @@ class Operate:
             "limit": limit + 1,
             "unasked": int(unasked),
         }
-        rows = reader.execute(self._sql["choose"], values).fetchall()
-        return Chosen([job_id for (job_id,) in rows[:limit]], len(rows) > limit, values)
+        if asked <= UNSUCCESSFUL:
+            each = [reader.execute(self._sql["choose_ended"], values | {"state": CODES[state]}) for state in asked]
+            ids = [job_id for _, job_id in sorted(row for found in each for row in found)]
+        else:
+            ids = [job_id for (job_id,) in reader.execute(self._sql["choose"], values)]
+        return Chosen(ids[:limit], len(ids) > limit, values)
 
     def _standing(self, transaction: Transaction, chosen: Chosen) -> list[str]:
         """The ids to try. Of those a filter chose, the ones it still matches: others have written since."""

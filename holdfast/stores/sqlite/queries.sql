@@ -324,6 +324,12 @@ select j.id from holdfast_job j
 where (j.cancelling = 0 or not :unasked) and -- include: matching
 order by seq limit :limit;
 
+-- name: choose_ended
+-- The same for one of the states dead and cancelled, through their own index; with the place of each.
+select j.seq, j.id from holdfast_job j
+where j.state > 5 and j.state = :state and j.seq > 0 and -- include: matching
+order by seq limit :limit;
+
 -- name: choose_again
 -- Those of the chosen that the filter still matches, now that nobody else writes.
 select j.id from json_each(:ids) d cross join holdfast_job j on j.id = d.value
@@ -370,9 +376,16 @@ where j.state > 5 and j.state = :state and j.seq < :before and -- include: match
 order by seq desc limit :limit;
 
 -- name: count
-select count(*) from holdfast_job j
-where -- include: matching
-;
+select count(*) from (
+    select 1 from holdfast_job j
+    where -- include: matching
+    limit :most);
+
+-- name: count_ended
+select count(*) from (
+    select 1 from holdfast_job j
+    where j.state > 5 and j.state = :state and -- include: matching
+    limit :most);
 
 -- name: attempts
 select json_array(

@@ -28,7 +28,7 @@ from holdfast.log_lines import LogLine, LogPage
 from holdfast.stores.looks import Look, queues_of
 from holdfast.stores.sql import CODES, STATES
 from holdfast.stores.sqlite.rows import as_json, filter_parameters, read_job
-from holdfast.stores.verbs import line_page, line_place
+from holdfast.stores.verbs import is_unsuccessful, line_page, line_place
 
 _decode_attempt = msgspec.json.Decoder(Attempt).decode
 _NEWEST = 1 << 62
@@ -61,7 +61,7 @@ class Read:
         before = _NEWEST if cursor is None else _place(cursor)
         values = filter_parameters(where) | {"before": before, "limit": limit + 1}
         # Dead letters are few among millions, and found by their index; successes are many, and soon met.
-        if where.states and set(where.states) <= {JobState.DEAD, JobState.CANCELLED}:
+        if is_unsuccessful(where):
             each = [reader.execute(self._sql["find_ended"], values | {"state": CODES[s]}) for s in set(where.states)]
             rows = sorted((row for found in each for row in found), key=lambda row: -row[0])[: limit + 1]
         else:
@@ -72,10 +72,14 @@ class Read:
             cursor=str(rows[limit - 1][0]) if more else None,
         )
 
-    def count(self, reader: sqlite3.Connection, where: JobFilter) -> int:
-        """How many jobs match."""
-        (number,) = reader.execute(self._sql["count"], filter_parameters(where)).fetchone()
-        return int(number)
+    def count(self, reader: sqlite3.Connection, where: JobFilter, most: int | None) -> int:
+        """How many jobs match, counted up to ``most``."""
+        values = filter_parameters(where) | {"most": -1 if most is None else most}
+        if not is_unsuccessful(where):
+            return int(reader.execute(self._sql["count"], values).fetchone()[0])
+        each = [reader.execute(self._sql["count_ended"], values | {"state": CODES[s]}) for s in set(where.states)]
+        number = sum(int(found.fetchone()[0]) for found in each)
+        return number if most is None else min(number, most)
 
     def attempts(self, reader: sqlite3.Connection, job_id: str) -> list[Attempt]:
         """The attempts of a job that did not succeed."""

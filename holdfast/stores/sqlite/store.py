@@ -14,7 +14,7 @@ from datetime import timedelta
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from holdfast.errors import ForkedConnection, HoldfastError, TooBroad, Unavailable
+from holdfast.errors import Busy, ForkedConnection, HoldfastError, TooBroad
 from holdfast.figures import Figures
 from holdfast.job import (
     Attempt,
@@ -52,7 +52,7 @@ from holdfast.stores.sqlite.operate import Operate
 from holdfast.stores.sqlite.read import Read
 from holdfast.stores.sqlite.wake import Wakes
 from holdfast.stores.sqlite.writer import Transaction, Writer
-from holdfast.stores.verbs import CHOOSE, Chosen, Wish, awaited_jobs, named, replayable
+from holdfast.stores.verbs import CHOOSE, Chosen, Wish, awaited_jobs, costs_its_page, is_unsuccessful, named, replayable
 
 T = TypeVar("T")
 
@@ -145,19 +145,17 @@ class SQLiteStore:
             return opened.reader.look(look)
         return await loop.run_in_executor(opened.readers, opened.reader.look, look)
 
-    async def _searching(self, look: Callable[[sqlite3.Connection], T], *, seconds: float | None = None) -> T:
+    async def _searching(
+        self, look: Callable[[sqlite3.Connection], T], where: JobFilter, *, seconds: float | None = None
+    ) -> T:
         """The same for what may have to look at every job there is. Where somebody waits, it has a connection and a
-        thread of its own, which holds up nobody else, and so many seconds."""
-        opened, patience = self._open, self._patience
-        loop = running_loop()
-        if loop is None or opened.searcher is None or patience is None:
+        thread of its own, which holds up nobody who looks for something else, and so many seconds."""
+        doors, patience = self._open.doors, self._patience
+        if running_loop() is None or doors is None or patience is None:
             return await self._reading(look)
-        most = _SEARCH * patience if seconds is None else seconds
-        try:
-            async with asyncio.timeout(most + (1 - _SEARCH) * patience):
-                return await loop.run_in_executor(opened.searchers, opened.searcher.search, look, most)
-        except TimeoutError:
-            raise Unavailable(f"{self.path} is busy: others look for jobs by a filter; try again") from None
+        usual = doors.unsuccessful if is_unsuccessful(where) else doors.others
+        door = usual if seconds is None else doors.changes
+        return await door.search(look, _SEARCH * patience if seconds is None else seconds, (1 - _SEARCH) * patience)
 
     # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -277,7 +275,9 @@ class SQLiteStore:
         if not isinstance(selection, JobFilter):
             return named(selection, limit)
         return await self._searching(
-            lambda reader: self._operate.choose(reader, selection, legal, limit, unasked=unasked), seconds=CHOOSE
+            lambda reader: self._operate.choose(reader, selection, legal, limit, unasked=unasked),
+            selection,
+            seconds=CHOOSE,
         )
 
     async def _operated(self, chosen: Chosen, operation: Callable[[Transaction], Operated]) -> Operated:
@@ -306,10 +306,13 @@ class SQLiteStore:
         return await self._reading(lambda reader: [self._read.by_key(reader, key) for key in keys])
 
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return await self._searching(lambda reader: self._read.find(reader, where, limit=limit, cursor=cursor))
+        def look(reader: sqlite3.Connection) -> Page:
+            return self._read.find(reader, where, limit=limit, cursor=cursor)
 
-    async def count(self, where: JobFilter) -> int:
-        return await self._searching(lambda reader: self._read.count(reader, where))
+        return await (self._reading(look) if costs_its_page(where) else self._searching(look, where))
+
+    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
+        return await self._searching(lambda reader: self._read.count(reader, where, most), where, seconds=seconds)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         return await self._reading(lambda reader: self._read.attempts(reader, job_id))
@@ -397,6 +400,39 @@ class _Searcher(_Reader):
         return self.look(looking)
 
 
+class _Door:
+    """A connection and a thread for one kind of search."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._searcher = _Searcher(path)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-searcher")
+
+    async def search(self, look: Callable[[sqlite3.Connection], T], seconds: float, room: float) -> T:
+        """What ``look`` sees; Busy where that, with the wait for a turn, takes ``room`` seconds longer."""
+        try:
+            async with asyncio.timeout(seconds + room):
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._thread, self._searcher.search, look, seconds)
+        except TimeoutError:
+            raise Busy(f"{self._path} is busy: others look for jobs by a filter; try again") from None
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+        self._searcher.close()
+
+
+class _Doors:
+    """One for changes, which may take long, one for what is mostly quick, and one for the rest."""
+
+    def __init__(self, path: str) -> None:
+        self.changes, self.unsuccessful, self.others = _Door(path), _Door(path), _Door(path)
+
+    def close(self) -> None:
+        for door in (self.changes, self.unsuccessful, self.others):
+            door.close()
+
+
 class _Opened:
     """What an open store holds, and lets go of together."""
 
@@ -406,8 +442,7 @@ class _Opened:
         self.reader = _Reader(path)  # for whatever takes its time
         self.glance = _Reader(path)  # for looks of microseconds on the way to a claim or a wait, never behind the other
         self.readers = ThreadPoolExecutor(1, thread_name_prefix="holdfast-reader")
-        self.searcher = None if patience is None else _Searcher(path)
-        self.searchers = ThreadPoolExecutor(1, thread_name_prefix="holdfast-searcher")
+        self.doors = None if patience is None else _Doors(path)
         self.wakes = Wakes(path, self._version)
         self.writer = Writer(path, now, self.wakes, patience)
         _mark_in_children(self)
@@ -419,10 +454,9 @@ class _Opened:
         self.writer.close()
         self.wakes.close()
         self.readers.shutdown()
-        self.searchers.shutdown(cancel_futures=True)
         self.reader.close()
-        if self.searcher is not None:
-            self.searcher.close()
+        if self.doors is not None:
+            self.doors.close()
         self.glance.close()
 
 

@@ -1,5 +1,5 @@
 -- Jobs without what may be large: {id, fields, lease end or nil} of each of the ids from ARGV[3] on that is there.
-local ASKED = { 'state', 'kind', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims', 'attempts', 'losses',
+local ASKED = { 'state', 'kind', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims', 'attempts', 'losses',
     'pickupTime', 'endTime', 'error' }
 local jobs = {}
 for n = 3, #ARGV do

@@ -302,9 +302,10 @@ class Links:
             return await self.fetch(query, **values)
         arguments = self._arguments(query, values)
         if seconds is None:
-            seconds = _SEARCH * patience
+            seconds, room = _SEARCH * patience, _SEARCH_ROOM * patience
         else:  # longer than a server may be silent: it is asked for a sign of life first
             await self.call(lambda link: link.execute("select 1"))
+            room = patience
 
         async def once(link: Connection) -> Rows:
             await link.execute(f"begin read only; set local statement_timeout = {1000 * seconds:.0f}")
@@ -318,7 +319,7 @@ class Links:
             return rows
 
         try:
-            async with asyncio.timeout(_SEARCH_ROOM * patience):
+            async with asyncio.timeout(room):
                 await self._turns[turn].acquire()
         except TimeoutError:
             raise Busy(f"{self._place()} is busy: others look for jobs by a filter; try again") from None

@@ -190,6 +190,34 @@ async def test_a_claim_that_was_given_up_is_given_back_by_the_next(
         assert (await settle(other, kept)).accepted
 
 
+@pytest.mark.parametrize("size", [1, 250])
+async def test_a_submission_whose_server_loads_after_it_was_stored_may_be_stored(
+    url: str, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The server is killed before it answers, and has come back, but is not done with its log, when we give up."""
+    tries: list[int] = []
+
+    async def ask_each(link: Wire, commands: Iterable[tuple[Argument, ...]]) -> list[Any]:
+        said = list(commands)
+        tries.append(len(said))
+        if len(tries) == 1:
+            await whole(link, said)
+            raise driver.ConnectionError("Connection closed by server.")
+        return [driver.ResponseError("LOADING Redis is loading the dataset in memory")] * len(said)
+
+    whole = Wire.ask_each
+    monkeypatch.setattr(links, "PATIENCE", 0.1)
+    async with opened(url) as store:
+        await store.delete(await put(store))  # the server knows the script
+        with monkeypatch.context() as patch:
+            patch.setattr(Wire, "ask_each", ask_each)
+            with pytest.raises(Unavailable, match=r"LOADING.*may be stored all the same") as told:
+                await store.submit([new_job() for _ in range(size)])
+
+        assert (len(tries) > 1, told.value.stored) == (True, ())
+        assert await store.count(JobFilter()) == size
+
+
 async def test_pieces_that_were_done_before_one_was_refused_count(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server becomes a replica in the middle of a batch, and takes writes again a moment later."""
     refused: list[str] = []

@@ -86,10 +86,10 @@ class Hot:
                 synced=True,
             )
         except Unavailable as error:
-            if not sent.replies:
-                raise perhaps_stored(error) if sent.doubted else error from error.__cause__
-            error.stored = [answer.job_id if answer.created else None for answer in self._answers(pieces, sent)]
-            raise
+            told = perhaps_stored(error) if sent.doubted else error
+            if any(isinstance(reply, list) for reply in sent.replies):
+                told.stored = [answer.job_id if answer.created else None for answer in self._answers(pieces, sent)]
+            raise told from error.__cause__
         finally:
             self._news.tell({f"queue:{job.queue}" for job in jobs})  # a piece may be stored though another was refused
         return self._answers(pieces, sent)

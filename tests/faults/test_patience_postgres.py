@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from holdfast.errors import Unavailable
+from holdfast.job import JobState, new_id
 from holdfast.stores.postgres.statements import Query
 from holdfast.stores.postgres.store import PostgresStore
+from tests.conformance.support import new_job, put
 from tests.faults.support import until_it_works
+from tests.support.fault_proxy import FaultProxy
 from tests.support.postgres import shared
 
 NEEDLE = "select pg_sleep(31)"
@@ -32,4 +37,43 @@ async def test_a_call_that_was_given_up_ends_on_the_server_too(url: str) -> None
     assert time.monotonic() - begun < 1.0
     await until_it_works(_ended)
     assert time.monotonic() - begun < 10.0, "it went on until its own timeout"
+    await store.close()
+
+
+async def test_a_change_of_jobs_takes_its_time(url: str) -> None:
+    """However many log lines and attempts hang on its jobs."""
+    (schema,) = parse_qs(urlsplit(url).query)["schema"]
+    store = PostgresStore(url, patience=0.3)
+    await store.open()
+    waiting, again, gone = await put(store, *[new_job() for _ in range(3)])
+    await store.cancel([again, gone])
+    body = "begin perform pg_sleep(0.5); return null; end"
+    shared().execute(f"create function {schema}.slow() returns trigger language plpgsql as $${body}$$")
+    slow = f"before update or delete on {schema}.job for each statement execute function {schema}.slow()"
+    shared().execute(f"create trigger slow {slow}")
+
+    answers = await asyncio.gather(store.cancel([waiting]), store.replay([again]), store.delete([gone]))
+
+    assert [each.changed for each in answers] == [
+        [(waiting, JobState.CANCELLED)],
+        [(again, JobState.QUEUED)],
+        [(gone, JobState.CANCELLED)],
+    ]
+    await store.close()
+
+
+async def test_a_change_of_a_silent_server_is_given_up_as_soon_as_anything_else(
+    proxied_url: str, proxy: FaultProxy
+) -> None:
+    store = PostgresStore(proxied_url, patience=0.3)
+    await store.open()
+    await store.delete([new_id()])
+    proxy.hold()
+    begun = time.monotonic()
+
+    with pytest.raises(Unavailable):
+        await store.delete([new_id()])
+
+    assert time.monotonic() - begun < 2.0
+    proxy.heal()
     await store.close()

@@ -303,8 +303,8 @@ class Links:
         arguments = self._arguments(query, values)
         if seconds is None:
             seconds, room = _SEARCH * patience, _SEARCH_ROOM * patience
-        else:  # longer than a server may be silent: it is asked for a sign of life first
-            await self.call(lambda link: link.execute("select 1"))
+        else:
+            await self.hear()
             room = patience
 
         async def once(link: Connection) -> Rows:
@@ -331,6 +331,11 @@ class Links:
             raise
         finally:
             self._turns[turn].release()
+
+    async def hear(self) -> None:
+        """A sign of life of the server, where somebody waits: ahead of what may take longer than it may be silent."""
+        if self._patience is not None:
+            await self.call(lambda link: link.execute("select 1"))
 
     async def transaction(
         self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]], *, extra: float = 0.0

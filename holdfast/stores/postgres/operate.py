@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 from holdfast.job import Job, JobFilter, JobState, Operated, Order, Pace
 from holdfast.stores.postgres.links import Links, Rows, Turn
@@ -11,7 +12,9 @@ from holdfast.stores.postgres.news import News
 from holdfast.stores.postgres.rows import filter_parameters, is_id, shown_job, span_us, text_or_none
 from holdfast.stores.postgres.statements import Query
 from holdfast.stores.sql import CODES, STATES
-from holdfast.stores.verbs import CHOOSE, FORGOTTEN_AFTER, UNSUCCESSFUL, UPKEEP, Chosen, weight
+from holdfast.stores.verbs import CHOOSE, FORGOTTEN_AFTER, UNSUCCESSFUL, UPKEEP, Chosen
+
+T = TypeVar("T")
 
 Fetch = Callable[..., Awaitable[Rows]]
 
@@ -38,7 +41,7 @@ class Operate:
             topics = {f"worker:{worker}" for _, worker in running}
             return await self._operated(fetch, ids, changed, chosen), unstarted, topics
 
-        operated, ended, topics = await self._links.transaction(work, extra=weight(len(chosen.ids)))
+        operated, ended, topics = await self._changed(work)
         self._news.tell(topics, ended)
         return operated
 
@@ -54,7 +57,7 @@ class Operate:
             changed = {job_id: STATES[code] for job_id, _, code in rows}
             return await self._operated(fetch, ids, changed, chosen), {queue for _, queue, _ in rows}
 
-        operated, queues = await self._links.transaction(work, extra=weight(len(chosen.ids)))
+        operated, queues = await self._changed(work)
         self._tell_ready(queues)
         return operated
 
@@ -68,7 +71,13 @@ class Operate:
             await fetch(self._sql["delete_jobs"], ids=list(gone))
             return await self._operated(fetch, ids, gone, chosen)
 
-        return await self._links.transaction(work, extra=weight(len(chosen.ids)))
+        return await self._changed(work)
+
+    async def _changed(self, work: Callable[[Fetch], Awaitable[T]]) -> T:
+        """What ``work`` returns, done in one transaction that may take its time: thousands of log lines and attempts
+        may hang on each of its jobs."""
+        await self._links.hear()
+        return await self._links.transaction(work, extra=UPKEEP)
 
     async def choose(
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False

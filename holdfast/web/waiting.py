@@ -3,6 +3,7 @@ asks and goes is to find one, too."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,11 +23,23 @@ class Waiting:
         self._most = max(1, settings.connections * 3 // 4)
         self._most_of_key = settings.waiting_per_key
         self._there: Counter[str] = Counter()
+        self._counting = threading.Lock()  # the event loops may be several threads'
 
     @contextmanager
     def entered(self, caller: Caller) -> Iterator[None]:
         """Around the wait of one request; Refusal where too many wait."""
         name = caller.key or neighbourhood(caller.address)
+        with self._counting:
+            self._enter(name)
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._there[name] -= 1
+                if not self._there[name]:
+                    del self._there[name]
+
+    def _enter(self, name: str) -> None:
         if self._there[name] >= self._most_of_key:
             raise _refusal(
                 f"{self._most_of_key:,} of your requests wait, as many as the setting waiting_per_key allows"
@@ -34,12 +47,6 @@ class Waiting:
         if self._there.total() >= self._most:
             raise _refusal(f"{self._most:,} requests wait, as many as three quarters of the connections")
         self._there[name] += 1
-        try:
-            yield
-        finally:
-            self._there[name] -= 1
-            if not self._there[name]:
-                del self._there[name]
 
 
 def _refusal(detail: str) -> Refusal:

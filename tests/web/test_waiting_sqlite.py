@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,28 @@ def test_some_connections_are_left_to_those_who_do_not_wait() -> None:
             there.enter_context(places.entered(Caller(key=name)))
         with pytest.raises(Refusal, match="three quarters"):
             there.enter_context(places.entered(Caller(key="d")))
+
+
+def test_places_are_counted_whatever_thread_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each event loop that the application is served on is a thread of its own."""
+
+    class Slow(Counter[str]):
+        def total(self) -> int:
+            there = super().total()
+            time.sleep(0.02)
+            return there
+
+    monkeypatch.setattr("holdfast.web.waiting.Counter", Slow)
+    places = waiting(connections=2)  # one place
+
+    def enter(name: str) -> bool:
+        with contextlib.suppress(Refusal):
+            there.enter_context(places.entered(Caller(key=name)))
+            return True
+        return False
+
+    with contextlib.ExitStack() as there, ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(enter, "abcd")) == 1
 
 
 @pytest.fixture

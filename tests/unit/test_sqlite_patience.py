@@ -84,6 +84,26 @@ def test_the_first_awaited_write_stops_no_event_loop_while_a_blocking_one_waits_
     assert stored == 2
 
 
+def test_how_durable_it_is_is_told_while_a_write_waits_for_the_lock(tmp_path: Path) -> None:
+    """A probe for readiness asks, and must not wait for the connection that waits."""
+
+    async def asking() -> str:
+        store = open_store(f"sqlite:///{tmp_path}/jobs.db")
+        await store.open()
+        with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
+            other.execute("begin immediate")
+            waiting = asyncio.create_task(store.submit([_job()]))
+            await asyncio.sleep(0.1)
+            asked = asyncio.create_task(store.durability())
+            done, _ = await asyncio.wait([asked], timeout=1)
+            other.execute("rollback")
+        await waiting
+        await store.close()
+        return asked.result().text if done else "it waits, too"
+
+    assert asyncio.run(asking()).startswith("journal_mode=wal, synchronous=FULL")
+
+
 @pytest.mark.parametrize("jobs", [1, 50])
 def test_patience_costs_nothing_where_nobody_else_writes(tmp_path: Path, jobs: int) -> None:
     async def submitting() -> int:

@@ -118,14 +118,11 @@ def _connect_again(path: str) -> sqlite3.Connection:
     return connect(path)
 
 
-def examine(writer: sqlite3.Connection, statements: Mapping[str, str], path: str, now_us: int) -> list[Finding]:
-    """What a store on a file can check about itself. ``writer`` is the connection whose settings count.
-
-    It reads the whole file, so on a connection of its own.
-    """
+def examine(statements: Mapping[str, str], path: str, now_us: int) -> list[Finding]:
+    """What a store on a file can check about itself, but for its durability. It reads the whole file, so on a
+    connection of its own."""
     with translated(path), closing(_connect_again(path)) as reader:
         return [
-            durability(writer),
             _version(),
             _place(path),
             _integrity(reader),

@@ -339,12 +339,11 @@ class SQLiteStore:
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
-        connection, now_us = self._open.writer.connection, self._now()
-        return await _aside(lambda: care.examine(connection, self._sql, self.path, now_us))
+        durability, now_us = self._open.durability, self._now()
+        return [durability, *await _aside(lambda: care.examine(self._sql, self.path, now_us))]
 
     async def durability(self) -> Finding:
-        connection = self._open.writer.connection
-        return await _aside(lambda: care.durability(connection))
+        return self._open.durability
 
     async def repair(self) -> list[Finding]:
         return []  # a file holds together or is restored from a backup
@@ -445,6 +444,7 @@ class _Opened:
         self.doors = None if patience is None else _Doors(path)
         self.wakes = Wakes(path, self._version)
         self.writer = Writer(path, now, self.wakes, patience)
+        self.durability = care.durability(self.writer.connection)  # stays so; and later it may wait for a lock
         _mark_in_children(self)
 
     def _version(self) -> int:

@@ -9,7 +9,8 @@ local limit, suspects, alone = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == 
 local promoting, star, served = ARGV[9] == '1', tonumber(ARGV[11]), ARGV[12]
 local named, turn = {}, {}
 local promoted, quarantined, more, budget = 0, 0, 0, limit + 2 * MOST
--- How many ids at the head of each ready list this claim may not take: its next script looks behind them.
+-- How many ids at the head of each ready list this claim may not take: its next script looks behind them, but not behind
+-- more than some PASSED_MOST: then what is further back waits until those are taken.
 local passed = ARGV[13] ~= '' and cmsgpack.unpack(ARGV[13]) or {}
 local PASSED_MOST = 5000 -- moving them out of the way and back takes a millisecond
 for i = 14, #ARGV, 2 do

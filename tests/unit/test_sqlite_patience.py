@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import Unavailable
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.job import JobFilter, NewJob, new_id
 from holdfast.stores import open_store
+from holdfast.stores.sql import load_statements
+from holdfast.stores.sqlite import store as store_module
 
 
 def _job() -> NewJob:
@@ -102,6 +104,27 @@ def test_how_durable_it_is_is_told_while_a_write_waits_for_the_lock(tmp_path: Pa
         return asked.result().text if done else "it waits, too"
 
     assert asyncio.run(asking()).startswith("journal_mode=wal, synchronous=FULL")
+
+
+def test_closing_waits_for_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = "with recursive c (n) as (select 1 union all select n + 1 from c) select n, '' from c where n < 0"
+    monkeypatch.setattr(store_module, "load_statements", lambda path: {**load_statements(path), "find": endless})
+
+    async def closing_it() -> tuple[list[Any], float]:
+        store = open_store(f"sqlite:///{tmp_path}/jobs.db", patience=4.0)
+        await store.open()
+        where = JobFilter(error="a")
+        searches = [asyncio.create_task(store.find(where)) for _ in range(2)]  # one is under way, one waits for it
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        await store.close()
+        took = time.monotonic() - began
+        return await asyncio.gather(*searches, return_exceptions=True), took
+
+    answers, took = asyncio.run(closing_it())
+
+    assert took < 1
+    assert [(type(answer), "closed" in str(answer)) for answer in answers] == [(HoldfastError, True)] * 2
 
 
 @pytest.mark.parametrize("jobs", [1, 50])

@@ -379,10 +379,11 @@ class _Searcher(_Reader):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._ends = 0.0
+        self._leaving = False
         self._connection.set_progress_handler(self._is_over, _STEPS)
 
     def _is_over(self) -> bool:
-        return time.monotonic() > self._ends
+        return self._leaving or time.monotonic() > self._ends
 
     def search(self, look: Callable[[sqlite3.Connection], T], seconds: float) -> T:
         """What ``look`` sees; TooBroad after so many seconds."""
@@ -392,11 +393,17 @@ class _Searcher(_Reader):
             try:
                 return look(connection)
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
-                    raise TooBroad(seconds) from error
-                raise
+                if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+                    raise
+                if self._leaving:
+                    raise HoldfastError("the store was closed while it was searched") from error
+                raise TooBroad(seconds) from error
 
         return self.look(looking)
+
+    def leave(self) -> None:
+        """Give up what is being looked for and what is still asked: the store is being closed."""
+        self._leaving = True
 
 
 class _Door:
@@ -417,7 +424,8 @@ class _Door:
             raise Busy(f"{self._path} is busy: others look for jobs by a filter; try again") from None
 
     def close(self) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        self._searcher.leave()
+        self._thread.shutdown()
         self._searcher.close()
 
 

@@ -128,8 +128,7 @@ class FaultProxy:
         self._held = (False, False)
         self._connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._arriving: set[asyncio.Task[None]] = set()  # those of them that are no connection yet
+        self._arriving: set[asyncio.Task[None]] = set()  # whoever is no connection yet
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -154,12 +153,14 @@ class FaultProxy:
 
     async def _end(self) -> None:
         self._stop_listening()
-        for connection in self._connections:
-            connection.cut()
-        for task in self._arriving:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # what was closed last is closed by the loop's next round
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # somebody may be accepted at this very moment
+            for connection in self._connections:
+                connection.cut()
+            for task in self._arriving:
+                task.cancel()
+            await asyncio.wait(others, timeout=0.05)
+        for _ in range(3):  # what was closed last is closed by one of the loop's next rounds
+            await asyncio.sleep(0)
 
     def _do(self, action: Callable[[], object]) -> None:
         """Have the proxy's own thread do it, and wait until it has."""
@@ -233,7 +234,6 @@ class FaultProxy:
     async def _serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
         self._arriving.add(task)
         try:
             if self._tls is not None:
@@ -241,7 +241,6 @@ class FaultProxy:
             from_server, to_server = await asyncio.open_connection("127.0.0.1", self._target)
         except (OSError, asyncio.CancelledError):
             to_client.transport.abort()
-            self._tasks.discard(task)
             return
         finally:
             self._arriving.discard(task)
@@ -258,7 +257,6 @@ class FaultProxy:
             pass
         finally:
             self._connections.discard(connection)
-            self._tasks.discard(task)
             to_client.close()
             to_server.close()
 

@@ -123,7 +123,7 @@ async def test_nobody_waits_for_a_silent_redis_twice(rough: Pairing) -> None:
 
 async def test_a_slow_redis_is_still_a_transport(rough: Pairing) -> None:
     with FaultProxy(rough.server.port) as proxy:
-        proxy.delay(0.15)
+        proxy.delay(0.06)
         app = rough.app(transport_url=f"redis://127.0.0.1:{proxy.port}/0", **QUICK)
         done, events = noop(app), Recorder(app)
         async with app, working(app):

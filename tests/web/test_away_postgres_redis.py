@@ -77,7 +77,7 @@ def test_every_operation_says_that_the_store_is_away(server: Postgres | Redis, t
 def test_a_wake_up_that_could_not_be_sent_is_told() -> None:
     with shared().fresh_schema() as schema, Redis() as redis:
         settings = {"transport": "redis_list", "transport_url": redis.url()}
-        with Api(shared().url(schema=schema), **settings) as api:
+        with Api(shared().url(schema=schema), hurried=True, **settings) as api:
             assert "wake_up" not in api.submit()
             redis.kill()
             assert api.submit()["wake_up"] == "delayed"

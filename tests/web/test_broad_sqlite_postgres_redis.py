@@ -45,7 +45,7 @@ def slow(home: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         monkeypatch.setattr(module, "load_statements", statements(endless))
     if home.startswith("redis"):
         monkeypatch.setattr(redis_links, "_SEARCH", 0.0)
-    with Api(home) as api:
+    with Api(home, hurried=True) as api:
         yield api
 
 
@@ -105,7 +105,7 @@ async def beat(api: Api) -> None:
 
 def test_nobody_says_a_place_in_a_line_too_long_to_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(why, "_COUNTED", 2)
-    with Api(f"sqlite:///{tmp_path}/jobs.db") as api:
+    with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
         first, _, _ = api.submit(), api.submit(), api.submit()
         api.run(beat(api))
         reasons = api.get(f"/v1/jobs/{first['id']}/why")["reasons"]
@@ -139,7 +139,7 @@ def test_a_dry_run_may_take_as_long_as_the_change_and_counts_what_it_can(
 
     monkeypatch.setattr(operating, "MOST", 2)
     monkeypatch.setattr(sqlite_store.SQLiteStore, "count", limited)
-    with Api(f"sqlite:///{tmp_path}/jobs.db") as api:
+    with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
         for _ in range(3):
             api.submit()
         would = api.post("/v1/jobs/cancel", {"filter": {"type": "work"}, "dry_run": True})
@@ -159,7 +159,7 @@ def test_what_was_changed_before_the_search_took_too_long_is_told(
             raise error
         return await choose(self, selection, *arguments, **named)
 
-    with Api(f"sqlite:///{tmp_path}/jobs.db") as api:
+    with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
         _, scheduled = api.submit(), api.submit(delay=3600)
         monkeypatch.setattr(sqlite_store.SQLiteStore, "_chosen", limited)
         done = api.post("/v1/jobs/cancel", {"filter": {"type": "work"}})

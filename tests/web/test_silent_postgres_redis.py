@@ -53,7 +53,7 @@ async def _all(api: Api) -> list[tuple[httpx.Response, float]]:
 
 def test_everybody_is_told_in_time_that_the_store_is_silent(home: str, proxy: FaultProxy) -> None:
     url = home.replace(f":{urlsplit(home).port}/", f":{proxy.port}/")
-    with Api(url) as api:
+    with Api(url, hurried=True) as api:
         api.run(_all(api))  # connections that are left behind, too, as many as there may be
         proxy.hold()
         answers = api.run(_all(api))
@@ -71,7 +71,7 @@ def test_everybody_is_told_in_time_that_the_store_is_silent(home: str, proxy: Fa
 def test_a_store_that_is_silent_from_the_start_is_told(home: str, proxy: FaultProxy) -> None:
     url = home.replace(f":{urlsplit(home).port}/", f":{proxy.port}/")
     proxy.hold()
-    api = Api(url)
+    api = Api(url, hurried=True)
     with api._runner:
         answer, seconds = api.run(_asked(api, 0))
         assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
@@ -88,7 +88,9 @@ def test_a_silent_transport_delays_no_submission_for_long() -> None:
     ):
         keys = {"transport_key": f"{{{namespace}}}:ready", "transport_dead_key": f"{{{namespace}}}:dead"}
         there = f"redis://127.0.0.1:{proxy.port}/0"
-        with Api(shared_postgres().url(schema=schema), transport="redis_list", transport_url=there, **keys) as api:
+        with Api(
+            shared_postgres().url(schema=schema), hurried=True, transport="redis_list", transport_url=there, **keys
+        ) as api:
             api.submit()
             proxy.hold()
             answers = api.run(asyncio.wait_for(_submissions(api), 30))

@@ -49,7 +49,7 @@ def heard(api: Api, kind: type[Event]) -> list[Any]:
 
 @pytest.mark.parametrize("path", ["/health/ready", "/v1/jobs", "/v1/stats"])
 def test_a_file_that_cannot_be_used_is_named_in_the_log_only(tmp_path: Path, path: str) -> None:
-    with Api(f"sqlite:///{tmp_path}/jobs.db") as api:
+    with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
         failures = heard(api, RequestFailed)
 
         async def ask() -> httpx.Response:
@@ -70,7 +70,7 @@ def test_why_the_store_is_away_is_in_the_log_under_the_request(tmp_path: Path, m
     async def away(*_: object) -> None:
         raise Unavailable(next(texts))
 
-    with Api(f"sqlite:///{tmp_path}/jobs.db") as api:
+    with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
         told = heard(api, StoreTrouble)
         monkeypatch.setattr(api.app, "get", away)
         for number in range(20):

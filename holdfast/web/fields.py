@@ -262,7 +262,7 @@ def worker_name(value: Any, field: str) -> str:
 
 # ── fields of several operations ──────────────────────────────────────────────────────────────────────────────────
 STATES = [state.value for state in JobState]
-_WHEN = {"type": "string", "minLength": 2, "maxLength": 40}
+_WHEN = {"type": "string", "minLength": 1, "maxLength": 40}
 
 QUEUE = Field(
     name="queue",

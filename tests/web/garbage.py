@@ -14,7 +14,7 @@ from holdfast.web.openapi import example, refusals_of
 from holdfast.web.routing import Operation
 from tests.web.client import JSON, UNKNOWN_ID, Api, check_form
 
-BRIEF = {"claim_wait": "0s", "event_stream_for": "0s"}
+BRIEF: dict[str, Any] = {"claim_wait": "0s", "event_stream_for": "0s"}
 """Settings with which every answer has an end, and soon."""
 TEXTS = (
     "",

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.postgres import Postgres, shared
+from tests.support.schemas import migrated_schema
 
 settings.register_profile("default", deadline=None, max_examples=50)
 settings.register_profile("ci", deadline=None, max_examples=200, derandomize=True, print_blob=True)
@@ -37,6 +38,6 @@ def postgres() -> Postgres:
 
 @pytest.fixture
 def postgres_url(postgres: Postgres) -> Iterator[str]:
-    """The URL of a schema of the test's own, which is not there yet."""
-    with postgres.fresh_schema() as schema:
+    """The URL of a schema without a job, for this test alone."""
+    with migrated_schema(postgres.major) as schema:
         yield postgres.url(schema=schema)

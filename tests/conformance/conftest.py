@@ -12,7 +12,7 @@ import pytest
 from holdfast.clock import ManualClock
 from holdfast.store import Store
 from tests.conformance.support import Opener
-from tests.support.stores import CARRIED, STORES, stores_of
+from tests.support.stores import CARRIED, MIGRATED, stores_of
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -44,8 +44,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty database."""
-    with STORES[request.param](tmp_path) as url:
+    """The URL of an empty database. Tests about what opening makes say that theirs has not been opened:
+    ``HOMES = STORES``."""
+    homes = getattr(request.module, "HOMES", MIGRATED)
+    with homes[request.param](tmp_path) as url:
         yield url
 
 

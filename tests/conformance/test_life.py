@@ -13,6 +13,9 @@ from holdfast.job import JobFilter, JobState, Submitted
 from holdfast.store import Store
 from holdfast.stores import open_store
 from tests.conformance.support import Opener, new_job, put, state_of, take_ids
+from tests.support.stores import STORES
+
+HOMES = STORES
 
 
 async def test_opening_and_closing_twice_is_harmless(opener: Opener) -> None:

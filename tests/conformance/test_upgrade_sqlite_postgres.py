@@ -11,7 +11,9 @@ import psycopg
 from holdfast.log_lines import Record
 from tests.conformance.support import Opener, put, take
 from tests.conformance.test_lines import lines_of, said
-from tests.support.stores import migrations
+from tests.support.stores import STORES, migrations
+
+HOMES = STORES
 
 
 def run_script(home: str, script: str) -> None:

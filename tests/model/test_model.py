@@ -27,7 +27,7 @@ from holdfast.job import MICROSECOND, Claim, JobFilter, JobState, Lease, NewJob,
 from holdfast.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded, decide
 from holdfast.store import EVERY_QUEUE
 from tests.model.model import Model, ModelJob, crash_reason, reachable
-from tests.support.stores import CARRIED, STORES, Home, stores_of
+from tests.support.stores import CARRIED, MIGRATED, Home, stores_of
 
 T = TypeVar("T")
 
@@ -422,4 +422,4 @@ def _test_case(name: str, home: Home) -> type:
 
 
 for _name in stores_of("test_model", older=False):
-    globals()[f"Test_{_name}"] = _test_case(_name, STORES[_name])
+    globals()[f"Test_{_name}"] = _test_case(_name, MIGRATED[_name])

@@ -13,6 +13,7 @@ import pytest
 from holdfast.config import PREFIX
 from holdfast.stores.sql import load_migrations
 from tests.support import postgres, redis
+from tests.support.schemas import migrated_schema
 
 Home = Callable[[Path], AbstractContextManager[str]]
 """From a folder of the test's own to the URL of an empty store that is the test's own too, and goes with it."""
@@ -24,13 +25,13 @@ def sqlite_file(folder: Path) -> Iterator[str]:
     yield f"sqlite:///{folder}/holdfast.db"
 
 
-def postgres_schema(major: int) -> Home:
-    """A schema, not there yet, on the server that the tests of this process share."""
+def postgres_schema(major: int, *, migrated: bool = False) -> Home:
+    """A schema on the server that the tests of this process share: not there yet, or with every migration."""
 
     @contextmanager
     def home(folder: Path) -> Iterator[str]:
         server = postgres.shared(major)
-        with server.fresh_schema() as schema:
+        with migrated_schema(major) if migrated else server.fresh_schema() as schema:
             yield server.url(schema=schema)
 
     return home
@@ -48,14 +49,15 @@ def redis_namespace(kind: str) -> Home:
     return home
 
 
-def carried(kind: str) -> Home:
+def carried(kind: str, *, migrated: bool = False) -> Home:
     """A schema whose ready jobs a transport carries, by keys of its own, on the servers that the tests of this process
     share. Everything in this process, and what it starts, is told so by the environment."""
+    schema = postgres_schema(postgres.MAIN, migrated=migrated)
 
     @contextmanager
     def home(folder: Path) -> Iterator[str]:
         server = redis.shared()
-        with postgres_schema(postgres.MAIN)(folder) as url, server.fresh_namespace() as namespace:
+        with schema(folder) as url, server.fresh_namespace() as namespace:
             said = {
                 "TRANSPORT": kind,
                 "TRANSPORT_URL": server.url(),
@@ -70,16 +72,23 @@ def carried(kind: str) -> Home:
     return home
 
 
-STORES: dict[str, Home] = {
-    "sqlite": sqlite_file,
-    "postgres": postgres_schema(postgres.MAIN),
-    "postgres16": postgres_schema(postgres.FLOOR),
-    "redis": redis_namespace(redis.MAIN),
-    "postgres_list": carried("redis_list"),
-    "postgres_stream": carried("redis_stream"),
-    **{f"redis{number}": redis_namespace(kind) for number, kind in zip((6,), redis.FLOORS, strict=False)},
-}
+def _stores(*, migrated: bool) -> dict[str, Home]:
+    return {
+        "sqlite": sqlite_file,
+        "postgres": postgres_schema(postgres.MAIN, migrated=migrated),
+        "postgres16": postgres_schema(postgres.FLOOR, migrated=migrated),
+        "redis": redis_namespace(redis.MAIN),
+        "postgres_list": carried("redis_list", migrated=migrated),
+        "postgres_stream": carried("redis_stream", migrated=migrated),
+        **{f"redis{number}": redis_namespace(kind) for number, kind in zip((6,), redis.FLOORS, strict=False)},
+    }
+
+
+STORES = _stores(migrated=False)
 """Every store there is, by the name that tests of it alone have in the names of their files."""
+
+MIGRATED = _stores(migrated=True)
+"""The same for tests that are not about what opening makes: no schema is made for each, which takes the longest."""
 
 
 def migrations(kind: str) -> list[str]:

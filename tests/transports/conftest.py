@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.redis import FLOORS, MAIN, Redis, shared
-from tests.support.stores import CARRIED, STORES
+from tests.support.stores import CARRIED, MIGRATED
 from tests.transports.support import Pairing
 
 
@@ -28,7 +28,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture(params=sorted(CARRIED))
 def pairing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pairing]:
     """An empty schema and keys of the test's own, on servers that are spared."""
-    with STORES[request.param](tmp_path) as url:
+    with MIGRATED[request.param](tmp_path) as url:
         yield Pairing(url, shared())
 
 

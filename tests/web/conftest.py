@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.stores import STORES, stores_of
+from tests.support.stores import MIGRATED, stores_of
 from tests.web.client import Api
 
 
@@ -20,7 +20,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty database."""
-    with STORES[request.param](tmp_path) as url:
+    with MIGRATED[request.param](tmp_path) as url:
         yield url
 
 

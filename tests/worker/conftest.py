@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast
-from tests.support.stores import STORES, one_carried, stores_of
+from tests.support.stores import MIGRATED, one_carried, stores_of
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty database. The harness brings the news: what came of the server's own would be luck."""
-    with STORES[request.param](tmp_path) as url:
+    with MIGRATED[request.param](tmp_path) as url:
         yield f"{url}&pooled=1" if url.startswith("postgresql:") else url
 
 

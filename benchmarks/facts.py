@@ -30,7 +30,7 @@ def facts(folder: Path) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "sqlite": sqlite3.sqlite_version,
         "postgres": server_version(),
-        "valkey": f"{redis_version()} with {allocator()}",
+        "valkey": f"{redis_version()} with {Path(allocator()).name}",
         "huey": version("huey"),
         "pgqueuer": version("pgqueuer"),
         "file_system": file_system(folder),

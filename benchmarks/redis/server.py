@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes.util import find_library
 from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from itertools import takewhile
 
 from redis import Redis as Client
@@ -16,20 +17,23 @@ from redis import Redis as Client
 from tests.support.redis import MAIN, Redis, installed
 
 EVERYSEC, ALWAYS = "everysec", "always"
+_MIMALLOC = "cmeel.prefix/lib/libmimalloc.so"
 
 
 def allocator() -> str:
     """Servers are mostly built with jemalloc, which takes a third off what a script costs; this wheel's is not. It is
-    given that of the system, or else the C library's with more memory at hand."""
-    return find_library("jemalloc") or "glibc"
+    given that of the system, or else mimalloc, which the extra ``bench`` installs; or else the C library's."""
+    try:
+        return find_library("jemalloc") or str(distribution("cmeel-mimalloc").locate_file(_MIMALLOC))
+    except PackageNotFoundError:
+        return "glibc"
 
 
 @cache
 def _server(fsync: str) -> Redis:
     """Valkey, with an append-only log. It ends with this process."""
     library = allocator()
-    preferred = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=65535"} if library == "glibc" else {"LD_PRELOAD": library}
-    server = Redis(settings={"appendfsync": fsync}, environment=preferred)
+    server = Redis(settings={"appendfsync": fsync}, environment={} if library == "glibc" else {"LD_PRELOAD": library})
     server.start()
     atexit.register(server.close)
     return server

@@ -57,6 +57,11 @@ class Atlasqueue(Database):
         self.command("FLUSHDB")
         asyncio.run(self._migrate())
 
+    def close(self) -> None:
+        """Leave database and queue."""
+        self.app.sync.close()
+        super().close()
+
     async def _migrate(self) -> None:
         from atlasqueue.tables import migrate
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.examples import atlas_support, atlasqueue_support, delayed_support, queuectl_support
-from tests.support import postgres, redis
+from tests.examples.atlas_support import Atlas
+from tests.support import redis
+from tests.support.postgres import FLOOR, Postgres, shared
 
 EXAMPLES = (queuectl_support, atlas_support, delayed_support, atlasqueue_support)
 sys.path[:0] = [str(each.EXAMPLE) for each in EXAMPLES]
@@ -24,8 +27,15 @@ def delayed(tmp_path: Path) -> Iterator[delayed_support.Delayed]:
 
 
 @pytest.fixture
+def atlas(postgres: Postgres, tmp_path: Path) -> Iterator[Atlas]:
+    """Atlas Jobs in a database of its own, on the PostgreSQL that the tests of this process share."""
+    with closing(Atlas(postgres, tmp_path)) as atlas:
+        yield atlas
+
+
+@pytest.fixture
 def atlasqueue(tmp_path: Path) -> Iterator[atlasqueue_support.Atlasqueue]:
     """AtlasQueue on the PostgreSQL of its document, 16, and on the servers that the tests of this process share."""
-    queue = atlasqueue_support.Atlasqueue(postgres.shared(postgres.FLOOR), redis.shared(), tmp_path)
+    queue = atlasqueue_support.Atlasqueue(shared(FLOOR), redis.shared(), tmp_path)
     yield queue
-    queue.app.sync.close()
+    queue.close()

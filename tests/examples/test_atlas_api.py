@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from uuid import UUID
 
 import psutil
@@ -17,16 +16,10 @@ import pytest
 
 from tests.examples.atlas_support import Atlas, Instance
 from tests.examples.common import PATIENCE, asked, until
-from tests.support.postgres import Postgres
 
 pytestmark = pytest.mark.timeout(400)
 
 ONLY_API = {"ATLAS_SCHEDULING_ENABLED": "false"}
-
-
-@pytest.fixture
-def atlas(postgres: Postgres, tmp_path: Path) -> Atlas:
-    return Atlas(postgres, tmp_path)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,6 @@ from tests.support.postgres import Postgres
 from tests.support.servers import base
 
 pytestmark = pytest.mark.timeout(400)
-
-
-@pytest.fixture
-def atlas(postgres: Postgres, tmp_path: Path) -> Atlas:
-    return Atlas(postgres, tmp_path)
 
 
 # ── the schema ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -191,16 +187,16 @@ def test_j14_j57_j58_j59_every_test_has_a_real_postgresql_and_an_empty_database(
     postgres: Postgres, tmp_path: Path
 ) -> None:
     """The server is one that the tests have started themselves, of programs that pip installs."""
-    first, second = Atlas(postgres, tmp_path), Atlas(postgres, tmp_path)
-    assert first.database != second.database
-    assert first.value("select setting from pg_settings where name = 'port'") == str(postgres.port)
-    assert str(first.server.execute("show data_directory")[0][0]).startswith(str(base()))
-    for atlas in (first, second):
-        assert atlas.value("select count(*) from pg_namespace where nspname = 'holdfast'") == 0
-    with first.one(ATLAS_SCHEDULING_ENABLED="false") as api:
-        api.submit()
-    assert first.value("select count(*) from jobs") == 1
-    assert second.value("select to_regclass('jobs')") is None
+    with closing(Atlas(postgres, tmp_path)) as first, closing(Atlas(postgres, tmp_path)) as second:
+        assert first.database != second.database
+        assert first.value("select setting from pg_settings where name = 'port'") == str(postgres.port)
+        assert str(first.server.execute("show data_directory")[0][0]).startswith(str(base()))
+        for atlas in (first, second):
+            assert atlas.value("select count(*) from pg_namespace where nspname = 'holdfast'") == 0
+        with first.one(ATLAS_SCHEDULING_ENABLED="false") as api:
+            api.submit()
+        assert first.value("select count(*) from jobs") == 1
+        assert second.value("select to_regclass('jobs')") is None
 
 
 def test_j15_the_compose_file_has_the_postgresql_of_the_settings() -> None:

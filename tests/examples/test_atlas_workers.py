@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import timedelta
 from itertools import chain, pairwise
 from pathlib import Path
@@ -24,11 +25,6 @@ from tests.support.postgres import Postgres
 pytestmark = pytest.mark.timeout(400)
 
 FOR_EVER = "demo.sleep", '{"seconds": 600}'
-
-
-@pytest.fixture
-def atlas(postgres: Postgres, tmp_path: Path) -> Atlas:
-    return Atlas(postgres, tmp_path)
 
 
 # ── one job's life ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -244,32 +240,35 @@ def _stored(atlas: Atlas) -> dict[str, dict[str, Any]]:
 
 
 def test_j28_everything_is_killed_and_goes_on_as_stored(tmp_path: Path) -> None:
-    with Postgres() as server, held() as (payload, allowed):
-        atlas = Atlas(server, tmp_path)
-        with atlas.one(HOLDFAST_SWEEP="200ms", HOLDFAST_RETRY="1h") as instance:
-            done, retried = instance.submit(), instance.submit("demo.fail", '{"message": "no", "times": 1}')
-            instance.all_ended([done])
-            instance.when(retried, "QUEUED", 1)
-            interrupted = instance.submit("api.call", payload, max_attempts=5)
-            waiting = [instance.submit(key=f"key-{number}") for number in range(5)]
-            instance.when(interrupted, "RUNNING")
-            instance.kill()
-            before = _stored(atlas)
-            server.kill()
-            server.start()
-            assert _stored(atlas) == before
-            atlas.sql("update holdfast.job set lease_until = 0 where state = 2")  # half a minute goes by
-            instance.start()
-            instance.ready()
-            allowed.set()
-            instance.all_ended([interrupted, *waiting])
-            assert before[interrupted]["status"] == "RUNNING"
-            assert instance.job(interrupted)["attempt_count"] == 1, "the attempt that was killed"
-            assert atlas.row(done) == before[done]
-            assert instance.post(key="key-3").document["job_id"] == waiting[3]
-            atlas.due(retried)
-            instance.all_ended([retried])
-            server.kill()
-            away = instance.post()
-            assert (away.status, away.document) == (503, {"error": "this cannot be done just now; the log says why"})
-            server.start()
+    with (
+        Postgres() as server,
+        held() as (payload, allowed),
+        closing(Atlas(server, tmp_path)) as atlas,
+        atlas.one(HOLDFAST_SWEEP="200ms", HOLDFAST_RETRY="1h") as instance,
+    ):
+        done, retried = instance.submit(), instance.submit("demo.fail", '{"message": "no", "times": 1}')
+        instance.all_ended([done])
+        instance.when(retried, "QUEUED", 1)
+        interrupted = instance.submit("api.call", payload, max_attempts=5)
+        waiting = [instance.submit(key=f"key-{number}") for number in range(5)]
+        instance.when(interrupted, "RUNNING")
+        instance.kill()
+        before = _stored(atlas)
+        server.kill()
+        server.start()
+        assert _stored(atlas) == before
+        atlas.sql("update holdfast.job set lease_until = 0 where state = 2")  # half a minute goes by
+        instance.start()
+        instance.ready()
+        allowed.set()
+        instance.all_ended([interrupted, *waiting])
+        assert before[interrupted]["status"] == "RUNNING"
+        assert instance.job(interrupted)["attempt_count"] == 1, "the attempt that was killed"
+        assert atlas.row(done) == before[done]
+        assert instance.post(key="key-3").document["job_id"] == waiting[3]
+        atlas.due(retried)
+        instance.all_ended([retried])
+        server.kill()
+        away = instance.post()
+        assert (away.status, away.document) == (503, {"error": "this cannot be done just now; the log says why"})
+        server.start()

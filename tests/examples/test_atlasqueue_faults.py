@@ -30,7 +30,7 @@ def servers() -> Iterator[tuple[Postgres, Redis]]:
 def mortal(servers: tuple[Postgres, Redis], tmp_path: Path) -> Iterator[Atlasqueue]:
     queue = Atlasqueue(*servers, tmp_path)
     yield queue
-    queue.app.sync.close()
+    queue.close()
 
 
 def test_a8_a26_a27_a41_a55_a56_x26_nothing_is_lost_while_redis_is_down(mortal: Atlasqueue) -> None:

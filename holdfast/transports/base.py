@@ -233,6 +233,8 @@ class Ear:
             return answering.result()
         finally:
             stopping.cancel()
+            if not answering.cancel():
+                answering.exception()  # seen: where the nudge failed too, nobody else looks at it
 
     def close(self) -> None:
         """Let go."""

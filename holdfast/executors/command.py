@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -48,7 +49,7 @@ async def run_command(payload: str | Mapping[str, object], policy: CommandPolicy
     try:
         running = _Running.start(command, policy)
     except OSError as error:
-        return _unstartable(command, error)
+        return _unstartable(command, error, policy.environment_for(command)["PATH"])
     try:
         await running.wait()
     except BaseException:
@@ -210,7 +211,7 @@ def _stdin(text: str | None) -> Iterator[int | IO[bytes]]:
         yield file
 
 
-def _unstartable(command: Command, error: OSError) -> Outcome:
+def _unstartable(command: Command, error: OSError, path: str) -> Outcome:
     program = command.words[0]
     trouble = error.strerror or type(error).__name__
     if error.errno == errno.E2BIG:
@@ -221,6 +222,9 @@ def _unstartable(command: Command, error: OSError) -> Outcome:
     if error.filename != program:
         return Failed(error=storable(f"cwd {command.cwd}: {trouble}"))
     words = {errno.ENOENT: "command not found", errno.EACCES: "not executable"}.get(error.errno or 0, trouble)
+    # A folder on the path that may not be read is EACCES too, though no program of this name is anywhere.
+    if error.errno == errno.EACCES and os.sep not in program and shutil.which(program, os.F_OK, path) is None:
+        words = "command not found"
     return Failed(error=storable(f"{program}: {words}"))
 
 

@@ -98,11 +98,16 @@ def test_how_an_end_is_told(shell: str, error: str, reason: Reason) -> None:
 
 
 @on_both_loops
-async def test_what_cannot_be_executed(tmp_path: Path) -> None:
+async def test_what_cannot_be_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (await failure(argv=["no-such-cmd-xyz"])).error == "no-such-cmd-xyz: command not found"
     assert "command not found" in (await failure(text="no-such-cmd-xyz")).error
     locked = script(tmp_path / "locked", "#!/bin/sh\n", 0o644)
     assert (await failure(argv=locked)).error == f"{locked[0]}: not executable"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (await failure(argv=["locked"])).error == "locked: not executable"
+    (tmp_path / "folder").mkdir()
+    assert (await failure(argv=["folder"])).error == "folder: command not found"
+    monkeypatch.undo()
     bare = script(tmp_path / "bare", "echo no shebang\n")
     assert (await failure(argv=bare)).error == f"{bare[0]}: Exec format error"
     missing = await failure(argv=["ls"], cwd=str(tmp_path / "missing"))

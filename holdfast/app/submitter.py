@@ -1,7 +1,8 @@
 """From what a caller says to jobs in the store.
 
 A draft is checked whole before anything is stored. Lone concurrent submitters of one event loop share transactions: the
-first goes at once, those that arrive while it is under way go together in the next.
+first goes at once, those that arrive while it is under way go together in the next; many of them in two, so that the
+store works on one while this process prepares the other.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 
 _GROUP_MOST = 500  # jobs of lone submitters in one transaction
+_HALVED = 16  # jobs of lone submitters that are worth two transactions
 _ASKED_MOST = 100  # jobs that are asked for together: each may have a large payload
 
 
@@ -242,37 +244,51 @@ class _Group:
 
     def __init__(self, send: Callable[[Sequence[NewJob]], Awaitable[list[Submitted]]]) -> None:
         self._send = send
-        self._sending = False
+        self._under_way = 0
         self._waiting: list[tuple[NewJob, asyncio.Future[Submitted]]] = []
-        self._sender: asyncio.Task[None] | None = None
+        self._senders: set[asyncio.Task[None]] = set()
 
     async def submit(self, job: NewJob) -> Submitted:
-        if self._sending:
+        if self._under_way:
             answer: asyncio.Future[Submitted] = asyncio.get_running_loop().create_future()
             self._waiting.append((job, answer))
             return await answer
-        self._sending = True
+        self._under_way += 1
         try:
             (submitted,) = await self._send([job])
         except Unavailable as error:
             self._fail_waiting(error)
             raise
         finally:
+            self._under_way -= 1
             if self._waiting:
-                self._sender = asyncio.ensure_future(self._send_waiting())
-            else:
-                self._sending = False
+                self._start_sender()
         return submitted
+
+    def _start_sender(self) -> None:
+        self._under_way += 1
+        sender = asyncio.ensure_future(self._send_waiting())
+        self._senders.add(sender)
+        sender.add_done_callback(self._senders.discard)
 
     async def _send_waiting(self) -> None:
         try:
             while self._waiting:
-                batch, self._waiting = self._waiting[:_GROUP_MOST], self._waiting[_GROUP_MOST:]
-                wanted = [(job, answer) for job, answer in batch if not answer.cancelled()]
-                if wanted:
-                    await self._send_batch(wanted)
+                batch = self._next_batch()
+                if batch:
+                    await self._send_batch(batch)
+                await asyncio.sleep(0)  # those who were answered may submit again
         finally:
-            self._sending = False
+            self._under_way -= 1
+
+    def _next_batch(self) -> list[tuple[NewJob, asyncio.Future[Submitted]]]:
+        """Those who still wait for an answer, as many as go together; of many only half, and a second sender starts."""
+        size = min(len(self._waiting), _GROUP_MOST)
+        if size >= _HALVED and self._under_way < 2:
+            self._start_sender()
+            size -= size // 2
+        batch, self._waiting = self._waiting[:size], self._waiting[size:]
+        return [(job, answer) for job, answer in batch if not answer.cancelled()]
 
     def _fail_waiting(self, error: Unavailable) -> None:
         """Those who wait have waited for the same store: they would wait as long again to hear the same."""
@@ -303,6 +319,8 @@ class _Group:
         except BaseException as error:
             for _, answer in batch:
                 _fail(answer, error)
+            if isinstance(error, Exception):  # a defect, which its callers hear of; those who wait may not meet it
+                return
             raise
         for (_, answer), submitted in zip(batch, answers, strict=True):
             if not answer.done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -132,6 +133,63 @@ def test_submitters_of_a_group_do_not_share_what_one_of_them_alone_has_met(app: 
     answers = asyncio.run(submit_all())
 
     assert [type(answer) for answer in answers] == [Held, *[Submitted] * 4]
+
+
+class Counting:
+    """A store that answers when it is told to, and knows how many transactions it was given at a time."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.under_way = self.most = 0
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        self.sizes.append(len(jobs))
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0.01)
+        self.under_way -= 1
+        if any(job.task == "defect" for job in jobs):
+            raise RuntimeError("nobody foresaw this")
+        return [Submitted(job.id, created=True) for job in jobs]
+
+
+def submitted_together(app: Holdfast, store: Counting, jobs: Sequence[NewJob]) -> list[object]:
+    """What each of the submitters hears who come at the same time."""
+
+    async def opened() -> Store:
+        return cast("Store", store)
+
+    async def submit_all() -> list[object]:
+        submitter = Submitter(opened, lambda: app.settings, app.events)
+        calls = [submitter.submit(job) for job in jobs]
+        return list(await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10))
+
+    return asyncio.run(submit_all())
+
+
+@pytest.mark.parametrize(
+    ("together", "sizes"), [(1, [1]), (16, [1, 15]), (17, [1, 8, 8]), (102, [1, 51, 50]), (1002, [1, 250, 500, 251])]
+)
+def test_many_submitters_of_a_group_go_in_two_transactions_at_a_time(
+    app: Holdfast, together: int, sizes: list[int]
+) -> None:
+    store = Counting()
+    jobs = [NewJob(id=new_id(), task="work", payload="{}") for _ in range(together)]
+
+    answers = submitted_together(app, store, jobs)
+
+    assert answers == [Submitted(job.id, created=True) for job in jobs]
+    assert store.sizes == sizes
+    assert store.most == (2 if len(sizes) > 2 else 1)
+
+
+def test_a_defect_that_a_group_meets_does_not_strand_those_who_wait(app: Holdfast) -> None:
+    jobs = [NewJob(id=new_id(), task="work", payload="{}") for _ in range(602)]
+    jobs[3] = NewJob(id=new_id(), task="defect", payload="{}")
+
+    answers = submitted_together(app, Counting(), jobs)
+
+    assert Counter(type(answer) for answer in answers) == {RuntimeError: 250, Submitted: 352}
 
 
 def test_submitters_of_a_group_of_which_a_part_is_stored_hear_of_their_own_job(app: Holdfast) -> None:

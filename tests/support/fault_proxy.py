@@ -152,15 +152,14 @@ class FaultProxy:
         self._port.release()
 
     async def _end(self) -> None:
-        self._stop_listening()
+        await self._stop_listening()
         while others := asyncio.all_tasks() - {asyncio.current_task()}:  # somebody may be accepted at this very moment
             for connection in self._connections:
                 connection.cut()
             for task in self._arriving:
                 task.cancel()
             await asyncio.wait(others, timeout=0.05)
-        for _ in range(3):  # what was closed last is closed by one of the loop's next rounds
-            await asyncio.sleep(0)
+        await _rounds(3)  # what was closed last is closed by one of them
 
     def _do(self, action: Callable[[], object]) -> None:
         """Have the proxy's own thread do it, and wait until it has."""
@@ -212,12 +211,17 @@ class FaultProxy:
 
     def refuse(self) -> None:
         """Refuse new connections; those there are stay."""
-        self._do(self._stop_listening)
+        asyncio.run_coroutine_threadsafe(self._stop_listening(), self._loop).result()
 
-    def _stop_listening(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+    async def _stop_listening(self) -> None:
+        """Whoever has been accepted is served first: once its server is closed, asyncio leaves him open, unserved."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        for each in server.sockets:
+            self._loop.remove_reader(each.fileno())
+        await _rounds(2)
+        server.close()
 
     def accept(self) -> None:
         """Accept new connections again."""
@@ -259,6 +263,12 @@ class FaultProxy:
             self._connections.discard(connection)
             to_client.close()
             to_server.close()
+
+
+async def _rounds(number: int) -> None:
+    """Let the loop go round."""
+    for _ in range(number):
+        await asyncio.sleep(0)
 
 
 def _set(event: asyncio.Event, value: bool) -> None:

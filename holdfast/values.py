@@ -133,7 +133,8 @@ def check_timeout(value: object, field: str = "timeout") -> timedelta:
     """How long one attempt may take: a span as ``check_span`` takes it, above nothing and at most 30 days."""
     span = check_span(value, field)
     if not timedelta(0) < span <= TIMEOUT_LIMIT:
-        raise Invalid(field, value, "give more than 0 seconds and at most 30 days; leave it out for no timeout")
+        given = format_duration(value) if isinstance(value, timedelta) else value
+        raise Invalid(field, given, "give more than 0 seconds and at most 30 days; leave it out for no timeout")
     return span
 
 

@@ -145,9 +145,13 @@ def submit_one(app: Holdfast, job: NewJob) -> JobHandle[Any]:
     """Store one job. Ctrl-C meanwhile ends in a message that says whether it is stored."""
     try:
         with told_if_made(app):
-            return app.block(app.submit(job))
+            handle = app.block(app.submit(job))
     except KeyboardInterrupt:
         raise Interrupted(_standing(app, job)) from None
+    registered = app.registry.names()
+    if registered and job.task not in registered and job.task != "command":
+        note(f"warning: the application has no task {job.task}{nearest(job.task, registered)}")
+    return handle
 
 
 def _standing(app: Holdfast, job: NewJob) -> str:
@@ -170,9 +174,6 @@ def print_submitted(session: Session, app: Holdfast, job: NewJob, handle: JobHan
     click.echo(handle.id)
     if not handle.created:
         note(f"this job was there already{f', under the key {job.key}' if job.key else ''}; nothing new was stored")
-    registered = app.registry.names()
-    if registered and job.task not in registered and job.task != "command":
-        note(f"warning: the application has no task {job.task}{nearest(job.task, registered)}")
 
 
 def await_end(app: Holdfast, handle: JobHandle[Any], most: str | None) -> int:

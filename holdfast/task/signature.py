@@ -34,6 +34,10 @@ from holdfast.task.codec import (
 )
 from holdfast.task.context import Context
 
+_OPTIONS = frozenset(
+    {"delay", "run_at", "priority", "queue", "key", "max_attempts", "timeout", "retry", "tags", "metadata"}
+)
+"""What may be meant for the job where a task has no parameter of that name."""
 _asdict = msgspec.structs.asdict
 _raw_parts = decoder(dict[str, msgspec.Raw])
 _anything = decoder(Any)
@@ -203,6 +207,8 @@ class Signature:
         near = difflib.get_close_matches(name, self.names, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         takes = f"it takes {', '.join(self.names)}" if self.names else "it takes no arguments"
+        if name in _OPTIONS and not near:
+            takes += f"; an option of the job is said apart from its arguments: .options({name}=…).enqueue(…)"
         return Invalid(self.field(name), given[name], f"there is no such parameter; {hint}{takes}")
 
     def _provided_given(self, name: str) -> Invalid:

@@ -67,9 +67,10 @@ def test_a_registered_task_checks_its_payload_and_gives_its_options(cli: Cli) ->
     assert (job["queue"], job["max_attempts"]) == ("mail", 3)
 
 
-def test_a_task_the_application_does_not_have_is_remarked_on(cli: Cli) -> None:
-    result = cli.invoke("enqueue", "mail.sent", "--app", cli.write_jobs())
-    assert result.exit_code == 0
+@pytest.mark.parametrize("more", [(), ("--json",), ("--wait-for", "0.1")], ids=str)
+def test_a_task_the_application_does_not_have_is_remarked_on(more: tuple[str, ...], cli: Cli) -> None:
+    result = cli.invoke("enqueue", "mail.sent", *more, "--app", cli.write_jobs())
+    assert result.exit_code == (1 if "--wait-for" in more else 0)
     assert "did you mean mail.send?" in result.stderr
 
 

@@ -51,6 +51,7 @@ def ordered(ctx: Context, first: int, /, second: int = 2) -> tuple[int, int]:
 
 
 SEND = Task("email.send", send)
+OPTION = "an option of the job is said apart from its arguments: .options(delay=…).enqueue(…)"
 SUBJET = "argument 'subjet' of task 'email.send'"
 
 
@@ -324,6 +325,10 @@ def test_two_dataclasses_that_compare_by_identity_are_compared_by_field() -> Non
         (
             '{"to":"x","subjet":"y"}',
             f"{SUBJET}: 'y' is not valid; there is no such parameter; did you mean 'subject'? it takes …",
+        ),
+        (
+            '{"to":"x","subject":"y","delay":3}',
+            f"argument 'delay' of task 'email.send': 3 is not valid; there is no such parameter; it takes …; {OPTION}",
         ),
         ("[1]", "payload: [1] is not valid; a payload is a JSON object: the arguments by name"),
         ("{", "payload: the payload of task 'email.send' is not valid; it is not JSON that can be read"),

@@ -250,6 +250,11 @@ def test_bad_timeouts(timeout):
         values.check_timeout(timeout)
 
 
+def test_a_bad_timeout_is_shown_as_a_span_is_written():
+    with pytest.raises(Invalid, match="timeout: '0s' is not valid"):
+        values.check_timeout(timedelta(0))
+
+
 def test_timeouts():
     assert values.check_timeout(0.5) == timedelta(seconds=0.5)
     assert values.check_timeout(timedelta(days=30)) == timedelta(days=30)

@@ -48,3 +48,8 @@ def test_nothing_else_is_put_off() -> None:
 )
 def test_a_row_is_read_from_a_name(name: str, rows: list[int]) -> None:
     assert list(named_rows(f"def {name}(): pass", "a")) == rows
+
+
+def test_rows_in_a_marker_are_counted() -> None:
+    source = '@pytest.mark.rows("A7", "X38", "A40")\nasync def test_pages(): pass'
+    assert list(named_rows(source, "a")) == [7, 40]

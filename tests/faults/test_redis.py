@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
+from holdfast import Holdfast
 from holdfast.errors import Unavailable
+from holdfast.events import StoreTrouble
 from holdfast.job import JobFilter
 from holdfast.stores import open_store
 from holdfast.stores.redis import news
@@ -14,6 +17,7 @@ from tests.conformance.support import LEASE, claim, failing, new_job, pulse, put
 from tests.faults.support import opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
 from tests.support.redis import FLOORS, MAIN, Redis, shared
+from tests.transports.support import Recorder, counting, until_succeeded, working
 
 KINDS = (MAIN, *FLOORS)
 
@@ -33,6 +37,20 @@ async def test_scripts_that_were_flushed_are_loaded_again_at_every_call(kind: st
                 server.execute("SCRIPT", "FLUSH")
                 assert (await settle(store, job)).accepted
                 assert job.id == job_id
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_flushing_scripts_all_the_time_fails_no_call(kind: str) -> None:
+    with Redis(kind) as server:
+        app = Holdfast(server.url())
+        runs, events = counting(app), Recorder(app)
+        with server.flushing_scripts():
+            async with app, working(app):
+                ids = [handle.id for handle in await asyncio.gather(*[app.enqueue("work") for _ in range(100)])]
+                ids += [handle.id for handle in await app.enqueue_many([app.draft("work", {}) for _ in range(500)])]
+                await until_succeeded(app, len(ids))
+        assert runs == Counter(ids)
+        assert events.of(StoreTrouble) == []
 
 
 async def test_killed_connections_are_not_even_noticed(server: Redis, url: str) -> None:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -233,6 +234,27 @@ class Redis:
             keys = list(client.scan_iter(match=f"{{{name}}}:*", count=5000))
             for start in range(0, len(keys), 1000):
                 client.unlink(*keys[start : start + 1000])
+
+    @contextmanager
+    def flushing_scripts(self) -> Iterator[None]:
+        """Runs SCRIPT FLUSH in a tight loop in a thread; fails at the end unless it succeeded at least once."""
+        stop, flushed = threading.Event(), 0
+
+        def flush() -> None:
+            nonlocal flushed
+            with self.client() as client:
+                while not stop.is_set():
+                    client.execute_command("SCRIPT", "FLUSH")
+                    flushed += 1
+
+        thread = threading.Thread(target=flush)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+        assert flushed
 
     def log(self) -> str:
         """All it has said."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
-from holdfast import Holdfast
+from holdfast import Context, Holdfast
 from holdfast.events import KINDS, Event
 from holdfast.job import Claim, JobFilter, JobState, NewJob, Settlement, new_id
 from holdfast.store import Store
@@ -111,6 +112,17 @@ class Recorder:
 
     def of(self, *kinds: type[Event]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kinds)]
+
+
+def counting(app: Holdfast) -> Counter[str]:
+    """Registers the task ``work``; returns how often each job has run."""
+    runs: Counter[str] = Counter()
+
+    @app.task("work")
+    async def work(ctx: Context) -> None:
+        runs[ctx.id] += 1
+
+    return runs
 
 
 def new_job(**fields: Any) -> NewJob:

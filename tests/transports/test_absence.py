@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 
 import pytest
 
@@ -13,7 +14,20 @@ from holdfast.events import StoreTrouble, TransportAway, TransportBack
 from holdfast.job import Finding, JobFilter, JobState
 from holdfast.store import Store
 from tests.support.fault_proxy import FaultProxy
-from tests.transports.support import QUICK, Pairing, Recorder, claim, new_job, put, take, until, until_true, working
+from tests.transports.support import (
+    QUICK,
+    Pairing,
+    Recorder,
+    claim,
+    counting,
+    new_job,
+    put,
+    take,
+    until,
+    until_succeeded,
+    until_true,
+    working,
+)
 
 FOREVER = "1h"
 
@@ -179,6 +193,19 @@ async def test_scripts_that_were_flushed_are_loaded_again(rough: Pairing) -> Non
         rough.execute("SCRIPT", "FLUSH")
         ids += await put(store)
         assert await take(store) == ids
+
+
+async def test_flushing_scripts_all_the_time_delays_no_wake_up(rough: Pairing) -> None:
+    app = rough.app(sweep=FOREVER, poll=FOREVER)
+    runs, events = counting(app), Recorder(app)
+    with rough.server.flushing_scripts():
+        async with app, working(app):
+            handles = await asyncio.gather(*[app.enqueue("work") for _ in range(100)])
+            handles += await app.enqueue_many([app.draft("work", {}) for _ in range(500)])
+            await until_succeeded(app, len(handles))
+    assert runs == Counter(handle.id for handle in handles)
+    assert not any(handle.wake_up_delayed for handle in handles)
+    assert events.of(StoreTrouble, TransportAway) == []
 
 
 async def test_a_user_without_the_right_to_unblock_still_works(rough: Pairing) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import ROWS, chosen
+from benchmarks.compare.__main__ import interval
 from benchmarks.harness import Line, Plan, at_least, at_most, percentile, times_at_least
 from benchmarks.redis.drain import SURVIVOR, peers
 
@@ -88,3 +89,24 @@ def test_a_ratio_is_taken_within_each_round() -> None:
 def test_percentiles() -> None:
     values = [float(each) for each in range(100, 0, -1)]
     assert (percentile(values, 50), percentile(values, 99), percentile([7.0], 99)) == (51.0, 100.0, 7.0)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1, (0, 0)), (5, (0, 4)), (9, (1, 7)), (15, (3, 11))])
+def test_interval_encloses_median_of_rounds(size: int, expected: tuple[float, float]) -> None:
+    # Order statistics for a confidence of 95 %, as in any table of the sign test; below six rounds the whole range.
+    assert interval([float(each) for each in range(size)]) == expected
+
+
+@pytest.mark.timeout(600)
+def test_two_revisions_are_compared() -> None:
+    command = ["--rounds", "1", "--jobs", "1000", "--stores", "sqlite", "--workloads", "drain", "submit"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks.compare", "HEAD", *command],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "sqlite: drain, 1 rounds" in ran.stdout
+    assert "100 callers jobs/s" in ran.stdout

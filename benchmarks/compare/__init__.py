@@ -1,0 +1,1 @@
+"""Compares this checkout with an older revision."""

@@ -1,0 +1,129 @@
+"""One workload of ``benchmarks.compare``: ``compare_driver.py WORKLOAD JOBS`` prints its figures as a JSON list.
+
+Uses nothing but the public API and the CLI, so that it runs with the code of any revision. Workers import it as the
+application's module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvloop
+
+from holdfast import Holdfast
+
+_STARTS: list[float] = []
+_SINGLES, _CALLERS, _EACH = 1000, 100, 40
+_LATENCIES, _GAP = 400, 0.02  # jobs, and the mean of the random gaps between them in seconds
+
+app = Holdfast(os.environ["COMPARE_URL"], log_level="ERROR", concurrency=100)
+
+
+@app.task("stamp")
+async def stamp(n: int) -> None:
+    """Notes when it started."""
+    _STARTS.append(time.monotonic())
+
+
+def _write_starts() -> None:
+    Path(os.environ["COMPARE_STARTS"]).write_text(json.dumps(_STARTS), encoding="utf-8")
+
+
+if "COMPARE_STARTS" in os.environ:
+    atexit.register(_write_starts)
+
+
+@contextmanager
+def _worker(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Starts a worker by the CLI; yields its process and the file its handlers' start times will be in."""
+    with tempfile.TemporaryDirectory() as folder:
+        starts = Path(folder) / "starts.json"
+        command = [sys.executable, "-m", "holdfast", "worker", "start", "--app", "compare_driver:app", *options]
+        process = subprocess.Popen(command, env=os.environ | {"COMPARE_STARTS": str(starts)}, stdout=sys.stderr)
+        try:
+            yield process, starts
+        finally:
+            process.kill()
+            process.wait()
+
+
+async def _fill(jobs: int) -> None:
+    async with app:
+        await app.enqueue_many(stamp.job(n=index) for index in range(jobs))
+
+
+def drain(jobs: int) -> list[float]:
+    """Jobs a second of one worker process, from the first handler's start to the last one's."""
+    uvloop.run(_fill(jobs))
+    with _worker("--drain") as (process, file):
+        process.wait(600)
+        starts = json.loads(file.read_text(encoding="utf-8"))
+    if len(starts) != jobs:
+        raise RuntimeError(f"{len(starts)} handlers ran for {jobs} jobs")
+    return [jobs / (starts[-1] - starts[0])]
+
+
+def submit(jobs: int) -> list[float]:
+    """Jobs a second: in bulk, one after another, and from a hundred callers at once."""
+    return uvloop.run(_submit(jobs))
+
+
+async def _submit(jobs: int) -> list[float]:
+    async def one_after_another(count: int) -> None:
+        for index in range(count):
+            await stamp.enqueue(n=index)
+
+    async with app:
+        await one_after_another(50)
+        began = time.perf_counter()
+        for _ in range(jobs // 1000):
+            await app.enqueue_many(stamp.job(n=index) for index in range(1000))
+        bulk = time.perf_counter()
+        await one_after_another(_SINGLES)
+        singles = time.perf_counter()
+        await asyncio.gather(*[one_after_another(_EACH) for _ in range(_CALLERS)])
+        callers = time.perf_counter()
+    return [jobs / (bulk - began), _SINGLES / (singles - bulk), _CALLERS * _EACH / (callers - singles)]
+
+
+def latency(jobs: int) -> list[float]:
+    """Milliseconds from the return of a submission to its handler's start on an idle worker: p50 and p99."""
+    with _worker() as (process, file):
+        returned = uvloop.run(_at_random_gaps())
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        starts = json.loads(file.read_text(encoding="utf-8"))
+    if len(starts) != len(returned):
+        raise RuntimeError(f"{len(starts)} handlers ran for {len(returned)} jobs")
+    late = sorted(max(0.0, start - at) * 1000 for start, at in zip(starts[20:], returned[20:], strict=True))
+    return [late[len(late) // 2], late[len(late) * 99 // 100]]
+
+
+async def _at_random_gaps() -> list[float]:
+    returned = []
+    async with app:
+        await (await stamp.enqueue(n=-1)).result(timeout=60)
+        returned.append(time.monotonic())
+        for index in range(_LATENCIES):
+            await asyncio.sleep(random.expovariate(1 / _GAP))
+            await stamp.enqueue(n=index)
+            returned.append(time.monotonic())
+        await asyncio.sleep(1)
+    return returned
+
+
+if __name__ == "__main__":
+    workloads = {"drain": drain, "submit": submit, "latency": latency}
+    sys.stdout.write(json.dumps(workloads[sys.argv[1]](int(sys.argv[2]))))

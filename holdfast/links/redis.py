@@ -274,10 +274,12 @@ class Links:
                 commands.insert(0, ("SCRIPT", "LOAD", script.text))
                 link.scripts.add(script.sha)
             replies = (await link.ask_each(commands))[int(unsure) :]
-            for place, piece in enumerate(pieces):
-                if isinstance(replies[place], driver.NoScriptError):  # a new server, or its scripts were flushed
-                    await link.ask("SCRIPT", "LOAD", script.text)
-                    (replies[place],) = await link.ask_each([(*head, *piece)])
+            missed = [place for place, reply in enumerate(replies) if isinstance(reply, driver.NoScriptError)]
+            if missed:  # flushed, or a new server; EVAL brings the source along, so this cannot miss again
+                source = ("EVAL", script.text, *head[2:])
+                answers = await link.ask_each([(*source, *pieces[place]) for place in missed])
+                for place, answer in zip(missed, answers, strict=True):
+                    replies[place] = answer
             for error in replies:
                 if isinstance(error, driver.ResponseError):
                     if partly is not None:

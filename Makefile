@@ -35,8 +35,8 @@ check: $(VENV)/dev.stamp ## Format, lint, types, imports and house rules, in und
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m pytest -q tests/house
 
-storm: $(VENV)/dev.stamp ## Run the long fault suite; goes on where it was interrupted
-	@$(BIN)/python -m tests.storm
+storm: $(VENV)/dev.stamp ## Run the long fault suite; goes on where it was interrupted (STORM="--parallel 3")
+	@$(BIN)/python -m tests.storm $(STORM)
 
 bench: $(VENV)/bench.stamp ## Measure against the raw database and against a peer, in one run
 	@$(BIN)/python -m benchmarks

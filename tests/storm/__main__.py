@@ -1,4 +1,4 @@
-"""The long fault suite: ``python -m tests.storm [NAME …] [--store STORE] [--counts SCALE] [--fresh]``."""
+"""The long fault suite: ``python -m tests.storm [NAME …] [OPTIONS]``; ``--help`` lists the options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def main() -> int:
     parser.add_argument("--store", choices=STORES, help="only what happens to this store")
     parser.add_argument("--counts", type=float, default=1.0, metavar="SCALE", help="multiply every count by this")
     parser.add_argument("--fresh", action="store_true", help="forget what was found before, failures too")
+    parser.add_argument("--parallel", type=int, default=1, metavar="N", help="scenarios at a time (most only wait)")
     asked = parser.parse_args()
+    if asked.parallel < 1:
+        parser.error("give --parallel a number of at least 1")
     if unknown := set(asked.names) - set(SCENARIOS):
         parser.error(f"there is no {sorted(unknown)[0]!r}; there are {', '.join(SCENARIOS)}")
     names = [name for name in asked.names or SCENARIOS if asked.store is None or name.endswith(f"-{asked.store}")]
@@ -26,7 +29,7 @@ def main() -> int:
         state.unlink(missing_ok=True)
     tested = (ROOT / "holdfast", ROOT / "examples" / "js_worker")
     testing = (ROOT / "tests" / each for each in ("crash", "storm", "support", "web"))
-    storm = Storm(state, asked.counts, fingerprint(*tested, *testing))
+    storm = Storm(state, asked.counts, fingerprint(*tested, *testing), parallel=asked.parallel)
     kept = storm.run(names)
     print(storm.table(names))
     return 0 if kept else 1

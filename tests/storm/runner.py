@@ -10,10 +10,13 @@ import hashlib
 import json
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +36,52 @@ def fingerprint(*folders: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def run_scenario(name: str, scenario: Scenario, scale: float) -> dict[str, Any]:
+    """Runs a scenario in this process; returns its seed, complaints, figures and seconds."""
+    folder = Path(tempfile.mkdtemp(prefix=f"storm-{name}-"))
+    seed = random.randrange(1 << 32)
+    began = time.monotonic()
+    try:
+        report = scenario(folder, lambda full: max(1, round(full * scale)), seed)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        report = Report(complaints=[what, *getattr(error, "__notes__", ())])
+    if report.complaints:
+        report.figures["kept in"] = str(folder)
+    else:
+        shutil.rmtree(folder)
+    seconds = round(time.monotonic() - began, 1)
+    return {"seed": seed, "complaints": report.complaints, "figures": report.figures, "seconds": seconds}
+
+
+def run_in_own_process(name: str, scale: float) -> dict[str, Any]:
+    """Runs a scenario in a process of its own, with servers of its own; returns the same."""
+    command = [sys.executable, "-m", "tests.storm.one", name, str(scale)]
+    ran = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    try:
+        return dict(json.loads(ran.stdout.splitlines()[-1]))
+    except (IndexError, ValueError):
+        complaint = f"its process ended with status {ran.returncode}: {ran.stderr[-1000:]}"
+        return {"seed": 0, "complaints": [complaint], "figures": {}, "seconds": 0.0}
+
+
 class Storm:
     """One storm: its scale, and every run of each scenario so far, oldest first."""
 
-    def __init__(self, state: Path, scale: float, code: str, scenarios: Mapping[str, Scenario] = SCENARIOS) -> None:
+    def __init__(
+        self,
+        state: Path,
+        scale: float,
+        code: str,
+        scenarios: Mapping[str, Scenario] = SCENARIOS,
+        *,
+        parallel: int = 1,
+    ) -> None:
         self._state = state
         self._scale = scale
         self._scenarios = scenarios
+        self._parallel = parallel
         self._identity = {"code": code, "counts": scale}
         self.runs: dict[str, list[dict[str, Any]]] = self._remembered()
 
@@ -57,37 +99,29 @@ class Storm:
 
     def run(self, names: Sequence[str]) -> bool:
         """Run what is left of these; whether every promise was kept, each time."""
-        for name in names:
-            runs = self.runs.setdefault(name, [])
-            if not runs or runs[-1]["complaints"]:
-                print(f"{name} …", flush=True)
-                runs.append(self._one(name))
-                self._remember()
+        left = [name for name in names if not self.runs.get(name) or self.runs[name][-1]["complaints"]]
+        for name, result in self._results(left):
+            self.runs.setdefault(name, []).append(result)
+            self._remember()
         return not any(self.broken(name) for name in names)
+
+    def _results(self, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        if self._parallel == 1:
+            for name in names:
+                print(f"{name} …", flush=True)
+                yield name, run_scenario(name, self._scenarios[name], self._scale)
+            return
+        with ThreadPoolExecutor(self._parallel) as pool:
+            under_way = {pool.submit(run_in_own_process, name, self._scale): name for name in names}
+            for number, each in enumerate(as_completed(under_way), start=1):
+                result = each.result()
+                verdict = "BROKEN" if result["complaints"] else "kept"
+                print(f"{number}/{len(names)} {under_way[each]}: {verdict}, {result['seconds']} s", flush=True)
+                yield under_way[each], result
 
     def broken(self, name: str) -> list[dict[str, Any]]:
         """The runs of this scenario that complained."""
         return [run for run in self.runs[name] if run["complaints"]]
-
-    def _one(self, name: str) -> dict[str, Any]:
-        folder = Path(tempfile.mkdtemp(prefix=f"storm-{name}-"))
-        seed = random.randrange(1 << 32)
-        began = time.monotonic()
-        try:
-            report = self._scenarios[name](folder, self._count, seed)
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            what = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
-            report = Report(complaints=[what, *getattr(error, "__notes__", ())])
-        if report.complaints:
-            report.figures["kept in"] = str(folder)
-        else:
-            shutil.rmtree(folder)
-        seconds = round(time.monotonic() - began, 1)
-        return {"seed": seed, "complaints": report.complaints, "figures": report.figures, "seconds": seconds}
-
-    def _count(self, full: int) -> int:
-        return max(1, round(full * self._scale))
 
     def table(self, names: Sequence[str]) -> str:
         """What was found, one scenario a line with the figures of its last run, and every complaint below."""

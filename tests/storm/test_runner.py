@@ -81,3 +81,20 @@ def test_the_fingerprint_changes_with_the_code(tmp_path: Path, name: str) -> Non
     (tmp_path / name).write_text("one = 2\n")
 
     assert fingerprint(tmp_path) != before
+
+
+@pytest.mark.timeout(300)
+def test_scenarios_in_parallel_run_in_own_processes(tmp_path: Path) -> None:
+    names = ["stubborn-sqlite", "fork-sqlite"]
+    storm = Storm(tmp_path / "storm.json", 0.1, "code", parallel=2)
+
+    assert storm.run(names), storm.table(names)
+    assert [len(storm.runs[name]) for name in names] == [1, 1]
+    assert Storm(tmp_path / "storm.json", 0.1, "code", parallel=2).run(names)
+
+
+def test_scenario_whose_process_dies_counts_as_broken(tmp_path: Path) -> None:
+    storm = Storm(tmp_path / "storm.json", 1.0, "code", parallel=2)
+
+    assert not storm.run(["no such scenario"])
+    assert "its process ended with status 1" in storm.table(["no such scenario"])

@@ -26,6 +26,7 @@ const STALE = 0.8; // of a lease: past that without a renewal, the job may be so
 const LINGER = 5; // milliseconds a settlement waits for others
 const STUBBORN = 5_000; // milliseconds a handler that is to stop may take before nobody waits for it
 const SETTLED_AT_ONCE = 100;
+const BURST = 1_000; // milliseconds in which calls of stop count as one
 const STEP_ASIDE = 1_000; // milliseconds without claiming for the sake of a job that is to run alone; doubled in vain
 
 const now = () => performance.now();
@@ -81,10 +82,11 @@ export class Worker {
     this.log("worker_stopped", { succeeded: this.succeeded, failed: this.failed });
   }
 
-  /** Claim no more, finish what runs within the grace. Told again: give everything back at once. */
+  /** Claims no more and finishes the running jobs within the grace. Called again more than a second later: gives them back at once. */
   stop(reason = "asked") {
+    this.askedAt ??= now(); // `timeout` and others signal a program and its group: a burst counts as one
     if (this.stopping) {
-      this.hurry();
+      if (now() - this.askedAt > BURST) this.hurry();
       return;
     }
     this.log("worker_stopping", { reason, running: this.jobs.size });

@@ -25,7 +25,7 @@ def api(session: Session, *, api_host: str | None, api_port: str | None, exposed
     """Serve the HTTP API until told to stop.
 
     An application is not needed; where one is named, its tasks check payloads before they are stored. SIGTERM and
-    Ctrl-C let requests under way finish within the grace, a second signal ends at once.
+    Ctrl-C let requests under way finish within the grace, a second signal more than a second later ends at once.
     """
     from holdfast.observe.logs import configure_logs
     from holdfast.web.serve import serve

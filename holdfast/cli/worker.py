@@ -49,7 +49,7 @@ def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int
     """Run jobs until told to stop.
 
     SIGTERM, Ctrl-C or `holdfast worker stop` let running jobs finish within the grace, then give them back; a second
-    signal gives them back at once. What is not said here stands in the settings.
+    signal more than a second later gives them back at once. What is not said here stands in the settings.
     """
     from holdfast.cli.loading import startup_explained
     from holdfast.observe.logs import configure_logs

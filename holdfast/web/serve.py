@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from holdfast.config import Settings
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.events import ApiStarted, ApiStopping
 from holdfast.observe.lag import watched_loop
+from holdfast.stop_signals import STOP_SIGNALS, StopRequest, StopRequests, ignore_rest_of_burst
 from holdfast.values import is_loopback, mask_url
 from holdfast.web.asgi import Api
 from holdfast.web.outdated import settings_watched
@@ -38,6 +38,7 @@ def serve(app: Holdfast, settings: Settings, *, exposed: bool = False, site: App
     _check_exposure(settings, exposed=exposed)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         loop.run(_until_told(app, settings, site))
+    ignore_rest_of_burst()
     return 0
 
 
@@ -55,10 +56,10 @@ async def _until_told(app: Holdfast, settings: Settings, site: Application | Non
     async with serving(app, settings, site=site, exposed=True) as served:
 
         def stop(name: str) -> None:
-            served.stop()
-            app.events.emit(ApiStopping(reason=name))
+            if served.stop() is not StopRequest.DUPLICATE:
+                app.events.emit(ApiStopping(reason=name))
 
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             loop.add_signal_handler(number, stop, number.name)
         await served.ended()
 
@@ -91,12 +92,15 @@ class Serving:
     def __init__(self, server: Server, address: str, listener: socket.socket) -> None:
         self.address = address
         self._server = server
+        self._stop_requests = StopRequests()
         self._task = asyncio.create_task(server.serve(sockets=[listener]))
 
-    def stop(self) -> None:
-        """Let requests under way finish; the second time: end at once."""
-        self._server.force_exit = self._server.should_exit
+    def stop(self) -> StopRequest:
+        """Lets requests under way finish. A second call more than a second later ends them at once."""
+        request = self._stop_requests.record()
+        self._server.force_exit = self._server.force_exit or request is StopRequest.REPEATED
         self._server.should_exit = True
+        return request
 
     async def ended(self) -> None:
         """Return when it has stopped because it was told to; a server that ends by itself raises."""

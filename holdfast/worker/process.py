@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 
 import uvloop
 
@@ -11,6 +10,7 @@ from holdfast.app import Holdfast
 from holdfast.config import Settings
 from holdfast.events import HandlersLeft
 from holdfast.executors.thread import LoopThreads
+from holdfast.stop_signals import STOP_SIGNALS, ignore_rest_of_burst
 from holdfast.worker.overseen import Overseen
 from holdfast.worker.supervisor import EXTRA_SECONDS, FINISHED, RECYCLE, is_supervised, watch_parent
 from holdfast.worker.worker import Worker
@@ -19,7 +19,10 @@ _LAST_MOMENT = 2.0  # seconds for calls in the loop's threads, after everything 
 
 
 def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int:
-    """Run one worker until it is told to stop; the process's exit code. SIGTERM and SIGINT stop it, twice: at once."""
+    """Runs one worker until it is told to stop; returns the process's exit code.
+
+    SIGTERM and SIGINT stop it. A second signal more than a second later ends the grace.
+    """
     loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     threads, stuck = LoopThreads(), 0
     try:
@@ -32,6 +35,7 @@ def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int
         # Closing the loop would wait for every task. Those of stuck handlers never end; they go with the process.
         if not stuck:
             loop.close()
+            ignore_rest_of_burst()
     if worker.recycled:
         return RECYCLE
     return FINISHED if worker.supervised else 0
@@ -45,7 +49,7 @@ async def _serve(app: Holdfast, settings: Settings, drain: bool, threads: LoopTh
         lambda: loop.call_soon_threadsafe(worker.stop, "orphaned"),
         lambda: worker.shift.settings.grace.total_seconds() + EXTRA_SECONDS,
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         # A supervisor hands every stop on as SIGTERM, and says itself what it was told.
         loop.add_signal_handler(number, worker.stop, "supervisor" if worker.supervised else number.name)
     with Overseen(worker.shift):

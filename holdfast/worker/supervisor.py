@@ -1,8 +1,8 @@
 """Starts several worker processes, restarts those that die, and stops all of them together.
 
-Each child leads a session of its own, so a terminal's Ctrl-C reaches only the supervisor, which hands every stop
-signal on exactly once. The reading end of a pipe that only the supervisor holds open for writing tells a child when
-the supervisor is gone, however it went: then it stops as if it had been asked to.
+Each child leads a session of its own, so a terminal's Ctrl-C reaches only the supervisor, which hands a stop signal on
+once, and again where one comes more than a second later. The reading end of a pipe that only the supervisor holds open
+for writing tells a child when the supervisor is gone, however it went: then it stops as if it had been asked to.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from holdfast.config import Settings, Watch
 from holdfast.errors import ConfigError, Invalid
 from holdfast.events import ChildEnded, Events, SupervisorStopping
 from holdfast.executors.group import describe_exit, kill_group, when_ended
+from holdfast.stop_signals import STOP_SIGNALS, StopRequest, StopRequests, ignore_rest_of_burst
 
 RECYCLE = 84
 """Exit code of a worker that wants to be replaced by a fresh process at once (``recycle_jobs``, ``recycle_memory``)."""
@@ -106,7 +107,10 @@ def supervise(arguments: Sequence[str], settings: Settings, events: Events) -> i
     """
     command = [sys.executable, "-m", "holdfast", "worker", "start", *arguments, "--processes", "1"]
     supervisor = Supervisor(command, settings.processes, settings, events, metrics_port=settings.metrics_port)
-    return asyncio.run(supervisor.run())
+    try:
+        return asyncio.run(supervisor.run())
+    finally:
+        ignore_rest_of_burst()
 
 
 class Supervisor:
@@ -132,6 +136,7 @@ class Supervisor:
         self._extra = extra_seconds
         self._events = events
         self._stopping = asyncio.Event()
+        self._stop_requests = StopRequests()
         self._running: set[subprocess.Popen[bytes]] = set()
 
     async def run(self) -> int:
@@ -149,9 +154,12 @@ class Supervisor:
     def stop(self, reason: str) -> None:
         """Tell every child to stop; those that have not after the grace and a little more are killed.
 
-        Each call is handed on: for a worker the second one means to release its jobs at once.
+        A second call more than a second later is handed on too: it makes each worker release its jobs at once.
         """
-        first = not self._stopping.is_set()
+        request = self._stop_requests.record()
+        if request is StopRequest.DUPLICATE:
+            return
+        first = request is StopRequest.FIRST
         if first:
             self._events.emit(SupervisorStopping(reason=reason, processes=len(self._running)))
             self._stopping.set()
@@ -244,13 +252,12 @@ class Supervisor:
 def _signals(stop: Callable[[str], None]) -> Iterator[None]:
     """``stop`` on SIGTERM and SIGINT, told which."""
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
+    for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop, number.name)
     try:
         yield
     finally:
-        for number in numbers:
+        for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
 
 

@@ -20,6 +20,7 @@ from holdfast.events import StoreTrouble, WorkerStarted, WorkerStopped, WorkerSt
 from holdfast.executors.group import is_gone
 from holdfast.job import Lease, Order, Pulse
 from holdfast.lifecycle import Cancelled, Released
+from holdfast.stop_signals import StopRequest, StopRequests
 from holdfast.store import Store
 from holdfast.values import format_queues, mask_url
 from holdfast.worker.calls import Calls
@@ -51,6 +52,7 @@ class Worker:
         self._drain = drain
         self.supervised = supervised
         self._stop_now = asyncio.Event()
+        self._stop_requests = StopRequests(self.shift.clock.monotonic)
         self._reason = "drained"
         self.recycled = False
         self.stuck = 0
@@ -60,9 +62,16 @@ class Worker:
 
     # ── being told ────────────────────────────────────────────────────────────────────────────────────────────
     def stop(self, reason: str = "asked") -> None:
-        """Take no more jobs, finish what runs within the grace; told again: release at once. From the event loop."""
-        if self.shift.stopping.is_set():
+        """Takes no more jobs and finishes the running ones within the grace. Call it from the event loop.
+
+        A second call more than a second later releases them at once; one within that second changes nothing.
+        """
+        if self._stop_requests.record() is StopRequest.REPEATED:
             self._stop_now.set()
+        self._begin_to_stop(reason)
+
+    def _begin_to_stop(self, reason: str) -> None:
+        if self.shift.stopping.is_set():
             return
         self._reason = reason
         self.shift.stopping.set()
@@ -249,7 +258,7 @@ class Worker:
 
     def _recycle(self) -> None:
         self.recycled = True
-        self.stop("recycled")
+        self._begin_to_stop("recycled")  # nobody has asked: a signal from now on is the first
 
     def _pulse(self) -> Pulse:
         shift = self.shift

@@ -27,6 +27,16 @@ async def life(app):
     raise RuntimeError("no database")
     yield
 """
+_WAITING = """
+import asyncio, pathlib, sys
+
+@app.task("waiting")
+async def waiting():
+    print("the handler is waiting", file=sys.stderr, flush=True)
+    while not pathlib.Path("finish").exists():
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)
+"""
 
 
 class Dev:
@@ -101,6 +111,17 @@ def test_dev_is_an_api_and_a_worker_that_runs_commands_and_ctrl_c_ends_both(cli:
         assert dev.ends() == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(str(client.base_url))
+
+
+def test_a_burst_of_stop_signals_keeps_the_grace_of_dev(cli: Cli) -> None:
+    with Dev(cli, "--app", cli.write_jobs(JOBS + _WAITING)) as dev, dev.client() as client:
+        job_id = client.post("/v1/jobs", json={"type": "waiting", "payload": {}}).json()["id"]
+        dev.says("handler is waiting")
+        dev.process.send_signal(signal.SIGTERM)
+        dev.process.send_signal(signal.SIGINT)
+        Path("finish").touch()
+        assert dev.process.wait(_DEADLINE) == 0
+    assert cli.state(job_id) == "succeeded"
 
 
 def test_dev_without_an_application_stays_up(cli: Cli) -> None:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast.cli.session import Session
 from holdfast.cli.worker import child_arguments
 from tests.faces.cli import Cli
@@ -97,10 +99,31 @@ def test_ctrl_c_on_a_terminal_says_what_is_waited_for_and_twice_waits_no_longer(
         said = b""
         while b"gives them back" not in said:
             said += os.read(controller, 1000)
+        time.sleep(1.2)  # within a second it would belong to the first
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     os.close(controller)
     assert b"waiting up to 30s for 1 running job; Ctrl-C again gives them back to the queue" in said
+    assert cli.state(job_id) == "queued"
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_burst_of_stop_signals_keeps_the_grace(cli: Cli, processes: str) -> None:
+    target = cli.write_jobs(SLOW)
+    job_id = cli.run("enqueue", "slow", "--app", target).strip()
+    with _started(cli, "worker", "start", "--app", target, "--processes", processes) as process:
+        _until(lambda: Path("begun").exists())
+        pids = {process.pid, *(each["pid"] for each in cli.json("worker", "list")["workers"])}
+        for pid in sorted(pids):  # as a service manager that signals every process of the service does
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        heard = [json.loads(process.stdout.readline())["event"]]
+        while "worker_stopping" not in heard:
+            heard.append(json.loads(process.stdout.readline())["event"])
+        time.sleep(1.5)
+        assert (process.poll(), cli.state(job_id)) == (None, "running")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(25) == 0  # less than the grace
     assert cli.state(job_id) == "queued"
 
 

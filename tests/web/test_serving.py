@@ -88,6 +88,20 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     assert b"cannot listen on 127.0.0.1" in ran.stderr
 
 
+def test_a_burst_of_stop_signals_keeps_the_grace_of_requests(tmp_path: Path) -> None:
+    with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db", grace="60s") as served, served.connect() as slow:
+        slow.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        slow.sendall(b"Content-Length: 30\r\n\r\n{")
+        with served.client() as client:
+            client.get("/health")  # by then it has read the beginning of the other request
+        for number in (signal.SIGTERM, signal.SIGINT):
+            served.process.send_signal(number)
+        served.line("api_stopping")
+        time.sleep(1.5)
+        assert served.process.poll() is None
+        assert served.stop() == 0  # a second one, a second later: at once
+
+
 def test_it_speaks_tls(tmp_path: Path) -> None:
     files = {"tls_certificate": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
     wanted = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"

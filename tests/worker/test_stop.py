@@ -80,13 +80,48 @@ async def test_a_second_stop_ends_the_grace(app: Holdfast) -> None:
         hand = await harnessed.start()
         began = harnessed.now
         hand.worker.stop()
-        await harnessed.advance(1)
+        await harnessed.advance(1.5)
         assert not hand.running.done()
         hand.worker.stop()
         await harnessed.advance(0)
-        assert harnessed.now - began == timedelta(seconds=1)
+        assert harnessed.now - began == timedelta(seconds=1.5)
         assert hand.running.done()
         assert ((await job.job()).state, (await job.job()).attempts) == ("queued", 0)
+
+
+async def test_stop_requests_within_a_second_keep_the_grace(app: Holdfast) -> None:
+    @app.task("long")
+    async def long() -> None:
+        await harnessed.clock.sleep(20)
+
+    async with harness(app, grace="30s") as harnessed:
+        job = await long.enqueue()
+        hand = await harnessed.start()
+        hand.worker.stop("SIGTERM")
+        hand.worker.stop("SIGINT")
+        await harnessed.advance(0.9)
+        hand.worker.stop("SIGTERM")
+        await harnessed.advance(18)
+        assert not hand.running.done()
+        await harnessed.advance(2)
+        assert hand.running.done()
+        assert await job.state() == "succeeded"
+
+
+async def test_first_stop_while_recycling_keeps_the_grace(app: Holdfast) -> None:
+    @app.task("long")
+    async def long() -> None:
+        await harnessed.clock.sleep(20)
+
+    async with harness(app, grace="30s") as harnessed:
+        job = await long.enqueue()
+        hand = await harnessed.start()
+        hand.worker._recycle()
+        await harnessed.advance(5)
+        hand.worker.stop("supervisor")
+        await harnessed.advance(16)
+        assert hand.running.done()
+        assert await job.state() == "succeeded"
 
 
 async def test_what_ends_while_the_worker_stops_is_not_lost(app: Holdfast) -> None:

@@ -17,8 +17,10 @@ from typing import TextIO
 
 import pytest
 
+from holdfast.clock import ManualClock
 from holdfast.config import Settings, Watch
 from holdfast.events import ChildEnded, Event, Events
+from holdfast.stop_signals import StopRequests
 from holdfast.worker import supervisor as supervising
 from holdfast.worker.supervisor import (
     FINISHED,
@@ -160,22 +162,35 @@ def test_a_hopeless_first_start_stops_everything(tmp_path: Path, code: int) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_every_stop_signal_is_handed_on_exactly_once(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_burst_of_stop_signals_is_handed_on_once(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(supervising, "StopRequests", lambda: StopRequests(clock.monotonic))
     os.mkfifo(tmp_path / "said")
     program = """
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-say("leads" if os.getsid(0) == os.getpid() else "follows")
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])
+say(str(os.getpid()) if os.getsid(0) == os.getpid() else "follows")
 signal.sigwait([signal.SIGTERM])
 say("stopping")
+signal.sigwait([signal.SIGUSR1])
+say("again" if signal.sigpending() else "once")
 signal.sigwait([signal.SIGTERM])
 say("at once" if not signal.sigpending() else "more than twice")
 """
 
     async def stop_twice() -> None:
         with await asyncio.to_thread(_said, tmp_path) as said:
-            assert await asyncio.to_thread(said.readline) == "leads\n"
+            child = int(await asyncio.to_thread(said.readline))
             signal.raise_signal(number)
             assert await asyncio.to_thread(said.readline) == "stopping\n"
+            clock.advance(0.9)
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(0.1)  # the event loop has heard both
+            os.kill(child, signal.SIGUSR1)
+            assert await asyncio.to_thread(said.readline) == "once\n"
+            clock.advance(0.2)
             signal.raise_signal(number)
             assert await asyncio.to_thread(said.read) == "at once\n"
 

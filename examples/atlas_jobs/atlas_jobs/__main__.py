@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import functools
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -14,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from atlas_jobs.server import serving
 from holdfast import Holdfast, HoldfastError
 from holdfast.observe.logs import configure_logs
+from holdfast.stop_signals import STOP_SIGNALS, ignore_rest_of_burst
 from holdfast.worker import run_worker
 
 Served = Callable[[Holdfast], AbstractAsyncContextManager[None]]
@@ -40,6 +40,7 @@ def main() -> int:
 def _run(app: Holdfast, served: Served) -> int:
     if os.environ.get("ATLAS_SCHEDULING_ENABLED", "").strip().lower() in ("false", "0", "no", "off"):
         asyncio.run(_only_answer(app, served))
+        ignore_rest_of_burst()
         return 0
     app.lifespan(served)
     return run_worker(app, app.settings)
@@ -47,7 +48,7 @@ def _run(app: Holdfast, served: Served) -> int:
 
 async def _only_answer(app: Holdfast, served: Served) -> None:
     told = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, told.set)
     async with app, served(app):
         await told.wait()

@@ -5,7 +5,7 @@ Whatever happens once a job is counted in batches (``Measure``), so that a drain
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from holdfast.events import Event, Events, JobDead, JobFailed, LeaseLost, Subscriber, SweepComplete
@@ -14,14 +14,18 @@ from holdfast.observe.catalogue import COUNTED, GAUGES
 from holdfast.observe.figures import Cap, Figures, Reading
 
 Gauge = Callable[[], float]
+TaskNames = Callable[[], Iterable[str]]
+
+_BY_TASK = tuple(each.name for each in COUNTED if each.kind == "counter" and each.labels == ("job_type",))
 
 
 class Metrics:
     """The figures of one process, from its application's events."""
 
-    def __init__(self, events: Events, *, labels: int) -> None:
-        """``labels``: how many values of one label are told apart."""
+    def __init__(self, events: Events, *, labels: int, tasks: TaskNames = tuple) -> None:
+        """``labels``: how many values of one label are told apart. ``tasks``: names whose counters start at zero."""
         self._figures = Figures(COUNTED)
+        self._tasks = tasks
         self._counters = self._figures.counters
         self._histograms = self._figures.histograms
         self._task, self._queue = Cap(labels), Cap(labels)
@@ -38,6 +42,7 @@ class Metrics:
             StoreAnswered: self._answered,
             RequestAnswered: self._requested,
         }
+        self._add_zeros()  # registered tasks come first where labels are capped
         self._undo = [events.subscribe(subscriber, kind) for kind, subscriber in heard.items()]
 
     def close(self) -> None:
@@ -52,9 +57,21 @@ class Metrics:
     def read(self) -> Iterator[Reading]:
         """Every figure, as it is now."""
         yield Reading(GAUGES["build_info"], {(_version(),): 1.0})
+        self._add_zeros()  # of tasks that were registered meanwhile
         yield from self._figures.read()
         for name, read in self._gauges.items():
             yield Reading(GAUGES[name], {(): read()})
+
+    def _add_zeros(self) -> None:
+        """Starts the counters of every registered task. Prometheus computes no increase for a series without a
+        previous value."""
+        with self._figures.lock:
+            for task in self._tasks():
+                self._add_zeros_of(self._task(task))
+
+    def _add_zeros_of(self, shown: str) -> None:
+        for name in _BY_TASK:
+            self._counters[name].add(0, shown)
 
     # ── what is heard ─────────────────────────────────────────────────────────────────────────────────────────
     def _submitted(self, event: Event) -> None:
@@ -94,6 +111,7 @@ class Metrics:
     def _unsuccessful(self, outcome: str, task: str, seconds: float) -> None:
         with self._figures.lock:
             shown = self._task(task)
+            self._add_zeros_of(shown)  # a task without a registration: a failure rate needs all of its counters
             self._counters[f"jobs_{outcome}_total"].add(1, shown)
             if seconds:  # else it was never run to its end: its worker is gone
                 self._histograms["job_duration_seconds"].add(seconds, shown, outcome)

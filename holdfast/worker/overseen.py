@@ -9,6 +9,7 @@ import msgspec
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 from holdfast.events import MetricsServed
+from holdfast.executors.policy import COMMAND
 from holdfast.observe.exposition import expose
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.sidecar import Page, Sidecar
@@ -42,7 +43,7 @@ class Overseen:
             "/health/live": self._alive,
         }
         self._sidecar = Sidecar(settings.metrics_host, settings.metrics_port, pages)
-        self._metrics = metrics = Metrics(shift.events, labels=settings.metrics_labels)
+        self._metrics = metrics = Metrics(shift.events, labels=settings.metrics_labels, tasks=self._tasks)
         metrics.gauge("worker_active_jobs", lambda: len(shift.running))
         metrics.gauge("worker_buffered_jobs", lambda: len(shift.buffer))
         metrics.gauge("worker_slots", lambda: shift.settings.concurrency)
@@ -57,6 +58,11 @@ class Overseen:
             self._sidecar.stop()
         if self._metrics is not None:
             self._metrics.close()
+
+    def _tasks(self) -> list[str]:
+        """Every task this worker can run."""
+        commands = [] if self._shift.settings.commands == "off" else [COMMAND]
+        return [*self._shift.app.registry.names(), *commands]
 
     # ── pages: made in the sidecar's thread ───────────────────────────────────────────────────────────────────────
     def _figures(self, accept: str) -> Page:

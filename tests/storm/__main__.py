@@ -27,7 +27,7 @@ def main() -> int:
     state = ROOT / ".state" / "storm.json"
     if asked.fresh:
         state.unlink(missing_ok=True)
-    tested = (ROOT / "holdfast", ROOT / "examples" / "js_worker")
+    tested = (ROOT / "holdfast", ROOT / "examples" / "js_worker", ROOT / "deploy" / "prometheus")
     testing = (ROOT / "tests" / each for each in ("crash", "storm", "support", "web"))
     storm = Storm(state, asked.counts, fingerprint(*tested, *testing), parallel=asked.parallel)
     kept = storm.run(names)

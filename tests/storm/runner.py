@@ -31,7 +31,7 @@ def fingerprint(*folders: Path) -> str:
     digest = hashlib.sha256()
     for folder in folders:
         for file in sorted(folder.rglob("*")):
-            if file.suffix in (".py", ".sql", ".lua", ".js", ".mjs"):
+            if file.suffix in (".py", ".sql", ".lua", ".js", ".mjs", ".yml"):
                 digest.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 

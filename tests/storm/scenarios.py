@@ -25,6 +25,7 @@ from tests.crash.scenarios import (
     transports,
 )
 from tests.crash.scenarios.kinds import KINDS, Kind
+from tests.storm import alerts
 from tests.support.stores import CARRIED, OLDER, STORES, Home
 
 Scenario = Callable[[Path, Callable[[int], int], int], Report]
@@ -154,5 +155,6 @@ SCENARIOS: dict[str, Scenario] = {
     **ON_WHAT_LEAVES,
     **DESCRIBED,
     **GARBAGE,
+    "alerts": lambda folder, *_: alerts.evaluated(folder),
 }
-"""By name, which ends in the store's."""
+"""By name, which ends in the store's if there is one."""

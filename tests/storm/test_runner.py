@@ -74,7 +74,7 @@ def test_a_broken_promise_stays_on_record_when_it_is_kept_the_next_time(
     assert f"bad, seed {storm.runs['bad'][0]['seed']}: a job was lost" in storm.table(["bad"])
 
 
-@pytest.mark.parametrize("name", ["module.py", "queries.sql", "claim.lua", "worker.mjs", "holdfast.js"])
+@pytest.mark.parametrize("name", ["module.py", "queries.sql", "claim.lua", "worker.mjs", "holdfast.js", "rules.yml"])
 def test_the_fingerprint_changes_with_the_code(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("one = 1\n")
     before = fingerprint(tmp_path)

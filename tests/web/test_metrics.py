@@ -77,6 +77,16 @@ def test_submissions_requests_and_queues_are_counted(api: Api) -> None:
     assert value(samples, "store_latency_seconds_count", verb="submit") >= 6
 
 
+def test_tasks_registered_after_the_api_start_at_zero(api: Api) -> None:
+    @api.app.task("mail.send")
+    async def send() -> None: ...
+
+    samples = parsed(api.ask("GET", "/metrics").text)
+
+    for name in ("jobs_submitted_total", "jobs_idempotent_total", "jobs_failed_total", "jobs_dead_total"):
+        assert value(samples, name, job_type="mail.send") == 0
+
+
 def test_both_paths_answer_in_every_format(api: Api) -> None:
     """Requirements A9, A95, X16 and X17."""
     for path in ("/metrics", "/metrics/"):

@@ -20,7 +20,7 @@ const handlers = {
     return { to, subject: subject ?? "", sent: true };
   },
 
-  // What `python -m holdfast.web.conformance` asks of every worker.
+  // What `python -m tools.worker_protocol` asks of every worker.
   "conformance.echo": async ({ value }) => value,
   "conformance.flaky": async (_, { job }) => {
     if (job.attempt === 1) throw new TypeError("the first attempt fails");

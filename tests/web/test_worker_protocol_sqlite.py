@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(150)
 def conformance(command: str, *words: str) -> tuple[int, str]:
     """Its exit code, and what it prints."""
     told = subprocess.run(
-        [sys.executable, "-m", "holdfast.web.conformance", "--command", command, *words],
+        [sys.executable, "-m", "tools.worker_protocol", "--command", command, *words],
         cwd=ROOT,
         capture_output=True,
         text=True,

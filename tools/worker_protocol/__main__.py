@@ -1,4 +1,4 @@
-"""``python -m holdfast.web.conformance --command "node worker.js"``: a table, and exit code 0 where all is kept."""
+"""``python -m tools.worker_protocol --command "node worker.js"``: a table, and exit code 0 where all is kept."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from holdfast.errors import HoldfastError
-from holdfast.web.conformance.checks import Verdict, judge
-from holdfast.web.conformance.course import laid_out
+from tools.worker_protocol.checks import Verdict, judge
+from tools.worker_protocol.course import laid_out
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

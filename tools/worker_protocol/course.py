@@ -15,10 +15,10 @@ from holdfast.app import Holdfast
 from holdfast.errors import ConfigError
 from holdfast.job import TERMINAL, Job, JobState
 from holdfast.web.asgi import Api
-from holdfast.web.conformance.recorder import Recorder
 from holdfast.web.keys import mint
 from holdfast.web.keys_file import change
 from holdfast.web.serve import serving
+from tools.worker_protocol.recorder import Recorder
 
 LEASE, GRACE, CONCURRENCY = 4, 2, 4
 """What the worker is told by its environment: seconds, seconds, jobs."""

@@ -14,9 +14,9 @@ from holdfast.job import Reason
 from holdfast.lifecycle import Failed, decide
 from holdfast.retry import Retry
 from holdfast.web.asgi import Api
-from holdfast.web.conformance.checks import Check, begun_when_lost, keeps_to_timeouts, names_its_types
-from holdfast.web.conformance.course import Broken, Course
-from holdfast.web.conformance.recorder import Recorder, Said
+from tools.worker_protocol.checks import Check, begun_when_lost, keeps_to_timeouts, names_its_types
+from tools.worker_protocol.course import Broken, Course
+from tools.worker_protocol.recorder import Recorder, Said
 
 
 class _Played(Course):

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.job import Job, JobFilter, JobState, Reason, Settlement
-from holdfast.web.conformance.course import CONCURRENCY, LEASE, Broken, Course
-from holdfast.web.conformance.recorder import Said
+from tools.worker_protocol.course import CONCURRENCY, LEASE, Broken, Course
+from tools.worker_protocol.recorder import Said
 
 Check = Callable[[Course], Awaitable[None]]
 

@@ -1,0 +1,1 @@
+"""Shows whether a worker in another language keeps the worker protocol: ``python -m tools.worker_protocol``."""

@@ -35,7 +35,7 @@ _SCHEDULE_LIMIT = 10_000
 _SCALE_LIMIT = 10.0
 _EXPONENT_LIMIT = 10**9  # beyond it a count of failures no longer fits the arithmetic of floats
 
-_FORMS = 'a preset, "exponential:base=5,factor=2,cap=3600,jitter=full", "fixed:10" or "1,5,25,125"'
+_FORMS = 'immediate, "exponential:base=5,factor=2,cap=3600,jitter=full", "fixed:10" or "1,5,25,125"'
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +43,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Times are seconds; ``exponential``, ``fixed`` and ``listed`` take timedeltas and text like ``5m`` too. ``cap`` None:
     only the ceiling of 365 days. Where ``delays`` are given, they stand instead of the formula. Usually made by
-    ``exponential``, ``fixed``, ``listed``, ``immediate``, ``preset`` or ``parse``.
+    ``exponential``, ``fixed``, ``listed``, ``immediate`` or ``parse``.
     """
 
     base: float = 5.0
@@ -98,21 +98,13 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @classmethod
     def immediate(cls) -> Retry:
         """No delay at all."""
-        return cls.preset("immediate")
-
-    @classmethod
-    def preset(cls, name: str) -> Retry:
-        """The policy known by that name."""
-        presets = _presets()
-        if name not in presets:
-            raise Invalid("retry", name, f"name one of {', '.join(presets)}{nearest(str(name), presets)}")
-        return presets[name]
+        return cls(base=0, factor=1, offset=0, cap=None, jitter="none")
 
     @classmethod
     def parse(cls, text: str) -> Retry:
-        """A policy as settings and the command line write it.
+        """Parses a policy as settings and the command line write it.
 
-        A preset or ``exponential``, each with ``name=value`` after a colon to change single parameters;
+        ``exponential``, with ``name=value`` after a colon to change single parameters; ``immediate``;
         ``fixed:SECONDS``; or the delays themselves with commas between. Times may be written as ``5m``.
         """
         head, _, tail = _as_text(text).strip().partition(":")
@@ -120,18 +112,18 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             return _parse_listed(text.split(","))
         if head == "fixed":
             return _parse_listed(tail.split(","), most=1)
-        presets = _presets()
-        if head not in presets:
-            raise Invalid("retry", text, f"write {_FORMS}{nearest(head, presets)}; presets: {', '.join(presets)}")
-        return msgspec.structs.replace(presets[head], **_parse_options(tail))
+        if head == "immediate" and not tail:
+            return Retry.immediate()
+        if head != "exponential":
+            raise Invalid("retry", text, f"write {_FORMS}{nearest(head, ('exponential', 'immediate', 'fixed'))}")
+        return Retry(**_parse_options(tail))
 
     def __str__(self) -> str:
         """What ``parse`` reads back."""
         if self.delays:
             return ",".join([*map(_plain, self.delays), *([] if self.jitter == "none" else [f"jitter={self.jitter}"])])
-        for name, preset in _presets().items():
-            if self == preset and name != "exponential":
-                return name
+        if self == Retry.immediate():
+            return "immediate"
         cap = "none" if self.cap is None else _plain(self.cap)
         formula = f"base={_plain(self.base)},factor={_plain(self.factor)},cap={cap}"
         return f"exponential:{formula},offset={self.offset},jitter={self.jitter}"
@@ -192,18 +184,6 @@ def as_retry(policy: object, field: str = "retry") -> Retry:
     if isinstance(policy, str):
         return Retry.parse(policy)
     raise Invalid(field, policy, 'give a policy: Retry.fixed(3), or text like "1,5,25"; how often is max_attempts=…')
-
-
-def _presets() -> dict[str, Retry]:
-    """Built on demand: frozen values, and asked for only where a policy is named or shown."""
-    return {
-        "exponential": Retry(),
-        "atlasqueue": Retry(base=5, factor=2, offset=0, cap=None, jitter="add:2"),
-        "queuectl": Retry(base=1, factor=2, offset=0, cap=None, jitter="none"),
-        "streams": Retry(base=1, factor=5, offset=-1, cap=None, jitter="none"),
-        "atlas-jobs": Retry(base=5, factor=3, offset=-1, cap=300, jitter="scale:0.7:1"),
-        "immediate": Retry(base=0, factor=1, offset=0, cap=None, jitter="none"),
-    }
 
 
 def _as_text(value: object) -> str:

@@ -78,7 +78,7 @@ class Register:
         """Register a function as a task: ``@app.task("email.send", max_attempts=5)``.
 
         name: what jobs call it (default: module and function name). timeout: what one attempt may take: seconds, a
-        timedelta, or text like "5m". retry: a Retry, or text as the settings take it, like "queuectl" or "1,5,25".
+        timedelta, or text like "5m". retry: a Retry, or text as the settings take it, like "fixed:10" or "1,5,25".
         max_attempts: executions a job may have, None for no limit. executor: "async", "thread" or "process".
         retry_on, dead_on: exception classes or predicates that are, or are not, worth another attempt.
         """

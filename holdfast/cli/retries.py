@@ -46,8 +46,8 @@ _SHOWN = 10  # failures, where attempts are unlimited
 def retry_schedule(session: Session, *, policy: str | None, attempts: int | None, task: str | None) -> None:
     """Print how long a policy waits after each failure: nominally, at least, at most.
 
-    POLICY is a preset (exponential, atlasqueue, queuectl, streams, atlas-jobs, immediate), a preset with parameters,
-    fixed:SPAN, or the delays with commas between. Without one: the policy of the settings.
+    POLICY is exponential, exponential:base=5,factor=2 and so on, immediate, fixed:SPAN, or the delays with commas
+    between. Without one: the policy of the settings.
     """
     if policy is not None and task is not None:
         raise click.UsageError("give a policy or --task, not both")

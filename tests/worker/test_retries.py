@@ -14,18 +14,18 @@ from holdfast.job import instant
 from holdfast.testing import NotIdle
 from tests.worker.support import Recorder, gaps, harness
 
-PRESETS = {
-    "atlasqueue": [10, 20, 40, 80, 160, 320],
-    "queuectl": [2, 4, 8, 16, 32, 64],
-    "streams": [1, 5, 25, 125, 625, 3125],
-    "atlas-jobs": [5, 15, 45, 135, 300, 300],
+SCHEDULES = {
+    "exponential:base=5,factor=2,offset=0,cap=none,jitter=add:2": [10, 20, 40, 80, 160, 320],
+    "exponential:base=1,factor=2,offset=0,cap=none,jitter=none": [2, 4, 8, 16, 32, 64],
+    "exponential:base=1,factor=5,cap=none,jitter=none": [1, 5, 25, 125, 625, 3125],
+    "exponential:base=5,factor=3,cap=300,jitter=scale:0.7:1": [5, 15, 45, 135, 300, 300],
     "immediate": [0, 0, 0, 0, 0, 0],
 }
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-async def test_retries_follow_the_preset(app: Holdfast, preset: str) -> None:
-    policy = Retry.preset(preset)
+@pytest.mark.parametrize("text", sorted(SCHEDULES))
+async def test_retries_follow_the_policy(app: Holdfast, text: str) -> None:
+    policy = Retry.parse(text)
     runs: list[datetime] = []
 
     @app.task("flaky", retry=policy, max_attempts=7)
@@ -38,7 +38,7 @@ async def test_retries_follow_the_preset(app: Holdfast, preset: str) -> None:
         await harnessed.run_until_idle()
         dead = await job.job()
     assert len(runs) == 7
-    for failures, (gap, nominal) in enumerate(zip(gaps(runs), PRESETS[preset], strict=True), start=1):
+    for failures, (gap, nominal) in enumerate(zip(gaps(runs), SCHEDULES[text], strict=True), start=1):
         least, most = policy.bounds(failures)
         assert least <= timedelta(seconds=gap) <= most
         assert least <= timedelta(seconds=nominal) <= most

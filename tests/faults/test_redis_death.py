@@ -9,11 +9,13 @@ from importlib.resources import files
 
 import pytest
 
+from holdfast import Holdfast
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.job import Held, Job, JobFilter, JobState, Settlement
 from holdfast.lifecycle import Failed, Outcome, Released, Succeeded, decide
 from holdfast.retry import Retry
 from holdfast.stores import open_store
+from holdfast.stores.redis import eviction
 from holdfast.stores.redis.address import parse_url
 from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.scripts import load_scripts
@@ -33,6 +35,7 @@ from tests.conformance.support import (
 from tests.faults.support import finding, opened, until_it_works
 from tests.support.keys import Keys
 from tests.support.redis import FLOORS, MAIN, Redis, shared
+from tests.transports.support import until, working
 
 KINDS = (MAIN, *FLOORS)
 
@@ -319,6 +322,51 @@ async def test_a_server_that_evicts_is_refused_and_the_doctor_sees_it_later() ->
             assert (await finding(store, "eviction")).level == "ok"
             server.execute("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
             assert (await finding(store, "eviction")).level == "error"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_eviction_switched_on_later_refuses_submissions(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(eviction, "LOOK_EVERY", 0.0)
+    with Redis(kind) as server:
+        async with opened(server.url()) as store:
+            ids = await put(store, new_job(), new_job())
+            server.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+            for _ in range(3):
+                with pytest.raises(Unavailable, match=r"allkeys-lru.*; config set maxmemory-policy noeviction"):
+                    await store.submit([new_job()])
+            assert await store.count(JobFilter()) == 2
+            jobs = await take(store)
+            assert [job.id for job in jobs] == ids
+            assert all(answer.accepted for answer in await store.settle([ending(job) for job in jobs]))
+
+            server.execute("CONFIG", "SET", "maxmemory-policy", "noeviction")
+            await put(store)
+    assert [(each.levelname, "maxmemory-policy=allkeys-lru" in each.message) for each in caplog.records] == [
+        ("ERROR", True),
+        ("WARNING", False),
+    ]
+
+
+async def test_eviction_switched_on_later_is_logged_by_a_sweeping_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(eviction, "LOOK_EVERY", 0.2)
+    with Redis() as server:
+        app = Holdfast(server.url(), sweep="200ms")
+        async with app, working(app):
+            server.execute("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
+            await until(lambda: "maxmemory-policy=volatile-ttl" in caplog.text, "the line in the log")
+
+
+async def test_eviction_policy_is_not_read_at_every_submission(url: str) -> None:
+    async with opened(url) as store:
+        before = shared().execute("INFO", "commandstats")["cmdstat_info"]["calls"]
+        for _ in range(50):
+            await put(store)
+        after = shared().execute("INFO", "commandstats")["cmdstat_info"]["calls"]
+    assert after - before <= 3  # one look, the test's own, and another look on a machine that took five seconds
 
 
 # ── full ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -73,7 +73,7 @@ async def absent(links: Links) -> str | None:
 def _check(facts: Facts, links: Links) -> None:
     if facts.version < _OLDEST:
         raise ConfigError(f"{facts.name} is too old; Holdfast needs Redis 6.2 or newer, or Valkey")
-    if facts.policy not in ("", "noeviction"):
+    if evicts(facts.policy):
         raise ConfigError(
             f"{links.place} evicts keys when it is full (maxmemory-policy={facts.policy}) and would drop jobs; "
             "config set maxmemory-policy noeviction"
@@ -89,9 +89,14 @@ def _check(facts: Facts, links: Links) -> None:
         )
 
 
+def evicts(policy: str) -> bool:
+    """Whether a full server with this ``maxmemory-policy`` drops keys; False for "", which is a hidden one."""
+    return policy not in ("", "noeviction")
+
+
 async def look(links: Links) -> Facts:
     """Ask the server; CONFIG may be forbidden, then INFO has to do."""
-    info = _parsed(await links.command("INFO"))
+    info = parse_info(await links.command("INFO"))
     settings = await _settings(links)
     name = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info.get('redis_version')}"
     version = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:3] if part.isdigit())
@@ -120,6 +125,7 @@ async def _settings(links: Links) -> dict[str, str]:
     return found
 
 
-def _parsed(text: bytes) -> dict[str, str]:
+def parse_info(text: bytes) -> dict[str, str]:
+    """Parses the answer to INFO."""
     lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines() if ":" in line)
     return {name: value for name, _, value in lines}

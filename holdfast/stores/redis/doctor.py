@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from holdfast.job import Finding
 from holdfast.links.redis import Script
 from holdfast.stores.redis.address import LEVELS
-from holdfast.stores.redis.care import Facts, look
+from holdfast.stores.redis.care import Facts, evicts, look
 from holdfast.stores.redis.links import Links
 
 
@@ -18,7 +18,7 @@ async def examine(links: Links, scripts: Mapping[str, Script]) -> list[Finding]:
     return [
         durability(facts, links.address.durability),
         Finding("version", "ok", facts.name),
-        _eviction(facts),
+        eviction(facts),
         _memory(facts.info),
         _persistence(facts.info),
         _log(facts),
@@ -54,11 +54,13 @@ def durability(facts: Facts, declared: str) -> Finding:
     return Finding("durability", "ok", text)
 
 
-def _eviction(facts: Facts) -> Finding:
-    if facts.policy in ("", "noeviction"):
+def eviction(facts: Facts) -> Finding:
+    """Finding about the eviction policy."""
+    if not evicts(facts.policy):
         return Finding("eviction", "ok", f"maxmemory-policy={facts.policy or 'hidden'}")
-    remedy = "config set maxmemory-policy noeviction"
-    return Finding("eviction", "error", f"maxmemory-policy={facts.policy}: a full Redis drops jobs", remedy)
+    dropped = facts.info.get("evicted_keys", "0")
+    text = f"maxmemory-policy={facts.policy}: a full Redis drops jobs ({dropped} keys evicted since it started)"
+    return Finding("eviction", "error", text, "config set maxmemory-policy noeviction")
 
 
 def _memory(info: Mapping[str, str]) -> Finding:

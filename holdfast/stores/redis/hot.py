@@ -34,6 +34,7 @@ from holdfast.links.wire import Argument
 from holdfast.log_lines import Record
 from holdfast.store import EVERY_QUEUE
 from holdfast.stores.doubts import Doubts, Fate, LostClaims, accepted_as, perhaps_stored
+from holdfast.stores.redis.eviction import EvictionWatch
 from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.news import News
 from holdfast.stores.redis.read import Read
@@ -61,19 +62,30 @@ _HELD = (Held.LOST, Held.HELD, Held.CANCEL)
 class Hot:
     """The verbs, over the store's scripts."""
 
-    def __init__(self, links: Links, news: News, scripts: Mapping[str, Script], read: Read, kinds: Kinds) -> None:
+    def __init__(
+        self,
+        links: Links,
+        news: News,
+        scripts: Mapping[str, Script],
+        read: Read,
+        kinds: Kinds,
+        eviction: EvictionWatch,
+    ) -> None:
         self._links = links
         self._news = news
         self._scripts = scripts
         self._read = read
         self._kinds = kinds
+        self._eviction = eviction
         self._served = ""  # the queue a claim served last
         self._doubts = Doubts()
         self._lost = LostClaims()
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store the batch, each piece of it whole; nothing of it where one job cannot be stored at all."""
+        """Store the batch, each piece of it whole; nothing of it where one job cannot be stored at all, or the server
+        evicts."""
+        await self._eviction.refuse(self._links)
         whole, pieces = self._links.address.whole, list(in_pieces(jobs, PIECE))
         sent = _Sent()
         try:

@@ -13,6 +13,7 @@ from holdfast.links.redis import Script, in_pieces
 from holdfast.links.wire import Argument
 from holdfast.store import AT_ONCE
 from holdfast.stores.doubts import perhaps_done
+from holdfast.stores.redis.eviction import EvictionWatch
 from holdfast.stores.redis.hot import PIECE
 from holdfast.stores.redis.links import Links
 from holdfast.stores.redis.news import News
@@ -24,12 +25,21 @@ from holdfast.stores.verbs import FORGOTTEN_AFTER, Chosen
 class Operate:
     """The verbs, over the store's scripts."""
 
-    def __init__(self, links: Links, news: News, scripts: Mapping[str, Script], read: Read, kinds: Kinds) -> None:
+    def __init__(
+        self,
+        links: Links,
+        news: News,
+        scripts: Mapping[str, Script],
+        read: Read,
+        kinds: Kinds,
+        eviction: EvictionWatch,
+    ) -> None:
         self._links = links
         self._news = news
         self._scripts = scripts
         self._read = read
         self._kinds = kinds
+        self._eviction = eviction
 
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
     async def cancel(self, chosen: Chosen) -> Operated:
@@ -125,7 +135,8 @@ class Operate:
         return promoted
 
     async def expired(self, *, limit: int) -> list[Job]:
-        """Running jobs whose lease ran out."""
+        """Running jobs whose lease ran out. Workers that submit nothing notice here that the server evicts."""
+        await self._eviction.look(self._links)
         found: list[Job] = []
         while len(found) < limit:
             piece = min(PIECE, limit - len(found))

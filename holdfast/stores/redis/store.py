@@ -9,6 +9,7 @@ from holdfast.errors import ConfigError, Invalid
 from holdfast.job import Finding
 from holdfast.stores.redis import care, doctor, repair
 from holdfast.stores.redis.address import parse_url
+from holdfast.stores.redis.eviction import EvictionWatch
 from holdfast.stores.redis.feed import Feed
 from holdfast.stores.redis.hot import Hot
 from holdfast.stores.redis.links import Links
@@ -30,6 +31,7 @@ class RedisStore(ServedStore["_Opened"]):
         self.address = parse_url(url)
         self.url = self.address.server.shown
         self.now = now
+        self.eviction = EvictionWatch()
         self.scripts = load_scripts(files("holdfast.stores.redis") / "scripts")
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -51,7 +53,10 @@ class RedisStore(ServedStore["_Opened"]):
         return await doctor.examine(self._open.links, self.scripts)
 
     async def durability(self) -> Finding:
-        return doctor.durability(await care.look(self._open.links), self.address.durability)
+        facts = await care.look(self._open.links)
+        if care.evicts(facts.policy):  # nothing that it keeps is safe
+            return doctor.eviction(facts)
+        return doctor.durability(facts, self.address.durability)
 
     async def repair(self) -> list[Finding]:
         return await repair.repair(self.address, await self.now_us())
@@ -75,8 +80,8 @@ class _Opened(Opened):
         read = Read(self.links, store.scripts, kinds)
         self.read = read
         self.feed = Feed(self.links, store.scripts, read)
-        self.hot = Hot(self.links, self.news, store.scripts, read, kinds)
-        self.operate = Operate(self.links, self.news, store.scripts, read, kinds)
+        self.hot = Hot(self.links, self.news, store.scripts, read, kinds, store.eviction)
+        self.operate = Operate(self.links, self.news, store.scripts, read, kinds, store.eviction)
         self._scripts = store.scripts
         super().__init__()
 

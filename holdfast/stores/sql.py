@@ -8,7 +8,7 @@ from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 from holdfast.errors import Invalid
-from holdfast.job import JobState
+from holdfast.job import Finding, JobState
 
 CODES = {
     JobState.QUEUED: 0,
@@ -97,3 +97,12 @@ def split_script(script: str) -> list[str]:
     """A migration's statements one by one, to run inside the caller's transaction. No ``;`` inside literals."""
     bare = re.sub(r"--[^\n]*", "", script)
     return [statement.strip() for statement in bare.split(";") if statement.strip()]
+
+
+def unnamed_queue(count: int, table: str) -> Finding:
+    """A doctor's finding about jobs that wait in a queue with an empty name. ``table`` is the table of jobs."""
+    if not count:
+        return Finding("queue names", "ok", "no job waits in a queue with an empty name")
+    text = f"{count} jobs wait in a queue with an empty name, for which no worker can be started"
+    remedy = f"choose a queue: update {table} set queue = 'default' where queue = ''"  # noqa: S608 - text for the reader
+    return Finding("queue names", "error", text, remedy)

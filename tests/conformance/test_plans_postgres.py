@@ -156,6 +156,7 @@ CASES = [
     Case("lines", ("line_pkey(job_id, claims, number)",), {"claims": 0, "number": 0}),
     Case("over", (BY_ID,)),
     Case("stuck", ("job_lease(lease_until)",)),
+    Case("unnamed_queue_jobs", ("job_ready(queue)", "job_suspect(queue)", "job_quarantined(queue)", "job_due(queue)")),
     Case("oldest_ready", ("job_ready(queue, rank)", "job_suspect(queue)", "job_quarantined(queue)")),
     Case("glance_queues", ("job_ready(queue)", "job_suspect(queue)", "job_quarantined(queue)", "job_due(queue)")),
     Case(

@@ -106,7 +106,7 @@ COLD = {
     **dict.fromkeys(("insert_job", "insert_single_job", "insert_attempt", "insert_line", "upsert_worker"), AS_GIVEN),
     **dict.fromkeys(("paused_queues", "known_queues", "set_paused"), FEW_QUEUES),
     **dict.fromkeys(("workers", "order_workers", "prune_workers"), FEW_WORKERS),
-    **dict.fromkeys(("choose", "count", "stuck"), BY_HAND),
+    **dict.fromkeys(("choose", "count", "stuck", "unnamed_queue_jobs"), BY_HAND),
     "find": "as hot as its page is small, which has a test of its own",
     "begin_writing": "no row at all: it waits for the turn to write",
 }

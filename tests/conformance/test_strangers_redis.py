@@ -3,12 +3,13 @@ who reads it stumbles, and our own jobs are not held up."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 
-from holdfast.job import JobFilter, JobState
+from holdfast.job import JobFilter, JobState, new_id
 from holdfast.store import EVERY_QUEUE, Store
 from tests.conformance.support import (
     ended,
@@ -198,3 +199,20 @@ async def test_what_is_noted_of_attempts_and_workers_may_make_no_sense(store: St
     assert [each.error for each in await store.attempts(job.id)] == ["boom"]
     assert [info.pulse.worker for info in await store.workers()] == [pulse().worker]
     await store.leave("stranger")
+
+
+async def test_doctor_reports_ids_in_a_ready_list_without_queue_name(store: Store, keys: Keys) -> None:
+    ids = [new_id(), new_id()]
+    for job in ids:
+        write(keys, job)
+        raw(keys, "RPUSH", "ready:", job)
+
+    [finding] = [each for each in await store.doctor() if each.name == "queue names"]
+
+    assert (finding.level, finding.text.partition(",")[0]) == ("error", f"2 ids wait in {keys.prefix}ready:")
+    program, repeat, times, *command = shlex.split(finding.remedy.partition(": ")[2])
+    assert (program, repeat) == ("redis-cli", "-r")
+    for _ in range(int(times)):
+        keys.client.execute_command(*command)
+    assert await take_ids(store) == ids
+    assert [each.level for each in await store.doctor() if each.name == "queue names"] == ["ok"]

@@ -8,6 +8,7 @@ from typing import Any
 from holdfast.job import Finding
 from holdfast.stores.postgres.links import Connection, Links
 from holdfast.stores.postgres.statements import Query
+from holdfast.stores.sql import unnamed_queue
 
 _OLD_S = 300
 """Seconds after which a transaction is worth a word."""
@@ -67,7 +68,8 @@ async def examine(links: Links, statements: Mapping[str, Query]) -> list[Finding
 
     findings = await links.call(once)
     ((stuck,),) = await links.fetch(statements["stuck"])
-    return [*findings, _leases(stuck)]
+    ((unnamed,),) = await links.fetch(statements["unnamed_queue_jobs"])
+    return [*findings, _leases(stuck), unnamed_queue(unnamed, f"{address.schema}.job")]
 
 
 async def durability(link: Connection) -> Finding:

@@ -800,6 +800,13 @@ select * from (
 ) found
 order by ended_at, id, claims limit :limit;
 
+-- name: unnamed_queue_jobs
+-- Jobs that wait in a queue with an empty name, which only another program can have written.
+select (select count(*) from holdfast.job where state = 0 and losses = 0 and queue = '')
+    + (select count(*) from holdfast.job where state = 0 and losses = 1 and queue = '')
+    + (select count(*) from holdfast.job where state = 0 and losses > 1 and queue = '')
+    + (select count(*) from holdfast.job where state in (1, 3) and queue = '');
+
 -- name: stuck
 select count(*) from holdfast.job where state = 2 and lease_until <= :now - 60000000;
 

@@ -14,7 +14,7 @@ from holdfast.stores.redis.links import Links
 async def examine(links: Links, scripts: Mapping[str, Script]) -> list[Finding]:
     """What the server's settings and counters say about this store: effective durability first."""
     facts = await look(links)
-    overdue, met, sizes = await links.run(scripts["ailing"])
+    overdue, met, sizes, unnamed = await links.run(scripts["ailing"])
     return [
         durability(facts, links.address.durability),
         Finding("version", "ok", facts.name),
@@ -28,6 +28,7 @@ async def examine(links: Links, scripts: Mapping[str, Script]) -> list[Finding]:
         _keys(*(int(each) for each in met[:2])),
         _losses(int(met[2])),
         _agreement([(name.decode(), int(counted), int(held)) for name, counted, held in sizes]),
+        _unnamed_queue(int(unnamed), links.address.keys[2]),
     ]
 
 
@@ -136,6 +137,14 @@ def _losses(lost: int) -> Finding:
     text = f"at least {lost} acknowledged writes are gone: Redis crashed, or a replica took over, without them"
     remedy = f"submit again what is missing; declare ?durability=always or ?replicas=1; then {_REPAIR} forgets this"
     return Finding("losses", "error", text, remedy)
+
+
+def _unnamed_queue(count: int, ready: str) -> Finding:
+    if not count:
+        return Finding("queue names", "ok", "no id waits in a ready list with an empty queue name")
+    text = f"{count} ids wait in {ready}:, the ready list of a queue with an empty name, which no worker reads"
+    remedy = f"move each to queue default: redis-cli -r {count} rpoplpush '{ready}:' '{ready}'"
+    return Finding("queue names", "error", text, remedy)
 
 
 _REPAIR = "holdfast doctor --repair"

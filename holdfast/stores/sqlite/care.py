@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast.errors import ConfigError, Invalid, StoreMismatch
 from holdfast.job import Finding
-from holdfast.stores.sql import Migration, noted_script, split_script
+from holdfast.stores.sql import Migration, noted_script, split_script, unnamed_queue
 from holdfast.stores.sqlite.connection import (
     APPLICATION_ID,
     SOUND_CHECKPOINT,
@@ -128,6 +128,7 @@ def examine(statements: Mapping[str, str], path: str, now_us: int) -> list[Findi
             _integrity(reader),
             _log(path),
             _stuck(reader, statements, now_us),
+            unnamed_queue(reader.execute(statements["unnamed_queue_jobs"]).fetchone()[0], "holdfast_job"),
             _mode(path),
         ]
 

@@ -560,5 +560,12 @@ select max(at) from (
     union all select (select ended_at from holdfast_job where state >= 5 and state = 7 and ended_at > 0 order by ended_at desc limit 1)
     union all select (select ended_at from holdfast_attempt where state < 5 and ended_at > 0 order by ended_at desc limit 1));
 
+-- name: unnamed_queue_jobs
+-- Jobs that wait in a queue with an empty name, which only another program can have written.
+select (select count(*) from holdfast_job where state = 0 and losses = 0 and queue = '')
+    + (select count(*) from holdfast_job where state = 0 and losses = 1 and queue = '')
+    + (select count(*) from holdfast_job where state = 0 and losses > 1 and queue = '')
+    + (select count(*) from holdfast_job where state in (1, 3) and queue = '');
+
 -- name: stuck
 select count(*) from holdfast_job where state = 2 and lease_until <= :before;

@@ -1,5 +1,5 @@
 -- For the doctor: leases that ended over a minute ago, what odd things scripts have met, and for each kind of structure its
--- name, how many jobs are counted there and how many ids it holds.
+-- name, how many jobs are counted there and how many ids it holds. Last, how many ids wait in a queue with an empty name.
 local function size(command, key)
     local number_of = redis.pcall(command, key)
     return type(number_of) == 'number' and number_of or 0
@@ -50,4 +50,4 @@ local sizes = {
 }
 local overdue = ours('ZCOUNT', LEASES, '-inf', int(now - 60000000))
 local met = ours('HMGET', P .. 'meta', 'orphans', 'foreign', 'lost')
-return { overdue, { number(met[1]), number(met[2]), number(met[3]) }, sizes }
+return { overdue, { number(met[1]), number(met[2]), number(met[3]) }, sizes, size('LLEN', ready_of('', '0')) }

@@ -7,6 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -218,9 +219,8 @@ async def test_a_database_in_another_encoding() -> None:
 
 
 async def test_a_server_that_is_not_there() -> None:
-    server = Postgres()
-    message = await refused(server.url(), Unavailable)
-    server.close()
+    with closing(Postgres()) as server:
+        message = await refused(server.url(), Unavailable)
     assert f"127.0.0.1:{server.port} cannot be reached" in message
 
 

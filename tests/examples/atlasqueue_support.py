@@ -203,8 +203,12 @@ class Api(Program):
         super().__init__(["atlasqueue", "api"], queue.folder, queue.environment(**variables))
 
     def __enter__(self) -> Self:
-        self.address = str(self.told("api_started")[-1]["address"])
-        self.client = httpx.Client(base_url=self.address, timeout=PATIENCE, verify=False)  # noqa: S501 - made up here
+        with ExitStack() as undo:
+            undo.callback(self._port.release)
+            undo.callback(self.kill)
+            self.address = str(self.told("api_started")[-1]["address"])
+            self.client = httpx.Client(base_url=self.address, timeout=PATIENCE, verify=False)  # noqa: S501 - made up here
+            undo.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -68,9 +68,8 @@ def test_a_missing_database_exits_78(strict: Postgres, cli: Cli) -> None:
 @pytest.mark.parametrize("words", [["status"], ["enqueue", "work"], WORKER], ids=" ".join)
 def test_a_server_that_is_away_exits_75(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "jobs.py").write_text(JOBS)
-    server = Postgres(authenticated=True)
-    output = said(tmp_path, 75, *words, "--url", server.url().replace(":hunter2", f":{SECRET}"))
-    server.close()
+    with closing(Postgres(authenticated=True)) as server:
+        output = said(tmp_path, 75, *words, "--url", server.url().replace(":hunter2", f":{SECRET}"))
     assert "cannot be reached" in output
 
 

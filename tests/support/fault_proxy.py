@@ -41,6 +41,8 @@ class _Connection:
         self.said = b""
         self.to_server, self.to_client = asyncio.Event(), asyncio.Event()
         self._client, self._server = client, server
+        # asyncio's TLS transport forgets its socket when it is closed after the client has gone.
+        self._sockets = [client.get_extra_info("socket"), server.get_extra_info("socket")]
         self._proxy = proxy
         self._caught: bytes | None = None
         self._before = b""
@@ -93,11 +95,12 @@ class _Connection:
     def cut(self) -> None:
         """Reset both ends; nothing that is held back arrives any more."""
         self._proxy.cuts += 1
-        for writer in (self._client, self._server):
-            if (end := writer.get_extra_info("socket")) is not None:  # else it is closed already
-                with suppress(OSError):
+        for end in self._sockets:
+            if end is not None:  # None: a TLS client had gone before its connection was made
+                with suppress(OSError):  # it is closed already
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
-            writer.transport.abort()
+        self._client.transport.abort()
+        self._server.transport.abort()
         self.to_server.set()
         self.to_client.set()
 
@@ -145,11 +148,13 @@ class FaultProxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        self._port.release()
+        try:
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._port.release()
 
     async def _end(self) -> None:
         await self._stop_listening()

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from holdfast import Holdfast
 from holdfast.worker import Worker
-from tests.support.servers import Port
+from tests.support.servers import PATIENCE, Port, until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,14 +106,19 @@ class Reader:
 
     def close(self) -> None:
         """Stop the workers; each must end well."""
-        self._runner.close()
-        for app in {value for value in self._space.values() if isinstance(value, Holdfast)}:
-            app.sync.close()
-        self._forget_modules()
-        for worker in self._background:
-            worker.send_signal(signal.SIGTERM)
-        codes = [worker.wait(20) for worker in self._background]
-        self._port.release()
+        try:
+            self._runner.close()
+            for app in {value for value in self._space.values() if isinstance(value, Holdfast)}:
+                app.sync.close()
+            self._forget_modules()
+            for worker in self._background:
+                worker.send_signal(signal.SIGTERM)
+            codes = [worker.wait(PATIENCE) for worker in self._background]
+        finally:
+            for worker in self._background:
+                worker.kill()
+                worker.wait()
+            self._port.release()
         assert not any(codes), f"workers of the page ended with {codes}"
 
     # ── Python ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -169,7 +174,7 @@ class Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=30,
+            timeout=PATIENCE,
             check=False,
         )
         assert ran.returncode == code, f"line {line}: {command}: exit code {ran.returncode}\n{ran.stdout}"
@@ -183,13 +188,12 @@ class Reader:
                 ["bash", "-c", f"exec {command}"], cwd=self._folder, env=self._environment, stdout=output, stderr=output
             )
         self._background.append(worker)
-        pause = threading.Event()
-        for _ in range(200):
-            if re.search("worker_started|api_started", log.read_text()):
-                return
+
+        def started() -> bool:
             assert worker.poll() is None, f"{command}: exit code {worker.returncode}\n{log.read_text()}"
-            pause.wait(0.05)
-        raise AssertionError(f"{command} did not start\n{log.read_text()}")
+            return re.search("worker_started|api_started", log.read_text()) is not None
+
+        until(started, f"the start of {command}")
 
 
 class _Serving(threading.Thread):
@@ -212,7 +216,7 @@ class _Serving(threading.Thread):
         """Stop and wait; raises what ended the worker before."""
         if self.is_alive():
             self._loop.call_soon_threadsafe(self._worker.stop)
-        self.join(20)
+        self.join(PATIENCE)
         assert not self.is_alive()
         if self._trouble:
             raise self._trouble[0]

@@ -11,7 +11,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -148,8 +148,11 @@ class Postgres:
         return self._port.number
 
     def __enter__(self) -> Postgres:
-        if not self.alive():
-            self.start()
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            if not self.alive():
+                self.start()
+            undo.pop_all()
         return self
 
     def __exit__(
@@ -259,7 +262,10 @@ class Postgres:
     def standby(self) -> Postgres:
         """A second server that has every commit before it is acknowledged here. Started; the caller's to close."""
         second = Postgres(self.major, authenticated=self.authenticated, settings=self._settings)
-        second.follow(self)
+        with ExitStack() as undo:
+            undo.callback(second.close)
+            second.follow(self)
+            undo.pop_all()
         return second
 
     def follow(self, primary: Postgres) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -109,8 +109,11 @@ class Redis:
         return self._folder
 
     def __enter__(self) -> Redis:
-        if not self.alive():
-            self.start()
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            if not self.alive():
+                self.start()
+            undo.pop_all()
         return self
 
     def __exit__(

@@ -95,13 +95,19 @@ class Sentinel:
         return self._port.number
 
     def __enter__(self) -> Sentinel:
-        self._guarded.start(self._argv)
-        until(lambda: self._knows("num-slaves", "1"), "the sentinel to know the replica")
+        with ExitStack() as undo:
+            undo.callback(self._close)
+            self._guarded.start(self._argv)
+            until(lambda: self._knows("num-slaves", "1"), "the sentinel to know the replica")
+            undo.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._close()
+
+    def _close(self) -> None:
         self._guarded.close()
         self._port.release()
 

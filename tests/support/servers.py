@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -105,28 +106,32 @@ def _count(folder: Path) -> int:
 
 
 class Port:
-    """A port of 127.0.0.1 that no other test process gets until ``release``, whether something listens or not."""
+    """A port of 127.0.0.1 that no other test process gets until ``release``, whether something listens or not.
+
+    A test that fails may forget to release it. It is released with the object then: no other test is blamed for it.
+    """
 
     def __init__(self) -> None:
         folder = base() / "ports"
         folder.mkdir(exist_ok=True)
         for number in random.Random().sample(PORTS, len(PORTS)):
-            self._lock = (folder / str(number)).open("ab")
+            lock = os.open(folder / str(number), os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with socket.socket() as trial:
                     trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     trial.bind(("127.0.0.1", number))
             except OSError:
-                self._lock.close()
+                os.close(lock)
             else:
                 self.number = number
+                self._release = weakref.finalize(self, os.close, lock)
                 return
         raise RuntimeError(f"no free port from {PORTS.start} to {PORTS.stop}")
 
     def release(self) -> None:
         """Let others have it."""
-        self._lock.close()
+        self._release()
 
 
 class Guarded:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 import socketserver
+import ssl
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.support.certificates import Authority
 from tests.support.fault_proxy import FaultProxy
 from tests.support.servers import Port, until
 
@@ -117,6 +120,23 @@ def test_who_comes_while_all_is_held_is_accepted_and_hears_nothing(proxy: FaultP
         assert silent(late)
         proxy.heal()
         assert late.recv(1000) == b"echo late\n"
+
+
+def test_tls_connection_both_ends_left_can_be_cut(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    trusted = ssl.create_default_context(cafile=authority.file)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as target,
+        FaultProxy(target.getsockname()[1], tls=authority.server()) as proxy,
+    ):
+        client = trusted.wrap_socket(connected(proxy), server_hostname="127.0.0.1")
+        server, _ = target.accept()
+        proxy.hold(to_client=False)  # keeps the connection: the server does not hear that the client has left
+        client.close()
+        time.sleep(SILENCE)
+        server.close()
+        time.sleep(SILENCE)
+        proxy.cut()
 
 
 def test_one_kind_of_connection_is_held_alone(proxy: FaultProxy, client: socket.socket) -> None:

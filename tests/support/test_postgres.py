@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,6 +17,7 @@ import pytest
 
 from tests.support import servers
 from tests.support.postgres import INSTALLS, PASSWORD, USER, Postgres, shared
+from tests.support.redis import Redis
 
 ROOT = Path(__file__).parents[2]
 ENDINGS = {"fast": lambda s: s.stop(), "immediate": lambda s: s.stop(signal.SIGQUIT), "killed": lambda s: s.kill()}
@@ -120,3 +124,24 @@ def test_a_port_is_nobody_else_s_until_it_is_released() -> None:
     assert len({port.number for port in ports}) == 50
     for port in ports:
         port.release()
+
+
+def test_port_is_released_with_its_last_reference() -> None:
+    port = servers.Port()
+    file = servers.base() / "ports" / str(port.number)
+    with file.open("ab") as other:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        del port
+        gc.collect()
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("make", [Postgres, Redis])
+def test_server_that_cannot_start_leaves_nothing(make: Callable[..., Postgres | Redis]) -> None:
+    server = make(settings={"no-such-setting": "1"})
+    with pytest.raises(RuntimeError, match="no-such-setting"), server:
+        pass
+    assert not server._folder.exists()
+    with (servers.base() / "ports" / str(server.port)).open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

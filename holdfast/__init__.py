@@ -26,6 +26,7 @@ from holdfast.errors import (
     NotFound,
     ResultTimeout,
     StoreMismatch,
+    StoreReplaced,
     TooLarge,
     Unavailable,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "Settings",
     "Snooze",
     "StoreMismatch",
+    "StoreReplaced",
     "TooLarge",
     "Unavailable",
     "add_job_fields",

@@ -10,7 +10,8 @@ HoldfastError                exit 1    HTTP 500   something went wrong in Holdfa
 ├── Conflict                 exit 1    HTTP 409   the state does not allow it
 │   └── LeaseLost            exit 1    HTTP 409   somebody else holds the job now; nothing was written
 ├── Unavailable              exit 75   HTTP 503   the store is away or full, a name is taken; try again
-│   └── Busy                 exit 75   HTTP 503   others look for jobs by a filter, and there was no turn
+│   ├── Busy                 exit 75   HTTP 503   others look for jobs by a filter, and there was no turn
+│   └── StoreReplaced        exit 75   HTTP 503   files of an open store were replaced; restart the program
 ├── ForkedConnection         exit 1    HTTP 500   a store opened before fork() was used after it
 ├── AuditBroken              exit 1    HTTP 500   an audit file is not whole (`observe/audit_file.py`)
 └── JobOutcome               exit 1    HTTP 200   raised by JobHandle.result()
@@ -137,6 +138,10 @@ class Busy(Unavailable):
     """So many look for jobs by a filter that this one found no turn. Nothing was changed."""
 
     alike = False
+
+
+class StoreReplaced(Unavailable):
+    """The files of an open store were removed or replaced. A worker or an API ends with this error; start it again."""
 
 
 class ForkedConnection(HoldfastError):

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from holdfast.app import Holdfast
+from holdfast.clock import first
 from holdfast.config import Settings
-from holdfast.errors import ConfigError, HoldfastError, Unavailable
+from holdfast.errors import ConfigError, HoldfastError, StoreReplaced, Unavailable
 from holdfast.events import ApiStarted, ApiStopping
 from holdfast.observe.lag import watched_loop
 from holdfast.stop_signals import STOP_SIGNALS, StopRequest, StopRequests, ignore_rest_of_burst
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 """Any ASGI application."""
 
+_CHECK_EVERY = 2.0  # seconds
 _BACKLOG = 2048  # connections that may wait to be accepted
 
 
@@ -61,7 +63,30 @@ async def _until_told(app: Holdfast, settings: Settings, site: Application | Non
 
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, stop, number.name)
-        await served.ended()
+        ended, watching = asyncio.ensure_future(served.ended()), asyncio.create_task(_check_store_files(app))
+        try:
+            await first(ended, watching)
+        except StoreReplaced:
+            app.events.emit(ApiStopping(reason="store_replaced"))
+            raise
+        finally:
+            ended.cancel()
+            watching.cancel()
+
+
+async def _check_store_files(app: Holdfast) -> None:
+    """Raises ``StoreReplaced`` once the files of a SQLite store were removed or replaced."""
+    is_file = app.new_store().url.startswith("sqlite:")
+    while True:
+        await asyncio.sleep(_CHECK_EVERY)
+        if not is_file:
+            continue
+        try:
+            await (await app.opened()).durability()
+        except StoreReplaced:
+            raise
+        except HoldfastError:
+            continue  # requests tell of it
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 
 from holdfast.clock import first
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StoreReplaced
 from holdfast.events import LoopBlocked, StoreTrouble
 from holdfast.faults import point
 from holdfast.job import Held, Job, Lease, Order, Pulse
@@ -106,6 +106,8 @@ class Keeper:
                 await store.open()
                 point("beat.before")
                 beat = await store.beat(pulse, leases, lease_for=shift.settings.lease)
+        except StoreReplaced:
+            raise
         except (HoldfastError, TimeoutError) as error:
             retry_in = min(1.0, shift.settings.beat.total_seconds())
             shift.emit(StoreTrouble(service="keeper", error=str(error) or "no answer", retry_in=retry_in))
@@ -149,6 +151,8 @@ class Keeper:
                 left -= _RECENT
                 if news.done() or stopped.done() or self._pulse() != self._told:
                     break
+        except StoreReplaced:
+            raise
         except HoldfastError:
             await shift.clock.bounded(self._stop.wait(), gap)
         finally:

@@ -1,8 +1,9 @@
-"""What every loop does when the store fails it: say so once a try, wait longer each time, go on for ever."""
+"""What every loop does when the store fails it: say so once a try, wait longer each time, go on for ever. Only a store
+whose files were replaced ends the worker: this process cannot open the new ones."""
 
 from __future__ import annotations
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StoreReplaced
 from holdfast.events import StoreTrouble
 from holdfast.worker.shift import Shift
 
@@ -22,7 +23,9 @@ class Patience:
         self._failures = 0
 
     async def after(self, error: HoldfastError) -> None:
-        """Tell of the failure and wait; a stopping worker does not wait long."""
+        """Tell of the failure and wait; a stopping worker does not wait long. Raises ``StoreReplaced`` again."""
+        if isinstance(error, StoreReplaced):
+            raise error
         shift = self._shift
         most = min(_MOST, _FIRST * 2 ** min(self._failures, 10))
         self._failures += 1

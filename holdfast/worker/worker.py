@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.app import Holdfast
 from holdfast.config import Settings
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import HoldfastError, StoreReplaced, Unavailable
 from holdfast.events import StoreTrouble, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.executors.group import is_gone
 from holdfast.job import Lease, Order, Pulse
@@ -154,6 +154,11 @@ class Worker:
             done, _ = await asyncio.wait([stopping, *services], return_when=asyncio.FIRST_COMPLETED)
             for ended in done:
                 ended.result()
+        except StoreReplaced:
+            self._reason = "store_replaced"
+            for lease in list(self.shift.held):  # no outcome can be stored
+                self._interrupt(lease, Why.LOST)
+            raise
         finally:
             stopping.cancel()
             self.shift.stopping.set()

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import ManualClock
-from holdfast.errors import ConfigError, ForkedConnection, HoldfastError, StoreMismatch, Unavailable
+from holdfast.errors import ConfigError, ForkedConnection, HoldfastError, StoreMismatch, StoreReplaced, Unavailable
 from holdfast.job import Finding, JobFilter, JobState
 from holdfast.store import Store
 from holdfast.stores import open_store
@@ -247,7 +247,7 @@ async def test_a_file_deleted_under_the_store_is_noticed(opener: Opener, file: P
         path.unlink()
 
     for call in (put(store), store.doctor(), store.backup(str(file.parent / "copy.db"))):
-        with pytest.raises(StoreMismatch, match="was removed"):
+        with pytest.raises(StoreReplaced, match="was removed"):
             await call
     assert list(file.parent.iterdir()) == []
     await opener.close()

@@ -14,12 +14,14 @@ from holdfast.stores.sql import Migration, noted_script, split_script, unnamed_q
 from holdfast.stores.sqlite.connection import (
     APPLICATION_ID,
     SOUND_CHECKPOINT,
+    bare_connection,
     check_place,
     connect,
     create_private,
     file_system,
     translated,
 )
+from holdfast.stores.sqlite.identity import check_side_files
 
 _WAL_WARNING = 256 << 20  # bytes
 _STUCK_AFTER_US = 60_000_000
@@ -74,7 +76,9 @@ def absent(path: str) -> str | None:
     if os.path.isdir(os.path.dirname(path)) and not os.path.lexists(path):  # noqa: PTH112, PTH120
         return f"there is no database at {path} yet"
     check_place(path)
-    with translated(path), closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True)) as reader:
+    with translated(path):
+        check_side_files(path)
+    with translated(path), closing(bare_connection(f"{Path(path).as_uri()}?mode=ro", uri=True)) as reader:
         (application,) = reader.execute("pragma application_id").fetchone()
         tables = reader.execute("select count(*) from sqlite_master where name = 'holdfast_migration'").fetchone()[0]
     if tables or application not in (0, APPLICATION_ID):
@@ -101,7 +105,7 @@ def _copy(path: str, file: Path) -> None:
     partial.unlink(missing_ok=True)
     create_private(str(partial))
     try:
-        with closing(_connect_again(path)) as reader:
+        with closing(connect(path)) as reader:
             reader.execute("vacuum into ?", (str(partial),))
         with partial.open("rb") as written:
             os.fsync(written.fileno())
@@ -111,17 +115,10 @@ def _copy(path: str, file: Path) -> None:
     partial.rename(file)
 
 
-def _connect_again(path: str) -> sqlite3.Connection:
-    """Another connection to the open store's file. SQLite would make a new file where it is gone."""
-    if not Path(path).exists():
-        raise StoreMismatch(f"{path} was removed while it was open; restart this program")
-    return connect(path)
-
-
 def examine(statements: Mapping[str, str], path: str, now_us: int) -> list[Finding]:
     """What a store on a file can check about itself, but for its durability. It reads the whole file, so on a
     connection of its own."""
-    with translated(path), closing(_connect_again(path)) as reader:
+    with translated(path), closing(connect(path)) as reader:
         return [
             _version(),
             _place(path),

@@ -62,6 +62,13 @@ def connect(path: str) -> sqlite3.Connection:
     return connection
 
 
+def bare_connection(path: str, *, timeout: float = BUSY_SECONDS, uri: bool = False) -> sqlite3.Connection:
+    """A connection that leaves the file as it is."""
+    connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, uri=uri)
+    connection.execute("pragma wal_autocheckpoint=0").fetchall()
+    return connection
+
+
 def _enter_wal(connection: sqlite3.Connection) -> None:
     """A new file is turned to WAL under all its locks, and SQLite does not wait for those: so we do."""
     deadline = time.monotonic() + BUSY_SECONDS
@@ -123,7 +130,7 @@ def create_private(path: str) -> None:
 
 def check_owner(path: str) -> None:
     """Refuse a file that another program marked as its own, without changing a byte of it."""
-    with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
+    with closing(bare_connection(path)) as connection:
         (application,) = connection.execute("pragma application_id").fetchone()
     if application not in (0, APPLICATION_ID):
         raise StoreMismatch(

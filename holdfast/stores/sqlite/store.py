@@ -14,7 +14,7 @@ from datetime import timedelta
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from holdfast.errors import Busy, ForkedConnection, HoldfastError, TooBroad
+from holdfast.errors import ForkedConnection, HoldfastError
 from holdfast.figures import Figures
 from holdfast.job import (
     Attempt,
@@ -48,8 +48,10 @@ from holdfast.stores.sqlite import care, within
 from holdfast.stores.sqlite.connection import check_owner, check_place, connect, create_private, translated
 from holdfast.stores.sqlite.feed import Feed
 from holdfast.stores.sqlite.hot import Hot
+from holdfast.stores.sqlite.identity import FileIdentity, check_side_files
 from holdfast.stores.sqlite.operate import Operate
 from holdfast.stores.sqlite.read import Read
+from holdfast.stores.sqlite.readers import Doors, Reader
 from holdfast.stores.sqlite.wake import Wakes
 from holdfast.stores.sqlite.writer import Transaction, Writer
 from holdfast.stores.verbs import CHOOSE, Chosen, Wish, awaited_jobs, costs_its_page, is_unsuccessful, named, replayable
@@ -57,7 +59,6 @@ from holdfast.stores.verbs import CHOOSE, Chosen, Wish, awaited_jobs, costs_its_
 T = TypeVar("T")
 
 _SEARCH = 0.65  # of the patience where somebody waits: what looking for jobs by a filter may take
-_STEPS = 100_000  # of SQLite's machine, some milliseconds, between looks at the clock
 _FORKED = "this store was opened before fork(); make another one in the child process"
 
 
@@ -95,8 +96,7 @@ class SQLiteStore:
         check_place(self.path)
         with translated(self.path):
             create_private(self.path)
-            check_owner(self.path)
-            opened = _Opened(self.path, self._now, self._patience)
+            opened = self._opened_together()
             try:
                 if not opened.reader.look(lambda reader: care.is_current(reader, self._migrations)):
                     opened.migrated = opened.writer.write(self._migrating)
@@ -104,6 +104,16 @@ class SQLiteStore:
                 opened.close()
                 raise
         return opened
+
+    def _opened_together(self) -> _Opened:
+        """Opens the files that every other open store uses: once more if their last user removes them meanwhile."""
+        while True:
+            seen = check_side_files(self.path)
+            check_owner(self.path)
+            opened = _Opened(self.path, self._now, self._patience)
+            if seen is None or seen == opened.identity.inodes:
+                return opened
+            opened.close()
 
     async def absent(self) -> str | None:
         return care.absent(self.path)
@@ -221,9 +231,11 @@ class SQLiteStore:
         return within.recognition(self.path)
 
     def submission(self, jobs: Sequence[NewJob]) -> Dialogue[list[Submitted]]:
+        self._open.identity.check()
         return self._hot.submission(jobs, self._now())
 
     def completion(self, lease: Lease, result: str | None) -> Dialogue[Settled]:
+        self._open.identity.check()
         return within.completion(self._sql, lease, result, self._now)
 
     async def completed(self, lease: Lease) -> Completion:
@@ -339,105 +351,23 @@ class SQLiteStore:
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
+        self._open.identity.check()
         durability, now_us = self._open.durability, self._now()
         return [durability, *await _aside(lambda: care.examine(self._sql, self.path, now_us))]
 
     async def durability(self) -> Finding:
+        self._open.identity.check()
         return self._open.durability
 
     async def repair(self) -> list[Finding]:
         return []  # a file holds together or is restored from a backup
 
     async def backup(self, path: str) -> None:
-        _ = self._open  # or an error
+        self._open.identity.check()
         await _aside(lambda: care.copy(self.path, path))
 
     async def now_us(self) -> int:
         return self._now()
-
-
-class _Reader:
-    """A reading connection that threads take turns on."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._connection = connect(path)
-        self._turn = threading.Lock()
-
-    def look(self, look: Callable[[sqlite3.Connection], T]) -> T:
-        """What ``look`` sees."""
-        with self._turn, translated(self._path):
-            return look(self._connection)
-
-    def close(self) -> None:
-        self._connection.close()
-
-
-class _Searcher(_Reader):
-    """One that gives up what takes too long."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self._ends = 0.0
-        self._leaving = False
-        self._connection.set_progress_handler(self._is_over, _STEPS)
-
-    def _is_over(self) -> bool:
-        return self._leaving or time.monotonic() > self._ends
-
-    def search(self, look: Callable[[sqlite3.Connection], T], seconds: float) -> T:
-        """What ``look`` sees; TooBroad after so many seconds."""
-
-        def looking(connection: sqlite3.Connection) -> T:
-            self._ends = time.monotonic() + seconds
-            try:
-                return look(connection)
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
-                    raise
-                if self._leaving:
-                    raise HoldfastError("the store was closed while it was searched") from error
-                raise TooBroad(seconds) from error
-
-        return self.look(looking)
-
-    def leave(self) -> None:
-        """Give up what is being looked for and what is still asked: the store is being closed."""
-        self._leaving = True
-
-
-class _Door:
-    """A connection and a thread for one kind of search."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._searcher = _Searcher(path)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-searcher")
-
-    async def search(self, look: Callable[[sqlite3.Connection], T], seconds: float, room: float) -> T:
-        """What ``look`` sees; Busy where that, with the wait for a turn, takes ``room`` seconds longer."""
-        try:
-            async with asyncio.timeout(seconds + room):
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._thread, self._searcher.search, look, seconds)
-        except TimeoutError:
-            raise Busy(f"{self._path} is busy: others look for jobs by a filter; try again") from None
-
-    def close(self) -> None:
-        self._searcher.leave()
-        self._thread.shutdown()
-        self._searcher.close()
-
-
-class _Doors:
-    """One for changes, which may take long, one for what is mostly quick, and one for the rest."""
-
-    def __init__(self, path: str) -> None:
-        self.changes, self.unsuccessful, self.others = _Door(path), _Door(path), _Door(path)
-
-    def close(self) -> None:
-        for door in (self.changes, self.unsuccessful, self.others):
-            door.close()
 
 
 class _Opened:
@@ -446,12 +376,14 @@ class _Opened:
     def __init__(self, path: str, now: Callable[[], int], patience: float | None) -> None:
         self.forked = False
         self.migrated: list[str] = []  # what opening applied, for who asks
-        self.reader = _Reader(path)  # for whatever takes its time
-        self.glance = _Reader(path)  # for looks of microseconds on the way to a claim or a wait, never behind the other
+        first = connect(path)
+        self.identity = identity = FileIdentity(path, first)
+        self.reader = Reader(path, first, identity)  # for whatever takes its time
+        self.glance = Reader(path, connect(path), identity)  # for quick looks before a claim or a wait
         self.readers = ThreadPoolExecutor(1, thread_name_prefix="holdfast-reader")
-        self.doors = None if patience is None else _Doors(path)
+        self.doors = None if patience is None else Doors(path, identity)
         self.wakes = Wakes(path, self._version)
-        self.writer = Writer(path, now, self.wakes, patience)
+        self.writer = Writer(path, now, self.wakes, identity, patience)
         self.durability = care.durability(self.writer.connection)  # stays so; and later it may wait for a lock
         _mark_in_children(self)
 
@@ -462,7 +394,8 @@ class _Opened:
         self.writer.close()
         self.wakes.close()
         self.readers.shutdown()
-        self.reader.close()
+        if not self.identity.is_replaced:
+            self.reader.close()
         if self.doors is not None:
             self.doors.close()
         self.glance.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import queue
 import sqlite3
 import threading
@@ -17,15 +16,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
-from holdfast.errors import HoldfastError, StoreMismatch, Unavailable
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.portal import running_loop
 from holdfast.stores.sqlite.connection import BUSY_SECONDS, DRIVER_ERRORS, connect, translate
+from holdfast.stores.sqlite.identity import FileIdentity
 from holdfast.stores.sqlite.turnstile import Turnstile
 from holdfast.stores.sqlite.wake import Wakes
 
 T = TypeVar("T")
 
-_GONE = -1  # the inode of a file that is not there
 _GROUP = 200  # operations that may share a transaction
 _CHECKPOINT_PAGES = 1000  # written to the log, by a rough count, before they are copied into the file
 _PAGES_PER_COMMIT, _ROWS_PER_PAGE = 4, 8  # the rough count: what a commit costs beside its rows, and rows on a page
@@ -94,14 +93,21 @@ class Writer:
     ``patience``: seconds after which a call from an event loop is withdrawn while another program has the write lock.
     """
 
-    def __init__(self, path: str, now: Callable[[], int], wakes: Wakes, patience: float | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        now: Callable[[], int],
+        wakes: Wakes,
+        identity: FileIdentity,
+        patience: float | None = None,
+    ) -> None:
         self._path = path
+        self._identity = identity
         self._now = now
         self._wakes = wakes
         self._patience = patience
         self._locked_out = False  # waiting for others to let go of the lock
         self.connection = connect(path)
-        self._file, self._log = _inode(path), _GONE
         self._turnstile = Turnstile(path)
         self._own = threading.Lock()  # the connection is one: this process's threads take turns on it
         self._starting = threading.Lock()  # not the one above: that is held for as long as another program writes
@@ -246,7 +252,7 @@ class Writer:
         self._locked_out = True
         self._turnstile.enter()
         try:
-            self._check_file()
+            self._identity.check()
             before = connection.total_changes
             connection.execute("begin immediate")
             self._locked_out = False
@@ -258,6 +264,8 @@ class Writer:
                 if connection.in_transaction:
                     connection.execute("rollback")
                 raise
+            # Again: a program that opened the file since may not see this commit, so it is not acknowledged.
+            self._identity.check_index()
             self._checkpoint_if_due(connection.total_changes - before)
             return transaction, result
         except DRIVER_ERRORS as error:
@@ -267,14 +275,6 @@ class Writer:
         finally:
             self._locked_out = False
             self._turnstile.leave()
-
-    def _check_file(self) -> None:
-        """What is written to a file that was moved, deleted or replaced is written into the void."""
-        log = _inode(self._path + "-wal")
-        if self._log == _GONE:
-            self._log = log  # made by the first reader or writer, and there as long as anybody has the file open
-        if _inode(self._path) != self._file or log != self._log:
-            raise StoreMismatch(f"{self._path} or its log was removed or replaced while open; restart this program")
 
     def _checkpoint_if_due(self, changes: int) -> None:
         """Copy the log into the file, every so often.
@@ -304,13 +304,6 @@ class Writer:
                 self._wakes.tell(transaction.topics)
         except Exception:
             logging.getLogger(__name__).exception("waking who waits failed; they will look by themselves")
-
-
-def _inode(path: str) -> int:
-    try:
-        return os.stat(path).st_ino  # noqa: PTH116 - twice a transaction, and a Path costs more than the look
-    except FileNotFoundError:
-        return _GONE
 
 
 def _answered_by_looking(pending: _Pending[Any]) -> bool:

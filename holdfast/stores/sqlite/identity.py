@@ -1,0 +1,114 @@
+"""Identity of the database and its side files, so that no job is written where other programs do not read.
+
+Processes share SQLite's log (``-wal``) through an index (``-shm``). If one of these files is removed or replaced, a
+program that has it open and a program that opens it later overwrite each other's commits. An open store therefore
+stops, and opening waits until the last program that has the old files has closed them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sqlite3
+import time
+from contextlib import closing
+
+from holdfast.errors import StoreMismatch, StoreReplaced, Unavailable
+from holdfast.stores.sqlite.connection import BUSY_SECONDS, bare_connection
+
+_PAUSE = 0.005  # seconds between attempts to have the file alone
+_SIDE_FILES = ("-wal", "-shm")
+
+
+class FileIdentity:
+    """Inodes of the three files when the store was opened."""
+
+    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
+        """``connection`` stays open for the life of the process if a file is replaced."""
+        self._connection = connection
+        connection.execute("select count(*) from sqlite_master").fetchall()  # a new file has them from its first read
+        self.inodes = inodes(path)
+        self._known = tuple(zip((path, *(path + suffix for suffix in _SIDE_FILES)), self.inodes, strict=True))
+        self.is_replaced = False
+
+    def check(self) -> None:
+        """Raises ``StoreReplaced`` if a file was removed, replaced or cut to 0 bytes."""
+        for path, inode in self._known:
+            self._check(path, inode)
+
+    def check_index(self) -> None:
+        """The same for the index alone."""
+        self._check(*self._known[-1])
+
+    def _check(self, path: str, inode: int | None) -> None:
+        try:
+            status = os.stat(path)  # noqa: PTH116 - four times a transaction, and a Path costs more than the call
+        except FileNotFoundError:
+            raise self._replaced(path, "was removed") from None
+        if status.st_ino != inode:
+            raise self._replaced(path, "was replaced")
+        if not status.st_size and not path.endswith("-wal"):
+            raise self._replaced(path, "was cut to 0 bytes")
+
+    def _replaced(self, path: str, what: str) -> StoreReplaced:
+        if not self.is_replaced:
+            self.is_replaced = True
+            # Closing the last connection would copy an outdated log into the file and delete the log of others.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+        return StoreReplaced(f"{path} {what} while this program had it open; restart this program")
+
+
+def inodes(path: str) -> tuple[int | None, ...]:
+    """Inodes of the database, its log and the log's index; None for a missing file."""
+    return tuple(_inode(each) for each in (path, *(path + suffix for suffix in _SIDE_FILES)))
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino  # noqa: PTH116 - as above
+    except FileNotFoundError:
+        return None
+
+
+def check_side_files(path: str) -> tuple[int | None, ...] | None:
+    """Refuses a database whose log or index was removed while a program has it open.
+
+    Returns the inodes of complete files. Returns None after it had the file for itself: the log, if there was one, is
+    copied into the database.
+    """
+    _check_not_cut(path)
+    deadline = time.monotonic() + BUSY_SECONDS
+    while None in (seen := inodes(path)):
+        if _settled_alone(path):
+            return None
+        if time.monotonic() > deadline:
+            missing = path + next(suffix for suffix, inode in zip(_SIDE_FILES, seen[1:], strict=True) if inode is None)
+            raise Unavailable(f"{missing} was removed while another program has {path} open; stop that program first")
+        time.sleep(_PAUSE)
+    return seen
+
+
+def _check_not_cut(path: str) -> None:
+    """SQLite would delete the log of an empty database."""
+    log = path + "-wal"
+    try:
+        is_cut = not os.stat(path).st_size and bool(os.stat(log).st_size)  # noqa: PTH116 - as above
+    except FileNotFoundError:
+        return
+    if is_cut:
+        raise StoreMismatch(
+            f"{path} was cut to 0 bytes, though its log {log} holds data; restore a backup, or remove both"
+        )
+
+
+def _settled_alone(path: str) -> bool:
+    """Opens the file without an index, which SQLite allows only to its single user; False if there is another one."""
+    try:
+        with closing(bare_connection(path, timeout=0.0)) as connection:
+            connection.execute("pragma locking_mode=exclusive").fetchall()
+            connection.execute("select count(*) from sqlite_master").fetchall()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise
+        return False
+    return True

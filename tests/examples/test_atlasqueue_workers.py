@@ -241,8 +241,8 @@ SAID = {
     "DLQ_KEY": ("a:c", "transport_dead_key", "a:c"),
     "WORKER_LEASE_SECONDS": ("2", "lease", timedelta(seconds=2)),
     "WORKER_POLL_TIMEOUT": ("1", "sweep", timedelta(seconds=1)),
-    "RETRY_BASE_DELAY_SECONDS": ("1.5", "retry", Retry.parse("atlasqueue:base=1.5")),
-    "RETRY_JITTER_MAX_SECONDS": ("0", "retry", Retry.parse("atlasqueue:jitter=add:0.0")),
+    "RETRY_BASE_DELAY_SECONDS": ("1.5", "retry", Retry(base=1.5, factor=2, offset=0, cap=None, jitter="add:2")),
+    "RETRY_JITTER_MAX_SECONDS": ("0", "retry", Retry(base=5, factor=2, offset=0, cap=None, jitter="add:0")),
     "LOG_LEVEL": ("debug", "log_level", "DEBUG"),
 }
 

@@ -26,10 +26,8 @@ VARIABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "LOG_LEVEL": ("log_level",),
     }
 )
-DELAYS: Mapping[str, str] = MappingProxyType(
-    {"RETRY_BASE_DELAY_SECONDS": "base={}", "RETRY_JITTER_MAX_SECONDS": "jitter=add:{}"}
-)
-"""Those that change the retry policy, which is one setting."""
+DELAYS: Mapping[str, str] = MappingProxyType({"RETRY_BASE_DELAY_SECONDS": "5", "RETRY_JITTER_MAX_SECONDS": "2"})
+"""Those that change the retry policy, which is one setting, with their defaults."""
 
 HANDLER_MODULES = "HANDLER_MODULES"
 """Names modules with handlers, commas between; a worker imports them when it starts."""
@@ -46,9 +44,9 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
             said |= {name: SETTINGS[name].kind.parse(variable, text) for name in names}
     if "url" in said:
         said["url"] = said["url"].replace("postgresql+asyncpg://", "postgresql://", 1)  # as SQLAlchemy writes it
-    delays = [form.format(_seconds(variable, environ)) for variable, form in DELAYS.items() if environ.get(variable)]
-    if delays:
-        said["retry"] = f"atlasqueue:{','.join(delays)}"
+    if any(environ.get(variable) for variable in DELAYS):
+        base, jitter = (_seconds(variable, environ.get(variable) or default) for variable, default in DELAYS.items())
+        said["retry"] = f"exponential:base={base:g},factor=2,offset=0,cap=none,jitter=add:{jitter:g}"
     try:
         return Settings.load(path=FILE, environ=environ, **said)
     except ConfigError as error:
@@ -68,5 +66,5 @@ def _by_variables(problem: str) -> str:
     return problem
 
 
-def _seconds(variable: str, environ: Mapping[str, str]) -> float:
-    return parse_duration(environ[variable], variable).total_seconds()
+def _seconds(variable: str, text: str) -> float:
+    return parse_duration(text, variable).total_seconds()

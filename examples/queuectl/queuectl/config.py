@@ -73,7 +73,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "backoff_base": Option(
             2,
             _number(1, 1000),
-            lambda base: {"retry": f"queuectl:factor={base}"},
+            lambda base: {"retry": f"exponential:base=1,factor={base},offset=0,cap=none,jitter=none"},
             "a job that failed n times waits this to the power of n, in seconds",
         ),
         "max_retries": Option(

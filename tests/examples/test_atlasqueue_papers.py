@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 
 import httpx
 import psutil
+import psycopg
 import pytest
 import yaml
 
 from holdfast.config import SETTINGS
-from tests.examples.atlasqueue_support import EXAMPLE, Atlasqueue
-from tests.examples.common import PATIENCE
+from tests.examples.atlasqueue_support import DEAD, EXAMPLE, Atlasqueue
+from tests.examples.common import PATIENCE, until
 from tests.examples.programs import ROOT
 from tests.examples.readme import Readme, free_ports
 from tests.support.stores import migrations
@@ -49,7 +50,7 @@ COLUMNS = {
 IS = "select column_name, data_type from information_schema.columns where table_schema = 'public' and table_name = %s"
 
 
-def test_a10_a44_a126_a149_a150_migrate_makes_the_tables_once(atlasqueue: Atlasqueue) -> None:
+def test_a10_a44_a126_a149_migrate_makes_the_tables_once(atlasqueue: Atlasqueue) -> None:
     """On PostgreSQL 16, by two that do it at once; a third finds nothing to do."""
     assert atlasqueue.value("show server_version").startswith("16.")
     atlasqueue.sql("drop view jobs, idempotency_keys")
@@ -68,6 +69,31 @@ def test_a10_a_table_of_somebody_else_is_left_alone(atlasqueue: Atlasqueue) -> N
     refused = atlasqueue.program("atlasqueue", "migrate")
     assert refused.process.wait(60) == 78
     assert refused.log().startswith('error: DATABASE_URL: "jobs" is not a view: give AtlasQueue a database of its own')
+
+
+CHANGES = [
+    "insert into jobs (id) values (gen_random_uuid())",
+    "update jobs set max_attempts = 1",
+    "delete from jobs",
+    "delete from jobs where false",
+    "insert into idempotency_keys (key) values ('k')",
+    "update idempotency_keys set key = 'other'",
+    "delete from idempotency_keys",
+]
+
+
+@pytest.mark.rows("A10")
+def test_views_refuse_changes_with_a_sentence(atlasqueue: Atlasqueue) -> None:
+    job_id = atlasqueue.submit(key="k")
+    before = atlasqueue.row(job_id), atlasqueue.sql("select * from idempotency_keys")
+    for statement in CHANGES:
+        verb, view = statement.split()[0].upper(), "jobs" if " jobs" in statement else "idempotency_keys"
+        with pytest.raises(psycopg.errors.FeatureNotSupported) as refused:
+            atlasqueue.sql(statement)
+        told = refused.value.diag
+        assert told.message_primary == f"{view} is a view, and {verb} is refused: change jobs through Holdfast"
+        assert "holdfast.submit()" in str(told.message_hint)
+    assert (atlasqueue.row(job_id), atlasqueue.sql("select * from idempotency_keys")) == before
 
 
 def test_a62_a124_a_status_is_one_of_five(atlasqueue: Atlasqueue) -> None:
@@ -150,7 +176,7 @@ def test_a127_the_containers_have_every_variable() -> None:
     assert {*VARIABLES, *DELAYS, HANDLER_MODULES} <= ENVIRONMENT.keys()
     said = settings(ENVIRONMENT)
     changed = {name for name in SETTINGS if said.value(name) != settings({}).value(name)}
-    assert changed == {"api_host", "metrics_host", "metrics_open", "retry"}
+    assert changed == {"api_host", "metrics_host", "metrics_open"}
     assert said.retry.schedule(6) == settings({}).retry.schedule(6)
     dockerfile = (EXAMPLE / "Dockerfile").read_text(encoding="utf-8")
     targets = dict(re.findall(r"^FROM base AS (\w+)$.*?^CMD (\[.*?\])$", dockerfile, re.MULTILINE | re.DOTALL))
@@ -185,6 +211,30 @@ def test_a123_every_part_of_the_original_has_its_place() -> None:
     }
     named = [path for cell in rows.values() for path in re.findall(r"`([^`]+)`", cell)]
     assert [path for path in named if not (ROOT / path).exists() and not (EXAMPLE / path).exists()] == []
+
+
+def test_readme_says_what_replaces_each_file_of_the_original() -> None:
+    (table,) = re.findall(r"^\| file of the original \|.*?((?:^\|[^\n]*\|\n)+)", README, re.MULTILINE | re.DOTALL)
+    files = {"Dockerfile.api", "Dockerfile.worker", "docker-compose.yml", ".env.docker", "pyproject.toml"}
+    rows = re.findall(r"^\| (`[^|]*) \| (`[^|]*) \|$", table, re.MULTILINE)
+    assert files <= {name for original, _ in rows for name in re.findall(r"`([^`]+)`", original)}
+    replaced = [re.findall(r"`([^`]+)`", cell)[0] for _, cell in rows]
+    assert [path for path in replaced if not (ROOT / path).exists() and not (EXAMPLE / path).exists()] == []
+    assert "downgrade" in README.partition("## Limits")[2]
+
+
+@pytest.mark.rows("A11")
+def test_dead_letter_list_keeps_what_the_readme_says(atlasqueue: Atlasqueue) -> None:
+    (number,) = re.findall(r"of each queue the ([\d,]+) that ended last", README)
+    kept = int(number.replace(",", ""))
+    job_ids = atlasqueue.submit_many(kept + 5, "test.fail")
+    ended = """update holdfast.job set state = 6, ended_at = n + 1 from unnest(%s::uuid[]) with ordinality as of (j, n)
+        where id = j"""
+    atlasqueue.sql(ended, job_ids)
+    with atlasqueue.worker():
+        until(lambda: set(atlasqueue.listed(DEAD)) == set(job_ids[5:]), "the mirror of the dead letters")
+    assert atlasqueue.command("TYPE", DEAD) == "list"
+    assert atlasqueue.value("select count(*) from jobs where status = 'dead'") == kept + 5
 
 
 def test_a98_a105_one_command_starts_the_same_without_docker_and_one_wipes(atlasqueue: Atlasqueue) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import psycopg
 import pytest
 
 from tests.examples.atlasqueue_support import Atlasqueue, starts
@@ -60,3 +64,84 @@ def test_a51_what_follows_a_group_runs_once_after_all_of_it(atlasqueue: Atlasque
         failing = app.block(group(app, [("test.fail", {})], ("test.echo", {}), key="never"))
         atlasqueue.when(failing.id, "dead")
     assert starts(workers)[callback[0]] == 1
+
+
+def _step(**changed: Any) -> dict[str, Any]:
+    step = {"type": "noop", "payload": {}} | changed
+    return {name: value for name, value in step.items() if value is not None}
+
+
+BAD_CHAINS: list[tuple[str, Any]] = [
+    ("metadata.then", {"type": "noop", "payload": {}}),
+    ("metadata.then", "noop"),
+    ("metadata.then", [_step()] * 101),
+    ("metadata.then[0]", ["noop"]),
+    ("metadata.then[0].type", [_step(type=None)]),
+    ("metadata.then[0].type", [_step(type="no name")]),
+    ("metadata.then[0].type", [_step(type=5)]),
+    ("metadata.then[1].payload", [_step(), _step(payload=None)]),
+    ("metadata.then[2].payload", [_step(), _step(), _step(payload=["x"])]),
+    ("metadata.then[0].max_attempts", [_step(max_attempts=3)]),
+]
+
+
+@pytest.mark.rows("A51")
+def test_invalid_chain_is_refused_at_submission(atlasqueue: Atlasqueue) -> None:
+    with atlasqueue.api() as api:
+        for field, then in BAD_CHAINS:
+            answer = api.post(metadata={"then": then})
+            assert (answer.status_code, answer.json().get("field")) == (422, field), answer.text
+            assert answer.json()["remedy"]
+        batch = {"jobs": [{"type": "noop", "payload": {}, "key": "k", "metadata": {"then": [{"type": "noop"}]}}]}
+        answer = api.client.post("/v1/jobs/batch", json=batch)
+        assert (answer.status_code, answer.json()["field"]) == (422, "jobs[0].metadata.then[0].payload")
+        assert atlasqueue.value("select count(*) from jobs") == 0
+        assert api.post(metadata={"then": [_step()] * 100}).status_code == 201
+
+
+CHAINED = """select id::text from holdfast.submit('[{"task": "test.echo", "payload": {}, "key": "chained",
+    "metadata": {"then": [{"type": "noop"}]}}]')"""
+
+
+@pytest.mark.rows("A51")
+def test_invalid_chain_from_sql_ends_dead_unrun(atlasqueue: Atlasqueue) -> None:
+    job_id = atlasqueue.value(CHAINED)
+    with atlasqueue.worker():
+        row = atlasqueue.when(job_id, "dead")
+    assert (row["attempts"], "metadata.then[0].payload" in row["last_error"]) == (1, True)
+    assert atlasqueue.value("select result from holdfast.job where id = %s", job_id) is None
+
+
+BLOCKED = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+
+
+@pytest.mark.rows("A51")
+def test_chain_link_appears_only_with_its_predecessors_success(atlasqueue: Atlasqueue, tmp_path: Path) -> None:
+    """A lock keeps the success from being written. The worker is killed meanwhile."""
+    from atlasqueue.canvas import chain
+
+    steps = [("test.wait", {"until": str(tmp_path / "open")}), ("test.echo", {"n": 2}), ("test.echo", {"n": 3})]
+    with atlasqueue.worker() as killed:
+        first = atlasqueue.app.block(chain(atlasqueue.app, *steps, key="order-42"))
+        atlasqueue.when(first.id, "running")
+        with psycopg.connect(atlasqueue.url) as holder:
+            holder.execute("select from holdfast.job where id = %s for update", [first.id])
+            (tmp_path / "open").touch()
+            until(lambda: atlasqueue.value(BLOCKED) > 0, "a success that waits for the lock")
+            assert atlasqueue.value("select count(*) from jobs") == 1
+            killed.kill()
+    assert atlasqueue.sql("select status from jobs") == [("running",)]
+    atlasqueue.sql("update holdfast.job set lease_until = 0 where state = 2")  # half a minute goes by
+    with atlasqueue.worker() as worker:
+        atlasqueue.when_succeeded(3)
+    assert sorted(starts([worker]).values()) == [1, 1, 1]
+    assert atlasqueue.sql("select attempts from jobs order by created_at") == [(2,), (1,), (1,)]
+
+
+@pytest.mark.rows("A51")
+def test_chain_goes_on_without_waiting_for_a_sweep(atlasqueue: Atlasqueue) -> None:
+    from atlasqueue.canvas import chain
+
+    with atlasqueue.worker(WORKER_POLL_TIMEOUT="600"):
+        atlasqueue.app.block(chain(atlasqueue.app, *[("noop", {})] * 5, key="quick"))
+        atlasqueue.when_succeeded(5)

@@ -19,6 +19,8 @@ LATER = {
     "j": {},
 }
 """Rows that are put off."""
+MET_OTHERWISE = {"a": {150: "no downgrade: the way back is the backup, as its README says"}}
+"""Rows that a ruling meets otherwise. No test claims them."""
 RULINGS = {13, 22, 23, 24, 25, 26}
 """The X rows, on what AtlasQueue leaves open."""
 
@@ -26,9 +28,10 @@ RULINGS = {13, 22, 23, 24, 25, 26}
 @pytest.mark.parametrize("seed", ROWS)
 def test_every_row_is_checked_or_put_off(seed: str) -> None:
     checked = checked_rows(FILES[seed], seed)
-    assert sorted(ROWS[seed] - checked - LATER[seed].keys()) == []
+    unclaimed = LATER[seed].keys() | MET_OTHERWISE.get(seed, {}).keys()
+    assert sorted(ROWS[seed] - checked - unclaimed) == []
     assert sorted(checked - ROWS[seed]) == []
-    assert checked.isdisjoint(LATER[seed])
+    assert checked.isdisjoint(unclaimed)
 
 
 def test_every_ruling_is_checked() -> None:

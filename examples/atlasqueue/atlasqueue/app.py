@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
-from atlasqueue import config
-from holdfast import Holdfast
+from collections.abc import Mapping
+from typing import Any
 
-app = Holdfast(settings=config.settings())
+from atlasqueue import canvas, config
+from holdfast import Holdfast, Invalid
+from holdfast.job import NewJob
+
+
+class AtlasQueue(Holdfast):
+    """Holdfast that checks the chain of a job when the job is submitted, by whatever client."""
+
+    def draft(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
+        """Returns the job that ``enqueue`` would submit; Invalid names the step of its chain that is wrong."""
+        job = super().draft(task, payload, **options)
+        metadata = job.options.metadata if job.options is not None else None
+        for number, step in enumerate(canvas.read_steps(metadata or {})):
+            try:
+                super().draft(*step)
+            except Invalid as error:
+                field = "type" if error.field == "task" else error.field
+                raise Invalid(canvas.step_field(number, field), error.value, error.remedy) from None
+        return job
+
+
+app = AtlasQueue(settings=config.settings())

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast import Context, Dead, Holdfast, JobFilter, JobHandle, JobState, Snooze
+from holdfast import Context, Dead, Holdfast, Invalid, JobFilter, JobHandle, JobState, Snooze
+from holdfast.job import NewJob
 
 Step = tuple[str, Mapping[str, Any]]
 """A job to be: its type and its payload."""
 
 THEN = "then"
+MAX_STEPS = 100
+"""Steps of one chain, its first job not included."""
 JOIN = "canvas.join"
 LOOK = 1.0
 """Seconds between two looks at the members of a group."""
@@ -30,30 +33,60 @@ async def group(app: Holdfast, members: Sequence[Step], callback: Step, *, key: 
     """Submit all of these at once, and ``callback`` once every one of them has succeeded; what waits for that."""
     tag = f"group:{key}"
     jobs = [app.draft(*step, key=f"{key}/{number}", tags=[tag]) for number, step in enumerate(members)]
-    waiting = {"tag": tag, "members": len(jobs), "callback": _said(callback)}
-    handles = await app.enqueue_many([*jobs, app.draft(JOIN, waiting, key=key)])
+    waiting = {"tag": tag, "members": len(jobs)}
+    then = {THEN: [_said(callback)]}
+    handles = await app.enqueue_many([*jobs, app.draft(JOIN, waiting, key=key, metadata=then)])
     return handles[-1]
 
 
-async def follow(app: Holdfast, job: Context) -> None:
-    """Submit what a job that has just done its work is followed by. Done twice, it is one job all the same."""
-    then: Sequence[Mapping[str, Any]] = job.metadata.get(THEN, ())
-    if then:
-        await _submit(app, then[0], key=f"{job.id}/then", metadata={THEN: list(then[1:])})
+def read_steps(metadata: Mapping[str, Any]) -> list[Step]:
+    """Returns the steps that follow a job with this metadata; Invalid names the one that is wrong."""
+    steps = metadata.get(THEN, [])
+    if not isinstance(steps, list):
+        raise Invalid(f"metadata.{THEN}", steps, 'give a list of steps: [{"type": …, "payload": {…}}]')
+    if len(steps) > MAX_STEPS:
+        raise Invalid(f"metadata.{THEN}", f"{len(steps)} steps", f"give at most {MAX_STEPS}")
+    return [_read_step(number, step) for number, step in enumerate(steps)]
 
 
-async def join(app: Holdfast, payload: Mapping[str, Any], job: Context) -> None:
-    """Wait for the members of a group without holding a worker, then submit what follows them."""
+def step_field(number: int, field: str) -> str:
+    """Returns the name of a field of one step, as errors name it."""
+    return f"metadata.{THEN}[{number}].{field}"
+
+
+def next_job(app: Holdfast, job: Context) -> NewJob | None:
+    """Returns the job to be submitted when this one succeeds, if there is one. Dead: it could not be submitted."""
+    try:
+        steps = read_steps(job.metadata)
+        if not steps:
+            return None
+        rest = [_said(step) for step in steps[1:]]
+        return app.draft(*steps[0], key=f"{job.id}/then", metadata={THEN: rest})
+    except Invalid as error:
+        raise Dead(f"{error}; the handler was not run") from None
+
+
+async def wait_for_group(app: Holdfast, payload: Mapping[str, Any]) -> None:
+    """Returns when every member of a group has succeeded. Until then it holds no worker: Snooze."""
     tag = payload["tag"]
     if await app.count(JobFilter(tag=tag, states=(JobState.DEAD, JobState.CANCELLED))):
         raise Dead(f"not every job with the tag {tag} can succeed: replay those that are dead, then this one")
     if await app.count(JobFilter(tag=tag, states=(JobState.SUCCEEDED,))) < payload["members"]:
         raise Snooze(LOOK)
-    await _submit(app, payload["callback"], key=f"{job.id}/callback")
 
 
-async def _submit(app: Holdfast, step: Mapping[str, Any], **options: Any) -> None:
-    await app.enqueue(step["type"], step["payload"], **options)
+def _read_step(number: int, step: object) -> Step:
+    if not isinstance(step, dict):
+        raise Invalid(f"metadata.{THEN}[{number}]", step, 'give an object: {"type": …, "payload": {…}}')
+    for name in ("type", "payload"):
+        if name not in step:
+            raise Invalid(step_field(number, name), None, "give one", "is missing")
+    unknown = sorted(step.keys() - {"type", "payload"})
+    if unknown:
+        raise Invalid(step_field(number, unknown[0]), step[unknown[0]], "a step has type and payload", "is not known")
+    if not isinstance(step["payload"], dict):
+        raise Invalid(step_field(number, "payload"), step["payload"], "give an object: the arguments by name")
+    return step["type"], step["payload"]
 
 
 def _said(step: Step) -> dict[str, Any]:

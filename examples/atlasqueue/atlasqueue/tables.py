@@ -10,8 +10,10 @@ import asyncpg
 from holdfast import ConfigError, Holdfast
 
 _LOCK = 0x41515545  # two that migrate at once make the views one after another
-_VIEWS = """select array_agg(viewname || pg_get_viewdef((schemaname || '.' || viewname)::regclass) order by viewname)
-    from pg_views where schemaname = current_schema and viewname in ('jobs', 'idempotency_keys')"""
+_VIEWS = """select array_agg(viewname || pg_get_viewdef(view) || (select count(*) from pg_trigger where tgrelid = view)
+    order by viewname)
+    from (select viewname, (schemaname || '.' || viewname)::regclass as view from pg_views
+        where schemaname = current_schema and viewname in ('jobs', 'idempotency_keys')) v"""
 
 
 async def migrate(app: Holdfast) -> list[str]:
@@ -40,6 +42,7 @@ async def wipe(app: Holdfast) -> None:
     """Delete all jobs and keys, and the tables with them. What Redis still lists is refused when it is claimed."""
     link = await asyncpg.connect(app.settings.url)
     try:
-        await link.execute("drop view if exists jobs, idempotency_keys; drop schema if exists holdfast cascade")
+        await link.execute("""drop view if exists jobs, idempotency_keys; drop function if exists refuse_change;
+            drop schema if exists holdfast cascade""")
     finally:
         await link.close()

@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 
 from atlasqueue import canvas
 from atlasqueue.app import app
+from atlasqueue.worker.completion import ChainCompletion
 from atlasqueue.worker.limiter import Limiter
-from holdfast import ConfigError, Context, Holdfast, current_job
+from holdfast import ConfigError, Holdfast, current_job
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
 limiter = Limiter(app.settings.transport_url, app.settings.transport_key)
+completion = ChainCompletion(app)
 
 
 def register(job_type: str, *, per_second: float | None = None) -> Callable[[Handler], Handler]:
@@ -36,11 +38,11 @@ def register(job_type: str, *, per_second: float | None = None) -> Callable[[Han
 
         async def run(**payload: Any) -> Any:
             job = current_job()
+            follower = canvas.next_job(app, job)
             if per_second is not None:
                 await limiter.turn(job_type, per_second, job.id)
             result = await (handler(payload) if count == 1 else handler(payload, job))
-            await canvas.follow(app, job)
-            return result
+            return result if follower is None else await completion.complete(job, follower, result)
 
         app.task(job_type)(run)
         return handler
@@ -54,13 +56,14 @@ async def noop(payload: dict[str, Any]) -> None:
 
 
 @register(canvas.JOIN)
-async def join(payload: dict[str, Any], job: Context) -> None:
+async def join(payload: dict[str, Any]) -> None:
     """What waits for the members of a group."""
-    await canvas.join(app, payload, job)
+    await canvas.wait_for_group(app, payload)
 
 
 @app.lifespan
 @asynccontextmanager
-async def _limited(_: Holdfast) -> AsyncIterator[None]:
-    yield
+async def _connected(_: Holdfast) -> AsyncIterator[None]:
+    async with completion.opened():
+        yield
     await limiter.close()

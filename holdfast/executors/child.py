@@ -135,6 +135,8 @@ class _Handlers:
             arguments = task.bind(request.job.payload)
         except Invalid as error:
             return payload_refused(error)
+        except BaseException as error:  # annotations run the application's code
+            return outcome_of(error, task)
         self.busy = True
         try:
             value = self._call(task, request, arguments)
@@ -176,19 +178,39 @@ class _Handlers:
         if asyncio.iscoroutine(value):
             if self._loop is None:
                 self._loop = asyncio.Runner()
-            return self._loop.run(_alone(value), context=context)
+            ended: list[tuple[Any, BaseException | None]] = []
+            try:
+                self._loop.run(_alone(value, ended), context=context)
+            except (SystemExit, KeyboardInterrupt):
+                self._renew_loop()
+                raise
+            [(value, error)] = ended
+            if error is not None:
+                raise error
         return value
 
+    def _renew_loop(self) -> None:
+        """Drops the event loop. One of its tasks or callbacks has raised, and the handler may still be suspended."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.close()
 
-async def _alone(handler: Coroutine[Any, Any, Any]) -> Any:
-    """Await the handler, then cancel the tasks it left: the loop stands still between jobs, and so would they."""
+
+async def _alone(handler: Coroutine[Any, Any, Any], ended: list[tuple[Any, BaseException | None]]) -> None:
+    """Awaits the handler, then cancels the tasks it left: the loop stands still between jobs, and so would they.
+
+    Adds the value or the exception to ``ended``. asyncio looks at what a task returns or raises, and does not expect
+    that to raise.
+    """
     try:
-        return await handler
-    finally:
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        ended.append((await handler, None))
+    except BaseException as error:
+        ended.append((None, error))
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 def _find(reference: str, name: str, app: str | None) -> Task[..., Any]:

@@ -7,12 +7,21 @@ work as if the handler had been awaited; only its context variables are its own.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
+
+
+class Escaped(Exception):
+    """A handler raised GeneratorExit: as itself it would end the coroutine that runs the handler."""
+
+    def __init__(self, error: GeneratorExit) -> None:
+        super().__init__("GeneratorExit")
+        self.error = error
 
 
 @types.coroutine
@@ -23,9 +32,11 @@ def drive(
     called each time it comes to wait for something.
 
     Whatever the awaiting task throws in, ``CancelledError`` above all, is thrown into the coroutine. Nothing of
-    ``context`` is seen outside, and nothing that is set outside later is seen in it.
+    ``context`` is seen outside, and nothing that is set outside later is seen in it. Raises Escaped for a
+    GeneratorExit of the handler's own.
     """
     run = context.run
+    closing = False
     try:
         awaited = run(coroutine.send, None)
         while True:
@@ -37,7 +48,9 @@ def drive(
             try:
                 sent = yield awaited
             except GeneratorExit:
-                run(coroutine.close)
+                closing = True
+                with contextlib.suppress(BaseException):  # the handler may refuse to end
+                    run(coroutine.close)
                 raise
             except BaseException as error:  # handed on, not handled
                 thrown = error
@@ -45,3 +58,7 @@ def drive(
     except StopIteration as done:
         value: Value = done.value
         return value
+    except GeneratorExit as error:
+        if closing:
+            raise
+        raise Escaped(error) from None

@@ -15,6 +15,7 @@ from holdfast.job import Reason
 from holdfast.lifecycle import ERROR_LIMIT, Failed, Outcome, Snoozed, Succeeded
 from holdfast.signals import Dead, RetryAfter, Snooze
 from holdfast.task import RESULT_LIMIT, Task, encode_result
+from holdfast.values import check_span
 
 TRACEBACK_LIMIT = 16 * 1024
 """Bytes of a traceback that are kept: the last ones, where the error is."""
@@ -24,16 +25,36 @@ UNSTARTABLE_DELAY = timedelta(seconds=1)
 
 _FRAMES = 64
 _LEAVES = 3
+_LINKED = 100  # causes, contexts and members of groups that a traceback is written with
+
+# What an exception and its class really hold: their own __getattribute__ or properties may raise, or never end.
+_type_name = type.__dict__["__name__"].__get__
+_frames_of = BaseException.__dict__["__traceback__"].__get__
+_cause_of = BaseException.__dict__["__cause__"].__get__
+_context_of = BaseException.__dict__["__context__"].__get__
+_members_of = BaseExceptionGroup.__dict__["exceptions"].__get__
+_FOLLOWED = ("__getattribute__", "__cause__", "__context__")
 _OURS = f"{Path(__file__).parent.parent}{os.sep}"
 
 
 def outcome_of(error: BaseException, task: Task[..., Any] | None) -> Outcome:
-    """What an exception out of a handler means. ``task`` says which ones are worth another attempt; None: all are."""
+    """Returns the meaning of an exception out of a handler. Never raises.
+
+    ``task`` says which exceptions are worth another attempt; None: all are.
+    """
+    try:
+        return _meaning(error, task)
+    except BaseException as trouble:  # the exception's own attributes and the task's predicates are the application's
+        text = f"{describe(error)} (looking at it raised {describe(trouble)})"
+        return Failed(error=storable(text), traceback=trace(error))
+
+
+def _meaning(error: BaseException, task: Task[..., Any] | None) -> Outcome:
     match error:
         case Snooze(delay=delay):
-            return Snoozed(delay)
+            return Snoozed(check_span(delay, "delay"))
         case RetryAfter(delay=delay):
-            return Failed(error=describe(error), delay=delay)
+            return Failed(error=describe(error), delay=check_span(delay, "delay"))
         case Dead():
             return Failed(error=describe(error), reason=Reason.NON_RETRYABLE, retryable=False)
         case SystemExit():
@@ -60,14 +81,14 @@ def succeeded(task: Task[..., Any] | None, value: object, limit: int = RESULT_LI
     """
     try:
         return Succeeded(encode_result(value, limit) if task is None else task.encode_result(value, limit))
-    except Exception as error:  # encoding runs the application's code: models, __str__, properties
+    except BaseException as error:  # encoding runs the application's code: models, __str__, properties
         return Failed(error=describe(error), reason=Reason.RESULT, traceback=trace(error), retryable=False)
 
 
 def describe(error: BaseException) -> str:
     """``TypeName: message``, storable anywhere, at most ``ERROR_LIMIT`` characters. Never raises."""
     text = _headline(error)
-    if isinstance(error, BaseExceptionGroup):
+    if issubclass(type(error), BaseExceptionGroup):  # not isinstance: it asks the exception for its class
         leaves = list(_leaves(error, _LEAVES))
         text = "; ".join([text, *map(_headline, leaves)])
     return storable(text)
@@ -75,15 +96,38 @@ def describe(error: BaseException) -> str:
 
 def trace(error: BaseException) -> str | None:
     """The traceback from the first frame that is not ours, without local variables; None if there is no such frame."""
-    frames = _beyond_ours(error.__traceback__)
+    frames = _beyond_ours(_frames_of(error))
     if frames is None:
         return None
     try:
-        lines = traceback.TracebackException(type(error), error, frames, limit=-_FRAMES, compact=True).format()
-        text = "".join(lines)
-    except Exception as trouble:  # an exception's own attributes may raise
-        text = f"(the traceback cannot be shown: {type(trouble).__name__})"
-    return tail(text)
+        if _can_be_followed(error):
+            lines = traceback.TracebackException(type(error), error, frames, limit=-_FRAMES, compact=True).format()
+            return tail("".join(lines))
+    except BaseException:  # noqa: S110 - an exception's own attributes may raise: then it is shown without them
+        pass
+    stack = traceback.format_tb(frames, limit=-_FRAMES)
+    return tail("".join(["Traceback (most recent call last):\n", *stack, _headline(error)]))
+
+
+def _can_be_followed(error: BaseException) -> bool:
+    """Whether the exceptions linked to ``error`` are few, and none makes up its links while they are read."""
+    pending, seen = [error], {id(error)}
+    while pending:
+        each = pending.pop()
+        kind = type(each)
+        if any(getattr(kind, name) is not getattr(BaseException, name) for name in _FOLLOWED):
+            return False
+        linked = [_cause_of(each), _context_of(each)]
+        if issubclass(kind, BaseExceptionGroup):
+            if kind.exceptions is not BaseExceptionGroup.exceptions:
+                return False
+            linked += _members_of(each)
+        fresh = [link for link in linked if link is not None and id(link) not in seen]
+        seen.update(map(id, fresh))
+        pending += fresh
+        if len(seen) > _LINKED:
+            return False
+    return True
 
 
 def storable(text: str, limit: int = ERROR_LIMIT) -> str:
@@ -93,21 +137,21 @@ def storable(text: str, limit: int = ERROR_LIMIT) -> str:
 
 
 def _headline(error: BaseException) -> str:
-    name = type(error).__name__
+    name = _type_name(type(error))
     try:
-        message = str(error)[:ERROR_LIMIT]
-    except (Exception, SystemExit) as trouble:  # the application's __str__
-        return f"{name}: (its message cannot be shown: {type(trouble).__name__})"
+        message = str.__getitem__(str(error), slice(ERROR_LIMIT))  # of a subclass of str, too
+    except BaseException as trouble:  # the application's __str__
+        return f"{name}: (its message cannot be shown: {_type_name(type(trouble))})"
     return f"{name}: {message}" if message else name
 
 
-def _leaves(group: BaseExceptionGroup[BaseException], limit: int) -> Iterator[BaseException]:
+def _leaves(group: BaseException, limit: int) -> Iterator[BaseException]:
     """The first ``limit`` exceptions of a group that are no groups, without recursion: groups may be deep."""
-    pending = list(reversed(group.exceptions))
+    pending = list(reversed(_members_of(group)))
     while pending and limit:
         error = pending.pop()
-        if isinstance(error, BaseExceptionGroup):
-            pending.extend(reversed(error.exceptions))
+        if issubclass(type(error), BaseExceptionGroup):
+            pending.extend(reversed(_members_of(error)))
         else:
             limit -= 1
             yield error

@@ -26,7 +26,7 @@ def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int
     loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     threads, stuck = LoopThreads(), 0
     try:
-        worker = loop.run(_serve(app, settings, drain, threads))
+        worker = _run_to_end(loop, app, settings, drain, threads)
         stuck = worker.stuck
         left = threads.ended(_LAST_MOMENT) + worker.stuck_threads
         if left or stuck:
@@ -41,7 +41,28 @@ def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int
     return FINISHED if worker.supervised else 0
 
 
-async def _serve(app: Holdfast, settings: Settings, drain: bool, threads: LoopThreads) -> Worker:
+def _run_to_end(loop: asyncio.Runner, app: Holdfast, settings: Settings, drain: bool, threads: LoopThreads) -> Worker:
+    """Runs the worker to its end. An exit that a task or callback of a handler raises interrupts the event loop only.
+
+    Whoever awaits that task gets the exit too. Before the worker listens to signals, and once it has ended, it counts.
+    """
+    listening: asyncio.Future[asyncio.Task[Worker]] = loop.get_loop().create_future()
+    main = _serve(app, settings, drain, threads, listening)
+    while True:
+        try:
+            return loop.get_loop().run_until_complete(listening.result()) if listening.done() else loop.run(main)
+        except (SystemExit, KeyboardInterrupt):
+            if not listening.done() or listening.result().done():
+                raise
+
+
+async def _serve(
+    app: Holdfast,
+    settings: Settings,
+    drain: bool,
+    threads: LoopThreads,
+    listening: asyncio.Future[asyncio.Task[Worker]],
+) -> Worker:
     worker = Worker(app, settings=settings, drain=drain, supervised=is_supervised())
     loop = asyncio.get_running_loop()
     loop.set_default_executor(threads)
@@ -52,6 +73,9 @@ async def _serve(app: Holdfast, settings: Settings, drain: bool, threads: LoopTh
     for number in STOP_SIGNALS:
         # A supervisor hands every stop on as SIGTERM, and says itself what it was told.
         loop.add_signal_handler(number, worker.stop, "supervisor" if worker.supervised else number.name)
+    current = asyncio.current_task()
+    assert current is not None  # noqa: S101 - a coroutine that runs has a task
+    listening.set_result(current)
     with Overseen(worker.shift):
         async with app:
             await worker.run()

@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.errors import Invalid
 from holdfast.events import HandlerStart
 from holdfast.executors.command import run_command
-from holdfast.executors.coroutine import drive
+from holdfast.executors.coroutine import Escaped, drive
 from holdfast.executors.outcome import describe, outcome_of, payload_refused, succeeded
 from holdfast.executors.policy import COMMAND
 from holdfast.faults import point
@@ -101,11 +101,24 @@ class Runner:
                 await self._run(run, me)
             except BaseException as error:  # this runner ends, told to or of a bug
                 self._leave(run, error)
+                if isinstance(error, GeneratorExit):
+                    self._replace(me)
                 raise
             since_yield += 1
             if since_yield >= 50:  # handlers that never wait must not keep the fetcher and the settler from the loop
                 since_yield = 0
                 await asyncio.sleep(0)
+
+    def _replace(self, runner: asyncio.Task[None]) -> None:
+        """Starts another runner for one whose coroutine a handler has closed: its task knows nothing of that."""
+        if self._closing or not runner.get_loop().is_running():
+            return
+        self._runners.discard(runner)
+        runner.remove_done_callback(self._ended)
+        runner.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        runner.cancel()
+        self.resize(self._shift.settings.concurrency)
+        self._shift.rouse()
 
     def _leave(self, run: Run, error: BaseException) -> None:
         """A job whose runner is stopped is for another. One that meets a bug of ours pays an attempt: else it would
@@ -219,6 +232,8 @@ class Runner:
                 calling = self._calls.call(task, context, task.bind(job.payload))
         except Invalid as error:
             return payload_refused(error)
+        except BaseException as error:  # annotations run the application's code
+            return outcome_of(error, task)
         variables = contextvars.copy_context()
         variables.run(CURRENT.set, context)
         if run.span is not None:
@@ -233,6 +248,8 @@ class Runner:
             return outcome_of(error, task)  # the handler cancelled itself
         except Ran as ran:
             return ran.outcome
+        except Escaped as escaped:
+            return outcome_of(escaped.error, task)
         except Exception as error:
             return outcome_of(error, task)
         except GeneratorExit:

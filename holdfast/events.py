@@ -226,6 +226,20 @@ class TransportAway(Event, frozen=True, kw_only=True, gc=False):
     error: str
 
 
+class MalformedMessage(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A message in a transport that holds no job id. It was removed; at most ten a minute are reported."""
+
+    name: ClassVar[str] = "malformed_message"
+    level: ClassVar[str] = "warning"
+    place: str
+    queue: str
+    size: int  # characters
+    text: str  # its beginning, escaped
+    entry: str = ""  # its id in a stream
+    kept_in: str = ""  # the stream that it was moved to
+    unreported: int = 0  # since the last report
+
+
 class TransportBack(Event, frozen=True, kw_only=True, gc=False):
     """The transport is back, and carries what becomes ready."""
 

@@ -32,6 +32,13 @@ class JobsClaimed(Measure, frozen=True, kw_only=True, gc=False):
     late: Mapping[str, Sequence[float]]
 
 
+class MalformedReceived(Measure, frozen=True, kw_only=True, gc=False):
+    """Messages without a job id that a transport delivered."""
+
+    name: ClassVar[str] = "malformed_received"
+    count: int
+
+
 class BatchSettled(Measure, frozen=True, kw_only=True, gc=False):
     """A batch of settlements was answered. ``succeeded``: by task, the seconds of each job that ended well."""
 

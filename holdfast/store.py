@@ -375,6 +375,9 @@ class Transport(Protocol):
     async def done(self, deliveries: Sequence[Delivery]) -> None:
         """What these stood for is settled, or was none of ours."""
 
+    async def set_aside(self, deliveries: Sequence[Delivery]) -> str:
+        """Removes messages that hold no job id. Returns where they are kept for inspection; "" for nowhere."""
+
     async def give_back(self, deliveries: Sequence[Delivery]) -> None:
         """These are for somebody else, the first of them first."""
 

@@ -63,6 +63,12 @@ FAMILIES = (
     Family(
         name="lease_rejected_total", kind="counter", doc="Ids a transport delivered that could not be claimed any more."
     ),
+    Family(
+        name="transport_malformed_total",
+        kind="counter",
+        place="both",
+        doc="Messages without a job id that a transport delivered.",
+    ),
     Family(name="lease_lost_total", kind="counter", doc="Settlements that came too late: the job was somebody else's."),
     # ── the worker itself ──
     Family(name="worker_active_jobs", kind="gauge", doc="Handlers that run now."),

@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from holdfast.events import Event, Events, JobDead, JobFailed, LeaseLost, Subscriber, SweepComplete
-from holdfast.measures import BatchSettled, JobsClaimed, JobsSubmitted, LoopHeard, RequestAnswered, StoreAnswered
+from holdfast.measures import (
+    BatchSettled,
+    JobsClaimed,
+    JobsSubmitted,
+    LoopHeard,
+    MalformedReceived,
+    RequestAnswered,
+    StoreAnswered,
+)
 from holdfast.observe.catalogue import COUNTED, GAUGES
 from holdfast.observe.figures import Cap, Figures, Reading
 
@@ -33,6 +41,7 @@ class Metrics:
         heard: dict[type[Event], Subscriber] = {
             JobsSubmitted: self._submitted,
             JobsClaimed: self._claimed,
+            MalformedReceived: self._count_malformed,
             BatchSettled: self._settled,
             JobFailed: self._failed,
             JobDead: self._dead,
@@ -90,6 +99,11 @@ class Metrics:
             for queue, late in event.late.items():
                 counters["lease_acquired_total"].add(len(late))
                 self._histograms["job_lateness_seconds"].add_many(late, self._queue(queue))
+
+    def _count_malformed(self, event: Event) -> None:
+        assert isinstance(event, MalformedReceived)  # noqa: S101 - subscribed to nothing else
+        with self._figures.lock:
+            self._counters["transport_malformed_total"].add(event.count)
 
     def _settled(self, event: Event) -> None:
         assert isinstance(event, BatchSettled)  # noqa: S101 - subscribed to nothing else

@@ -7,20 +7,25 @@ import os
 import random
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.events import Event, TransportAway, TransportBack
-from holdfast.job import Delivery, Lease
+from holdfast.events import Event, MalformedMessage, TransportAway, TransportBack
+from holdfast.job import Delivery, Lease, parse_id
+from holdfast.measures import MalformedReceived
 from holdfast.store import EVERY_QUEUE, Transport
 
 T = TypeVar("T")
 
 _RETRY, _RETRY_MOST = 0.1, 5.0  # seconds between looks whether the transport is back, before jitter
 _PARTING = 1.0  # seconds that what is under way has to end
+_MAX_REPORTS, _REPORT_SPAN = 10, 60.0  # reports of malformed messages within so many seconds
+_MAX_TEXT = 80  # characters of a malformed message that are reported
+_MAX_ID = 64  # characters; no spelling of an id is longer
 
 
 class Away(Unavailable):
@@ -88,6 +93,8 @@ class Carrier:
         self.paused: frozenset[str] = frozenset()
         """Queues of which nothing can be claimed, as the latest claim knows."""
         self._emit = emit
+        self._reported: deque[float] = deque(maxlen=_MAX_REPORTS)  # instants of the latest reports
+        self._unreported = 0
         self._left_at = 0.0
         self._looking: asyncio.Task[None] | None = None
         self._listening: dict[asyncio.Task[None], asyncio.Event] = {}
@@ -158,7 +165,7 @@ class Carrier:
     async def _listen(self, queues: Sequence[str], timeout: float, stop: asyncio.Event) -> None:
         with suppress(Away):
             arriving = self.transport.listen(queues, closed=self.paused, timeout=timeout, stop=stop)
-            arrived = await self.reach(arriving)
+            arrived = await self.without_malformed(await self.reach(arriving))
             self.hand += arrived
             self.news = self.news or bool(arrived)
 
@@ -191,6 +198,41 @@ class Carrier:
         if hand:
             await self.attempt(self.transport.give_back(hand))
 
+    # ── malformed messages ────────────────────────────────────────────────────────────────────────────────────────
+    async def without_malformed(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Returns the deliveries that hold a job id; sets the others aside."""
+        await self.set_aside([each for each in deliveries if canonical_id(each) is None])
+        return [each for each in deliveries if canonical_id(each) is not None]
+
+    async def set_aside(self, malformed: Sequence[Delivery]) -> None:
+        """Removes messages that hold no job id, counts them and reports them."""
+        if not malformed:
+            return
+        kept_in = ""
+        with suppress(Away):  # a stream delivers them again
+            kept_in = await self.reach(self.transport.set_aside(malformed))
+        self._emit(MalformedReceived(count=len(malformed)))
+        for each in malformed:
+            self._report(each, kept_in)
+
+    def _report(self, delivery: Delivery, kept_in: str) -> None:
+        now = time.monotonic()
+        if len(self._reported) == _MAX_REPORTS and now - self._reported[0] < _REPORT_SPAN:
+            self._unreported += 1
+            return
+        self._reported.append(now)
+        event = MalformedMessage(
+            place=self.transport.place,
+            queue=delivery.queue,
+            size=len(delivery.job_id),
+            text=_excerpt(delivery.job_id),
+            entry=delivery.receipt,
+            kept_in=kept_in,
+            unreported=self._unreported,
+        )
+        self._unreported = 0
+        self._emit(event)
+
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────
     async def close(self) -> None:
         """Give back what is in hand, and let go of the transport."""
@@ -210,3 +252,15 @@ class Carrier:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
             await self.transport.close()
+
+
+def canonical_id(delivery: Delivery) -> str | None:
+    """The job id that a delivery holds, in its canonical form; None if it holds none."""
+    return parse_id(delivery.job_id) if len(delivery.job_id) <= _MAX_ID else None
+
+
+def _excerpt(text: str) -> str:
+    """The beginning of a text, with unprintable characters escaped."""
+    start = text[:_MAX_TEXT]
+    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in start)
+    return shown if len(text) <= _MAX_TEXT else shown + "…"

@@ -9,9 +9,9 @@ from datetime import timedelta
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.job import Claim, Delivered, Delivery, Job, parse_id
+from holdfast.job import Claim, Delivered, Delivery, Job
 from holdfast.store import EVERY_QUEUE, AnnouncingStore
-from holdfast.transports.carrier import Away, Carrier, InHand
+from holdfast.transports.carrier import Away, Carrier, InHand, canonical_id
 
 _ROUNDS = 20  # of receiving, in one claim
 _MANY = 500  # ids received at once where most of the last ones could not be claimed
@@ -42,6 +42,7 @@ class Claiming:
         self._taken: Counter[str] = Counter()
         self._left: list[Delivery] = []
         self._over: list[Delivery] = []  # they stand for nothing that can be claimed
+        self._malformed: list[Delivery] = []  # they hold no job id
         self._promoted: int | None = None
         self._last: Claim = Claim(jobs=[])
         self._quarantined = False
@@ -69,13 +70,17 @@ class Claiming:
             deliveries = await self._receive(many=many, first=turn == 0)
             if turn and not deliveries and not promoted:
                 return
-            over, paused = len(self._over), self._carrier.paused
+            useless, paused = self._useless, self._carrier.paused
             await self._claim(deliveries)
-            many = len(self._over) - over > len(deliveries) // 2
+            many = self._useless - useless > len(deliveries) // 2
             promoted = await self._promote()
             more = deliveries or not paused <= self._carrier.paused
             if not promoted and (self._room <= 0 or not more):
                 return
+
+    @property
+    def _useless(self) -> int:
+        return len(self._over) + len(self._malformed)
 
     @property
     def _room(self) -> int:
@@ -112,8 +117,10 @@ class Claiming:
         """Claim these by their ids, each id once; note what becomes of each delivery."""
         by_id: dict[str, Delivery] = {}
         for each in deliveries:
-            canonical = parse_id(each.job_id) if len(each.job_id) <= 64 else None
-            if canonical is None or canonical in by_id:
+            canonical = canonical_id(each)
+            if canonical is None:
+                self._malformed.append(each)
+            elif canonical in by_id:
                 self._over.append(each)
             else:
                 by_id[canonical] = each
@@ -165,3 +172,4 @@ class Claiming:
             await carrier.attempt(carrier.transport.give_back(self._left))
         if self._over:
             await carrier.attempt(carrier.transport.done(self._over))
+        await carrier.set_aside(self._malformed)

@@ -15,6 +15,11 @@ class Names(NamedTuple):
         """The key of what is ready in a queue."""
         return _of(self.key, queue)
 
+    @property
+    def malformed(self) -> str:
+        """The key of the stream of messages that held no job id."""
+        return f"{self.key}@malformed"
+
     def dead(self, queue: str) -> str:
         """The key of a queue's dead letters."""
         return _of(self.dead_key, queue)

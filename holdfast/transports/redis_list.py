@@ -17,6 +17,9 @@ class RedisList(RedisTransport):
     async def done(self, deliveries: Sequence[Delivery]) -> None:
         return
 
+    async def set_aside(self, deliveries: Sequence[Delivery]) -> str:
+        return ""
+
     async def touch(self, deliveries: Sequence[Delivery]) -> None:
         return
 

@@ -31,6 +31,10 @@ class RedisStream(RedisTransport):
     async def done(self, deliveries: Sequence[Delivery]) -> None:
         await self._run_on_receipts("done", deliveries)
 
+    async def set_aside(self, deliveries: Sequence[Delivery]) -> str:
+        await self._run_on_receipts("set_aside", deliveries)
+        return self.names.malformed
+
     async def touch(self, deliveries: Sequence[Delivery]) -> None:
         await self._run_on_receipts("touch", deliveries)
 
@@ -69,4 +73,5 @@ class RedisStream(RedisTransport):
 
 
 def _id(fields: Sequence[bytes]) -> str:
-    return text_of(dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id", b""))
+    """Field ``id`` of an entry; of another program's entry all its fields."""
+    return text_of(dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id", b" ".join(fields)))

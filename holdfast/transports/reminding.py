@@ -76,7 +76,7 @@ class Reminder:
     async def _recover(self) -> None:
         """Announce again what the dead had in hand and nobody has claimed."""
         carrier = self._carrier
-        deliveries = await carrier.reach(carrier.transport.recover())
+        deliveries = await carrier.without_malformed(await carrier.reach(carrier.transport.recover()))
         if not deliveries:
             return
         places = await self._store.places([each.job_id for each in deliveries])

@@ -10,9 +10,21 @@ import psycopg
 import pytest
 
 from holdfast import Context
+from holdfast.events import MalformedMessage
 from holdfast.job import JobState, Lease, Pulse, Reason
 from tests.support.redis import FLOORS, MAIN, Redis
-from tests.transports.support import Pairing, claim, ending, new_job, put, take, until, until_succeeded, working
+from tests.transports.support import (
+    Pairing,
+    Recorder,
+    claim,
+    ending,
+    new_job,
+    put,
+    take,
+    until,
+    until_succeeded,
+    working,
+)
 
 GROUP = "holdfast"
 PULSE = Pulse(worker="w", host="h", pid=1, queues="*", concurrency=1)
@@ -141,6 +153,55 @@ async def test_a_group_that_was_destroyed_is_made_again(stream: Pairing) -> None
         stream.execute("DEL", "s")
         await app.enqueue("work")
         await until(lambda: len(done) == 3, "the third")
+
+
+async def test_malformed_messages_are_kept_in_a_stream_aside(stream: Pairing) -> None:
+    async with stream.app() as app:
+        events = Recorder(app)
+        store = await app.opened()
+        stream.push("hello", "x" * 1_000_000)
+        stream.execute("XADD", "s", "*", "event", "user.created", "body", b"\xff")
+        stream.execute("XADD", "s", "*", *[word for n in range(500) for word in (f"name{n}", "value")])
+        assert await take(store, 100) == []
+
+        kept = [fields for _, fields in stream.entries("s@malformed")]
+        reports = events.of(MalformedMessage)
+        assert [each.pop(b"entry").decode() for each in kept] == [each.entry for each in reports]
+        assert [each.pop(b"queue") for each in kept] == [b"default"] * 4
+        assert kept == [
+            {b"id": b"hello"},
+            {b"id": b"x" * 65534},  # 64 KiB with the name
+            {b"event": b"user.created", b"body": b"\xff"},
+            {f"name{n}".encode(): b"value" for n in range(100)},
+        ]
+        assert {each.kept_in for each in reports} == {"s@malformed"}
+        assert (stream.entries("s"), stream.pending()) == ([], [])
+
+
+async def test_stream_of_malformed_messages_is_capped(stream: Pairing) -> None:
+    async with stream.app() as app:
+        stream.push(*[f"message {n}" for n in range(250)])
+        assert await take(await app.opened(), 500) == []
+
+        kept = [fields[b"id"].decode() for _, fields in stream.entries("s@malformed")]
+        assert kept == [f"message {n}" for n in range(150, 250)]
+
+
+async def test_malformed_message_of_a_dead_consumer_is_reported(stream: Pairing) -> None:
+    async with stream.app() as app:
+        events = Recorder(app)
+        store = await app.opened()
+        stream.push("hello")
+        with stream.server.client() as client:
+            client.xgroup_create("s", GROUP, "0")
+            client.xreadgroup(GROUP, "dead", {"s": ">"})
+        await asyncio.sleep(0.5)
+
+        await store.remind()
+
+        assert [each.text for each in events.of(MalformedMessage)] == ["hello"]
+        assert (stream.entries("s"), stream.pending()) == ([], [])
+        assert len(stream.entries("s@malformed")) == 1
 
 
 async def test_who_reads_the_dead_letters_by_a_group_goes_on(stream: Pairing) -> None:

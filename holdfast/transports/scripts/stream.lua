@@ -1,5 +1,7 @@
 local KIND = 'stream'
 local GROUP = 'holdfast'
+local MALFORMED = READY .. '@malformed'
+local KEPT, KEPT_BYTES, KEPT_TEXTS = 100, 65536, 200 -- messages, and of each so many bytes and names and values
 
 local function push(queue, from, to)
     for at = from, to do
@@ -11,7 +13,7 @@ local function value(fields)
     for at = 1, #fields, 2 do
         if fields[at] == 'id' then return fields[at + 1] end
     end
-    return ''
+    return table.concat(fields, ' ') -- another program's
 end
 
 -- Whether there is something to read, for our group too, which is made if need be.
@@ -55,6 +57,22 @@ local function drop(key, receipts)
         ask('XACK', key, GROUP, unpack(receipts))
         redis.call('XDEL', key, unpack(receipts))
     end
+end
+
+-- Moves a message that holds no id to a stream of its own, which is short, and its messages are cut.
+local function set_aside(queue, receipt)
+    local key = of(READY, queue)
+    local entry = redis.call('XRANGE', key, receipt, receipt)[1]
+    if entry then
+        local words, left = {'queue', queue, 'entry', receipt}, KEPT_BYTES
+        for at = 1, math.min(#entry[2], KEPT_TEXTS) do
+            local text = string.sub(entry[2][at], 1, left)
+            left = left - #text
+            words[#words + 1] = text
+        end
+        redis.call('XADD', MALFORMED, 'MAXLEN', KEPT, '*', unpack(words))
+    end
+    drop(key, {receipt})
 end
 
 -- A stream has no way back: they go to its end.

@@ -97,6 +97,10 @@ class NotFound(HoldfastError):
     code = "not_found"
 
 
+class InvalidId(Invalid, NotFound):
+    """Text that is no job's id. It is also a `NotFound`, since no job can have it."""
+
+
 class Conflict(HoldfastError):
     """The state of the thing does not allow what was asked.
 

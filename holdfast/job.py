@@ -118,6 +118,15 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def lease(self) -> Lease:
         return Lease(self.id, self.claims)
 
+    def arguments(self) -> dict[str, Any]:
+        """The payload's JSON values by name: what the handler is called with, before it is read by annotations."""
+        arguments: dict[str, Any] = msgspec.json.decode(self.payload)
+        return arguments
+
+    def return_value(self) -> Any:
+        """The result's JSON value; None before the job has succeeded. ``JobHandle.result`` gives the annotated type."""
+        return None if self.result is None else msgspec.json.decode(self.result)
+
     @property
     def failures(self) -> int:
         """Executions that failed: every counted attempt but one that is running or succeeded."""

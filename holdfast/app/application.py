@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from holdfast.app.blocking import Blocking, awaited
 from holdfast.app.bound import with_defaults
 from holdfast.app.handle import JobHandle
+from holdfast.app.references import canonical_id, check_selection, checked_filter
 from holdfast.app.registering import Register
 from holdfast.app.submitter import Draft, Submitter, batches, draft_job
 from holdfast.clock import Clock, SystemClock
@@ -33,7 +34,6 @@ from holdfast.job import (
     QueueInfo,
     Submitted,
     WorkerInfo,
-    parse_id,
 )
 from holdfast.lifecycle import check_replay
 from holdfast.log_lines import LogPage
@@ -259,41 +259,34 @@ class Holdfast(Register):
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
     def handle(self, job_id: str) -> JobHandle[Any]:
-        """A handle on a job by its id."""
-        return JobHandle(self, self._canonical(job_id))
+        """A handle on a job by its id. Raises `InvalidId` for text that is no id."""
+        return JobHandle(self, canonical_id(job_id))
 
     @awaited
     async def get(self, job_id: str) -> Job:
-        """A job by its id, or by ``key:NAME``; NotFound if there is none."""
+        """A job by its id, or by ``key:NAME``; NotFound if there is none, also for text that is no id."""
         return await self._get(job_id)
 
     async def _get(self, job_id: str) -> Job:
         store = await self.opened()
-        if job_id.startswith("key:"):
+        if str(job_id).startswith("key:"):
             job = await store.by_key(job_id.removeprefix("key:"))
         else:
-            job = await store.get(self._canonical(job_id))
+            job = await store.get(canonical_id(job_id))
         if job is None:
             raise NotFound(f"there is no job {job_id}")
         return job
-
-    @staticmethod
-    def _canonical(job_id: str) -> str:
-        canonical = parse_id(job_id)
-        if canonical is None:
-            raise Invalid("id", job_id, "give a job's id, or key: and its idempotency key")
-        return canonical
 
     @awaited
     async def find(self, where: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:
         """A page of jobs, newest first; ``page.cursor`` continues."""
         parse_count(limit, "limit", least=1, most=500, text=False)
-        return await (await self.opened()).find(where or JobFilter(), limit=limit, cursor=cursor)
+        return await (await self.opened()).find(checked_filter(where), limit=limit, cursor=cursor)
 
     @awaited
     async def count(self, where: JobFilter | None = None) -> int:
         """How many jobs match."""
-        return await (await self.opened()).count(where or JobFilter())
+        return await (await self.opened()).count(checked_filter(where))
 
     @awaited
     async def attempts(self, job_id: str) -> list[Attempt]:
@@ -382,7 +375,7 @@ class Holdfast(Register):
 
     async def cancel_one(self, job_id: str) -> JobState:
         """Cancel one job; its state then. NotFound, or Conflict if it has ended."""
-        operated = await (await self.opened()).cancel([job_id])
+        operated = await (await self.opened()).cancel(await self._ids(job_id))
         if operated.changed:
             return operated.changed[0][1]
         state = _refused_state(operated)
@@ -390,15 +383,16 @@ class Holdfast(Register):
 
     async def replay_one(self, job_id: str, *, force: bool = False) -> None:
         """Replay one job. NotFound, or Conflict where its state does not allow it."""
-        operated = await (await self.opened()).replay([job_id], force=force)
+        operated = await (await self.opened()).replay(await self._ids(job_id), force=force)
         if not operated.changed:
             check_replay(job_id, _refused_state(operated), force=force)
 
     async def _ids(self, selection: str | Selection) -> Selection:
         if isinstance(selection, JobFilter):
             return selection
+        check_selection(selection)
         asked = [selection] if isinstance(selection, str) else selection
-        return [(await self._get(each)).id if each.startswith("key:") else self._canonical(each) for each in asked]
+        return [(await self._get(each)).id if str(each).startswith("key:") else canonical_id(each) for each in asked]
 
     @awaited
     async def pause(self, queue: str) -> None:

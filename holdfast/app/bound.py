@@ -20,6 +20,7 @@ from holdfast.values import advised, check_tags
 
 if TYPE_CHECKING:
     from holdfast.app.application import Holdfast
+    from holdfast.config import Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,6 +86,8 @@ class BoundTask(Task[P, R], Generic[P, R]):
         run_at: an aware datetime, or RFC 3339 text with offset.
         key: an idempotency key: at most one job is created for it; key_for: it lives at least that long.
         connection: submit inside the transaction of this connection of yours, to the same database.
+
+        Raises `Invalid` at once for a value that is not valid.
         """
         draft = Draft(
             id=id,
@@ -100,7 +103,9 @@ class BoundTask(Task[P, R], Generic[P, R]):
             tags=check_tags(tags) if tags else (),
             metadata=metadata,
         )
-        return Prepared(self._app, self, draft, connection)
+        prepared = Prepared(self._app, self, draft, connection)
+        prepared.check()
+        return prepared
 
     @property
     def sync(self) -> Sync[P, R]:
@@ -111,7 +116,7 @@ class BoundTask(Task[P, R], Generic[P, R]):
 class Prepared(Generic[P, R]):
     """A task with options for its next jobs."""
 
-    __slots__ = ("_app", "_connection", "_draft", "_task", "_template")
+    __slots__ = ("_app", "_connection", "_draft", "_settings", "_task", "_template")
 
     def __init__(self, app: Holdfast, task: BoundTask[P, R], draft: Draft, connection: Any) -> None:
         self._app = app
@@ -119,15 +124,21 @@ class Prepared(Generic[P, R]):
         self._draft = draft
         self._connection = connection
         self._template: NewJob | None = None
+        self._settings: Settings | None = None  # those that the template was checked with
+
+    def check(self) -> NewJob:
+        """A job without arguments that carries the options. Raises `Invalid` where one is not valid."""
+        settings = self._app.settings
+        template = draft_job(self._task.name, "{}", with_defaults(self._draft, self._task), settings)
+        self._template, self._settings = template, settings
+        return template
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job with these arguments and options, not submitted yet."""
         payload = self._task.encode(args, kwargs, self._app.settings.payload_limit)
         template = self._template
-        if template is None:  # what is said about the jobs is checked once, not once a job
-            draft = with_defaults(self._draft, self._task)
-            self._template = template = draft_job(self._task.name, payload, draft, self._app.settings)
-            return template
+        if template is None or self._settings is not self._app.settings:  # checked once, not once a job
+            template = self.check()
         fresh = new_id() if self._draft.id is None else template.id
         return msgspec.structs.replace(template, id=fresh, payload=payload)
 

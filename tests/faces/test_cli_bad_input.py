@@ -186,7 +186,7 @@ def test_no_more_of_stdin_is_read_than_may_be_stored(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "kind"),
     [
-        (["show", "x"], 2, "Invalid"),
+        (["show", "x"], 2, "InvalidId"),
         (["show", "key:none"], 1, "NotFound"),
         (["status", "--url", "mysql://x"], 78, "ConfigError"),
         (["list", "--bogus"], 2, "NoSuchOption"),

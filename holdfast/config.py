@@ -130,7 +130,9 @@ class Settings(HttpSettings, MetricsSettings):
     grace = Setting(span("0s", "1d"), "30s", "How long a stopping worker lets running jobs finish.")
     retry = Setting(RETRY, Retry(), "When a failed attempt is tried again, for tasks that do not say.")
     max_attempts = Setting(unless("unlimited", count(1, 1_000_000)), 5, "Attempts of a job, for tasks that do not say.")
-    max_attempts_limit = Setting(count(1, 1_000_000), 25, "The highest number of attempts a submission may ask for.")
+    max_attempts_limit = Setting(
+        unless("unlimited", count(1, 1_000_000)), 25, "The highest number of attempts a submission may ask for."
+    )
     timeout = Setting(
         unless("none", span("1ms", "30d")), "none", "How long one attempt may take, for tasks that do not say."
     )

@@ -22,7 +22,7 @@ def conflicts(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]
         )
         yield ("beat", "lease"), problem
     attempts, limit = values["max_attempts"], values["max_attempts_limit"]
-    if attempts is not None and attempts > limit:
+    if attempts is not None and limit is not None and attempts > limit:
         yield (
             ("max_attempts", "max_attempts_limit"),
             f"max_attempts: {attempts} is over max_attempts_limit, {limit}; lower the one or raise the other",

@@ -45,12 +45,14 @@ if TYPE_CHECKING:
 
 _GROUP_MOST = 500  # jobs of lone submitters in one transaction
 _HALVED = 16  # jobs of lone submitters that are worth two transactions
+_ATTEMPTS_MOST = 1_000_000
 _ASKED_MOST = 100  # jobs that are asked for together: each may have a large payload
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a submitter may say about a job beside its task and payload. None: leave it to task and settings; for
-    ``max_attempts`` that is UNSET, and None (or the word "unlimited") is no limit."""
+    ``max_attempts`` that is UNSET, and None is no limit. The text "unlimited" is no limit either, where the setting
+    ``max_attempts_limit`` says so too."""
 
     id: str | None = None
     queue: str | None = None
@@ -105,11 +107,15 @@ def _checked_id(text: str) -> str:
 def _checked_attempts(asked: int | str | UnsetType | None, settings: Settings) -> int | None:
     if isinstance(asked, UnsetType):
         return settings.max_attempts
-    if asked is None or asked == "unlimited":
-        return None
     limit = settings.max_attempts_limit
-    if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= limit:
-        raise Invalid("max_attempts", asked, f'give a whole number from 1 to {limit}, or "unlimited"')
+    if asked is None or (asked == "unlimited" and limit is None):
+        return None
+    if asked == "unlimited":
+        remedy = f'give a whole number from 1 to {limit}, or set max_attempts_limit = "unlimited"'
+        raise Invalid("max_attempts", asked, remedy)
+    most, otherwise = (_ATTEMPTS_MOST, ', or "unlimited"') if limit is None else (limit, "")
+    if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= most:
+        raise Invalid("max_attempts", asked, f"give a whole number from 1 to {most}{otherwise}")
     return asked
 
 

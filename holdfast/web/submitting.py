@@ -83,7 +83,11 @@ SUBMISSION = Form(
         _field("key", _KEY, "An idempotency key; the header goes before it.", key, "welcome-42"),
         _field("key_for", _SPAN, "How long the key lives at least; it lives as long as its job's row anyway."),
         _field(
-            "max_attempts", _ATTEMPTS, 'Executions it may have, up to max_attempts_limit, or "unlimited".', _attempts, 5
+            "max_attempts",
+            _ATTEMPTS,
+            'Executions it may have, up to max_attempts_limit; "unlimited" if that setting is.',
+            _attempts,
+            5,
         ),
         _field(
             "timeout", {"type": ["number", "string"], "exclusiveMinimum": 0}, "What one attempt may take.", example=30
@@ -180,11 +184,11 @@ async def submit(call: Call) -> Answer:
 
 
 async def _submitted(app: Holdfast, new: NewJob) -> tuple[JobHandle[Any], Job]:
-    """Store the job, and see how it stands. One that was stored and cannot be seen is told as it was stored."""
+    """Store the job. Returns a new one as it was stored, although it may run already, and a known one as it is now."""
     for _ in range(_TRIES):
         handle = await app.submit(new)
         try:
-            return handle, await app.get(handle.id)
+            job = await app.get(handle.id)
         except NotFound:
             if handle.created:
                 return handle, as_stored(new, now_us=_now_us(app))
@@ -193,6 +197,8 @@ async def _submitted(app: Holdfast, new: NewJob) -> tuple[JobHandle[Any], Job]:
                 return handle, as_stored(new, now_us=_now_us(app))
             outcome = f"job {handle.id} is stored, but could not be read back"
             raise Unavailable(f"{outcome}: {error}", outcome=outcome) from None
+        else:
+            return handle, as_stored(new, now_us=job.created_at_us) if handle.created else job
     outcome = "the jobs that this key stood for were deleted one after the other while it was submitted"
     raise Unavailable(outcome, outcome=outcome)
 
@@ -275,8 +281,9 @@ OPERATIONS = (
         scope="submit",
         group="Jobs",
         summary="Submit a job",
-        doc="When the answer is there, the job is stored. A key that stands for a job already answers 200 with that "
-        "job, whatever the body says; with the setting `strict_idempotency` a different submission is a conflict.",
+        doc="When the answer is there, the job is stored. 201 shows it as it was stored, before any attempt. A key "
+        "that stands for a job already answers 200 with that job as it is now, whatever the body says; with the "
+        "setting `strict_idempotency` a different submission is a conflict.",
         handler=submit,
         headers=(_HEADER,),
         body=SUBMISSION,

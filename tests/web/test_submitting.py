@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -47,12 +48,47 @@ def test_every_option_is_stored_as_it_was_said(api: Api) -> None:
     assert {name: job[name] for name in kept} == {name: said[name] for name in kept}
     assert (job["status"], job["retry"]["delays"]) == ("scheduled", [1, 5, 25])
     assert job["run_at"] > job["created_at"]
-    again = api.submit(retry=job["retry"], run_at="2030-01-31T09:00:00+01:00", max_attempts="unlimited")
-    assert (again["retry"], again["run_at"], again["max_attempts"]) == (
-        job["retry"],
-        "2030-01-31T08:00:00.000000Z",
-        None,
-    )
+    again = api.submit(retry=job["retry"], run_at="2030-01-31T09:00:00+01:00")
+    assert (again["retry"], again["run_at"]) == (job["retry"], "2030-01-31T08:00:00.000000Z")
+
+
+@pytest.mark.rows("A110")
+def test_unlimited_attempts_are_refused_below_a_limit(api: Api) -> None:
+    problem = api.refused("POST", "/v1/jobs", 422, json={"type": "work", "payload": {}, "max_attempts": "unlimited"})
+    assert (problem["field"], problem["value"]) == ("max_attempts", "'unlimited'")
+    assert 'from 1 to 25, or set max_attempts_limit = "unlimited"' in problem["detail"]
+    assert api.count() == 0
+
+
+def test_unlimited_attempts_are_stored_without_a_limit(home: str) -> None:
+    with Api(home, max_attempts_limit="unlimited") as api:
+        assert api.submit(max_attempts="unlimited")["max_attempts"] is None
+        assert api.submit(max_attempts=26)["max_attempts"] == 26
+
+
+@pytest.mark.rows("A100")
+@pytest.mark.parametrize("said", [{}, {"key": "k", "priority": 3, "tags": ["t"]}])
+def test_201_shows_the_job_before_any_attempt(api: Api, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]) -> None:
+    submit = api.app.submit
+
+    async def claimed_at_once(*args: Any, **kwargs: Any) -> Any:
+        handle = await submit(*args, **kwargs)
+        store = await api.app.opened()
+        await store.claim("w", {"default": 1}, limit=1, lease_for=timedelta(seconds=30))
+        return handle
+
+    monkeypatch.setattr(api.app, "submit", claimed_at_once)
+    job = api.submit(**said)
+    now = api.get(f"/v1/jobs/{job['id']}")
+    assert (now["status"], now["attempts"]) == ("running", 1)
+    assert {name: job[name] for name in job if job[name] != now[name]} == {
+        "status": "queued",
+        "attempts": 0,
+        "claims": 0,
+        "worker": None,
+        "started_at": None,
+        "lease_until": None,
+    }
 
 
 def test_a_known_key_answers_200_with_the_first_job_whatever_the_body(api: Api) -> None:

@@ -80,9 +80,9 @@ class Application(Holdfast):
         await super().__aenter__()
         return self
 
-    def new_store(self) -> Any:
+    def new_store(self, patience: float | None = None) -> Any:
         """Another store at the same place."""
-        store = super().new_store()
+        store = super().new_store(patience)
         return store if self.meter is None else Metered(store, self.meter)
 
 

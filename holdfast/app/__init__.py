@@ -3,12 +3,14 @@
 application.py   Holdfast: tasks, submitting, reading, operating
 bound.py         a task that knows its application, so that it can be enqueued
 submitter.py     drafts become jobs; lone concurrent submitters share a transaction
+deadline.py      the same application with a deadline on its store, for the HTTP API
 handle.py        a submitted job, and its result
 blocking.py      the blocking face of all of these
 """
 
 from holdfast.app.application import Holdfast
 from holdfast.app.bound import BoundTask
+from holdfast.app.deadline import WithDeadline
 from holdfast.app.handle import JobHandle
 
-__all__ = ["BoundTask", "Holdfast", "JobHandle"]
+__all__ = ["BoundTask", "Holdfast", "JobHandle", "WithDeadline"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
@@ -82,6 +83,8 @@ class Holdfast(Register):
         self.middlewares: list[Middleware] = []
         self.lifespans: list[Callable[[Holdfast], AbstractAsyncContextManager[Any]]] = []
         self.providers: dict[type, Callable[[], Any]] = {}
+        self.views: weakref.WeakSet[Holdfast] = weakref.WeakSet()
+        """Those who use this application with a store of their own, which is closed with it."""
         self._store: Store | None = None
         self._making = threading.Lock()
         self._users = 0
@@ -109,9 +112,10 @@ class Holdfast(Register):
         await self._close()
 
     async def _close(self) -> None:
-        store, self._store = self._store, None
-        if store is not None:
-            await store.close()
+        for each in (self, *self.views):
+            store, each._store = each._store, None
+            if store is not None:
+                await store.close()
 
     @property
     def sync(self) -> Blocking:
@@ -134,10 +138,11 @@ class Holdfast(Register):
         """A call of the store's: awaited, or run as the store says where there is no event loop."""
         return await call if running_loop() is not None else self.block(call)
 
-    def new_store(self) -> Store:
-        """Another, unopened, store on the same jobs: for a thread that needs its own connection."""
+    def new_store(self, patience: float | None = None) -> Store:
+        """Another, unopened, store on the same jobs: for a thread that needs its own connection. ``patience``: seconds
+        a call of it takes at most, if not those of the application."""
         settings = self.settings
-        store = open_store(settings.url, now=self.now, patience=self.patience)
+        store = open_store(settings.url, now=self.now, patience=self.patience if patience is None else patience)
         if settings.transport == "none" or settings.transport_url is None:
             return timed(store, self.events)
         way = Way(settings.transport, settings.transport_url, settings.transport_key, settings.transport_dead_key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
+import weakref
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime, timedelta
 from typing import Any
@@ -34,13 +35,13 @@ class Hand:
     def __init__(self, app: Holdfast, activity: Activity, *, drain: bool = False) -> None:
         self._gate = Gate()
         self._app = own = copy.copy(app)
-        vars(own).update(_store=None, new_store=self._new_store)
+        vars(own).update(_store=None, views=weakref.WeakSet(), new_store=self._new_store)
         self._activity = activity
         self.worker = Worker(own, settings=own.settings, drain=drain)
         self.running = asyncio.create_task(self._run(), name=f"harness-{self.worker.id}")
 
-    def _new_store(self) -> Store:
-        return watched(Holdfast.new_store(self._app), self._activity, self._gate)
+    def _new_store(self, patience: float | None = None) -> Store:
+        return watched(Holdfast.new_store(self._app, patience), self._activity, self._gate)
 
     async def _run(self) -> None:
         try:
@@ -120,8 +121,8 @@ class Harness:
         self._entered = True
         return self
 
-    def _new_store(self) -> Store:
-        return watched(Holdfast.new_store(self.app), self._activity, Gate(), self._hope)
+    def _new_store(self, patience: float | None = None) -> Store:
+        return watched(Holdfast.new_store(self.app, patience), self._activity, Gate(), self._hope)
 
     def _hope(self) -> float | None:
         """How many real seconds the test may wait for a job: none to speak of, unless a worker is at it."""

@@ -27,6 +27,9 @@ def lent(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> Iterator[N
     Afterwards it is as it was before, and that store is gone: a file of its own, unless ``changed`` has a ``url``.
     """
     before = dict(vars(app))
+    stores = {view: vars(view)["_store"] for view in app.views}
+    for view in stores:
+        vars(view)["_store"] = None
     with tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder:
         own = {"url": f"sqlite:///{Path(folder) / 'jobs.db'}", "transport": "none"}
         settings = app.settings.but(**({} if "url" in changed else own), **changed)
@@ -35,7 +38,9 @@ def lent(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> Iterator[N
         try:
             yield
         finally:
-            drive(_close(app))
+            for each in (app, *app.views):
+                drive(_close(each))
+                vars(each)["_store"] = stores.get(each)
             vars(app).clear()
             vars(app).update(before)
 

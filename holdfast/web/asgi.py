@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
-from holdfast.app import Holdfast
+from holdfast.app import Holdfast, WithDeadline
 from holdfast.errors import Unavailable
 from holdfast.events import RequestFailed, StoreTrouble
 from holdfast.redaction import Redaction
@@ -78,10 +78,11 @@ _SECURE = (
 
 
 def asgi(app: Holdfast) -> Api:
-    """The HTTP API of this application, to be served, or mounted in any ASGI application.
+    """Returns the HTTP API of this application, to be served, or mounted in any ASGI application.
 
-    Served by itself it opens the application at the start and closes it at the end, unless somebody else has it open.
-    Mounted, nobody tells it of a start: the first request opens the store, and closing it is the outer application's.
+    It has a store of its own, whose calls have a deadline; the application stays as it is. Served by itself it opens
+    this store at the start and closes it at the end. Mounted, it opens the store with the first request; closing the
+    application closes it.
     """
     return Api(app)
 
@@ -90,14 +91,14 @@ class Api:
     """Made by ``asgi``."""
 
     def __init__(self, app: Holdfast, *, checks_hosts: bool = False) -> None:
-        self._app = app
+        self.app = app = WithDeadline(app, _PATIENCE)
+        """The application with the store of this API, for routes beside it."""
         self._gate = Gate(app, checks_hosts=checks_hosts)
         self._audit = Audit(app)
         self._redaction = Redaction(app.settings.redacted)
         self._meter = Meter(app)
         self._troubles: set[str] = set()
         self._troubles_until = 0.0
-        app.patience = _PATIENCE
         self._routes = Routes(OPERATIONS)
         self._fleet = Fleet(app)
         self._feeds = Feeds(app)
@@ -133,13 +134,13 @@ class Api:
     async def _send(self, send: Send, request: Request, answer: Answer) -> None:
         await send(_start(request, answer))
         if isinstance(answer, Streamed):
-            await send_stream(send, request, answer, 2 * self._app.settings.body_timeout.total_seconds())
+            await send_stream(send, request, answer, 2 * self.app.settings.body_timeout.total_seconds())
         else:
             await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else answer.body})
 
     async def _spanned(self, scope: Mapping[str, Any], request: Request) -> Answer:
         """The answer; where there are traces, within a span, but for what probes ask."""
-        spans = self._app.spans
+        spans = self.app.spans
         if spans is None or request.segments[0] != "v1":
             return await self._answered(scope, request)
         with spans.request(request.method, request.headers) as told:
@@ -169,7 +170,7 @@ class Api:
         request.template = operation.path
         caller = self._gate.admit(request, operation)
         call = Call(
-            app=self._app,
+            app=self.app,
             caller=caller,
             meter=self._meter,
             hall=self._hall(),
@@ -215,7 +216,7 @@ class Api:
             call.body = await self._body(call.request, operation, operation.body)
 
     async def _body(self, request: Request, operation: Operation, form: Form) -> Mapping[str, Any]:
-        settings = self._app.settings
+        settings = self.app.settings
         limit = settings.payload_limit * (_BATCH if operation.batch else _SINGLE)
         if operation.results:
             limit = max(limit, settings.result_limit * _SINGLE)
@@ -232,28 +233,28 @@ class Api:
         return hall
 
     def _tell_failure(self, request: Request, error: Exception) -> None:
-        if self._app.events.listens(RequestFailed):
+        if self.app.events.listens(RequestFailed):
             text = "".join(traceback.format_exception(error))
             path = "/" + "/".join(request.segments)
-            self._app.events.emit(
+            self.app.events.emit(
                 RequestFailed(request_id=request.id, method=request.method, path=path[:200], error=text)
             )
 
     def _tell_trouble(self, request: Request, error: str) -> None:
         """Say that the store is away: not for every request, for there may be thousands."""
-        now = self._app.clock.monotonic()
+        now = self.app.clock.monotonic()
         if now >= self._troubles_until:
             self._troubles_until = now + _SPELL
             self._troubles.clear()
         if error not in self._troubles and len(self._troubles) < _TROUBLES_MOST:
             self._troubles.add(error)
-            self._app.events.emit(StoreTrouble(service="api", error=error, retry_in=RETRY_AFTER, request_id=request.id))
+            self.app.events.emit(StoreTrouble(service="api", error=error, retry_in=RETRY_AFTER, request_id=request.id))
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         try:
-            await self._app.__aenter__()
+            await self.app.__aenter__()
         except Unavailable:
             entered = False  # requests are answered 503, and the first that finds the store opens it
         except Exception as error:
@@ -264,9 +265,9 @@ class Api:
         await send({"type": "lifespan.startup.complete"})
         await receive()
         if entered:
-            await self._app.__aexit__()
+            await self.app.__aexit__()
         else:
-            await self._app.close()
+            await self.app.close()
         await send({"type": "lifespan.shutdown.complete"})
 
 

@@ -97,8 +97,13 @@ async def serving(
     _check_exposure(settings, exposed=exposed)
     server_for = _server_maker(settings)
     with contextlib.closing(_listening(settings)) as listener:
-        server = server_for(Api(app, checks_hosts=True) if site is None else site)
-        async with watched_loop(app.events), settings_watched(app), _held_open(app):
+        if site is None:
+            site = api = Api(app, checks_hosts=True)
+            held = _held_open(api.app)
+        else:
+            held = _held_open(app)
+        server = server_for(site)
+        async with watched_loop(app.events), settings_watched(app), held:
             serving = Serving(server, _address(settings, listener), listener)
             app.events.emit(
                 ApiStarted(

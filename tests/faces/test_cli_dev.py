@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +20,7 @@ from holdfast.cli.develop import Watcher
 from tests.faces.cli import JOBS, Cli
 
 _DEADLINE = 40.0
+_ANSWERED, _LATE = 2.0, 1.0  # seconds the API has for an answer, and what a busy machine adds
 _BROKEN_LIFE = """
 from contextlib import asynccontextmanager
 
@@ -129,6 +132,20 @@ def test_dev_without_an_application_stays_up(cli: Cli) -> None:
         assert client.get("/v1/queues").json() == {"queues": []}
         assert _result(client, "command", argv=["true"])["exit_code"] == 0
         assert dev.ends(signal.SIGTERM) == 0
+
+
+def test_dev_answers_503_while_its_store_is_locked(cli: Cli) -> None:
+    with Dev(cli, "--app", cli.write_jobs()) as dev, dev.client() as client:
+        assert _result(client, "mail.send", to="a") == "sent to a"
+        other = sqlite3.connect(cli.folder / "holdfast.db", isolation_level=None)
+        other.execute("begin immediate")
+        began = time.monotonic()
+        answer = client.post("/v1/jobs", json={"type": "mail.send", "payload": {"to": "b"}})
+        assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+        assert time.monotonic() - began < _ANSWERED + _LATE
+        other.execute("rollback")
+        other.close()
+        assert _result(client, "mail.send", to="c") == "sent to c"
 
 
 def test_dev_starts_anew_with_changed_code_and_survives_broken_code(cli: Cli) -> None:

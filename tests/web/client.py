@@ -28,9 +28,9 @@ class Api:
     """Asks, and checks what holds for every answer: no error of ours, a problem document where it is a refusal."""
 
     def __init__(self, url: str, *, hurried: bool = False, **settings: Any) -> None:
-        self.app = Holdfast(url, **settings)
         self._runner = asyncio.Runner()
-        self.served = asgi(self.app)
+        self.served = asgi(Holdfast(url, **settings))
+        self.app = self.served.app
         if not hurried:  # a machine that others use, too, is slow, and no test but those of time is to fail for it
             self.app.patience = 20.0
         self._client = httpx.AsyncClient(transport=httpx.ASGITransport(self.served), base_url="http://api")

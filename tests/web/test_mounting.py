@@ -62,18 +62,39 @@ async def _lifespan(api: Any) -> tuple[list[str], asyncio.Event, asyncio.Task[No
     return said, end, task
 
 
-def test_served_by_itself_it_opens_and_closes_the_application(home: str) -> None:
-    app = Holdfast(home)
+def test_lifespan_opens_and_closes_the_store(home: str) -> None:
+    api = asgi(Holdfast(home))
 
     async def use() -> None:
-        said, end, task = await _lifespan(asgi(app))
+        said, end, task = await _lifespan(api)
         assert said == ["lifespan.startup.complete"]
-        store = await app.opened()
+        store = await api.app.opened()
         end.set()
         await task
         assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-        assert await app.opened() is not store  # the first was let go of
+        assert await api.app.opened() is not store
+        await api.app.close()
+
+
+def test_api_leaves_the_deadline_of_its_application_alone(home: str) -> None:
+    app = Holdfast(home)
+    api = asgi(app)
+    assert (app.patience, api.app.patience) == (None, 1.5)
+    assert app.new_store() is not api.app.new_store()
+
+
+def test_closing_the_application_closes_the_store_of_its_api(home: str) -> None:
+    app = Holdfast(home)
+    api = asgi(app)
+
+    async def use() -> None:
+        async with app:
+            store = await api.app.opened()
+            assert store is not await app.opened()
+        assert await api.app.opened() is not store
         await app.close()
+
+    asyncio.run(asyncio.wait_for(use(), 50))
 
     asyncio.run(asyncio.wait_for(use(), 50))
 

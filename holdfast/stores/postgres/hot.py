@@ -102,7 +102,7 @@ class Hot:
             self.ready(queue, first)
         topics = {f"queue:{queue}" for queue in firsts}
         if heard:
-            self._news.tell_here(topics)
+            self._news.came_along(topics)
         else:
             self._news.tell(topics, ended)
 

@@ -2,10 +2,10 @@
 
 In this process waiters are called directly. In others: by NOTIFY. In the submitting transaction it takes a lock that
 all transactions with news share until they are committed. So only a lone job takes its news along, where its process
-had none for ``SPARSE`` seconds, and is heard of as it is committed. All others go after the commit, on a connection of
-their own: a few at once and then, under load, no more than ``RATE`` a second; what happened meanwhile goes together. A
-NOTIFY that is lost costs one poll. One channel carries what workers wait for, the other the endings of jobs, heard only
-where they are awaited.
+had none for ``SPARSE`` seconds, and is heard of as it is committed. All other notifications are sent after the commit,
+on a connection of their own: one at a time, ``INTERVAL`` seconds apart, and further apart where the server is slow.
+Topics that come meanwhile share the next one. A NOTIFY that is lost costs one poll. One channel carries what workers
+wait for, the other the endings of jobs, heard only where they are awaited.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from holdfast.stores.hearing import PROOF, PROVEN_IN, Hearing
 from holdfast.stores.postgres.links import Connection, Links
 from holdfast.stores.postgres.statements import Query
 
-RATE = 20.0  # notifications a second and channel that a busy process sends
-SPARSE = 0.02  # seconds without news, after which the next goes at once
-_BURST = 10.0  # and how many it may send at once before that
+INTERVAL = 0.002  # seconds between two notifications of a process on a channel, at least,
+SLOWDOWN = 3.0  # and so many times as long as a notification takes, which is long where the server is busy
+SPARSE = 0.02  # seconds without news, after which the next lone job takes its own along
 _PAYLOAD = 7900  # bytes; PostgreSQL takes 7,999
 _NAMED_MOST = 150  # endings told by name; more do not fit, and are told as some
 
@@ -61,12 +61,13 @@ class News(Hearing):
         """Something was committed that these topics stand for, and these jobs have ended."""
         ready = set(topics)
         endings = {f"job:{job_id}" for job_id in ended} if len(ended) <= _NAMED_MOST else {"job:*"}
-        self.tell_here(ready | endings)
+        self.waiters.tell(ready | endings)
         self._voices["ready"].say(ready)
         self._voices["ended"].say(endings)
 
-    def tell_here(self, topics: Iterable[str]) -> None:
-        """The same to this process alone: the others have heard."""
+    def came_along(self, topics: Iterable[str]) -> None:
+        """A transaction was committed that took these topics along."""
+        self._voices["ready"].arrived()
         self.waiters.tell(topics)
 
     def along(self, topic: str) -> dict[str, str]:
@@ -125,7 +126,8 @@ class News(Hearing):
 
 
 class _Voice:
-    """Sends what one channel's listeners want to know, a few at once and then at a bounded rate."""
+    """Notifier of one channel: one notification in flight, at bounded intervals; topics that come meanwhile share the
+    next."""
 
     def __init__(self, links: Links, channel: str, name: str, coarse: str) -> None:
         self._links = links
@@ -133,53 +135,53 @@ class _Voice:
         self._name = name
         self._coarse = coarse  # said where there is more news than fits
         self._pending: set[str] = set()
-        self._allowance = _BURST
-        self._allowed_at = time.monotonic()
-        self._news_at = -SPARSE
+        self._sent_at = self._news_at = -SPARSE
+        self._took = self._took_before = 0.0
         self._saying: asyncio.Task[None] | None = None
 
     def along(self, topic: str) -> dict[str, str]:
-        if self._saying is not None or not self._is_sparse():
+        """Channel and payload for the transaction of a lone job; empty if it should be notified of after the commit."""
+        news_before, self._news_at = self._news_at, time.monotonic()
+        if self._saying is not None or self._news_at - news_before < max(SPARSE, self._interval):
             return {}
+        self._sent_at = self._news_at
         return {"channel": self._channel, "news": f"{self._name}\n{topic}"}
 
-    def _is_sparse(self) -> bool:
-        before, self._news_at = self._news_at, time.monotonic()
-        return self._news_at - before >= SPARSE
+    def arrived(self) -> None:
+        """Records how long the notification sent last took."""
+        self._took_before, self._took = self._took, time.monotonic() - self._sent_at
+
+    @property
+    def _interval(self) -> float:
+        """Seconds between two notifications. One that was slow by itself changes nothing."""
+        return max(INTERVAL, SLOWDOWN * min(self._took, self._took_before))
 
     def say(self, topics: set[str]) -> None:
+        """Notify of these topics soon."""
         if not topics:
             return
+        self._news_at = time.monotonic()
         self._pending |= topics
-        if self._is_sparse():
-            self._allowance = max(self._allowance, 1.0)
         if self._saying is None:
             self._saying = asyncio.create_task(self._say(), name=f"holdfast-notify-{self._channel}")
 
     async def flush(self) -> None:
         while (saying := self._saying) is not None:
-            self._allowance = max(self._allowance, 1.0)
             await asyncio.shield(saying)
 
     async def _say(self) -> None:
         try:
             while self._pending:
-                if (pause := self._pause()) > 0:
+                if (pause := self._sent_at + self._interval - time.monotonic()) > 0:
                     await asyncio.sleep(pause)
                 topics, self._pending = self._pending, set()
                 text = "\n".join(topics)
                 if len(text) > _PAYLOAD or len(text.encode()) > _PAYLOAD:
                     text = self._coarse
+                self._sent_at = time.monotonic()
                 await self._links.fetch(_NOTIFY, channel=self._channel, payload=f"{self._name}\n{text}")
+                self.arrived()
         except HoldfastError:
             self._pending.clear()  # a hint that is lost costs one poll; the calls that matter say what is wrong
         finally:
             self._saying = None
-
-    def _pause(self) -> float:
-        """Seconds until the next one may be sent."""
-        now = time.monotonic()
-        self._allowance = min(_BURST, self._allowance + (now - self._allowed_at) * RATE)
-        self._allowed_at = now
-        self._allowance -= 1.0
-        return 0.0 if self._allowance >= 0 else -self._allowance / RATE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import urllib.request
@@ -93,6 +94,31 @@ def test_j44_a_payload_is_kept_byte_for_byte(atlas: Atlas, api: Instance) -> Non
         assert atlas.row(job_id)["payload"] == text
     value = b'{"job_type": "email.send", "payload": {"b":1,  "a" : 2e400}}'
     assert api.ask("POST", "/jobs", value).document["payload"] == '{"b":1,  "a" : 2e400}'
+
+
+@pytest.mark.rows("J36", "J43", "J46", "J66")
+def test_submission_accepts_names_in_camel_case(api: Instance) -> None:
+    camel = b'{"jobType": "email.send", "payload": {"b":1,  "a" : 2e400}, "maxAttempts": 7, "idempotencyKey": "k1"}'
+    said = api.ask("POST", "/jobs", camel)
+    assert said.status == 201
+    job = {name: said.document[name] for name in ("job_type", "payload", "max_attempts", "idempotency_key")}
+    assert job == {
+        "job_type": "email.send",
+        "payload": '{"b":1,  "a" : 2e400}',
+        "max_attempts": 7,
+        "idempotency_key": "k1",
+    }
+    both = b'{"jobType": "email.send", "job_type": "email.send", "idempotencyKey": "k1", "idempotency_key": "k1"}'
+    assert api.ask("POST", "/jobs", both).document == said.document
+    for snake, camel_name, values in (
+        ("job_type", "jobType", ["a", "b"]),
+        ("max_attempts", "maxAttempts", [1, 2]),
+        ("idempotency_key", "idempotencyKey", ["a", "b"]),
+    ):
+        body = {"job_type": "email.send", snake: values[0], camel_name: values[1]}
+        refused = api.ask("POST", "/jobs", json.dumps(body).encode())
+        assert refused.status == 422
+        assert refused.document["error"].startswith(f"{snake}, {camel_name}: {values!r} differ; give one")
 
 
 REFUSED: dict[str, tuple[bytes, int, str]] = {

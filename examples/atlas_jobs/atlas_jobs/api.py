@@ -39,6 +39,10 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True):
     idempotency_key: str | None = None
 
 
+_CAMEL = {"jobType": "job_type", "maxAttempts": "max_attempts", "idempotencyKey": "idempotency_key"}
+"""Other names of the fields, as the original's clients may write them."""
+
+
 def site(app: Holdfast) -> Starlette:
     """The ASGI application."""
     routes = _Routes(app)
@@ -64,7 +68,7 @@ class _Routes:
         self.holdfast = asgi(app)
 
     async def submit(self, request: Request) -> Response:
-        wanted = msgspec.json.decode(await _body(request), type=Wanted)
+        wanted = _wanted(await _body(request))
         header = request.headers.get("Idempotency-Key")
         options: dict[str, Any] = {"key": wanted.idempotency_key if header is None else header}
         if wanted.max_attempts is not None:
@@ -128,6 +132,19 @@ async def _body(request: Request) -> bytes:
     except TimeoutError:
         raise HTTPException(408, f"body: send it within {_PATIENCE:g} s", {"connection": "close"}) from None
     return bytes(body)
+
+
+def _wanted(body: bytes) -> Wanted:
+    """Returns a submission. Its fields may have their names in camel case."""
+    said = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    for camel, snake in _CAMEL.items():
+        if camel not in said:
+            continue
+        value = said.pop(camel)
+        both = [msgspec.json.decode(each) for each in (said.setdefault(snake, value), value)]
+        if both[0] != both[1]:
+            raise Invalid(f"{snake}, {camel}", both, "give one of the two", "differ")
+    return msgspec.json.decode(msgspec.json.encode(said), type=Wanted)
 
 
 def _answer(status: int, document: Any, headers: Mapping[str, str] | None = None) -> Response:

@@ -12,16 +12,21 @@ import sys
 import time
 import urllib.request
 from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.examples.common import PATIENCE, asked
-from tests.examples.delayed_support import SECOND, Delayed
+from tests.examples.common import PATIENCE, asked, until
+from tests.examples.delayed_support import LEADER, SECOND, Delayed
 from tests.examples.programs import ROOT
+from tests.support.redis import Redis
 
 pytestmark = pytest.mark.timeout(400)
 
 HOUR = 3600 * SECOND
+HAND = "01M7ZACGDME0081YPRH2P9N50S"
 CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
@@ -53,17 +58,35 @@ def test_d15_d16_d32_d34_d36_d37_d45_d47_a_job_waits_in_the_sorted_set_by_its_du
         assert server.ask(f"/jobs/{job_id}") == (200, expected | {"pickupTime": None, "attempts": 0})
 
 
+MEANT = 1_795_273_740_000_000
 REFUSED = {
-    "no JSON": (b"hello", 400, "body"),
-    "no payload": ({"delay": 1}, 400, "payload"),
-    "an unknown field": ({"payload": 1, "due": 1}, 400, "due"),
-    "milliseconds": ({"payload": 1, "dueTime": 1_795_273_740_000}, 422, "dueTime"),
-    "both times": ({"payload": 1, "dueTime": 1_795_273_740_000_000, "delay": 1}, 422, "delay"),
-    "too far": ({"payload": 1, "dueTime": 10**18}, 422, "dueTime"),
-    "back in time": ({"payload": 1, "delay": -1}, 422, "delay"),
-    "too large": ({"payload": "x" * 300_000}, 413, "payload"),
-    "far too large": (b"x" * 1_100_000, 413, "body"),
+    "no JSON": (b"hello", 422, "body", ""),
+    "no object": (b"[1]", 422, "body", ""),
+    "no payload": ({"delay": 1}, 422, "payload", "is missing"),
+    "an unknown field": ({"payload": 1, "due": 1}, 422, "due", "payload, dueTime, delay"),
+    "text as time": ({"payload": 1, "dueTime": "tomorrow"}, 422, "dueTime", "is not a number"),
+    "seconds": ({"payload": 1, "dueTime": MEANT // 10**6}, 422, "dueTime", f"is in seconds; {MEANT}"),
+    "seconds with a fraction": ({"payload": 1, "dueTime": 1_795_273_740.5}, 422, "dueTime", "1795273740500000"),
+    "milliseconds": ({"payload": 1, "dueTime": MEANT // 1000}, 422, "dueTime", f"is in milliseconds; {MEANT}"),
+    "nanoseconds": ({"payload": 1, "dueTime": MEANT * 1000}, 422, "dueTime", f"is in nanoseconds; {MEANT}"),
+    "a fraction": ({"payload": 1, "dueTime": MEANT + 0.5}, 422, "dueTime", "a whole number"),
+    "no unit at all": ({"payload": 1, "dueTime": 10**30}, 422, "dueTime", "a whole number"),
+    "both times": ({"payload": 1, "dueTime": MEANT, "delay": 1}, 422, "dueTime, delay", "give one of the two"),
+    "back in time": ({"payload": 1, "delay": -1}, 422, "delay", ""),
+    "a delay in words": ({"payload": 1, "delay": "5m"}, 422, "delay", "is not a number"),
+    "seconds below none": ({"payload": {"seconds": -1}}, 422, "payload.seconds", "from 0 to 3600"),
+    "seconds without end": ({"payload": {"seconds": 10**9}}, 422, "payload.seconds", "from 0 to 3600"),
+    "seconds in words": ({"payload": {"seconds": "2"}}, 422, "payload.seconds", "from 0 to 3600"),
+    "too large": ({"payload": "x" * 300_000}, 413, "payload", ""),
+    "far too large": (b"x" * 1_100_000, 413, None, ""),
 }
+"""Each body with the status of its answer, the field that is named, and words of the detail."""
+PROBLEM = {"type", "title", "status", "detail", "code", "request_id"}
+
+
+def _is_problem(document: Any, status: int) -> bool:
+    """Whether this is an error as every route of the port answers it, whoever serves it."""
+    return bool(document.keys() >= PROBLEM and document["status"] == status)
 
 
 def test_d34_d35_d37_d46_the_same_twice_is_two_jobs_and_what_is_wrong_is_none(delayed: Delayed) -> None:
@@ -74,21 +97,58 @@ def test_d34_d35_d37_d46_the_same_twice_is_two_jobs_and_what_is_wrong_is_none(de
             ids.append(server.schedule("the same", dueTime=due))
             time.sleep(0.002)
         assert sorted(set(ids)) == ids
-        for what, (body, status, named) in REFUSED.items():
+        for what, (body, status, named, words) in REFUSED.items():
             try:
                 answered, document = server.ask("/jobs", body)
             except OSError:  # it answered, and hung up on a body it does not want
                 assert what == "far too large"
             else:
-                assert (answered, named in document["error"]) == (status, True), (what, document)
-        assert server.ask("/jobs/01ARZ3NDEKTSV4RRFFQ69G5FAV")[0] == 404
-        assert server.ask("/jobs/nobody")[0] == 422
-        assert server.ask("/elsewhere")[0] == 404
-        text = urllib.request.Request(server.url + "/jobs", b'{"payload": 1}')  # noqa: S310 - as a form of a foreign page would
-        assert asked(text)[0] == 415
+                assert (answered, document.get("field")) == (status, named), (what, document)
+                assert _is_problem(document, status)
+                assert all(each in document["detail"] for each in words.split("; ")), (what, document)
         assert server.ask("/v1/jobs/" + ids[0])[1]["status"] == "scheduled"
         assert server.ask("/health") == (200, {"status": "ok", "service": "delayed-queue"})
         assert delayed.places() == {"jobs": ids, "dueJobs": [], "unackedJobs": []}
+
+
+@pytest.mark.rows("D37")
+def test_every_error_on_the_port_has_one_format(delayed: Delayed) -> None:
+    with delayed.servers(1) as (server,):
+        asks = {
+            "/jobs/01ARZ3NDEKTSV4RRFFQ69G5FAV": (404, "GET", None),
+            "/jobs/nobody": (422, "GET", None),
+            "/elsewhere": (404, "GET", None),
+            "/v1/jobs/nobody": (422, "GET", None),
+            "/v1/nothing": (404, "GET", None),
+            "/jobs": (405, "GET", None),
+            "/v1/queues": (405, "DELETE", None),
+            "/jobs?form": (415, "POST", b'{"payload": 1}'),
+            "/v1/jobs": (415, "POST", b'{"type": "callback"}'),
+        }
+        for path, (status, method, body) in asks.items():
+            request = urllib.request.Request(server.url + path, body, method=method)  # noqa: S310 - ours, on this host
+            answered, text = asked(request)
+            assert (answered, _is_problem(json.loads(text), status)) == (status, True), (path, text)
+        answered, document = server.ask("/v1/jobs", {"type": "callback", "payload": {"payload": {"seconds": -1}}})
+        assert (answered, document["field"]) == (422, "payload.payload.seconds")
+
+
+@pytest.mark.rows("D37")
+def test_unavailable_store_is_answered_in_the_same_format(tmp_path: Path) -> None:
+    with Redis() as own, closing(Delayed(own, tmp_path)) as delayed, delayed.servers(1) as (server,):
+        own.stop()
+        for path, body in (("/jobs", {"payload": 1}), ("/v1/queues", None)):
+            answered, document = server.ask(path, body)
+            assert (answered, _is_problem(document, 503)) == (503, True), document
+        own.start()
+
+
+def test_callback_pushed_by_hand_with_wrong_seconds_ends_dead(delayed: Delayed) -> None:
+    with delayed.workers(LEADER):
+        delayed.client.hset("delayed-queue:job:" + HAND, "payload", '{"payload": {"seconds": "2"}}')
+        delayed.client.lpush("delayed-queue:dueJobs", HAND)
+        until(lambda: delayed.job(HAND).get("state") == "dead", "the end of the job")
+    assert delayed.claims(HAND) == 1
 
 
 # ── moving ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -81,9 +81,9 @@ def test_d26_d38_d44_an_idle_worker_blocks_and_runs_what_is_pushed_by_hand(delay
 
 
 def test_x40_what_fails_runs_again_at_once_for_ever_or_as_often_as_is_said(delayed: Delayed) -> None:
-    wrong = {"payload": {"seconds": "many"}}
+    slow = {"payload": {"seconds": 3600}}
     bounded, endless = delayed.app.sync.enqueue_many(
-        [delayed.app.draft("callback", wrong, max_attempts=3), delayed.app.draft("callback", wrong)]
+        [delayed.app.draft("callback", slow, timeout=0.05, **budget) for budget in ({"max_attempts": 3}, {})]
     )
     with delayed.workers(LEADER):
         until(lambda: delayed.app.sync.get(bounded.id).state == "dead", "the end of three attempts")

@@ -1,47 +1,85 @@
-"""The HTTP API: schedule a job, look at one. Beside these routes stands the whole of Holdfast's API."""
+"""The HTTP API: schedule a job, look at one. Beside these routes stands the whole of Holdfast's API.
+
+Every error of either is a problem document (RFC 9457), as Holdfast's API answers it.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from delayed_queue.app import app, callback
+from delayed_queue.app import CALLBACK, app, wait_seconds
 from holdfast import HoldfastError, Invalid
-from holdfast.job import as_ulid, instant
+from holdfast.job import as_ulid, instant, microseconds
 from holdfast.observe.logs import configure_logs
-from holdfast.web import asgi
+from holdfast.values import LAST_INSTANT
+from holdfast.web import asgi, messages
+from holdfast.web.bodies import Gone, read_document
+from holdfast.web.messages import Refusal
+from holdfast.web.problems import answer_to
 from holdfast.web.serve import serve as served
 
-_LARGEST = 1 << 20  # bytes of a body
-_PATIENCE = 30.0  # seconds a body may take to arrive
-_INSTANTS = range(10**15, 10**16)  # microseconds since 1970, of 2001 to 2286. Others are mostly another unit
-
-
-class Wanted(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """The body of a submission. Without a time the job is due at once."""
-
-    payload: Any
-    due_time: int | None = None  # microseconds since 1970
-    delay: float | None = None  # seconds from now
+_MAX_BODY = 1 << 20  # bytes
+_BODY_TIMEOUT = 30.0  # seconds
+_OTHERS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+_FIELDS = ("payload", "dueTime", "delay")
+_MIN_INSTANT, _MAX_INSTANT = 10**15, microseconds(LAST_INSTANT)  # 2001 to 2199; numbers below are another unit
+_UNITS = {"seconds": (1_000_000, 1), "milliseconds": (1_000, 1), "nanoseconds": (1, 1_000)}
+"""How many microseconds each is, as a fraction."""
 
 
 async def schedule(request: Request) -> Response:
     """POST /jobs: store a job; its id."""
-    wanted = msgspec.json.decode(await _body(request), type=Wanted)
-    due = wanted.due_time
-    if due is not None and due not in _INSTANTS:
-        raise Invalid("dueTime", due, "give microseconds since 1970, 16 digits")
-    run_at = None if due is None else instant(due)
-    handle = await callback.options(run_at=run_at, delay=wanted.delay).enqueue(wanted.payload)
-    return _answer(200, {"jobId": as_ulid(handle.id)})
+    plain = messages.Request(request.scope, request.receive, ())
+    said = await read_document(plain, _MAX_BODY, _BODY_TIMEOUT, optional=False)
+    handle = await app.enqueue(CALLBACK, {"payload": _payload(said)}, **_time(said))
+    return _answer({"jobId": as_ulid(handle.id)})
+
+
+def _payload(said: Mapping[str, Any]) -> Any:
+    """Returns the payload of a submission. Invalid: it has none, what it has is wrong, or a field is unknown."""
+    for name in said:
+        if name not in _FIELDS:
+            raise Invalid(name, said[name], f"there are {', '.join(_FIELDS)}", "is not known here")
+    if "payload" not in said:
+        raise Invalid("payload", None, "give any JSON value", "is missing")
+    wait_seconds(said["payload"])
+    return said["payload"]
+
+
+def _time(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options that say when a job is due: at once, at ``dueTime`` or after ``delay``."""
+    due, delay = said.get("dueTime"), said.get("delay")
+    if due is not None and delay is not None:
+        raise Invalid("dueTime, delay", [due, delay], "give one of the two", "were given together")
+    if delay is not None:
+        return {"delay": _number("delay", delay, "give seconds from now")}
+    return {} if due is None else {"run_at": instant(_due_time(due))}
+
+
+def _due_time(value: object) -> int:
+    due = _number("dueTime", value, "give microseconds since 1970")
+    if isinstance(due, int) and _MIN_INSTANT <= due <= _MAX_INSTANT:
+        return due
+    for unit, (times, by) in _UNITS.items():
+        meant = due * times // by
+        if _MIN_INSTANT <= meant <= _MAX_INSTANT:
+            raise Invalid("dueTime", value, f"give microseconds since 1970: {meant:.0f}", f"is in {unit}")
+    remedy = f"give microseconds since 1970, a whole number from {_MIN_INSTANT} to {_MAX_INSTANT}"
+    raise Invalid("dueTime", value, remedy)
+
+
+def _number(field: str, value: object, remedy: str) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Invalid(field, value, remedy, "is not a number")
+    return value
 
 
 async def show(request: Request) -> Response:
@@ -55,49 +93,42 @@ async def show(request: Request) -> Response:
         "pickupTime": job.started_at_us,
         "attempts": job.attempts,
     }
-    return _answer(200, document)
+    return _answer(document)
 
 
-async def _body(request: Request) -> bytes:
-    """The body, as JSON and within limits: a page of another site cannot send that without asking first."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise HTTPException(415, "Content-Type: send application/json")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_PATIENCE):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > _LARGEST:
-                    raise HTTPException(413, f"body: give at most {_LARGEST} bytes", {"connection": "close"})
-    except TimeoutError:
-        raise HTTPException(408, f"body: send it within {_PATIENCE:g} s", {"connection": "close"}) from None
-    return bytes(body)
-
-
-def _answer(status: int, document: Any, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(document), status, headers, "application/json")
+def _answer(document: Any) -> Response:
+    return Response(msgspec.json.encode(document), media_type="application/json")
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    match error:
-        case HTTPException():
-            return _answer(error.status_code, {"error": error.detail}, dict(error.headers or {}))
-        case HoldfastError() if error.http_status < 500:
-            return _answer(error.http_status, {"error": str(error)})
-        case HoldfastError():  # it may name the store and its users: that is for the log
-            logging.getLogger(__name__).error("%s", error)
-            retry = {"retry-after": "2"} if error.http_status == 503 else {}
-            return _answer(error.http_status, {"error": "this cannot be done just now; the log says why"}, retry)
-    return _answer(400, {"error": f"body: {error}"})
+    """Returns the problem document for an error, as Holdfast's own routes have it."""
+    request_id = messages.Request(request.scope, request.receive, ()).id
+    answer = answer_to(error, request_id)
+    if answer.status >= 500 and not isinstance(error, Gone):  # it may name the store and its users: no client sees it
+        logging.getLogger(__name__).error("%s: %s", request_id, error)
+    headers = {name.decode(): value.decode() for name, value in answer.headers} | {"x-request-id": request_id}
+    return Response(answer.body, answer.status, headers, answer.media.decode())
+
+
+def _only(method: str) -> Callable[[Request], Awaitable[Response]]:
+    """Returns the answer to other methods at a path of ours, which Holdfast's API would not know at all."""
+
+    async def refuse(request: Request) -> Response:
+        detail = f"{request.method[:16]!r} is not possible here"
+        raise Refusal(405, "method_not_allowed", detail, f"use {method}", (b"allow", method.encode()))
+
+    return refuse
 
 
 site = Starlette(
     routes=[
         Route("/jobs", schedule, methods=["POST"]),
+        Route("/jobs", _only("POST"), methods=_OTHERS),
         Route("/jobs/{job_id}", show),
+        Route("/jobs/{job_id}", _only("GET"), methods=_OTHERS),
         Mount("/", asgi(app)),
     ],
-    exception_handlers=dict.fromkeys((HTTPException, HoldfastError, msgspec.DecodeError), _refused),
+    exception_handlers=dict.fromkeys((HoldfastError, Refusal, Gone, Exception), _refused),
 )
 
 

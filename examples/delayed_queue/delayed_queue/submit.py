@@ -34,7 +34,7 @@ def submit_jobs() -> Iterator[str]:
             answer = connection.getresponse()
             told = json.loads(answer.read())
             if answer.status != 200:
-                raise Unavailable(f"job {number} was refused: {told['error']}")
+                raise Unavailable(f"job {number} was refused: {told['detail']}")
             yield told["jobId"]
     except (OSError, HTTPException) as error:
         raise Unavailable(f"{address} does not answer ({error}); start it, or say where it is with API_URL") from None

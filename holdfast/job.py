@@ -58,8 +58,12 @@ class Reason(StrEnum):
 
 
 class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What only some jobs carry; a plain job stores none of it."""
+    """What only some jobs carry; a plain job stores none of it.
 
+    ``given_id`` is stored first: a claim looks for it at the beginning of the text.
+    """
+
+    given_id: bool = False  # its client chose the id, which may return after the job's deletion
     timeout: float | None = None  # seconds one attempt may take
     retry: dict[str, Any] | None = None  # retry.Retry as builtins: overrides the task's policy
     metadata: dict[str, Any] | None = None  # the submitter's own, shown and kept, never read by the engine

@@ -26,7 +26,7 @@ from holdfast.web.routing import Call
 MOST = 1000
 """Leases one request may be about."""
 _TOKEN_MOST = 1000
-_CLAIMS_MOST = (1 << 31) - 1
+_CLAIMS_MOST = (1 << 53) - 1
 _LEASE_MOST = 86_400
 _ID_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$"
 SAMPLE = "MS4wMTkzZTRhMC0xYzJmLTdhMzUtOWQzYi01ZjBhNGMxZTJiNzc"
@@ -48,7 +48,7 @@ def lease_of(token: Any, field: str) -> Lease:
         claims, point, job_id = data.decode().partition(".")
     except (binascii.Error, ValueError):
         claims = point = job_id = ""
-    if not (point and job_id and claims.isascii() and claims.isdecimal() and len(claims) <= 10):
+    if not (point and job_id and claims.isascii() and claims.isdecimal() and len(claims) <= 16):
         raise Invalid(field, token, "give a token as a claim gave it")
     if int(claims) > _CLAIMS_MOST or "\0" in job_id:
         raise Invalid(field, token, "give a token as a claim gave it")

@@ -6,6 +6,7 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -52,6 +53,15 @@ def test_every_field_is_what_it_is_in_python(place: Place) -> None:
     assert (second.key, place.app.sync.get("key:k").id) == ("k", second.id)
     kept = place.execute("select keep_until from SCHEMA.key order by key")
     assert abs(kept[0][0] - kept[1][0]) < 60_000_000
+
+
+def test_given_id_is_marked_as_in_python(place: Place) -> None:
+    own = str(uuid4())
+    python = place.app.sync.enqueue("work", tags=["a"], id=str(uuid4()))
+    submit(place, [{"task": "work", "tags": ["a"], "id": own}, {"task": "work", "id": str(uuid4())}, {"task": "work"}])
+    assert place.app.sync.get(own).options == place.app.sync.get(python.id).options
+    kept = place.execute("select options::text from SCHEMA.job where options is not null order by seq")
+    assert [text for (text,) in kept] == ['{"given_id":true,"tags":["a"]}'] * 2 + ['{"given_id":true}']
 
 
 def test_a_plain_job_has_the_defaults(place: Place) -> None:

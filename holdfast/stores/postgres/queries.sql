@@ -19,6 +19,10 @@ case when j.keyed then (select k.key from holdfast.key k where k.job_id = j.id l
 id::text, task, queue, payload, claims, attempts, max_attempts, -rank as priority, losses, run_at, created_at, options,
 seq
 
+-- fragment: next_claims
+-- Under an id that may return, the fencing token begins at the clock: no earlier life of the id reached that number.
+case when claims = 0 and options is not null and options::text like '{"given_id"%' then :now else claims + 1 end,
+
 -- fragment: matching
 -- What a filter says of a job; null leaves a condition out. Within a case, since the planner would else take a filter for
 -- so selective that it sorts all that matches, instead of reading one page in the order asked for.
@@ -164,7 +168,8 @@ with wanted as materialized (
     limit :limit - (select count(*) from suspect)
 ), taken as (
     update holdfast.job
-    set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
+    set claims = -- include: next_claims
+        state = 2, attempts = attempts + 1, worker = :worker, started_at = :now,
         lease_until = :lease_for + :now
     where ctid = any(array(select ctid from suspect union all select ctid from ready))
     returning -- include: claimed
@@ -185,7 +190,8 @@ with wanted as materialized (
     where not exists (select from holdfast.queue p where p.name = w.queue and p.paused)
 ), taken as (
     update holdfast.job
-    set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
+    set claims = -- include: next_claims
+        state = 2, attempts = attempts + 1, worker = :worker, started_at = :now,
         lease_until = :lease_for + :now
     where id = any(array(
         select s.id from wanted w cross join lateral (
@@ -227,7 +233,8 @@ with paused as materialized (
     ) n
 ), taken as (
     update holdfast.job
-    set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
+    set claims = -- include: next_claims
+        state = 2, attempts = attempts + 1, worker = :worker, started_at = :now,
         lease_until = :lease_for + :now
     where id = any(array(select id from chosen))
     returning -- include: claimed

@@ -357,7 +357,8 @@ class _Taking:
         return len(ids) - len(self.jobs)
 
     def _take(self, pick: str, **parameters: object) -> int:
-        seqs, shown = self._connection.execute(self._sql[pick], parameters).fetchone()
+        values = {"now": self._lease["now"], **parameters}
+        seqs, shown = self._connection.execute(self._sql[pick], values).fetchone()
         if seqs == "[]":
             return 0
         self._connection.execute(self._sql["take"], {"seqs": seqs, **self._lease})

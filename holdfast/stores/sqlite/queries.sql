@@ -20,7 +20,8 @@ json_array(
 -- The chosen rows of a claim, and their jobs as they will be once taken: the first fields of holdfast.job.Job.
 json_group_array(seq), json_group_array(json_array(
     id, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = picked.seq)),
-    claims + 1, attempts + 1, max_attempts, -rank, losses, run_at, created_at, json(options)))
+    case when claims = 0 and options is not null and options like '{"given_id"%' then :now else claims + 1 end,
+    attempts + 1, max_attempts, -rank, losses, run_at, created_at, json(options)))
 
 -- fragment: matching
 -- What a filter says of a job; null leaves a condition out.
@@ -164,8 +165,11 @@ update holdfast_job set state = 0
 where id in (select value from json_each(:ids)) and +state in (1, 3) and +run_at <= :now;
 
 -- own: take
+-- Under an id that may return, the fencing token begins at the clock: no earlier life of the id reached that number.
 update holdfast_job
-set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, lease_until = :until, started_at = :now
+set state = 2,
+    claims = case when claims = 0 and options is not null and options like '{"given_id"%' then :now else claims + 1 end,
+    attempts = attempts + 1, worker = :worker, lease_until = :until, started_at = :now
 where seq in (select value from json_each(:seqs));
 
 -- name: bury

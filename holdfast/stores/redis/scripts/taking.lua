@@ -1,6 +1,7 @@
 -- What the two scripts that claim have in common. ARGV: 3 worker, 4 lease in microseconds, 5 what by-hand jobs run.
 local worker, until_ = ARGV[3], int(now + tonumber(ARGV[4]))
 local taken, leases, leased, started = {}, {}, 0, {}
+local GIVEN_ID = '{"given_id"' -- what the options of such a job begin with
 
 local FIELDS = {
     'state', 'kind', 'claims', 'attempts', 'losses', 'dueTime', 'created', 'payload', 'options', 'seq', 'pickupTime',
@@ -50,12 +51,15 @@ local function take_first(id, state, kind, payload, due, created, options)
     end
 end
 
+-- Under an id that may return, the fencing token begins at the clock: no earlier life of the id reached that number.
 local function take(id, v)
-    if not v[3] and not v[11] then
+    local is_first, claims, attempts = not v[3] and not v[11], NOW, '1'
+    if is_first and not (v[9] and string.sub(v[9], 1, #GIVEN_ID) == GIVEN_ID) then
         return take_first(id, v[1], v[2], v[8], v[6], v[7], v[9])
+    elseif not is_first then
+        local before_now = claims_of(v[3], v[11])
+        claims, attempts = int(number(before_now) + 1), int(number(v[4] or before_now) + 1)
     end
-    local before_now = claims_of(v[3], v[11])
-    local claims, attempts = int(number(before_now) + 1), int(number(v[4] or before_now) + 1)
     call('HSET', JOB .. id, 'state', 'running', 'claims', claims, 'attempts', attempts, 'worker', worker, 'pickupTime', NOW)
     lease(id, v[2], v[1])
     local payload, options = joined(id, 'payload', v[8]), joined(id, 'options', v[9])

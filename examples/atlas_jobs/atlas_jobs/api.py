@@ -64,8 +64,8 @@ class _Routes:
     """What each of them answers."""
 
     def __init__(self, app: Holdfast) -> None:
-        self._app = app
         self.holdfast = asgi(app)
+        self._app = self.holdfast.app
 
     async def submit(self, request: Request) -> Response:
         wanted = _wanted(await _body(request))

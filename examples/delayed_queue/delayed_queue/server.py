@@ -26,6 +26,8 @@ from holdfast.web.messages import Refusal
 from holdfast.web.problems import answer_to
 from holdfast.web.serve import serve as served
 
+api = asgi(app)
+
 _MAX_BODY = 1 << 20  # bytes
 _BODY_TIMEOUT = 30.0  # seconds
 _OTHERS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -39,7 +41,7 @@ async def schedule(request: Request) -> Response:
     """POST /jobs: store a job; its id."""
     plain = messages.Request(request.scope, request.receive, ())
     said = await read_document(plain, _MAX_BODY, _BODY_TIMEOUT, optional=False)
-    handle = await app.enqueue(CALLBACK, {"payload": _payload(said)}, **_time(said))
+    handle = await api.app.enqueue(CALLBACK, {"payload": _payload(said)}, **_time(said))
     return _answer({"jobId": as_ulid(handle.id)})
 
 
@@ -84,7 +86,7 @@ def _number(field: str, value: object, remedy: str) -> int | float:
 
 async def show(request: Request) -> Response:
     """GET /jobs/{jobId}: a job as it stands, times as in its hash."""
-    job = await app.get(request.path_params["job_id"])
+    job = await api.app.get(request.path_params["job_id"])
     document = {
         "jobId": as_ulid(job.id),
         "state": job.state,
@@ -126,7 +128,7 @@ site = Starlette(
         Route("/jobs", _only("POST"), methods=_OTHERS),
         Route("/jobs/{job_id}", show),
         Route("/jobs/{job_id}", _only("GET"), methods=_OTHERS),
-        Mount("/", asgi(app)),
+        Mount("/", api),
     ],
     exception_handlers=dict.fromkeys((HoldfastError, Refusal, Gone, Exception), _refused),
 )

@@ -38,7 +38,7 @@ class Because(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``explain`` judges by. ``tasks``: those of the application; None if no application is named."""
+    """What ``explain`` judges by. ``tasks``: those of the application; None if it has none, or none is named."""
 
     now_us: int
     paused: bool = False
@@ -70,7 +70,7 @@ async def known(app: Holdfast, job: Job) -> Known:
         workers=tuple(workers),
         gone=frozenset(each.pulse.worker for each in workers if is_gone(each.pulse.host, each.pulse.pid)),
         silence=app.settings.beat + _LATE,
-        tasks=frozenset(app.registry.names()) if app.settings.app is not None else None,
+        tasks=frozenset(app.registry.names()) or None if app.settings.app is not None else None,
         ahead=ahead,
         exact=exact,
     )
@@ -126,7 +126,8 @@ def explain(job: Job, known: Known) -> Iterator[Because]:
             yield Because("waiting", "it waits for another job or a signal")
         case _:
             obstacles = [*_not_due(job, known), *_obstacles(job, known)]
-            yield from obstacles or _in_line(job, known)
+            doubts = list(_doubtful_task(job, known))
+            yield from [*obstacles, *doubts] if obstacles else [*doubts, *_in_line(job, known)]
 
 
 def _running(job: Job, known: Known) -> Because:
@@ -214,15 +215,24 @@ def _obstacles(job: Job, known: Known) -> Iterator[Because]:
 
 
 def _unknown_task(job: Job, known: Known) -> Iterator[Because]:
-    """Workers do not say which tasks they have: the application of this call knows, or an attempt has shown it."""
-    if known.tasks is not None and job.task not in known.tasks and job.task != COMMAND:
-        near = nearest(job.task, known.tasks)
-        text = f"task {job.task} is not registered in this application{near}"
-        wrong = f"if the name is wrong, holdfast cancel {job.id} and correct the name where it is submitted"
-        yield Because("no_handler", text, f"{wrong}; else {_ELSEWHERE}")
-    elif job.reason == Reason.NO_HANDLER:
+    """Workers do not say which tasks they have, but an attempt may have shown that one lacks this one."""
+    if job.reason == Reason.NO_HANDLER:
         text = f"worker {job.worker} took it, and has no task {job.task}"
         yield Because("no_handler", text, f"restart that worker if its code is old; else {_ELSEWHERE}")
+
+
+def _doubtful_task(job: Job, known: Known) -> Iterator[Because]:
+    """A task that the application of this call does not have, and of which no worker has said anything."""
+    if known.tasks is None or job.task in known.tasks or job.task == COMMAND or job.reason == Reason.NO_HANDLER:
+        return
+    text = f"task {job.task} is not registered in this application{nearest(job.task, known.tasks)}"
+    wrong = f"if the name is wrong, holdfast cancel {job.id} and correct the name where it is submitted"
+    if serving := _serving(job, known):
+        told = f"worker {serving[0].pulse.worker}, which serves its queue, may have it"
+        text = f"{text} {told}" if text.endswith("?") else f"{text}; {told}"
+        yield Because("handler_unknown", text, wrong)
+    else:
+        yield Because("no_handler", text, f"{wrong}; else {_ELSEWHERE}")
 
 
 def _in_line(job: Job, known: Known) -> Iterator[Because]:

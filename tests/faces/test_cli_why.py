@@ -63,7 +63,12 @@ CASES: list[tuple[Job, Known, dict[str, str]]] = [
     (
         _job(JobState.QUEUED),
         Known(now_us=NOW, workers=(_worker("*"),), tasks=frozenset({"other"})),
-        {"no_handler": "correct the name"},
+        {"handler_unknown": "correct the name", "next": ""},
+    ),
+    (
+        _job(JobState.QUEUED),
+        Known(now_us=NOW, tasks=frozenset({"other"})),
+        {"no_worker": "start", "no_handler": "correct the name"},
     ),
     (
         _job(JobState.FAILED, run_at_us=NOW + MINUTE, reason="no_handler", error="no task"),
@@ -122,8 +127,11 @@ def test_every_reason_is_told_with_its_remedy(job: Job, known: Known, expected: 
 
 def test_a_task_whose_name_is_nearly_that_of_another_is_told_with_it() -> None:
     known = Known(now_us=NOW, workers=(_worker("*"),), tasks=frozenset({"work.done", "other"}))
-    (reason,) = explain(_job(JobState.QUEUED, task="work.dome"), known)
-    assert reason.text == "task work.dome is not registered in this application; did you mean work.done?"
+    reason, _ = explain(_job(JobState.QUEUED, task="work.dome"), known)
+    assert reason.text == (
+        "task work.dome is not registered in this application; did you mean work.done? "
+        "worker w-1, which serves its queue, may have it"
+    )
     assert "holdfast cancel 0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77" in reason.remedy
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.job import as_ulid
+from holdfast.job import Pulse, as_ulid
 from holdfast.lifecycle import Failed, Succeeded
 from holdfast.log_lines import NewLine, Record
 from tests.web.client import UNKNOWN_ID, Api
@@ -193,3 +193,22 @@ def test_why_tells_what_holds_a_job_back(api: Api) -> None:
     assert (told["id"], told["status"]) == (job_id, "queued")
     assert {reason["code"] for reason in told["reasons"]} == {"paused", "no_worker"}
     api.refused("GET", f"/v1/jobs/{UNKNOWN_ID}/why", 404)
+
+
+async def _other() -> None:
+    """A task that no job of the test names."""
+
+
+@pytest.mark.parametrize(("registered", "codes"), [(False, ["next"]), (True, ["handler_unknown", "next"])])
+def test_why_leaves_open_which_tasks_a_worker_has(home: str, registered: bool, codes: list[str]) -> None:
+    with Api(home, app="shop.jobs:app") as api:
+        if registered:
+            api.app.task("other")(_other)
+        job_id = api.submit()["id"]
+        pulse = Pulse(worker="w-1", host="elsewhere", pid=1, queues="*", concurrency=2)
+
+        async def beat() -> None:
+            await (await api.app.opened()).beat(pulse, [], lease_for=timedelta(minutes=1))
+
+        api.run(beat())
+        assert [reason["code"] for reason in api.get(f"/v1/jobs/{job_id}/why")["reasons"]] == codes

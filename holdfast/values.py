@@ -340,7 +340,8 @@ def is_loopback(host: str) -> bool:
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """``; did you mean …?`` where one of ``words`` is close to ``word``; else nothing. To append to a remedy."""
-    close = difflib.get_close_matches(word.lower(), words, n=1)
+    close = difflib.get_close_matches(word.lower(), words, n=3)
+    close.sort(key=lambda each: sorted(each) != sorted(word.lower()))  # swapped letters are the likeliest mistake
     return f"; did you mean {close[0]}?" if close else ""
 
 

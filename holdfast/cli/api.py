@@ -11,7 +11,7 @@ import click
 
 from holdfast import Holdfast
 from holdfast.cli.base import command
-from holdfast.cli.session import Session, store_of
+from holdfast.cli.session import Session, store_of, url_source
 from holdfast.cli.show import note
 from holdfast.errors import Unavailable
 
@@ -46,7 +46,7 @@ def _warnings(app: Holdfast) -> Iterator[str]:
 
     with contextlib.suppress(Unavailable):  # that is no reason not to start
         if asyncio.run(app.new_store().absent()) is not None:
-            yield f"this makes a new database: {store_of(app)} (url from {app.settings.source('url')})"
+            yield f"this makes a new database: {store_of(app)} (url from {url_source(app)})"
     file = app.settings.keys_file
     if file is not None and not read_keys(Path(file)):
         yield f"{file} has no key, so that nobody may come in: `holdfast keys create` makes keys"

@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError
 
 @group("audit")
 def audit() -> None:
-    """Check the file in which the HTTP API records every call that changes something."""
+    """Check the file of changes made over the HTTP API."""
 
 
 @audit.command(
@@ -27,7 +27,7 @@ def audit() -> None:
 @click.option("--after", metavar="HASH", default="", help="The last hash of the file that was put aside before.")
 @click.pass_obj
 def audit_verify(session: Session, *, file: str | None, expected: str | None, after: str) -> int:
-    """Follow the chain of hashes through the file [audit_file]; print how many lines it has, and the last hash.
+    """Check the file's chain of hashes [audit_file]. Prints how many lines it has, and the last hash.
 
     Note that hash elsewhere: later, --expect HASH shows that nothing up to there was cut off or written anew. A file
     that is not whole is told with exit code 1.

@@ -25,7 +25,7 @@ def common_options() -> list[click.Option]:
         return click.Option(names, expose_value=False, callback=remember, **attributes)
 
     return [
-        option("--app", metavar="MODULE:NAME", help="The application whose tasks are used [HOLDFAST_APP]."),
+        option("--app", "-A", metavar="MODULE:NAME", help="The application whose tasks are used [HOLDFAST_APP]."),
         option("--url", metavar="URL", help="Where the jobs are kept [HOLDFAST_URL]."),
         option("--config", metavar="FILE", help="The settings file, instead of looking for one [HOLDFAST_CONFIG]."),
         option("--json", is_flag=True, help="Print one JSON document (JSON lines where there is no end)."),

@@ -29,7 +29,7 @@ _RELEASED = microseconds(parse_instant("2026-01-01T00:00:00Z"))
 @click.argument("file", metavar="FILE")
 @click.pass_obj
 def backup(session: Session, *, file: str) -> None:
-    """Copy the store to a new file, consistently, while everything goes on."""
+    """Copy the live store to a new file. The copy is consistent, and work goes on meanwhile."""
     with session.jobs() as app:
         app.sync.backup(file)
     size = Path(file).stat().st_size
@@ -71,9 +71,9 @@ def print_sql(session: Session, text: str) -> None:
 @click.option("--repair", is_flag=True, help="First put right what can be put right without losing a job.")
 @click.pass_obj
 def doctor(session: Session, *, repair: bool) -> int:
-    """Check store, clock, settings, application and workers; each finding with its remedy.
+    """Check store, clock, settings, application and workers.
 
-    Exits 1 if something is an error.
+    Each finding has a remedy. Exits 1 if something is an error.
     """
     findings = list(_findings(session, repair=repair))
     worst = 1 if any(finding.level == "error" for finding in findings) else 0

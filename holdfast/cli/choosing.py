@@ -32,7 +32,7 @@ def filter_options(*, states: bool = True) -> Callable[[F], F]:
     """The filter options; the command gets them as ``filters``."""
     names = [state.value for state in JobState]
     options = [
-        click.option("--queue", metavar="NAME", help="Jobs of this queue."),
+        click.option("--queue", "-Q", metavar="NAME", help="Jobs of this queue."),
         click.option(
             "--task",
             metavar="NAME",

@@ -19,7 +19,7 @@ from holdfast.errors import Invalid
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, *, shell: str) -> None:
-    """Print the lines that make a shell complete holdfast's commands, options, settings and tasks."""
+    """Print the shell completion script. It completes commands, options, settings and tasks."""
     kind = get_completion_class(shell)
     if kind is None:
         raise Invalid("shell", shell, "give bash, zsh or fish")

@@ -57,10 +57,10 @@ def config_get(session: Session, *, name: str) -> None:
 @click.argument("value", metavar="VALUE", shell_complete=setting_values)
 @click.pass_obj
 def config_set(session: Session, *, name: str, value: str) -> None:
-    """Write one setting into the settings file, keeping everything else in it, comments too.
+    """Write one setting into the settings file.
 
-    The file is made if there is none. Running workers follow most settings within seconds; a running `holdfast api`
-    follows none: restart it.
+    Everything else in it stays, comments too. The file is made if there is none. Running workers follow most settings
+    within seconds; a running `holdfast api` follows none: restart it.
     """
     file = file_for(path=session.config)
     set_value(file, name, value)

@@ -29,17 +29,17 @@ Versions = dict[str, int]
 
 
 @command("dev", examples=["holdfast dev --app shop.jobs:app", "holdfast dev --queues mail --port 8080 --no-reload"])
-@click.option("--queues", metavar="LIST", help="Which queues to serve [*].")
-@click.option("--concurrency", metavar="N", help="Jobs to run at once [10].")
+@click.option("--queues", "-Q", metavar="LIST", help="Which queues to serve [*].")
+@click.option("--concurrency", "-c", metavar="N", help="Jobs to run at once [10].")
 @click.option("--port", "api_port", metavar="N", help="The API's port on this host; 0 takes a free one [8000].")
 @click.option("--api/--no-api", default=True, show_default=True, help="Serve the HTTP API beside the worker.")
 @click.option("--reload/--no-reload", default=True, show_default=True, help="Start anew when a .py file changes.")
 @click.pass_obj
 def develop(session: Session, /, *, api: bool, reload: bool, **said: str | None) -> int:
-    """Run API and worker for development: in this one process, with command jobs enabled and readable logs.
+    """Run API and worker in one process for development.
 
-    When a .py file under the working directory changes it starts anew, with the new code. Broken code is reported,
-    and the next change tries again. Ctrl-C ends both.
+    Command jobs are enabled and logs are readable. When a .py file under the working directory changes it starts anew,
+    with the new code. Broken code is reported, and the next change tries again. Ctrl-C ends both.
     """
     from holdfast.cli.loading import startup_explained
     from holdfast.observe.logs import configure_logs

@@ -19,7 +19,7 @@ _DEAD = (JobState.DEAD,)
 
 @group("dlq")
 def dlq() -> None:
-    """Look at dead letters, queue them again, or throw them away."""
+    """List, replay and purge dead letters."""
 
 
 @dlq.command("list", examples=["holdfast dlq list --reason budget", "holdfast dlq list --since 1d --json"])
@@ -37,7 +37,7 @@ def dlq_list(session: Session, *, filters: Filters, limit: int, cursor: str | No
 @click.argument("job_id", metavar="ID")
 @click.pass_obj
 def dlq_show(session: Session, *, job_id: str) -> None:
-    """Show the whole story of a dead letter."""
+    """Show everything about a dead letter."""
     with session.jobs() as app:
         job = app.sync.get(job_id)
         if job.state is not JobState.DEAD:
@@ -63,10 +63,10 @@ def dlq_replay(
     payload: str | None,
     rate: str | None,
 ) -> int:
-    """Queue dead letters again with a new budget: at once, or so many a second, minute or hour.
+    """Queue dead letters again, at once or at a rate.
 
-    At a --rate they become ready one after the other, without any process that sees to it; until then they are
-    scheduled, and can be cancelled.
+    Each has a new budget of attempts. At a --rate they become ready one after the other, without any process that sees
+    to it; until then they are scheduled, and can be cancelled.
     """
     if payload is not None and len(ids) != 1:
         raise click.UsageError("--payload goes to one job: name its id")

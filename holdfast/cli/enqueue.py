@@ -57,9 +57,10 @@ def enqueue(
     stream: str | None,
     batch: int,
 ) -> int:
-    """Submit a job: TASK with PAYLOAD, a JSON object of its arguments by name.
+    """Submit a job for TASK.
 
-    PAYLOAD "-" reads it from stdin. Prints the job's id; when it is printed, the job is stored.
+    PAYLOAD is a JSON object of its arguments by name; "-" reads it from stdin. Prints the job's id; when it is printed,
+    the job is stored.
 
     A stream has one JSON object a line: {"task": ..., "payload": {...}} and the options by their long names with _ for
     -. TASK and options given here stand for every line that does not say. Each batch is stored whole or not at all.

@@ -98,7 +98,7 @@ def keys_list(session: Session, *, file: str | None) -> None:
 @_FILE
 @click.pass_obj
 def keys_rotate(session: Session, *, key_id: str, overlap: str, file: str | None) -> None:
-    """Give a key another secret and print it, this once; id, scopes and queues stay."""
+    """Give a key another secret and print it, this once. Id, scopes and queues stay."""
     from holdfast.web.keys import id_in, rotated
     from holdfast.web.keys_file import change
 
@@ -120,7 +120,7 @@ def keys_rotate(session: Session, *, key_id: str, overlap: str, file: str | None
 @_FILE
 @click.pass_obj
 def keys_revoke(session: Session, *, key_id: str, file: str | None) -> None:
-    """Let a key be good for nothing more; it stays in the list, for records name it.
+    """Revoke a key. It stays in the list, for records name it.
 
     A whole key will do for its id.
     """

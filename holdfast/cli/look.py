@@ -1,4 +1,4 @@
-"""``status``, ``list`` and ``show``: looking, without touching."""
+"""``status``, ``list``, ``count`` and ``show``: looking, without touching."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from holdfast.cli.session import Session, store_of
 from holdfast.cli.show import Column, block, heading, note, pretty_json, print_facts, print_json, print_table
 from holdfast.desk.choosing import Filters
 from holdfast.desk.documents import attempt_document, job_document, line_document, plain, status_document, worker_state
+from holdfast.desk.replays import replays_after
 from holdfast.desk.words import clip, moment, safe, span
 from holdfast.job import Attempt, Job, QueueInfo, WorkerInfo, as_ulid
 from holdfast.log_lines import LogLine
@@ -55,10 +56,10 @@ JOB_COLUMNS = [
 @command("status", examples=["holdfast status", "holdfast status --json"])
 @click.pass_obj
 def status(session: Session) -> None:
-    """Show which store this is, how many jobs are in each state, queue by queue, and who is working.
+    """Show the store, its queues and its workers.
 
-    At a bounded cost: of each state 10,000 jobs are counted, of what has ended the latest, and a number with + is the
-    least there can be. ENDED/S is a queue's throughput in the last five minutes.
+    Jobs are counted by queue and state, at a bounded cost: of each state 10,000 jobs are counted, of what has ended the
+    latest, and a number with + is the least there can be. ENDED/S is a queue's throughput in the last five minutes.
     """
     with session.jobs() as app:
         store, queues, workers, now = store_of(app), app.sync.queues(), app.sync.workers(), now_us(app)
@@ -135,6 +136,22 @@ def list_jobs(session: Session, *, filters: Filters, limit: int, cursor: str | N
         print_page(session, app, filters, limit=limit, cursor=cursor)
 
 
+@command(
+    "count",
+    examples=["holdfast count --state queued --queue mail", "holdfast count --task email.send --since 1d --json"],
+)
+@filter_options()
+@click.pass_obj
+def count_jobs(session: Session, *, filters: Filters) -> None:
+    """Count jobs exactly. Every job that matches is looked at, so this takes longer than `holdfast status`."""
+    with session.jobs() as app:
+        number: int = app.sync.count(app.block(filters.build(app)))
+    if session.json:
+        print_json({"count": number})
+    else:
+        click.echo(number)
+
+
 def print_page(
     session: Session,
     app: Holdfast,
@@ -180,9 +197,10 @@ def attempts_of(job: Job) -> str:
 @click.argument("job_id", metavar="ID")
 @click.pass_obj
 def show_job(session: Session, *, job_id: str) -> None:
-    """Show the whole story of a job: payload, attempts, errors with their tracebacks, timings, log lines, result.
+    """Show everything about a job.
 
-    ID is the job's id (a UUID, or its ULID form), or key: and its idempotency key.
+    That is payload, attempts, errors with their tracebacks, replays, timings, log lines and result. ID is the job's id
+    (a UUID, or its ULID form), or key: and its idempotency key.
     """
     with session.jobs() as app:
         job = app.sync.get(job_id)
@@ -208,7 +226,7 @@ def print_story(session: Session, app: Holdfast, job: Job) -> None:
         block(pretty_json(_encoded(job.carried.metadata)))
     if attempts:
         heading("Attempts that did not succeed")
-        _print_attempts(attempts)
+        _print_attempts(attempts, replays_after(job, attempts))
     if lines:
         heading("Log lines")
         _print_lines(lines)
@@ -268,8 +286,8 @@ def _dated(us: int | None, now: int) -> str | None:
     return f"{moment(us)}  ({f'{span(seconds)} ago' if seconds >= 0 else f'in {span(-seconds)}'})"
 
 
-def _print_attempts(attempts: Sequence[Attempt]) -> None:
-    for each in attempts:
+def _print_attempts(attempts: Sequence[Attempt], replayed: Sequence[bool]) -> None:
+    for each, is_replayed in zip(attempts, replayed, strict=True):
         took = "" if each.started_at_us is None else f", after {span((each.ended_at_us - each.started_at_us) / 1e6)}"
         reason = f" ({each.reason})" if each.reason else ""
         click.echo(safe(f"  attempt {each.attempt}, ended {moment(each.ended_at_us)}{took}: {each.state}{reason}"))
@@ -278,6 +296,8 @@ def _print_attempts(attempts: Sequence[Attempt]) -> None:
         for text in (each.error, each.traceback):
             if text:
                 click.echo("\n".join("    " + safe(line.replace("\t", "    ")) for line in text.splitlines()))
+        if is_replayed:
+            click.echo("  replayed: attempts are counted from 1 again")
 
 
 def _print_lines(lines: Sequence[LogLine]) -> None:

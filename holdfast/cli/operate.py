@@ -76,10 +76,11 @@ def replay(
     payload: str | None,
     rate: str | None,
 ) -> int:
-    """Queue jobs again with a new budget: dead, failed and cancelled ones.
+    """Queue dead, failed and cancelled jobs again.
 
-    At a --rate they become ready one after the other, without any process that sees to it; until then they are
-    scheduled, and can be cancelled. Their history stays. Exits 1 if one of the ids could not be replayed.
+    Each has a new budget of attempts. At a --rate they become ready one after the other, without any process that sees
+    to it; until then they are scheduled, and can be cancelled. Their history stays. Exits 1 if one of the ids could not
+    be replayed.
     """
     if payload is not None and len(ids) != 1:
         raise click.UsageError("--payload goes to one job: name its id")
@@ -114,9 +115,9 @@ def replay_jobs(
 @filter_options()
 @click.pass_obj
 def delete(session: Session, *, ids: tuple[str, ...], filters: Filters, everything: bool, dry_run: bool) -> int:
-    """Delete jobs that are not running, with their history; their keys are free again.
+    """Delete jobs that are not running, with their history.
 
-    Exits 1 if one of the ids could not be deleted.
+    Their keys are free again. Exits 1 if one of the ids could not be deleted.
     """
     return carry_out(session, DELETE, ids, filters, everything=everything, dry_run=dry_run)
 

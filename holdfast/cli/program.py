@@ -22,7 +22,7 @@ from holdfast.cli.develop import develop
 from holdfast.cli.dlq import dlq
 from holdfast.cli.enqueue import enqueue
 from holdfast.cli.keys import keys
-from holdfast.cli.look import list_jobs, show_job, status
+from holdfast.cli.look import count_jobs, list_jobs, show_job, status
 from holdfast.cli.operate import cancel, delete, replay
 from holdfast.cli.queue import queue
 from holdfast.cli.retries import retry_schedule
@@ -140,6 +140,7 @@ for _each in (
     status,
     stats,
     list_jobs,
+    count_jobs,
     show_job,
     watch,
     why,

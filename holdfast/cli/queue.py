@@ -27,7 +27,7 @@ def queue() -> None:
 @queue.command("list", examples=["holdfast queue list"])
 @click.pass_obj
 def queue_list(session: Session) -> None:
-    """List every queue that has jobs or is paused, counted as `holdfast status` does."""
+    """List every queue that has jobs or is paused. Jobs are counted as by `holdfast status`."""
     with session.jobs() as app:
         queues = app.sync.queues()
     if session.json:
@@ -72,9 +72,10 @@ def _set_paused(session: Session, names: tuple[str, ...], *, paused: bool) -> No
 @click.option("--dry-run", is_flag=True, help="Only count.")
 @click.pass_obj
 def queue_purge(session: Session, *, name: str, dry_run: bool) -> int:
-    """Delete every job of a queue that has yet to run: queued, scheduled, waiting, or failed and to be retried.
+    """Delete the jobs of a queue that have yet to run.
 
-    What runs and what has ended stays; `holdfast delete --queue NAME` deletes that too.
+    They are queued, scheduled, waiting, or failed and to be retried. What runs and what has ended stays; `holdfast
+    delete --queue NAME` deletes that too.
     """
     deed = Deed(name="delete", done="deleted", legal=_NOT_RUN, advice="it is running: cancel it first")
     wheres = by_state(JobFilter(queue=check_name("queue", name)), _NOT_RUN)

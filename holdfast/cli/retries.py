@@ -44,10 +44,10 @@ _SHOWN = 10  # failures, where attempts are unlimited
 )
 @click.pass_obj
 def retry_schedule(session: Session, *, policy: str | None, attempts: int | None, task: str | None) -> None:
-    """Print how long a policy waits after each failure: nominally, at least, at most.
+    """Print how long a retry policy waits after each failure.
 
-    POLICY is exponential, exponential:base=5,factor=2 and so on, immediate, fixed:SPAN, or the delays with commas
-    between. Without one: the policy of the settings.
+    The waits are nominal, least and most. POLICY is exponential, exponential:base=5,factor=2 and so on, immediate,
+    fixed:SPAN, or the delays with commas between. Without one: the policy of the settings.
     """
     if policy is not None and task is not None:
         raise click.UsageError("give a policy or --task, not both")

@@ -57,10 +57,10 @@ def run(
     wait_for: str | None,
     **said: Any,
 ) -> int:
-    """Submit a program with its arguments as a job: no shell, no quoting, all of its processes killed on timeout.
+    """Submit a program with its arguments as a job.
 
-    Workers run commands only where the settings enable them. With --wait its output is printed and its exit code is
-    this program's.
+    No shell reads the arguments; a timeout kills all of its processes. Workers run commands only where the settings
+    enable them. With --wait its output is printed and its exit code is this program's.
     """
     if bool(words) == (said["shell"] is not None):
         raise click.UsageError("give a program with its arguments after --, or --shell TEXT")

@@ -101,6 +101,15 @@ def opened(app: Holdfast, *, creating: bool = False) -> Iterator[Holdfast]:
         app.sync.close()
 
 
+def url_source(app: Holdfast) -> str:
+    """The place that named the store, for a remark. A URL in the application's code is no argument of this call."""
+    source = app.settings.source("url")
+    session = click.get_current_context().find_object(Session)
+    if source != "argument" or session is None or session.url is not None:
+        return source
+    return f"the code of {session.settings().app}"
+
+
 def store_of(app: Holdfast) -> str:
     """Where the application's jobs are kept, without a password."""
     return mask_url(app.new_store().url)
@@ -112,7 +121,7 @@ def told_if_made(app: Holdfast) -> Iterator[None]:
     is_new = app.block(app.new_store().absent()) is not None
     yield
     if is_new:
-        note(f"made a new database: {store_of(app)} (url from {app.settings.source('url')})")
+        note(f"made a new database: {store_of(app)} (url from {url_source(app)})")
 
 
 def missing_database(app: Holdfast) -> tuple[str, str] | None:
@@ -124,7 +133,7 @@ def missing_database(app: Holdfast) -> tuple[str, str] | None:
         "`holdfast migrate` makes it, as do the first job and the first worker (`holdfast enqueue`, "
         "`holdfast worker start`); if it should be there, correct the url or the directory you are in"
     )
-    return f"{absent} (url from {app.settings.source('url')})", remedy
+    return f"{absent} (url from {url_source(app)})", remedy
 
 
 def _said_in_code(settings: Settings) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _SHOWN = [state for state in JobState if state is not JobState.WAITING]
 )
 @click.pass_obj
 def stats(session: Session, *, minutes: int) -> None:
-    """Show figures: jobs by state and worker, how many attempts they had, and what happened lately.
+    """Show jobs by state, worker and attempts, and the latest.
 
     At a bounded cost: of each state the last 10,000 jobs are looked at, and it says where there are more.
     """

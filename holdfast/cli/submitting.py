@@ -49,7 +49,7 @@ def job_options(function: F) -> F:
     """The options of a job to be submitted; the command gets those that were given as ``options``."""
     attempts = "Attempts it may have: a number, or unlimited."
     decorators = [
-        click.option("--queue", metavar="NAME", help="The lane it waits in [the task's, else default]."),
+        click.option("--queue", "-Q", metavar="NAME", help="The lane it waits in [the task's, else default]."),
         click.option("--priority", type=int, metavar="N", help="From -100 to 100; higher runs first."),
         click.option("--delay", metavar="SPAN", help="Not before this long from now: 90, 5m, 2h."),
         click.option("--run-at", metavar="INSTANT", help="Not before this instant: 2030-01-31T08:00:00Z."),

@@ -33,12 +33,15 @@ def worker() -> None:
     "start",
     examples=[
         "holdfast worker start --app shop.jobs:app",
+        "holdfast worker start -A shop.jobs:app -Q mail:10,default -c 20",
         "holdfast worker start --queues mail:10,default --concurrency 20 --processes 4",
         "holdfast worker start --drain",
     ],
 )
-@click.option("--queues", metavar="LIST", help="Which queues, and how many of their jobs at once: mail:10,default [*].")
-@click.option("--concurrency", metavar="N", help="Jobs one process runs at once [10].")
+@click.option(
+    "--queues", "-Q", metavar="LIST", help="Which queues, and how many of their jobs at once: mail:10,default [*]."
+)
+@click.option("--concurrency", "-c", metavar="N", help="Jobs one process runs at once [10].")
 @click.option("--processes", metavar="N", help="Processes to start; those that die are restarted [1].")
 @click.option("--drain", is_flag=True, help="Stop when the queues are empty.")
 @click.option("--role", metavar="ROLE", help="auto, leader or follower; a follower does no maintenance [auto].")
@@ -97,7 +100,7 @@ def _option(name: str) -> str:
 @worker.command("list", examples=["holdfast worker list"])
 @click.pass_obj
 def worker_list(session: Session) -> None:
-    """List the worker processes: what they serve and do, and whether they are alive."""
+    """List the worker processes. Shows what they serve and do, and whether they are alive."""
     with session.jobs() as app:
         workers, now = app.sync.workers(), now_us(app)
     if session.json:
@@ -115,7 +118,7 @@ def worker_list(session: Session) -> None:
 @click.option("--wait-for", metavar="SPAN", help="The same, but at most this long; then exit 75.")
 @click.pass_obj
 def worker_stop(session: Session, *, ids: tuple[str, ...], drain: bool, wait: bool, wait_for: str | None) -> None:
-    """Ask workers to stop, wherever they run: those named, or every living one."""
+    """Ask workers to stop, wherever they run. Without an ID: every living one."""
     most = None if wait_for is None else parse_duration(wait_for, "wait-for").total_seconds()
     with session.jobs() as app:
         asked: list[str] = app.sync.stop_workers(list(ids) or None, drain=drain)

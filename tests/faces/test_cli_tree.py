@@ -20,9 +20,9 @@ from tests.faces.cli import JOBS, ROOT, Cli
 COMMANDS = dict(commands())
 
 EXPECTED = """
-    worker start|worker stop|worker list|enqueue|run|status|stats|list|count|show|watch|cancel|replay|delete|dlq list|dlq show
-    |dlq replay|dlq purge|queue list|queue pause|queue resume|queue purge|config list|config get|config set|config path
-    |retry-schedule|backup|migrate|doctor|why|dev|api|completion
+    worker start|worker stop|worker list|enqueue|run|status|stats|list|count|show|watch|cancel|replay|delete|dlq list
+    |dlq show|dlq replay|dlq purge|queue list|queue pause|queue resume|queue purge|config list|config get|config set
+    |config path|retry-schedule|backup|migrate|doctor|why|dev|api|completion
     |keys create|keys list|keys rotate|keys revoke|audit verify
 """
 

@@ -158,8 +158,11 @@ class Settings(HttpSettings, MetricsSettings):
         FOLDERS, "", "Absolute directories under one of which the cwd of a command job must lie; empty: anywhere."
     )
     output_limit = Setting(size("0B", "80KiB"), "64KiB", "How much is kept of a command's output, and of its errors.")
-    unknown_task = Setting(
-        choice("retry", "dead"), "retry", "What becomes of a job whose task is not registered in the worker."
+    defer_for = Setting(
+        span("0s", "30d"),
+        "1h",
+        "How long a job that its worker cannot run (its task is unknown there, or its payload does not fit) is given "
+        "back for another worker. Then it is dead; 0s: at once.",
     )
     payload_limit = Setting(size("1KiB", "64MiB"), "256KiB", "The largest payload of a job.")
     result_limit = Setting(size("1KiB", "64MiB"), "1MiB", "The largest result of a job.")

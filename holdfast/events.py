@@ -156,6 +156,28 @@ class TaskUnknown(Event, frozen=True, kw_only=True, gc=False):
     remedy: str
 
 
+class PayloadUnfit(Event, frozen=True, kw_only=True, gc=False):
+    """The payload of a job does not fit the task as this worker has it: logged once for each task."""
+
+    name: ClassVar[str] = "payload_unfit"
+    level: ClassVar[str] = "warning"
+    job_id: str
+    job_type: str
+    queue: str
+    remedy: str
+
+
+class JobDeferred(Event, frozen=True, kw_only=True, gc=False):
+    """This worker cannot run the job and gave it back for another one that can."""
+
+    name: ClassVar[str] = "job_deferred"
+    level: ClassVar[str] = "debug"
+    job_id: str
+    job_type: str
+    reason: str
+    retry_at: datetime | None
+
+
 class JobUnstartable(Event, frozen=True, kw_only=True, gc=False):
     """This worker could not even start the job (no descriptors, no memory) and gave it back."""
 

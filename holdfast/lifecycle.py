@@ -50,6 +50,9 @@ REPLAYABLE = frozenset({JobState.DEAD, JobState.FAILED, JobState.CANCELLED})
 """States replay accepts; ``succeeded`` too, when forced."""
 DELETABLE = frozenset(JobState) - {JobState.RUNNING}
 
+UNFIT = frozenset({Reason.NO_HANDLER, Reason.PAYLOAD})
+"""Reasons of a job that one worker cannot run and another may: the other has newer or older code."""
+
 ERROR_LIMIT = 4096
 """Characters of an error text that are kept."""
 
@@ -78,10 +81,12 @@ class Snoozed(msgspec.Struct, frozen=True, gc=False):
 
 class Released(msgspec.Struct, frozen=True, gc=False):
     """A stopping worker gives the job back; or one that could not even start it: then ``error`` says why, and
-    ``delay`` keeps it from being tried again at once."""
+    ``delay`` keeps it from being tried again at once. A job that waits for a worker that can run it has the ``reason``
+    why this one cannot."""
 
     error: str | None = None
     delay: timedelta | None = None
+    reason: Reason = Reason.RELEASED
 
 
 class Cancelled(msgspec.Struct, frozen=True, gc=False):
@@ -112,8 +117,8 @@ def decide(job: Job, outcome: Outcome, backoff: Backoff, rng: random.Random) -> 
             return _after_failure(job, outcome, backoff, rng)
         case Snoozed(delay=delay):
             return _given_back(job, Reason.SNOOZED, delay)
-        case Released(error=error, delay=delay):
-            return _given_back(job, Reason.RELEASED, delay, error)
+        case Released(error=error, delay=delay, reason=reason):
+            return _given_back(job, reason, delay, error)
         case Cancelled():
             return Settlement(
                 job_id=job.id,

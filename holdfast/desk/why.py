@@ -16,12 +16,13 @@ from holdfast.errors import Busy, TooBroad
 from holdfast.executors.group import is_gone
 from holdfast.executors.policy import COMMAND
 from holdfast.job import Job, JobFilter, JobState, Order, QueueInfo, Reason, WorkerInfo
+from holdfast.lifecycle import UNFIT
 from holdfast.store import Store
 from holdfast.values import nearest
 
 _ELSEWHERE = (
     "start a worker whose application has it, and let applications on one store have queues of their own: "
-    "a worker fails what it does not know"
+    "a worker gives back what it does not know, for as long as defer_for says, and then it is dead"
 )
 _COUNTED = 2000  # jobs of a queue that are looked at one by one for an exact place in the line
 _PAGE = 500
@@ -192,6 +193,13 @@ def _not_due(job: Job, known: Known) -> Iterator[Because]:
         text = f"attempt {job.attempts} failed: {clip(job.error or 'no error text')}"
         following = f"the next is in {span(wait)}, at {moment(job.run_at_us)}"
         yield Because("retry_later", f"{text}; {following}", f"to run it now: holdfast replay {job.id}")
+    elif job.reason in UNFIT:
+        text = f"worker {job.worker} cannot run it, and gave it back for one that can: {clip(job.error or job.reason)}"
+        yield Because(
+            "deferred",
+            f"{text}; the next try is in {span(wait)}, at {moment(job.run_at_us)}",
+            "start workers with the code that submits it; once defer_for is over it is dead",
+        )
     else:
         yield Because("scheduled", f"it is scheduled for {moment(job.run_at_us)}, in {span(wait)}")
 
@@ -216,7 +224,7 @@ def _obstacles(job: Job, known: Known) -> Iterator[Because]:
 
 def _unknown_task(job: Job, known: Known) -> Iterator[Because]:
     """Workers do not say which tasks they have, but an attempt may have shown that one lacks this one."""
-    if job.reason == Reason.NO_HANDLER:
+    if job.reason == Reason.NO_HANDLER and job.state is not JobState.SCHEDULED:
         text = f"worker {job.worker} took it, and has no task {job.task}"
         yield Because("no_handler", text, f"restart that worker if its code is old; else {_ELSEWHERE}")
 

@@ -36,6 +36,12 @@ FAMILIES = (
     ),
     Family(name="jobs_dead_total", kind="counter", labels=("job_type",), doc="Jobs that became dead letters."),
     Family(
+        name="jobs_deferred_total",
+        kind="counter",
+        labels=("job_type", "reason"),
+        doc="Jobs given back for a worker that can run them: `no_handler` or `payload` says why this one could not.",
+    ),
+    Family(
         name="jobs_retried_total",
         kind="counter",
         doc="Jobs taken again after an attempt that failed or was lost.",

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from holdfast.events import Event, Events, JobDead, JobFailed, LeaseLost, Subscriber, SweepComplete
+from holdfast.events import Event, Events, JobDead, JobDeferred, JobFailed, LeaseLost, Subscriber, SweepComplete
+from holdfast.lifecycle import UNFIT
 from holdfast.measures import (
     BatchSettled,
     JobsClaimed,
@@ -45,6 +46,7 @@ class Metrics:
             BatchSettled: self._settled,
             JobFailed: self._failed,
             JobDead: self._dead,
+            JobDeferred: self._deferred,
             LeaseLost: self._lost,
             SweepComplete: self._swept,
             LoopHeard: self._heard,
@@ -81,6 +83,8 @@ class Metrics:
     def _add_zeros_of(self, shown: str) -> None:
         for name in _BY_TASK:
             self._counters[name].add(0, shown)
+        for reason in UNFIT:
+            self._counters["jobs_deferred_total"].add(0, shown, reason)
 
     # ── what is heard ─────────────────────────────────────────────────────────────────────────────────────────
     def _submitted(self, event: Event) -> None:
@@ -129,6 +133,13 @@ class Metrics:
             self._counters[f"jobs_{outcome}_total"].add(1, shown)
             if seconds:  # else it was never run to its end: its worker is gone
                 self._histograms["job_duration_seconds"].add(seconds, shown, outcome)
+
+    def _deferred(self, event: Event) -> None:
+        assert isinstance(event, JobDeferred)  # noqa: S101 - subscribed to nothing else
+        with self._figures.lock:
+            shown = self._task(event.job_type)
+            self._add_zeros_of(shown)
+            self._counters["jobs_deferred_total"].add(1, shown, event.reason)
 
     def _lost(self, _event: Event) -> None:
         with self._figures.lock:

@@ -14,6 +14,7 @@ from holdfast.app import Holdfast
 from holdfast.app.submitter import Submitter
 from holdfast.errors import JobFailed
 from holdfast.job import Job, JobState, NewJob, Submitted
+from holdfast.lifecycle import UNFIT
 from holdfast.signals import HandlerSignal
 from holdfast.store import EVERY_QUEUE
 from holdfast.task import Context
@@ -91,7 +92,8 @@ class InlineSubmitter(Submitter):
 
     def _raise_error_of(self, job: Job) -> None:
         error = self._errors.pop(job.id, None)
-        if job.state not in (JobState.FAILED, JobState.DEAD):
+        deferred = job.state is JobState.SCHEDULED and job.reason in UNFIT
+        if job.state not in (JobState.FAILED, JobState.DEAD) and not deferred:
             return
         if error is None or (isinstance(error, HandlerSignal) and job.state is JobState.DEAD):
             raise JobFailed(job.id, f"job {job.id} is {job.state} ({job.reason}): {job.error}") from error

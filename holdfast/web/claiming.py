@@ -142,8 +142,8 @@ CLAIM = Form(
                 "maxItems": _TASKS_MOST,
                 "items": {"type": "string", "pattern": TASK_PATTERN},
             },
-            doc="The tasks it has handlers for. A job of another is settled as `no_handler`, as the setting "
-            "`unknown_task` says. All tasks where nothing is said.",
+            doc="The tasks it has handlers for. A job of another is given back for a worker that has one, "
+            "as long as the setting `defer_for` says. All tasks where nothing is said.",
             check=array_of(check_task_name, _TASKS_MOST),
             example=["email.send"],
         ),

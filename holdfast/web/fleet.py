@@ -16,7 +16,7 @@ from holdfast.events import Event, JobDead, JobFailed, JobSucceeded
 from holdfast.job import Beat, Job, JobState, Lease, Order, Pulse, Settled, Settlement
 from holdfast.lifecycle import Failed, Outcome, Released, decide
 from holdfast.measures import BatchSettled
-from holdfast.worker.judging import Unknown, backoff_of
+from holdfast.worker.judging import Unfit, backoff_of
 from holdfast.worker.shift import Shift
 from holdfast.worker.sweeper import Sweeper
 from holdfast.worker.telling import dead_letters, measure_settled, tell_lost, tell_rest, tell_success
@@ -53,7 +53,7 @@ class Fleet:
     def __init__(self, app: Holdfast) -> None:
         self.app = app
         self._known: dict[str, Known] = {}
-        self._unknown_tasks = Unknown(app)
+        self._unfit = Unfit(app)
         self._rng = random.Random()
         self._sweeping: asyncio.Task[None] | None = None
         self._afterwards: set[asyncio.Task[None]] = set()
@@ -92,6 +92,7 @@ class Fleet:
         if not endings:
             return []
         store = await self.app.opened()
+        endings = await self._with_deferred(endings)
         settlements = [self.decided(each) for each in endings]
         now_us = await store.now_us() if any(map(self.app.events.listens, _TIMED)) else 0
         answers = await store.settle(settlements)
@@ -112,6 +113,16 @@ class Fleet:
         if self.app.events.listens(BatchSettled):
             measure_settled(self.app.events, len(endings), succeeded)
         return answers
+
+    async def _with_deferred(self, endings: Sequence[Ending]) -> Sequence[Ending]:
+        """The endings, with jobs given back that another worker may run."""
+        unfit = {place: each.outcome for place, each in enumerate(endings) if Unfit.concerns(each.outcome, each.job)}
+        if not unfit:
+            return endings
+        jobs = [endings[place].job for place in unfit]
+        outcomes = await self._unfit.settled(jobs, list(unfit.values()), self.app.settings)
+        changed = dict(zip(unfit, map(Ending, jobs, outcomes), strict=True))
+        return [changed.get(place, each) for place, each in enumerate(endings)]
 
     def _tell(self, worker: str, job: Job, settlement: Settlement, answer: Settled, seconds: float) -> None:
         events, known = self.app.events, self.known(worker)
@@ -141,8 +152,7 @@ class Fleet:
     async def refuse(self, worker: str, jobs: Sequence[Job], tasks: frozenset[str]) -> None:
         """Settle jobs whose task the worker does not know, as a worker of ours would."""
         known = sorted(tasks)
-        settings = self.app.settings
-        endings = [Ending(job, self._unknown_tasks.failed(job, known, settings)) for job in jobs]
+        endings = [Ending(job, self._unfit.unknown(job, known)) for job in jobs]
         try:
             await self.settle(worker, endings)
         except HoldfastError:

@@ -17,7 +17,7 @@ from holdfast.desk.words import timestamp
 from holdfast.errors import Invalid
 from holdfast.executors.outcome import storable, tail
 from holdfast.job import JobState, Lease, Reason, Settled, Settlement
-from holdfast.lifecycle import Cancelled, Failed, Outcome, Released, Snoozed, Succeeded
+from holdfast.lifecycle import UNFIT, Cancelled, Failed, Outcome, Released, Snoozed, Succeeded
 from holdfast.task.codec import Words, encode_result
 from holdfast.values import check_span
 from holdfast.web.fields import Field, Form, an_object, array_of, as_it_is, choice, text
@@ -154,7 +154,8 @@ SETTLEMENT = Form(
             "reason",
             {"type": "string", "enum": [*_FAILED, *_DEAD]},
             "The kind of failure. Of `failed`: `error` (what stands where nothing is said), `timeout` or `crashed`; of "
-            "`dead`: `non_retryable`, `payload`, `result` or `no_handler`.",
+            "`dead`: `non_retryable` or `result`; with `payload` or `no_handler` the job is given back for another "
+            "worker, as long as the setting `defer_for` says.",
             choice(*_FAILED, *_DEAD),
             None,
         ),
@@ -300,7 +301,8 @@ def _refused(call: Call, worker: str, stand: Standing, asked: Settlement | None)
     job = stand.job
     if job is None or asked is None or not call.caller.allows(job.queue):
         return SettledJob(id=stand.lease.job_id, verdict=Verdict.LOST, state=None, run_at=None)
-    ours = job.worker == worker and job.claims == stand.lease.claims and job.state is asked.state
+    deferred = job.state is JobState.SCHEDULED and asked.reason in UNFIT
+    ours = job.worker == worker and job.claims == stand.lease.claims and (job.state is asked.state or deferred)
     repeated = ours and job.reason in (None, asked.reason)
     goes_on = repeated and job.state in (JobState.FAILED, JobState.SCHEDULED)
     return SettledJob(

@@ -1,19 +1,28 @@
-"""What settings and application say of a failed job: its retry policy, and what a task is that nobody knows."""
+"""What settings and application say of a failed job: its retry policy, and whether another worker may run it."""
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import TypeGuard
+
+import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.config import Settings
-from holdfast.errors import Invalid
-from holdfast.events import RetryUnreadable, TaskUnknown
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.events import PayloadUnfit, RetryUnreadable, TaskUnknown
+from holdfast.executors.policy import COMMAND
 from holdfast.job import Job, Reason
-from holdfast.lifecycle import Failed
+from holdfast.lifecycle import UNFIT, Failed, Outcome, Released
 from holdfast.retry import Retry
 from holdfast.values import nearest
 
-_TOLD = 1000  # names of tasks that are told not to be there
+_TOLD = 1000  # names of tasks that are told not to be there, or that payloads do not fit
+_SHORTEST, _LONGEST = timedelta(seconds=2), timedelta(minutes=1)  # between two tries of a deferred job
+_SINCE = re.compile(r"deferred since (\S+): ")
 
 
 def backoff_of(job: Job, app: Holdfast, settings: Settings) -> Retry:
@@ -28,14 +37,20 @@ def backoff_of(job: Job, app: Holdfast, settings: Settings) -> Retry:
     return (task.retry if task is not None else None) or settings.retry
 
 
-class Unknown:
-    """The tasks that were met and that a worker does not have; each is told once."""
+class Unfit:
+    """Jobs that a worker cannot run: it lacks their task, or their payload does not fit. Logs each task once.
+
+    In a rolling deployment another worker may have the code for them. So they are given back, without an attempt, until
+    ``defer_for`` is over. The instant it began at is in the job's error; a replay or an attempt begins it anew.
+    """
 
     def __init__(self, app: Holdfast) -> None:
         self._app = app
+        self._rng = random.Random()
         self._meant: dict[str, str] = {}  # by the name that was met: what may have been meant
+        self._misfits: set[str] = set()
 
-    def failed(self, job: Job, known: Sequence[str], settings: Settings) -> Failed:
+    def unknown(self, job: Job, known: Sequence[str]) -> Failed:
         """The failure of a job whose task is none of those the worker knows."""
         listed = (", ".join(known) or "none")[:500]
         if job.task not in self._meant and len(self._meant) < _TOLD:
@@ -46,5 +61,59 @@ class Unknown:
             error=f"no task {job.task!r} is registered in this worker (registered: {listed})"
             + self._meant.get(job.task, ""),
             reason=Reason.NO_HANDLER,
-            retryable=settings.unknown_task == "retry",
+            retryable=False,
         )
+
+    @staticmethod
+    def concerns(outcome: Outcome, job: Job) -> TypeGuard[Failed]:
+        """Whether another worker may run this job though here it has failed."""
+        if type(outcome) is not Failed or outcome.retryable or outcome.reason not in UNFIT or job.task == COMMAND:
+            return False
+        return outcome.reason is Reason.NO_HANDLER or _is_object(job.payload)
+
+    async def settled(self, jobs: Sequence[Job], failures: Sequence[Failed], settings: Settings) -> list[Outcome]:
+        """Returns what becomes of jobs that ``concerns`` is true of: given back, or failed once their time is over."""
+        for job, failed in zip(jobs, failures, strict=True):
+            if failed.reason is Reason.PAYLOAD:
+                self._warn(job)
+        if not settings.defer_for:
+            return list(failures)
+        try:
+            rows = await (await self._app.opened()).outlines([job.id for job in jobs])
+        except HoldfastError:  # it keeps the error, and with it the instant it is deferred since
+            return [Released(None, _SHORTEST, failed.reason) for failed in failures]
+        return [self._deferred(row, failed, settings) for row, failed in zip(rows, failures, strict=True)]
+
+    def _warn(self, job: Job) -> None:
+        if job.task not in self._misfits and len(self._misfits) < _TOLD:
+            self._misfits.add(job.task)
+            remedy = f"start workers with the code that submits it, or correct its arguments: holdfast why {job.id}"
+            self._app.events.emit(PayloadUnfit(job_id=job.id, job_type=job.task, queue=job.queue, remedy=remedy))
+
+    def _deferred(self, row: Job | None, failed: Failed, settings: Settings) -> Outcome:
+        if row is None or row.started_at is None:
+            return failed  # it is gone, or another program has changed it
+        since = _since(row) or row.started_at
+        waited = row.started_at - since
+        left = settings.defer_for - waited
+        if left <= timedelta(0):
+            return failed
+        delay = min(max(_SHORTEST, waited / 2), _LONGEST) * self._rng.uniform(0.5, 1)
+        text = f"deferred since {since.isoformat().replace('+00:00', 'Z')}: {failed.error}"
+        return Released(text, min(delay, left), failed.reason)
+
+
+def _since(row: Job) -> datetime | None:
+    """When the job was deferred for the first time; None if its latest try was something else."""
+    found = _SINCE.match(row.error or "") if row.reason in UNFIT else None
+    try:
+        return found and datetime.fromisoformat(found[1])
+    except ValueError:
+        return None
+
+
+def _is_object(payload: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(payload), dict)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return False

@@ -26,7 +26,7 @@ from holdfast.task import CURRENT, Context, LogOpener, Task
 from holdfast.traces import trace_id_of
 from holdfast.worker.calls import Calls, Ran, returned
 from holdfast.worker.completing import UNDONE, Completing
-from holdfast.worker.judging import Unknown
+from holdfast.worker.judging import Unfit
 from holdfast.worker.shift import Run, Shift, Why
 
 _SPARE = 100  # deadlines of ended runs that may be kept
@@ -48,7 +48,7 @@ class Runner:
         self._deadlines: list[tuple[float, int, Run]] = []
         self._order = itertools.count()
         self._earlier = asyncio.Event()
-        self._unknown = Unknown(shift.app)
+        self._unfit = Unfit(shift.app)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Never done, unless with the error of a runner that died of a bug."""
 
@@ -150,7 +150,7 @@ class Runner:
         point("handler.before")
         outcome: Outcome | None = None
         try:
-            outcome = await self._execute(run, run.context)
+            outcome = await self._outcome(run, run.context)
         except asyncio.CancelledError:
             if run.why is None:  # not the job is being stopped, but this runner
                 raise
@@ -217,6 +217,12 @@ class Runner:
             run.interrupt(Why.LOST)
 
     # ── one execution ─────────────────────────────────────────────────────────────────────────────────────────
+    async def _outcome(self, run: Run, context: Context) -> Outcome:
+        outcome = await self._execute(run, context)
+        if Unfit.concerns(outcome, run.job):
+            [outcome] = await self._unfit.settled([run.job], [outcome], self._shift.settings)
+        return outcome
+
     async def _execute(self, run: Run, context: Context) -> Outcome:
         job = run.job
         task = self._registry.get(job.task)
@@ -224,7 +230,7 @@ class Runner:
         if timeout is not None:
             self._watch(run, timeout)
         if task is None and job.task != COMMAND:
-            return self._unknown.failed(job, self._registry.names(), self._shift.settings)
+            return self._unfit.unknown(job, self._registry.names())
         try:
             if task is None:
                 calling = self._calls.around(context, functools.partial(self._command, job))

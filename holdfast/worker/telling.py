@@ -12,6 +12,7 @@ from holdfast.events import (
     Events,
     JobCancelled,
     JobDead,
+    JobDeferred,
     JobFailed,
     JobReleased,
     JobSucceeded,
@@ -21,6 +22,7 @@ from holdfast.events import (
     LeaseRejected,
 )
 from holdfast.job import Claim, Job, JobState, Settled, Settlement, instant
+from holdfast.lifecycle import UNFIT
 from holdfast.measures import BatchSettled, JobsClaimed
 from holdfast.traces import trace_id_of
 from holdfast.transports.names import Names
@@ -104,6 +106,9 @@ def tell_rest(
             _tell_dead(events, job, reason, error, seconds, dlq_key)
         case JobState.CANCELLED:
             events.emit(JobCancelled(job_id=job.id, job_type=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
+        case JobState.SCHEDULED if settlement.reason in UNFIT:
+            retry_at = None if answer.run_at_us is None else instant(answer.run_at_us)
+            events.emit(JobDeferred(job_id=job.id, job_type=job.task, reason=reason, retry_at=retry_at))
         case _:
             if error:
                 events.emit(JobUnstartable(job_id=job.id, job_type=job.task, error=error))

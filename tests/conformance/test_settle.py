@@ -126,6 +126,24 @@ async def test_a_snoozed_job_is_scheduled_with_its_attempt_given_back(store: Sto
     assert (await stored(store, job.id)).attempts == 0
 
 
+async def test_deferred_job_keeps_reason_and_error_through_its_next_claim(store: Store, clock: ManualClock) -> None:
+    job = await running(store)
+    told = {"reason": Reason.NO_HANDLER, "delay": 5 * SECOND, "refund": True}
+    await settle(store, job, JobState.SCHEDULED, error="deferred since then: no task", **told)
+    clock.advance(5)
+    (again,) = await take(store)
+    await settle(store, again, JobState.SCHEDULED, **told)  # without an error: the earlier one stays
+    clock.advance(5)
+    (third,) = await take(store)
+
+    [row] = await store.outlines([job.id])
+
+    assert row is not None
+    assert (row.state, row.reason, row.error) == (JobState.RUNNING, "no_handler", "deferred since then: no task")
+    assert (row.attempts, row.started_at_us, third.attempts) == (1, clock(), 1)
+    assert await store.attempts(job.id) == []
+
+
 async def test_a_lost_attempt_counts_and_the_next_success_clears_its_error(store: Store, clock: ManualClock) -> None:
     job = await running(store)
     await lose(store, clock, job)

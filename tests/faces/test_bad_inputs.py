@@ -103,7 +103,7 @@ REFUSED = [
 
 @pytest.fixture
 def app(tmp_path: Path) -> Any:
-    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", commands="argv", unknown_task="dead")
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", commands="argv", defer_for="0s")
     yield app
     app.sync.close()
 

@@ -75,14 +75,14 @@ def test_each_queue_gives_no_more_than_its_slots(api: Api, worker: Worker) -> No
     assert [job["queue"] for job in worker.claim(queues={"a": 5})] == ["a"]
 
 
-def test_a_job_whose_task_the_worker_does_not_know_goes_the_way_of_every_unknown_task(api: Api, worker: Worker) -> None:
+def test_job_whose_task_the_worker_does_not_know_is_deferred(api: Api, worker: Worker) -> None:
     job, known = api.submit(type="unknown", queue="a"), api.submit(type="known", queue="b")
 
     assert [each["id"] for each in worker.claim(types=["known", "other"])] == [known["id"]]
 
     told = stored(api, job)
-    assert (told["status"], told["reason"], told["attempts"]) == ("failed", "no_handler", 1)
-    assert "unknown" in told["error"]
+    assert (told["status"], told["reason"], told["attempts"]) == ("scheduled", "no_handler", 0)
+    assert "deferred since" in told["error"]
 
 
 def test_a_claim_waits_until_there_is_something(api: Api, worker: Worker) -> None:
@@ -164,7 +164,8 @@ OUTCOMES: list[tuple[str, dict[str, Any], tuple[str, str | None, int]]] = [
     ("failed", {"error": ERROR}, ("failed", "error", 1)),
     ("failed", {"error": ERROR, "reason": "timeout"}, ("failed", "timeout", 1)),
     ("dead", {"error": ERROR}, ("dead", "non_retryable", 1)),
-    ("dead", {"error": {"message": "no"}, "reason": "payload"}, ("dead", "payload", 1)),
+    ("dead", {"error": {"message": "no"}, "reason": "payload"}, ("scheduled", "payload", 0)),
+    ("dead", {"error": {"message": "no"}, "reason": "no_handler"}, ("scheduled", "no_handler", 0)),
     ("snoozed", {"delay": 60}, ("scheduled", "snoozed", 0)),
     ("cancelled", {}, ("cancelled", "cancelled", 1)),
     ("released", {}, ("queued", "released", 0)),
@@ -260,7 +261,8 @@ def test_a_batch_is_answered_in_its_order(api: Api, worker: Worker, clock: Manua
 
 
 def test_to_settle_twice_is_harmless_and_says_so(api: Api, worker: Worker) -> None:
-    for outcome, said in (("succeeded", {}), ("failed", {"error": ERROR}), ("dead", {"error": ERROR})):
+    unfit = {"error": ERROR, "reason": "payload"}
+    for outcome, said in (("succeeded", {}), ("failed", {"error": ERROR}), ("dead", {"error": ERROR}), ("dead", unfit)):
         api.submit()
         job = worker.one()
         assert worker.settle(job, outcome, **said)[0] == "accepted"

@@ -48,7 +48,7 @@ async def spoiled(app: Holdfast, changes: dict[str, Any], events: Recorder) -> E
     async def broken() -> None:
         raise ValueError("it broke")
 
-    async with harness(app, unknown_task="dead", max_attempts=2) as harnessed:
+    async with harness(app, defer_for="0s", max_attempts=2) as harnessed:
         first = await work.enqueue()
         bad = await work.enqueue()
         spoil(app, bad.id, changes)

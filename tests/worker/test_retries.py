@@ -195,31 +195,13 @@ async def test_error_texts_are_bounded_and_storable(app: Holdfast) -> None:
     assert errors["surrogate"] == "ValueError: \\ud800!"
 
 
-@pytest.mark.parametrize(("setting", "state"), [("retry", "failed"), ("dead", "dead")])
-async def test_an_unknown_task(app: Holdfast, setting: str, state: str) -> None:
-    @app.task("known")
-    async def known() -> None: ...
-
-    async with harness(app, unknown_task=setting, retry="fixed:60", max_attempts=2) as harnessed:
-        job = await app.enqueue("elsewhere.only", {"a": 1})
-        await harnessed.advance(1)
-        seen = await job.job()
-        assert (seen.state, seen.attempts) == (state, 1)
-        assert "no task 'elsewhere.only' is registered" in (seen.error or "")
-        assert "known" in (seen.error or "")
-        await harnessed.run_until_idle()
-        dead = await job.job()
-    assert dead.state == "dead"
-    assert dead.reason == ("budget" if setting == "retry" else "no_handler")
-
-
 async def test_an_unknown_task_is_warned_of_once_with_what_may_have_been_meant(app: Holdfast) -> None:
     events = Recorder(app)
 
     @app.task("mail.send")
     async def send() -> None: ...
 
-    async with harness(app, unknown_task="dead") as harnessed:
+    async with harness(app, defer_for="0s") as harnessed:
         first, _, other = [await app.enqueue(name) for name in ("mail.sent", "mail.sent", "elsewhere.only")]
         await harnessed.run_until_idle()
         assert ((await first.job()).error or "").endswith("(registered: mail.send); did you mean mail.send?")
@@ -232,7 +214,7 @@ async def test_an_unknown_task_is_warned_of_once_with_what_may_have_been_meant(a
 
 
 async def test_a_payload_that_does_not_fit_is_dead_until_replayed_with_another(app: Holdfast) -> None:
-    async with harness(app) as harnessed:
+    async with harness(app, defer_for="0s") as harnessed:
         job = await app.enqueue("late", {"count": "many"})  # nobody here knew the task when it was enqueued
         seen: list[Any] = []
 

@@ -83,7 +83,7 @@ async def test_a_span_says_how_its_attempt_ended(app: Holdfast) -> None:
             ]
 
     spans = Spans()
-    async with harness(app) as harnessed:
+    async with harness(app, defer_for="0s") as harnessed:
         for how in ("dead", "snoozed", "failed", "exit"):
             await ends.enqueue(how)
             await harnessed.run_until_idle()

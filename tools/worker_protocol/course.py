@@ -147,6 +147,7 @@ async def laid_out(folder: Path, command: str, patience: float) -> AsyncIterator
         lease=f"{LEASE}s",
         sweep="200ms",
         poll="200ms",
+        defer_for="0s",
     )
     recorder = Recorder(Api(app))
     async with serving(app, app.settings, site=recorder) as served:

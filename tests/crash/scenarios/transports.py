@@ -39,7 +39,7 @@ def unannounced(folder: Path, home: Home, *, kills: int, seed: int) -> Report:
     """
     report = Report(figures={"seed": seed})
     rng = random.Random(seed)
-    with Fleet(folder, home, poll="1h", unknown_task="dead") as fleet:
+    with Fleet(folder, home, poll="1h", defer_for="0s") as fleet:
         fleet.start_workers(WORKERS)
         for _ in range(kills):
             fault = f"announce.before:kill@{rng.randint(1, 9)}"

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from holdfast.job import Finding, JobFilter, JobState
 from holdfast.store import Store
 from holdfast.stores import open_store
 from holdfast.stores.sqlite import care
+from holdfast.stores.sqlite.store import SQLiteStore
 from tests.conformance.support import Opener, new_job, put, state_of, take_ids
 
 NOBODY = 65534
@@ -251,6 +253,37 @@ async def test_a_file_deleted_under_the_store_is_noticed(opener: Opener, file: P
             await call
     assert list(file.parent.iterdir()) == []
     await opener.close()
+
+
+async def test_no_connection_checkpoints_automatically(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that checkpoint and write at once can corrupt a file: the store's own checkpoints run under a lock."""
+    limits: dict[sqlite3.Connection, int] = {}
+
+    class Watched(sqlite3.Connection):
+        def close(self) -> None:
+            limits[self] = self.execute("pragma wal_autocheckpoint").fetchone()[0]
+            super().close()
+
+    made: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def watched(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        made.append(connect(*arguments, factory=Watched, **options))
+        return made[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", watched)
+    store = SQLiteStore(str(file), patience=5.0)
+    for _ in range(2):  # a new file, and one that is there
+        await store.absent()
+        await store.open()
+        await put(store)
+        await store.find(JobFilter(tasks=("work",)))
+        await store.doctor()
+        await store.backup(str(file.with_name(f"copy-{len(made)}.db")))
+        await store.close()
+    assert len(made) > 16
+    assert set(map(id, limits)) == set(map(id, made))
+    assert set(limits.values()) == {0}
 
 
 async def test_a_damaged_file_raises_an_error_of_ours(opener: Opener, file: Path) -> None:

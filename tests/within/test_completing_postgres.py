@@ -17,7 +17,7 @@ import pytest
 from holdfast import Context, JobHandle, JobState, Retry
 from holdfast.errors import Conflict, JobFailed
 from holdfast.events import LeaseLost
-from holdfast.job import Completion, Lease
+from holdfast.job import Completion, Lease, Settlement
 from holdfast.portal import drive
 from holdfast.worker import Worker
 from tests.support.fault_proxy import FaultProxy
@@ -303,6 +303,23 @@ def test_an_expired_lease_completes_nothing(place: Place) -> None:
             async with by_asyncpg(place.url) as held:
                 answer = await place.app.within.complete(held.connection, lease, None)
             assert (answer.accepted, answer.state) == (False, JobState.RUNNING)
+
+    asyncio.run(ask())
+
+
+def test_superseded_lease_completes_nothing(place: Place) -> None:
+    async def ask() -> None:
+        async with place.app:
+            store: Any = await place.app.opened()
+            superseded = await _claimed(place)
+            await store.settle([Settlement(job_id=superseded.job_id, claims=superseded.claims, state=JobState.QUEUED)])
+            claim = await store.claim("other", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
+            async with by_asyncpg(place.url) as held:
+                answer = await place.app.within.complete(held.connection, superseded, '"late"')
+            assert (answer.accepted, answer.state) == (False, JobState.RUNNING)
+            async with by_asyncpg(place.url) as held:
+                assert (await place.app.within.complete(held.connection, claim.jobs[0].lease, '"mine"')).accepted
+            assert (await place.app.get(superseded.job_id)).result == '"mine"'
 
     asyncio.run(ask())
 

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast import Context, Holdfast, JobState
 from holdfast.errors import HoldfastError
-from holdfast.job import Completion, Job, Lease
+from holdfast.job import Completion, Job, Lease, Settlement
 from holdfast.worker import Worker
 from tests.within.support import Undone
 
@@ -101,6 +101,23 @@ def test_the_store_says_what_became_of_a_completion(app: Holdfast) -> None:
             with begun(app) as connection:
                 answer = await app.within.complete(connection, lease, None)
             assert (answer.accepted, answer.state) == (False, JobState.SUCCEEDED)
+
+    asyncio.run(ask())
+
+
+def test_superseded_lease_completes_nothing(app: Holdfast) -> None:
+    async def ask() -> None:
+        async with app:
+            store = await app.opened()
+            superseded = await _claimed(app)
+            await store.settle([Settlement(job_id=superseded.job_id, claims=superseded.claims, state=JobState.QUEUED)])
+            claim = await store.claim("other", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
+            with begun(app) as connection:
+                answer = await app.within.complete(connection, superseded, '"late"')
+            assert (answer.accepted, answer.state) == (False, JobState.RUNNING)
+            with begun(app) as connection:
+                assert (await app.within.complete(connection, claim.jobs[0].lease, '"mine"')).accepted
+            assert (await app.get(superseded.job_id)).result == '"mine"'
 
     asyncio.run(ask())
 

@@ -45,6 +45,7 @@ class Claiming:
         self._malformed: list[Delivery] = []  # they hold no job id
         self._promoted: int | None = None
         self._last: Claim = Claim(jobs=[])
+        self._lease_until_us: int | None = None  # of the jobs taken first
         self._quarantined = False
 
     async def run(self) -> Claim:
@@ -62,6 +63,7 @@ class Claiming:
             refused=len(self._over),
             promoted=self._promoted or 0,
             quarantined=self._quarantined,
+            lease_until_us=self._lease_until_us,
         )
 
     async def _rounds(self) -> None:
@@ -144,6 +146,8 @@ class Claiming:
     def _note(self, delivered: Delivered, by_id: dict[str, Delivery]) -> None:
         self._last = delivered.claim
         self._quarantined = self._quarantined or delivered.claim.quarantined
+        if self._lease_until_us is None:
+            self._lease_until_us = delivered.claim.lease_until_us
         self._carrier.paused = delivered.paused
         for job in delivered.claim.jobs:
             self._jobs.append(job)

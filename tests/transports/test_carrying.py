@@ -90,6 +90,19 @@ async def test_what_cannot_be_claimed_is_counted_once_each_and_gone(pairing: Pai
         assert (pairing.waiting(), pairing.unacknowledged()) == ([], 0)
 
 
+async def test_claim_tells_the_lease_though_a_later_round_takes_nothing(pairing: Pairing) -> None:
+    clock = ManualClock()
+    async with pairing.app(now=clock) as app:
+        store = await app.opened()
+        (job_id,) = await put(store)
+        pairing.push(job_id, job_id, job_id)
+
+        claimed = await claim(store, 2)
+
+        assert [job.id for job in claimed.jobs] == [job_id]
+        assert claimed.lease_until_us == clock() + 30_000_000
+
+
 async def test_an_id_in_another_spelling_is_the_same_job(pairing: Pairing) -> None:
     async with pairing.app() as app:
         store = await app.opened()

@@ -23,7 +23,7 @@ EXAMPLE = ROOT / "examples" / "queuectl"
 QUICK = {"check_interval": 0.2, "stop_timeout": 20}
 
 
-def wait_until(holds: Callable[[], Any], seconds: float = 20.0, what: str = "it") -> Any:
+def wait_until(holds: Callable[[], Any], seconds: float = 90.0, what: str = "it") -> Any:
     """Look again and again until ``holds`` says something true; fail when it takes too long."""
     until = time.monotonic() + seconds
     while not (answer := holds()):
@@ -65,7 +65,7 @@ class Queue:
             input=given,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=120,
             check=False,
         )
 
@@ -81,7 +81,7 @@ class Queue:
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-            code = process.wait(30)
+            code = process.wait(90)
         assert code == 0, (code, workers.log())
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -98,7 +98,7 @@ class Queue:
 
         return document(self.app.sync.get(f"key:{job_id}"))
 
-    def until(self, job_id: str, *states: str, seconds: float = 20.0) -> dict[str, Any]:
+    def until(self, job_id: str, *states: str, seconds: float = 90.0) -> dict[str, Any]:
         """Wait for a job to be in one of these states."""
 
         def reached() -> dict[str, Any] | None:
@@ -134,7 +134,7 @@ class Workers:
 
     def ready(self, count: int = 1) -> list[int]:
         """Wait until that many work; their pids."""
-        found: list[int] = wait_until(lambda: pids if len(pids := self.pids()) == count else None, 30, "workers")
+        found: list[int] = wait_until(lambda: pids if len(pids := self.pids()) == count else None, 90, "workers")
         return found
 
     def pids(self) -> list[int]:

@@ -41,7 +41,7 @@ def test_j11_j21_j29_j42_j43_j45_j50_j51_a_slow_job_is_the_same_in_table_and_ans
     with atlas.one(ATLAS_SCHEDULING_ENABLED="false") as api, held() as (payload, allowed):
         job_id = api.submit("api.call", payload)
         seen = [_agreed(atlas, api, job_id)]
-        with atlas.running("worker-1"):
+        with atlas.running("worker-1", HOLDFAST_RETRY="1h"):
             api.when(job_id, "RUNNING")
             seen.append(_agreed(atlas, api, job_id))
             allowed.set()

@@ -16,11 +16,14 @@ from tests.examples.common import PATIENCE, until
 from tests.examples.delayed_support import EXAMPLE, QUERY, SETTINGS, Delayed, Server
 from tests.examples.programs import ROOT
 from tests.examples.readme import Readme, free_ports
+from tests.support.load import slowness
 from tests.support.servers import base
 
 pytestmark = pytest.mark.timeout(400)
 
 README = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+DOCUMENTED = re.findall(r"^pytest (tests/\S+(?: -k \w+)?) +#", README, re.MULTILINE)
+"""The arguments of the commands that run all tests, and those from end to end."""
 
 
 def _listens(port: int) -> bool:
@@ -97,10 +100,24 @@ def test_d1_d12_d36_redis_is_the_only_service_and_a_private_one_in_tests(delayed
     assert delayed.client.keys("*") == []
 
 
-def test_d11_d13_d14_one_documented_command_runs_the_tests() -> None:
-    (command,) = re.findall(r"^pytest (tests/examples .*)$", README, re.MULTILINE)
+@pytest.mark.rows("D11")
+def test_one_documented_command_selects_every_test() -> None:
+    command, _ = DOCUMENTED
     program = [sys.executable, "-m", "pytest", *command.split(), "--collect-only", "-q"]
     collected = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
     assert collected.returncode == 0, collected.stdout
     here = {path.name for path in Path(__file__).parent.glob("test_delayed_queue_*.py")}
     assert set(re.findall(r"(test_\w+\.py)", collected.stdout)) == here
+
+
+@pytest.mark.rows("D13", "D14")
+def test_documented_end_to_end_command_passes_within_a_minute() -> None:
+    _, command = DOCUMENTED
+    program = [sys.executable, "-m", "pytest", *command.split(), "-q", "-p", "no:cacheprovider"]
+    slow = slowness()
+    ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
+    slow = max(slow, slowness())
+    assert ran.returncode == 0, ran.stdout
+    (passed, seconds) = re.findall(r"^(\d+) passed in ([\d.]+)s", ran.stdout, re.MULTILINE)[0]
+    assert int(passed) >= 5
+    assert float(seconds) <= 60 * slow

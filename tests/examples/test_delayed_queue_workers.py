@@ -13,7 +13,8 @@ import pytest
 
 from holdfast.job import as_ulid, new_id
 from tests.examples.common import PATIENCE, until
-from tests.examples.delayed_support import DATABASE, LEADER, SECOND, Delayed, Program, in_time, lateness
+from tests.examples.delayed_support import DATABASE, LEADER, SECOND, Delayed, Program, lateness
+from tests.support.load import percentile, slowness
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -28,24 +29,38 @@ LONG_AGO = 1_577_836_800 * SECOND
 def test_d20_d23_d27_d31_d41_one_leader_moves_and_runs_everything_when_it_is_due(delayed: Delayed) -> None:
     with delayed.workers(LEADER) as (leader,):
         delayed.app.sync.pause("default")
-        in_time(lambda: _moved(delayed), 1.0, "a move to dueJobs, where nobody takes it")
+        slow = slowness()
+        moved = _moved(delayed)
+        assert max(moved) <= 1.0 * max(slow, slowness())
         delayed.app.sync.resume("default")
-        in_time(lambda: _ran(delayed, leader), 1.5, "a lateness")
+        until(lambda: not any(delayed.places().values()), "the end of what was moved")
+        slow = slowness()
+        late = [each for _ in range(10) for each in _ran(delayed, leader)]
+        assert percentile(late, 0.99) <= 1.5 * max(slow, slowness())
 
 
-def _moved(delayed: Delayed) -> float:
-    """Seconds from a job's due time until it is seen in the list."""
-    due = delayed.now() + SECOND // 2
-    (job_id,) = delayed.submit(due)
-    assert delayed.place(job_id) == ["jobs"] or delayed.now() >= due
-    until(lambda: delayed.place(job_id) == ["dueJobs"], "the job's move")
-    seen = delayed.now()
-    assert seen >= due
-    return (seen - due) / SECOND
+def _moved(delayed: Delayed) -> list[float]:
+    """Seconds from the due time of each of a hundred jobs until it is in the list, and not in the sorted set."""
+    begin = delayed.now() + SECOND
+    dues = [begin + number * SECOND // 50 for number in range(100)]
+    missing = dict(zip(delayed.submit(*dues), dues, strict=True))
+    late: list[float] = []
+
+    def over() -> bool:
+        places = delayed.places()
+        now = delayed.now()
+        for job_id in missing.keys() & set(places["dueJobs"]):
+            assert job_id not in places["jobs"]
+            late.append((now - missing.pop(job_id)) / SECOND)
+        return not missing
+
+    until(over, "the move of all jobs")
+    assert min(late) >= 0
+    return late
 
 
-def _ran(delayed: Delayed, leader: Program) -> float:
-    """How late the latest of twenty jobs is, which run in the order of their due times."""
+def _ran(delayed: Delayed, leader: Program) -> list[float]:
+    """How late each of twenty jobs is, which run in the order of their due times."""
     begin = delayed.now() + SECOND // 4
     dues = [begin + number * SECOND // 50 for number in range(20)]
     shuffled = random.sample(dues, len(dues))
@@ -68,7 +83,7 @@ def test_d26_d38_d44_an_idle_worker_blocks_and_runs_what_is_pushed_by_hand(delay
         return (int(job["pickupTime"]) - now) / SECOND
 
     def commands() -> float:
-        return len(delayed.overheard(2.5)) / 2.5
+        return len(delayed.overheard(5)) / 5
 
     def listening() -> bool:
         clients = [each["cmd"] for each in delayed.client.client_list() if each["db"] == str(DATABASE)]
@@ -76,8 +91,10 @@ def test_d26_d38_d44_an_idle_worker_blocks_and_runs_what_is_pushed_by_hand(delay
 
     with delayed.workers(LEADER):  # a follower has less to say
         until(listening, "a worker that blocks, and its keeper")
-        in_time(commands, 2.0, "commands a second")
-        in_time(pushed, 0.5, "a start")
+        assert commands() < 2.0
+        slow = slowness()
+        starts = [pushed() for _ in range(50)]
+        assert percentile(starts, 0.99) <= 0.5 * max(slow, slowness())
 
 
 def test_x40_what_fails_runs_again_at_once_for_ever_or_as_often_as_is_said(delayed: Delayed) -> None:
@@ -96,8 +113,9 @@ def test_x40_what_fails_runs_again_at_once_for_ever_or_as_often_as_is_said(delay
 # ── beside each other ─────────────────────────────────────────────────────────────────────────────────────────────
 def test_d24_d40_d42_d43_followers_share_and_leave_the_moving_to_the_leader(delayed: Delayed) -> None:
     with delayed.workers(FOLLOWER, FOLLOWER) as followers:
-        due = delayed.now() + SECOND // 4
+        due = delayed.now() + 2 * SECOND
         ready, future = delayed.submit(LONG_AGO, due)
+        assert delayed.now() < due, "the machine is too slow: the job was due before it was stored"
         delayed.all_ended([ready])
         while delayed.now() < due + SECOND:  # long enough for anybody's look
             time.sleep(0.1)
@@ -108,11 +126,11 @@ def test_d24_d40_d42_d43_followers_share_and_leave_the_moving_to_the_leader(dela
             delayed.all_ended([future])
             _once(delayed, everybody, delayed.submit(*[delayed.now() + SECOND // 2] * 30))
 
-            def least() -> float:
-                shares = _once(delayed, everybody, delayed.submit(*[LONG_AGO] * 300, seconds=0.02))
-                return -min(shares)
+            def is_even() -> bool:
+                """A machine that is busy with other tests gets another chance; no job may run twice in any."""
+                return min(_once(delayed, everybody, delayed.submit(*[LONG_AGO] * 300, seconds=0.02))) >= 60
 
-            in_time(least, -60, "minus the smallest share of 300 jobs")
+            until(is_even, "60 of 300 jobs for each worker")
 
 
 def _once(delayed: Delayed, workers: Sequence[Program], ids: Sequence[str]) -> list[int]:
@@ -143,11 +161,17 @@ def test_d25_d28_d29_d30_d33_what_a_killed_worker_held_is_put_back_once_and_runs
             until(lambda: delayed.place(second) == ["unackedJobs"], "the follower to be busy")
             picked = int(delayed.job(second)["pickupTime"])
             assert before <= picked <= delayed.now()
+            slow = slowness()
             follower.kill()
+            killed = delayed.now()
         assert delayed.place(second) == ["unackedJobs"] or delayed.now() > picked + lease
         until(lambda: delayed.place(second) == ["dueJobs"], "the job to be put back")
         (lost,) = delayed.app.sync.attempts(second)
-        assert lease < lost.ended_at_us - picked < 30 * SECOND  # idle: lease, a second until the next look, a moment
+        assert lost.ended_at_us > picked + lease
+        assert lost.ended_at_us <= killed + lease + 2 * SECOND * max(
+            slow, slowness()
+        )  # a look each second, and one more
+        assert delayed.places()["dueJobs"].count(second) == 1
         leader.kill()
     for job_id in (first, second):
         delayed.client.hset(f"delayed-queue:job:{job_id}", "payload", '{"payload": null}')
@@ -158,8 +182,10 @@ def test_d25_d28_d29_d30_d33_what_a_killed_worker_held_is_put_back_once_and_runs
 
 
 # ── all of it ─────────────────────────────────────────────────────────────────────────────────────────────────────
-BATCHES = {"7": 1.0, "50": 4.0, "100": 2.0}
-"""JOB_COUNT and TIME_OFFSET_SEC. The second and third are the seed's own examples, in a fifth of the time."""
+BATCHES = {"7": 1.0, "50": 20.0, "100": 10.0}
+"""JOB_COUNT and TIME_OFFSET_SEC. The second and third are the seed's own examples."""
+LEAD = 0.5
+"""Seconds by which the client puts due times off until it has sent them all."""
 
 
 def test_d5_d6_d7_d8_d9_d39_batches_through_two_servers_and_five_workers(delayed: Delayed) -> None:
@@ -177,10 +203,15 @@ def test_d5_d6_d7_d8_d9_d39_batches_through_two_servers_and_five_workers(delayed
         assert [len(ids) for ids in accepted] == [int(count) for count in BATCHES]
         for ids, window in zip(accepted, BATCHES.values(), strict=True):
             dues = [int(job["dueTime"]) for job in delayed.jobs(ids)]
-            assert began < min(dues) <= max(dues) <= submitted + (window + 0.5) * SECOND
+            assert began < min(dues) <= max(dues) <= submitted + (window + LEAD) * SECOND
         ids = [job_id for batch in accepted for job_id in batch]
+        slow = slowness()
         _once(delayed, workers, ids)
-        assert lateness(delayed.jobs(ids)) < 30  # p99 on an idle machine: the storm says it
+        slow = max(slow, slowness())
+        for batch, window in zip(accepted, BATCHES.values(), strict=True):
+            last = max(delayed.app.sync.get(job_id).ended_at_us or 0 for job_id in batch)
+            assert last <= submitted + (window + LEAD + 2 * slow) * SECOND
+        assert percentile(lateness(delayed.jobs(ids)), 0.99) <= 1.5 * slow
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from examples.demo import corpus, report, show
 from examples.demo.measure import measure
 from holdfast import Holdfast, JobState
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 ROOT = Path(__file__).resolve().parents[2]
 

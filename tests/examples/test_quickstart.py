@@ -29,7 +29,7 @@ def test_the_program_gets_its_result_from_a_worker(tmp_path: Path) -> None:
         assert (ran.returncode, ran.stdout) == (0, "Hello, Ada!\n"), ran.stderr
     finally:
         worker.terminate()
-        assert worker.wait(20) == 0
+        assert worker.wait(60) == 0
 
 
 def test_it_is_the_program_of_the_readme_and_short() -> None:

@@ -12,6 +12,7 @@ import pytest
 from holdfast.clock import ManualClock
 from holdfast.store import Store
 from tests.conformance.support import Opener
+from tests.support.load import TEST_SECONDS
 from tests.support.stores import CARRIED, MIGRATED, stores_of
 
 
@@ -22,7 +23,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
     runner: asyncio.Runner = pyfuncitem.funcargs["runner"]
-    runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=60))
+    runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=TEST_SECONDS))
     return True
 
 

@@ -25,7 +25,7 @@ from tests.support.servers import until
 
 BATCH = 200
 """A claim large enough for a cursor."""
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds until a job counts as left behind. The bound is 2 s, but a loaded machine may be slow to claim at all."""
 PINNED = 50_000
 

@@ -13,7 +13,7 @@ from holdfast.stores.postgres.links import parse_url
 from tests.conformance.support import new_job, put
 from tests.support.spoiling import session
 
-_PATIENCE = 30.0
+_PATIENCE = 60.0
 
 
 async def test_a_lone_job_takes_its_news_along_and_a_batch_tells_afterwards(store: Store) -> None:

@@ -39,6 +39,6 @@ def test_who_opens_a_file_that_another_is_just_making_waits_for_it(tmp_path: Pat
         opener.start()
         came_early = ended.wait(0.1)
         maker.execute("commit")
-    opener.join(10)
+    opener.join(60)
     assert troubles == []
     assert not came_early

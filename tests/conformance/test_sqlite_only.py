@@ -224,7 +224,7 @@ async def test_who_reads_the_whole_file_keeps_no_reader_waiting(
 
     def take_long(*_: object) -> Finding:
         began.set()
-        assert going_on.wait(20)
+        assert going_on.wait(60)
         return Finding("file", "ok", "read")
 
     monkeypatch.setattr(care, work, take_long)
@@ -233,7 +233,7 @@ async def test_who_reads_the_whole_file_keeps_no_reader_waiting(
     reading = asyncio.create_task(store.doctor() if verb == "doctor" else store.backup("copy.db"))
     assert await asyncio.to_thread(began.wait, 10)
 
-    seen = await asyncio.wait_for(state_of(store, job_id), 5)
+    seen = await asyncio.wait_for(state_of(store, job_id), 60)
 
     going_on.set()
     await reading

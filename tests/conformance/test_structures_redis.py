@@ -225,7 +225,7 @@ async def test_a_hand_pushed_id_wakes_who_waits(store: Store, keys: Keys) -> Non
     keys.hset("job:by-hand", mapping={"payload": "{}", "task": "work"})
     keys.rpush("ready", "by-hand")
 
-    await asyncio.wait_for(waiting, timeout=20)
+    await asyncio.wait_for(waiting, timeout=60)
 
     assert keys.lrange("ready", 0, -1) == ["by-hand"]
 

@@ -142,7 +142,7 @@ async def test_a_commit_wakes_everybody_who_waits(store: Store, connection: sqli
 
     submit(connection, store, [new_job()])
 
-    done, late = await asyncio.wait(waiters, timeout=5)
+    done, late = await asyncio.wait(waiters, timeout=60)
     for waiter in late:
         waiter.cancel()
     await asyncio.gather(*late, return_exceptions=True)

@@ -86,7 +86,7 @@ async def test_the_end_of_a_job_is_heard(store: Store, opener: Opener) -> None:
     (job,) = await take(store)
     await settle(store, job)
 
-    await asyncio.wait_for(waiting, timeout=20)
+    await asyncio.wait_for(waiting, timeout=60)
 
     assert await state_of(other, job_id) is JobState.SUCCEEDED
 

@@ -25,7 +25,7 @@ from tests.support.stores import Home
 
 ROOT = Path(__file__).parents[2]
 MARK = "CRASH_TEST"
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 SETTINGS = {
     "lease": "2s",
     "beat": "600ms",

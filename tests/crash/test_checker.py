@@ -112,5 +112,5 @@ def test_a_lease_that_was_started_twice_in_one_process_stays_two_executions(tmp_
 )
 def test_a_process_that_ends_by_itself_is_told(tmp_path: Path, program: str, mishaps: int) -> None:
     with Fleet(tmp_path, sqlite_file) as fleet:
-        fleet.run([sys.executable, "-c", program]).wait(20)
+        fleet.run([sys.executable, "-c", program]).wait(60)
         assert len(fleet.mishaps()) == mishaps

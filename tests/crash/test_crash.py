@@ -13,7 +13,7 @@ from tests.crash.report import kept
 from tests.crash.scenarios import crowds, faults, files, freezes, handlers, kills, stops, submitters
 from tests.support.stores import CARRIED, STORES, Home, stores_of
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 
 # These are long enough: Redis is for the storm alone (`python -m tests.storm --store redis`), and transports have a few

@@ -14,7 +14,7 @@ from tests.crash.report import kept
 from tests.crash.scenarios import api
 from tests.support.stores import STORES
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 SOON = 60.0  # seconds
 

@@ -13,7 +13,7 @@ from tests.crash.report import kept
 from tests.crash.scenarios import networks, servers
 from tests.crash.scenarios.kinds import POSTGRES
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 SOON = 60.0  # seconds
 

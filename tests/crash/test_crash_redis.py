@@ -15,7 +15,7 @@ from tests.crash.scenarios import freezes, kills, redis_servers, servers
 from tests.crash.scenarios.kinds import REDIS
 from tests.support.stores import STORES
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 SOON = 60.0  # seconds
 

@@ -11,7 +11,7 @@ from tests.crash.report import kept
 from tests.crash.scenarios import faults, freezes, kills, transports
 from tests.support.stores import CARRIED, STORES, Home
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(params=sorted(CARRIED))

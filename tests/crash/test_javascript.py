@@ -10,7 +10,7 @@ from tests.crash.report import kept
 from tests.crash.scenarios.javascript import javascript
 from tests.support.stores import STORES
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres_stream"])

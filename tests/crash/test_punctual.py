@@ -10,7 +10,7 @@ from tests.crash.report import kept
 from tests.crash.scenarios.punctual import punctual
 from tests.support.stores import STORES
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 
 def test_jobs_start_when_they_are_due_once_and_not_all_in_one_worker(tmp_path: Path, seed: int) -> None:

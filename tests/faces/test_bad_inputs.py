@@ -322,7 +322,7 @@ def drained(app: Holdfast, task: str, payload: dict[str, Any]) -> tuple[Job, Job
     async def run() -> tuple[Job, Job]:
         async with app:
             bad, good = await app.enqueue(task, payload, max_attempts=1), await neighbour.enqueue()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await Worker(app, drain=True).run()
             return await bad.job(), await good.job()
 

@@ -18,8 +18,9 @@ import pytest
 
 from holdfast.cli.develop import Watcher
 from tests.faces.cli import JOBS, Cli
+from tests.support.load import slowness
 
-_DEADLINE = 40.0
+_DEADLINE = 90.0
 _ANSWERED, _LATE = 2.0, 1.0  # seconds the API has for an answer, and what a busy machine adds
 _BROKEN_LIFE = """
 from contextlib import asynccontextmanager
@@ -142,7 +143,7 @@ def test_dev_answers_503_while_its_store_is_locked(cli: Cli) -> None:
         began = time.monotonic()
         answer = client.post("/v1/jobs", json={"type": "mail.send", "payload": {"to": "b"}})
         assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
-        assert time.monotonic() - began < _ANSWERED + _LATE
+        assert time.monotonic() - began < _ANSWERED + _LATE * slowness()
         other.execute("rollback")
         other.close()
         assert _result(client, "mail.send", to="c") == "sent to c"

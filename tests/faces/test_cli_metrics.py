@@ -29,7 +29,7 @@ def test_every_worker_process_tells_its_own(cli: Cli) -> None:
         succeeded = 0.0
         while succeeded < 5:
             for address in addresses:
-                assert httpx.get(f"{address}/health/live", timeout=20).json()["status"] == "ok"
+                assert httpx.get(f"{address}/health/live", timeout=60).json()["status"] == "ok"
             succeeded = sum(_succeeded(address) for address in addresses)
         process.send_signal(signal.SIGTERM)
         assert process.wait(40) == 0
@@ -40,7 +40,7 @@ def test_every_worker_process_tells_its_own(cli: Cli) -> None:
 
 def _succeeded(address: str) -> float:
     """Jobs that the worker there has seen succeed."""
-    told = httpx.get(f"{address}/metrics", headers={"accept": "application/json"}, timeout=20).json()["metrics"]
+    told = httpx.get(f"{address}/metrics", headers={"accept": "application/json"}, timeout=60).json()["metrics"]
     (metric,) = [each for each in told if each["name"] == "holdfast_jobs_succeeded_total"]
     return sum(series["value"] for series in metric["series"])
 

@@ -31,7 +31,7 @@ def _started(cli: Cli, *words: str, **options: Any) -> Iterator[Any]:
 
 
 def _until(condition: Any) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -53,7 +53,7 @@ def test_a_worker_of_several_processes_stops_when_told_through_the_store(cli: Cl
     with _started(cli, "worker", "start", "--processes", "2", "--app", target) as process:
         _until(lambda: len(cli.json("worker", "list")["workers"]) == 2)
         assert len(cli.json("worker", "stop", "--wait-for", "20s")["asked"]) == 2
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_worker_ends_well_on_sigterm(cli: Cli) -> None:
@@ -61,7 +61,7 @@ def test_a_worker_ends_well_on_sigterm(cli: Cli) -> None:
     with _started(cli, "worker", "start", "--app", cli.write_jobs()) as process:
         _until(lambda: cli.json("worker", "list")["workers"])
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_workers_of_a_supervisor_say_that_it_stopped_them_and_it_says_why(cli: Cli) -> None:
@@ -171,7 +171,7 @@ def test_a_reader_that_goes_away_ends_the_program_quietly(cli: Cli) -> None:
     cli.run("enqueue", "--stream", "-", stdin='{"task": "work"}\n' * 500)
     with _started(cli, "list", "--limit", "500") as process:
         process.stdout.close()
-        assert process.wait(20) == 141
+        assert process.wait(60) == 141
         assert process.stderr.read() == b""
 
 
@@ -180,13 +180,13 @@ def test_ctrl_c_ends_watching_with_0_and_other_commands_with_130(cli: Cli) -> No
     with _started(cli, "watch") as process:
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     with _started(cli, "enqueue", "--stream", "-", "--batch", "1", "--json", stdin=-1) as process:
         process.stdin.write(b'{"task": "work"}\n')
         process.stdin.flush()
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
         assert b"the jobs of lines 1 to 1 are stored" in process.stderr.read()
 
 
@@ -227,7 +227,7 @@ def _on_a_terminal(cli: Cli, **environment: str) -> bytes:
         if not data:
             break
         text += data
-    writer.wait(20)
+    writer.wait(60)
     os.close(controller)
     return text
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(180)  # several processes on a busy machine
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come"
         time.sleep(0.05)

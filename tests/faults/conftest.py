@@ -13,6 +13,7 @@ import pytest
 from holdfast.links import redis as redis_links
 from holdfast.stores.postgres import links as postgres_links
 from tests.support.fault_proxy import FaultProxy
+from tests.support.load import TEST_SECONDS
 from tests.support.redis import Redis, shared
 from tests.support.stores import STORES, stores_of
 
@@ -23,7 +24,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=50))
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=TEST_SECONDS))
     return True
 
 

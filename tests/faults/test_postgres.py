@@ -17,6 +17,7 @@ from holdfast.stores.postgres import links, news
 from tests.conformance.support import LEASE, claim, ending, failing, new_job, pulse, put, running, settle, stored, take
 from tests.faults.support import opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
+from tests.support.load import slowness
 from tests.support.postgres import Postgres
 
 
@@ -62,7 +63,7 @@ async def test_a_server_that_refuses_is_told_in_one_line_and_soon(proxy: FaultPr
         with pytest.raises(Unavailable) as told:
             await store.submit([new_job()])
 
-        assert time.monotonic() - begun < links.PATIENCE + 3
+        assert time.monotonic() - begun < (links.PATIENCE + 3) * slowness()
         assert "\n" not in str(told.value)
         proxy.accept()
         (answer,) = await until_it_works(lambda: store.submit([new_job()]))
@@ -91,21 +92,21 @@ async def test_a_listener_that_went_silent_costs_one_poll_and_is_replaced(
         await put(submitter)
         begun = time.monotonic()
         await worker.wait(["queue:default"], timeout=1.0)
-        assert time.monotonic() - begun < 5.0
+        assert time.monotonic() - begun < 5.0 * slowness()
         assert len(await take(worker)) == 1
 
         proxy.heal()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while True:  # until somebody listens again: woken long before the timeout
             await worker.wait(["queue:default"], timeout=0.2)
-            waiting = asyncio.create_task(worker.wait(["queue:default"], timeout=20))
+            waiting = asyncio.create_task(worker.wait(["queue:default"], timeout=60))
             await asyncio.sleep(0.1)
             if waiting.done():
                 continue
             begun = time.monotonic()
             await put(submitter)
             await waiting
-            if time.monotonic() - begun < 5:
+            if time.monotonic() - begun < 30:
                 return
             assert time.monotonic() < deadline
 
@@ -198,7 +199,7 @@ async def test_a_beat_does_not_wait_for_a_handler_that_holds_its_job(postgres: P
             async with link.transaction():
                 await link.execute(f"select from {schema}.job where id = $1 for update", held.id)
                 leases: list[Lease] = [held.lease, other.lease]
-                beat = await asyncio.wait_for(store.beat(pulse(), leases, lease_for=LEASE * 2), timeout=5)
+                beat = await asyncio.wait_for(store.beat(pulse(), leases, lease_for=LEASE * 2), timeout=60)
                 assert [str(each) for each in beat.held] == ["held", "held"]
             assert (await stored(store, other.id)).lease_until_us > (await stored(store, held.id)).lease_until_us  # type: ignore[operator]
         finally:

@@ -95,7 +95,7 @@ async def test_a_store_closes_whatever_its_listeners_are_just_doing(url: str) ->
         waiting = asyncio.create_task(store.wait(["queue:default", "job:x"], timeout=50))
         for _ in range(steps):
             await asyncio.sleep(0)
-        await asyncio.wait_for(store.close(), timeout=20)
+        await asyncio.wait_for(store.close(), timeout=60)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 

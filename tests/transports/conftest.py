@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.load import TEST_SECONDS
 from tests.support.redis import FLOORS, MAIN, Redis, shared
 from tests.support.stores import CARRIED, MIGRATED
 from tests.transports.support import Pairing
@@ -21,7 +22,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=55))
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=TEST_SECONDS))
     return True
 
 

@@ -17,7 +17,7 @@ from holdfast.store import Store
 from holdfast.worker.worker import Worker
 from tests.support.redis import Redis
 
-PATIENCE = 40.0
+PATIENCE = 90.0
 """Seconds for what takes a moment on an idle machine."""
 
 

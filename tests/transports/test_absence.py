@@ -131,7 +131,7 @@ async def test_nobody_waits_for_a_silent_redis_twice(rough: Pairing) -> None:
             began = time.monotonic()
             for _ in range(50):
                 assert (await app.enqueue("work")).wake_up_delayed
-            assert time.monotonic() - began < 10  # 50 deadlines are 100 s
+            assert time.monotonic() - began < 50  # 50 deadlines are 100 s
             await until(lambda: len(done) == 52, "the jobs")
 
 

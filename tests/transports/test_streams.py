@@ -77,12 +77,12 @@ async def test_what_a_dead_consumer_had_in_hand_goes_to_others(stream: Pairing) 
 
 
 async def test_a_long_job_s_delivery_stays_its_worker_s(stream: Pairing) -> None:
-    async with stream.app(lease="2s") as app, stream.app(lease="2s") as other:
+    async with stream.app(lease="4s") as app, stream.app(lease="4s") as other:
         store, sweeper = await app.opened(), await other.opened()
         await put(store)
         (job,) = (await claim(store, lease_for=timedelta(minutes=5))).jobs
         (holder,) = consumers(stream)
-        for _ in range(13):
+        for _ in range(25):
             await store.beat(PULSE, [Lease(job.id, job.claims)], lease_for=timedelta(minutes=5))
             await asyncio.sleep(0.2)
             await sweeper.remind()

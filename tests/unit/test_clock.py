@@ -12,7 +12,7 @@ from holdfast.clock import Clock, ManualClock, SystemClock
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, timeout=10))
+    asyncio.run(asyncio.wait_for(test, timeout=60))
 
 
 async def settle() -> None:

@@ -22,6 +22,7 @@ from holdfast.executors.command import run_command
 from holdfast.executors.policy import CommandPolicy
 from holdfast.job import Reason
 from holdfast.lifecycle import Failed, Outcome, Released, Succeeded
+from tests.support.load import slowness
 from tests.unit.executor_support import living_with, on_both_loops, until
 
 POLICY = CommandPolicy(mode="shell")
@@ -198,8 +199,8 @@ async def test_a_process_in_the_background_neither_holds_the_job_nor_outlives_it
         started = time.monotonic()
         answer = await result(text=f"sleep {mark} {output} & echo hi")
         assert answer["stdout"] == "hi\n"
-        assert time.monotonic() - started < 2
-        await until(lambda: not living_with(mark), 1)
+        assert time.monotonic() - started < 30
+        await until(lambda: not living_with(mark), 30)
 
 
 @on_both_loops
@@ -208,8 +209,8 @@ async def test_one_that_left_the_session_and_holds_the_output_is_ended_too() -> 
     started = time.monotonic()
     answer = await result(text=f"setsid -f sleep {mark}; echo hi")
     assert answer["stdout"] == "hi\n"
-    assert time.monotonic() - started < 2
-    await until(lambda: not living_with(mark), 1)
+    assert time.monotonic() - started < 30
+    await until(lambda: not living_with(mark), 30)
 
 
 NASTY = {
@@ -233,8 +234,8 @@ async def test_cancelled_it_is_killed_with_everything_it_started(how: str) -> No
     with pytest.raises(asyncio.CancelledError):
         await running
     took = time.monotonic() - started
-    await until(lambda: not living_with(mark), 1)
-    assert took < 1, took
+    await until(lambda: not living_with(mark), 30)
+    assert took < 1 * slowness(), took
 
 
 @on_both_loops
@@ -247,7 +248,7 @@ async def test_a_second_cancellation_does_not_save_anybody() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    await until(lambda: not living_with(mark), 1)
+    await until(lambda: not living_with(mark), 30)
 
 
 @on_both_loops
@@ -286,7 +287,7 @@ async def test_without_a_pidfd_a_thread_waits(monkeypatch: pytest.MonkeyPatch) -
     mark = f"65.{uuid.uuid4().int % 10**9}"
     assert (await result(text=f"sleep {mark} & echo hi"))["stdout"] == "hi\n"
     assert (await failure(text="exit 7")).error == "exit code 7"
-    await until(lambda: not living_with(mark), 1)
+    await until(lambda: not living_with(mark), 30)
 
 
 @on_both_loops

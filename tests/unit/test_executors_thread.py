@@ -69,7 +69,7 @@ async def test_threads_are_reused_and_bounded() -> None:
     threads = ThreadExecutor(3)
     first = await run(threads, threading.get_ident)
     assert await run(threads, threading.get_ident) == first
-    meeting = threading.Barrier(3, timeout=5)
+    meeting = threading.Barrier(3, timeout=60)
 
     def meet() -> int:
         meeting.wait()
@@ -86,7 +86,7 @@ async def test_a_cancelled_thread_is_told_and_counted_until_it_ends() -> None:
 
     def stubborn() -> None:
         started.set()
-        leave.wait(10)
+        leave.wait(60)
 
     task = asyncio.create_task(run(threads, stubborn, told.set))
     await until(started.is_set)
@@ -98,7 +98,7 @@ async def test_a_cancelled_thread_is_told_and_counted_until_it_ends() -> None:
     assert await run(threads, lambda: "others go on") == "others go on"
     before = time.monotonic()
     assert threads.close() == 1
-    assert time.monotonic() - before < 1
+    assert time.monotonic() - before < 30
     leave.set()
     await until(lambda: threads.stuck == 0)
 
@@ -110,7 +110,7 @@ async def test_a_call_cancelled_before_it_starts_never_starts() -> None:
 
     def busy() -> None:
         started.set()
-        leave.wait(10)
+        leave.wait(60)
 
     first = asyncio.create_task(run(threads, busy))
     await until(started.is_set)
@@ -133,7 +133,7 @@ def test_a_thread_that_outlives_its_loop_does_no_harm() -> None:
 
     def stubborn() -> None:
         started.set()
-        leave.wait(10)
+        leave.wait(60)
         done.set()
 
     async def give_up() -> None:
@@ -144,10 +144,10 @@ def test_a_thread_that_outlives_its_loop_does_no_harm() -> None:
 
     asyncio.run(give_up())
     leave.set()
-    assert done.wait(5)
+    assert done.wait(60)
     named = [thread for thread in threading.enumerate() if thread.name.startswith("holdfast-handler")]
     for thread in named:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 

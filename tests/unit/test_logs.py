@@ -306,12 +306,15 @@ def test_a_blocked_reader_blocks_nobody_and_hears_what_it_missed() -> None:
         line = b"x" * 999 + b"\n"
         for _ in range(2_000):  # The pipe takes about 64 of these, the buffer 300, the writer holds as many again.
             writer.write(line)
-        received = reader.readline() + reader.readline()
-        while b"dropped" not in received:
-            received += reader.readline()
-        *whole, said = received.splitlines(keepends=True)
-        assert set(whole) == {line}
-        assert len(whole) + int(said.split()[1]) == 2_000
+        whole = dropped = 0
+        while whole + dropped < 2_000:  # a writer that got its turn in between tells of several gaps
+            received = reader.readline()
+            if received.startswith(b"dropped"):
+                dropped += int(received.split()[1])
+            else:
+                assert received == line
+                whole += 1
+        assert (whole + dropped, dropped > 0) == (2_000, True)
         writer.write(b"again\n", urgent=True)
         assert reader.readline() == b"again\n"
         writer.close()
@@ -365,7 +368,7 @@ def test_a_full_disk_loses_lines_and_work_goes_on(tmp_path: Path, monkeypatch: p
         writer = LineWriter(stream, _dropped)
         monkeypatch.setattr("holdfast.observe.writer.os.write", os_write)
         writer.write(b"first line\n", urgent=True)
-        assert tried.wait(10)
+        assert tried.wait(60)
         while not writer._dropped:
             tried.wait(0.001)
         full = False

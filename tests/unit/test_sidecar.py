@@ -12,8 +12,9 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.observe.sidecar import Page, Sidecar
+from tests.support.load import slowness
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 def _echo(accept: str) -> Page:
@@ -71,7 +72,7 @@ def test_clients_that_send_nothing_or_nonsense_do_not_hold_others_up(sidecar: Si
                     pass
         begun = time.monotonic()
         assert ask(sidecar, "GET", "/metrics")[0] == 200
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 1 * slowness()
 
 
 def test_a_port_that_is_taken_is_told(sidecar: Sidecar) -> None:

@@ -162,7 +162,7 @@ def submitted_together(app: Holdfast, store: Counting, jobs: Sequence[NewJob]) -
     async def submit_all() -> list[object]:
         submitter = Submitter(opened, lambda: app.settings, app.events)
         calls = [submitter.submit(job) for job in jobs]
-        return list(await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10))
+        return list(await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60))
 
     return asyncio.run(submit_all())
 
@@ -269,7 +269,7 @@ def test_a_result_is_no_longer_than_the_limit(tmp_path: Path) -> None:
     async def run() -> list[tuple[JobState, str | None]]:
         async with app:
             handles = [await grow.enqueue(1022), await grow.enqueue(1023)]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await Worker(app, drain=True).run()
             return [((job := await handle.job()).state, job.reason) for handle in handles]
 

@@ -202,7 +202,7 @@ def test_a_result_that_needs_no_time_can_be_waited_for(app: Holdfast) -> None:
         async with testing.Harness(app, patience=20) as harness:
             await harness.start()
             quick = await app.enqueue("add", {"a": 1})
-            assert await quick.result(timeout=5) == 2
+            assert await quick.result(timeout=60) == 2
             late = await app.enqueue("add", {"a": 2}, delay=60)
             results = await asyncio.gather(late.result(timeout=90), harness.run_until_idle())
             assert results[0] == 3

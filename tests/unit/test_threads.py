@@ -55,12 +55,12 @@ def worker(folder: Path) -> Iterator[None]:
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
-    stop.wait(10)
+    stop.wait(60)
     try:
         yield
     finally:
         loops[0].call_soon_threadsafe(workers[0].stop)
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 

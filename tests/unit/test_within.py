@@ -169,7 +169,7 @@ def test_a_worker_runs_it_within_a_second_of_the_commit_though_nobody_tells_it(
             await asyncio.sleep(0.05)
             committed = time.monotonic()
             connection.commit()
-            started = await handle.result(timeout=10)
+            started = await handle.result(timeout=60)
             worker.stop()
             await running
             return started - committed

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
-_DEADLINE = 40.0
+_DEADLINE = 90.0
 
 
 class Served:

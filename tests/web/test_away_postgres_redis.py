@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.web.asgi import OPERATIONS
 from holdfast.web.routing import Operation
+from tests.support.load import slowness
 from tests.support.postgres import Postgres, shared
 from tests.support.redis import Redis
 from tests.web.client import Api
@@ -38,7 +39,7 @@ def test_it_starts_while_the_store_is_away_and_finds_it_later(server: Postgres |
         assert client.get("/health/ready").status_code == client.get("/v1/jobs").status_code == 503
         assert client.post("/v1/jobs", json={"type": "work", "payload": {}}).status_code == 503
         server.start()
-        until = time.monotonic() + 30
+        until = time.monotonic() + 90
         while client.post("/v1/jobs", json={"type": "work", "payload": {}}).status_code != 201:
             assert time.monotonic() < until
             time.sleep(0.1)
@@ -54,7 +55,7 @@ def test_every_operation_says_that_the_store_is_away(server: Postgres | Redis, t
             served.client() as client,
             client.stream(asked.method, asked.target, content=asked.body, headers=asked.headers) as answer,
         ):
-            assert time.monotonic() - begun < 20, operation.name
+            assert time.monotonic() - begun < 10 * slowness(), operation.name
             if answer.status_code == 503:
                 answer.read()
                 assert answer.headers["retry-after"].isdigit()

@@ -22,7 +22,7 @@ async def _complaints(api: Api, path: str, body: bytes, headers: dict[str, str],
     return []
 
 
-@pytest.mark.timeout(220)
+@pytest.mark.timeout(400)
 def test_every_row_is_refused_whole_on_every_store(api: Api) -> None:
     async def ask() -> list[str]:
         found: list[str] = []

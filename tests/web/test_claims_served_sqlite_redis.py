@@ -13,7 +13,7 @@ import pytest
 
 from tests.web.serving import Served
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 def waiting(served: Served, worker: str) -> socket.socket:
@@ -24,7 +24,7 @@ def waiting(served: Served, worker: str) -> socket.socket:
     connection = served.connect()
     connection.sendall(head.encode() + b"\r\n\r\n" + body)
     with served.client() as client:
-        until = time.monotonic() + 40
+        until = time.monotonic() + 90
         while worker not in client.get("/v1/workers").text:
             assert time.monotonic() < until
             time.sleep(0.02)

@@ -38,7 +38,7 @@ def test_it_is_mounted_below_a_path_of_somebody_s_site(home: str) -> None:
             assert (await client.get("/v1/nothing")).status_code == 404
             assert (await client.get("/openapi.json")).status_code == 200
 
-    asyncio.run(asyncio.wait_for(use(), 50))
+    asyncio.run(asyncio.wait_for(use(), 200))
 
 
 async def _lifespan(api: Any) -> tuple[list[str], asyncio.Event, asyncio.Task[None]]:
@@ -94,7 +94,7 @@ def test_closing_the_application_closes_the_store_of_its_api(home: str) -> None:
         assert await api.app.opened() is not store
         await app.close()
 
-    asyncio.run(asyncio.wait_for(use(), 50))
+    asyncio.run(asyncio.wait_for(use(), 200))
 
     asyncio.run(asyncio.wait_for(use(), 50))
 
@@ -110,7 +110,7 @@ def test_what_somebody_else_opened_stays_open(home: str) -> None:
             await task
             assert await app.opened() is store
 
-    asyncio.run(asyncio.wait_for(use(), 50))
+    asyncio.run(asyncio.wait_for(use(), 200))
 
 
 def test_a_store_that_is_not_ours_fails_the_start(tmp_path: Any) -> None:
@@ -123,7 +123,7 @@ def test_a_store_that_is_not_ours_fails_the_start(tmp_path: Any) -> None:
         await task
         assert said == ["lifespan.startup.failed"]
 
-    asyncio.run(asyncio.wait_for(use(), 50))
+    asyncio.run(asyncio.wait_for(use(), 200))
 
 
 def test_a_web_socket_is_closed(home: str) -> None:

@@ -52,7 +52,7 @@ def _move(rng: random.Random) -> tuple[str, str, dict[str, Any] | None]:
     return rng.choice(moves)
 
 
-@pytest.mark.timeout(220)
+@pytest.mark.timeout(400)
 def test_everything_at_once_is_answered(home: str) -> None:
     rng = random.Random(7)
     moves = [_move(rng) for _ in range(240)]

@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.web import claiming
 from holdfast.web.openapi import example
+from tests.support.load import slowness
 from tests.web.serving import Served, answer_on
 
 JOB = {"type": "work", "payload": {}}
@@ -74,7 +75,7 @@ def test_a_crowd_holds_nobody_up(served: Served, words: bytes) -> None:
             begun = time.monotonic()
             assert client.post("/v1/jobs", json=JOB).status_code == 201
             took.append(time.monotonic() - begun)
-    assert sorted(took)[5] < 5  # milliseconds, on a machine that has nothing else to do
+    assert sorted(took)[5] < 5 * slowness()  # milliseconds, on a machine that has nothing else to do
 
 
 def test_bodies_that_trickle_hold_nobody_up(served: Served) -> None:

@@ -12,15 +12,17 @@ import httpx
 import pytest
 
 from tests.support.fault_proxy import FaultProxy
+from tests.support.load import slowness
 from tests.support.postgres import shared as shared_postgres
 from tests.support.redis import shared as shared_redis
 from tests.web.client import JSON, UNKNOWN_ID, Api
 
 CALLERS = 40
 """More than there are connections to the store."""
-TOLD, RECOVERED = 2.0, 10.0
-"""Seconds, and what a busy machine adds."""
+TOLD, RECOVERED = 2.0, 90.0
+"""Seconds."""
 LATE = 1.0
+"""What a machine adds that is not idle."""
 SUBMISSION = '{"type": "work", "payload": {}}'
 ASKED = (
     ("GET", "/v1/jobs?status=queued", None),
@@ -59,7 +61,7 @@ def test_everybody_is_told_in_time_that_the_store_is_silent(home: str, proxy: Fa
         answers = api.run(_all(api))
         assert {answer.status_code for answer, _ in answers} == {503}, [each.text for each, _ in answers]
         assert all(answer.headers["retry-after"].isdigit() for answer, _ in answers)
-        assert max(seconds for _, seconds in answers) < TOLD + LATE
+        assert max(seconds for _, seconds in answers) < TOLD + LATE * slowness()
         proxy.heal()
         until = time.monotonic() + RECOVERED
         while any(answer.status_code == 503 for answer, _ in api.run(_all(api))):
@@ -75,7 +77,7 @@ def test_a_store_that_is_silent_from_the_start_is_told(home: str, proxy: FaultPr
     with api._runner:
         answer, seconds = api.run(_asked(api, 0))
         assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
-        assert seconds < TOLD + LATE
+        assert seconds < TOLD + LATE * slowness()
         proxy.heal()
         api.run(api._close())
 
@@ -93,10 +95,10 @@ def test_a_silent_transport_delays_no_submission_for_long() -> None:
         ) as api:
             api.submit()
             proxy.hold()
-            answers = api.run(asyncio.wait_for(_submissions(api), 30))
+            answers = api.run(asyncio.wait_for(_submissions(api), 120))
             assert {answer.status_code for answer, _ in answers} == {201}
             assert {answer.json()["wake_up"] for answer, _ in answers} == {"delayed"}
-            assert max(seconds for _, seconds in answers) < TOLD + LATE
+            assert max(seconds for _, seconds in answers) < TOLD + LATE * slowness()
             proxy.heal()
 
 

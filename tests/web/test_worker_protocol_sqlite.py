@@ -11,7 +11,7 @@ import pytest
 from tests.support.node import NODE, WORKER
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 
 
 def conformance(command: str, *words: str) -> tuple[int, str]:

@@ -206,7 +206,7 @@ KINDS = BLOCKING | AWAITED
 def run(name: str, body: Coroutine[Any, Any, None]) -> None:
     """Run what holds this kind of connection where it belongs: on an event loop, or in a thread without one."""
     if name in AWAITED:
-        asyncio.run(asyncio.wait_for(body, 50))
+        asyncio.run(asyncio.wait_for(body, 200))
     else:
         drive(body)
 

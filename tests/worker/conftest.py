@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast
+from tests.support.load import TEST_SECONDS
 from tests.support.stores import MIGRATED, one_carried, stores_of
 
 
@@ -19,7 +20,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=30))
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=TEST_SECONDS))
     return True
 
 

@@ -24,7 +24,7 @@ def drained(app: Holdfast, *argv: str) -> Job:
     async def run() -> Job:
         async with app:
             handle = await app.run_command(*argv, max_attempts=1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await Worker(app, drain=True).run()
             return await handle.job()
 

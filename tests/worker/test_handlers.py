@@ -193,7 +193,7 @@ async def test_the_current_job(app: Holdfast) -> None:
 
 
 async def test_sync_handlers_run_in_threads_side_by_side(app: Holdfast) -> None:
-    together = threading.Barrier(3, timeout=5)
+    together = threading.Barrier(3, timeout=60)
 
     @app.task("blocking")
     def blocking(ctx: Context, number: int) -> list[Any]:

@@ -33,7 +33,7 @@ async def test_a_running_job_is_seen_and_its_duration_is_its_handlers(app: Holdf
         assert (await watched.samples())["worker_active_jobs", frozenset()] == 1
         least = time.monotonic() - seen
         enough.set()
-        await handle.result(timeout=20)
+        await handle.result(timeout=60)
         await until(lambda: not watched.worker.shift.held)
         samples = await watched.samples()
 
@@ -91,7 +91,7 @@ async def test_a_blocked_worker_still_answers_and_says_so(app: Holdfast) -> None
     @app.task("block")
     async def block() -> None:
         await asyncio.to_thread(lambda: None)
-        let_go.wait(30)
+        let_go.wait(120)
 
     seen: list[str] = []
     late: list[float] = []
@@ -99,7 +99,7 @@ async def test_a_blocked_worker_still_answers_and_says_so(app: Holdfast) -> None
     async with Watched(app, health_within="3s") as watched:
 
         def look() -> None:
-            end = time.monotonic() + 25
+            end = time.monotonic() + 90
             while time.monotonic() < end and (watched.fetch("/health/live")[0] != 503 or watched.lag() < 1):
                 time.sleep(0.05)
             seen.extend((watched.fetch("/health/live")[1], watched.fetch("/health/ready")[1]))
@@ -109,7 +109,7 @@ async def test_a_blocked_worker_still_answers_and_says_so(app: Holdfast) -> None
         looking = threading.Thread(target=look)
         looking.start()  # not later: the handler blocks this very loop
         handle = await block.enqueue()
-        await handle.result(timeout=30)
+        await handle.result(timeout=120)
         await asyncio.to_thread(looking.join)
         assert [json.loads(each)["status"] for each in seen] == ["blocked", "blocked"]
         assert late[0] >= 1

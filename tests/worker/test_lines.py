@@ -169,7 +169,7 @@ async def test_lines_are_written_while_the_handler_still_runs(app: Holdfast) -> 
     async with harness(app) as harnessed:
         job = await long.enqueue()
         await harnessed.advance(1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await texts(app, job.id):
                 await harnessed.advance(1)
         go_on.set()

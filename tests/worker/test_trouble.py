@@ -166,13 +166,13 @@ async def test_a_worker_that_nobody_would_replace_goes_on_and_says_so_once(tmp_p
 
 async def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_is_named(tmp_path: Path) -> None:
     """In real time: three short leases long."""
-    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", lease="1s", beat="200ms", sweep="100ms", poll="100ms")
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", lease="2s", beat="200ms", sweep="100ms", poll="100ms")
     events = Recorder(app)
 
     @app.task("spins")
     async def spins() -> str:
         job = Job("job-1", "email.send", "default", "{}", 4, 3, 5, 0, 0, 0, 0)  # a stranger that it has at hand
-        end = time.monotonic() + 3.3
+        end = time.monotonic() + 6.6
         while time.monotonic() < end:
             sum(range(1000))
         return job.id
@@ -180,7 +180,7 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_is_named(tmp_p
     async with app:
         job = await spins.enqueue()
         worker = Worker(app, drain=True)
-        await asyncio.wait_for(worker.run(), timeout=20)
+        await asyncio.wait_for(worker.run(), timeout=60)
         done = await job.job()
     assert (done.state, done.attempts, done.claims) == ("succeeded", 1, 1)
     blocked = events.of(LoopBlocked)

@@ -25,7 +25,7 @@ class Watched:
 
     def __init__(self, app: Holdfast, **settings: Any) -> None:
         self.app = app
-        self.worker = Worker(app, settings=app.settings.but(metrics_port=0, **settings))
+        self.worker = Worker(app, settings=app.settings.but(**{"metrics_port": 0, "grace": "0s", **settings}))
         self._overseen = Overseen(self.worker.shift)
         self._served: list[Event] = []
         app.events.subscribe(self._served.append, MetricsServed)
@@ -38,7 +38,6 @@ class Watched:
 
     async def __aexit__(self, *failure: object) -> None:
         self.worker.stop()
-        self.worker.stop()
         await self._running
         await self.app.__aexit__()
         self._overseen.__exit__(None, None, None)
@@ -46,7 +45,7 @@ class Watched:
     def fetch(self, path: str) -> tuple[int, str]:
         (served,) = self._served
         assert isinstance(served, MetricsServed)
-        answer = httpx.get(served.address + path, timeout=20)
+        answer = httpx.get(served.address + path, timeout=60)
         return answer.status_code, answer.text
 
     async def get(self, path: str) -> tuple[int, str]:

@@ -199,3 +199,23 @@ async def test_of_32_racing_submissions_of_a_key_one_creates_and_all_get_it(stor
     assert sum(answer.created for answer in keyed) == 1
     assert len({answer.job_id for answer in keyed}) == 1
     assert await store.count(JobFilter()) == 33
+
+
+async def test_one_of_many_callers_takes_over_an_outlived_key(store: Store, opener: Opener, clock: ManualClock) -> None:
+    stores = [store, *[await opener() for _ in range(3)]]
+    keys = [f"k{number}" for number in range(16)]
+    first = await put(store, *[new_job(key=key, key_for=timedelta(hours=2)) for key in keys])
+    await store.cancel(first)
+    clock.advance(3600)
+    assert await prune_all(store) == len(keys)
+    clock.advance(3601)
+
+    for key in keys:
+        answers = await asyncio.gather(*[stores[n % 4].submit([new_job(key=key)]) for n in range(16)])
+
+        (owner,) = {answer.job_id for (answer,) in answers}
+        assert sum(answer.created for (answer,) in answers) == 1
+        held = await store.by_key(key)
+        assert held is not None
+        assert held.id == owner
+    assert await store.count(JobFilter()) == len(keys)

@@ -174,6 +174,28 @@ async def test_a_pruned_job_takes_its_history_along(store: Store, clock: ManualC
     assert await store.attempts(job_id) == []
 
 
+async def test_retention_deletes_no_job_that_is_replayed_meanwhile(
+    store: Store, opener: Opener, clock: ManualClock
+) -> None:
+    others = [await opener() for _ in range(3)]
+    ids: list[str] = []
+    pruned, replayed = 0, set[str]()
+    for _ in range(10):
+        batch = await put(store, *[new_job() for _ in range(40)])
+        ids += batch
+        await store.cancel(batch)
+        clock.advance(1)
+        sweeps = [store.prune({"cancelled": timedelta(0)}, limit=10) for _ in range(4)]
+        replays = [others[number % 3].replay([job_id]) for number, job_id in enumerate(batch)]
+        counts, answers = await asyncio.gather(asyncio.gather(*sweeps), asyncio.gather(*replays))
+        pruned += sum(counts)
+        replayed |= {job_id for answer in answers for job_id, _ in answer.changed}
+        pruned += await store.prune({"cancelled": timedelta(0)}, limit=40)
+
+    assert {job.id for job in await store.outlines(ids) if job is not None} == replayed
+    assert pruned + len(replayed) == len(ids)
+
+
 async def test_a_replayed_job_is_not_pruned_by_its_old_end(store: Store, clock: ManualClock) -> None:
     job_id = await ended(store, JobState.DEAD)
     clock.advance(3600)

@@ -95,10 +95,11 @@ async def stamp(n: int) -> None:
     STARTS.append((n, time.monotonic(), time.time()))
 
 
-async def fill(store: Path | str, jobs: int) -> None:
-    """A new store with this many ``noop`` jobs waiting."""
+async def fill(store: Path | str, jobs: int, **options: Any) -> None:
+    """A new store with this many ``noop`` jobs waiting. ``options``: of each job."""
     async with Application(store) as app:
-        await app.enqueue_many(app.noop.job(n=index) for index in range(jobs))
+        task = app.noop.options(**options)
+        await app.enqueue_many(task.job(n=index) for index in range(jobs))
 
 
 def milliseconds(seconds: Iterable[float]) -> list[float]:

@@ -7,6 +7,9 @@ from typing import Any
 
 from benchmarks.processes import children
 
+ONE_ATTEMPT, UNPREFETCHED = "one worker process, max_attempts = 1", "one worker process, prefetch = false"
+"""Drains beside the usual one, whose workers hold no more jobs than they run at once."""
+
 Figures = list[dict[str, Any]]
 """What each of the worker processes said of itself in the end."""
 

@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("store", help="a SQLite file, or a store's URL")
     parser.add_argument("--drain", action="store_true")
     parser.add_argument("--concurrency", type=int, default=100)
+    parser.add_argument("--no-prefetch", action="store_true", help="hold no more jobs than run at once")
     parser.add_argument("--queue", help="serve this one only (default: all)")
     parser.add_argument("--log-level", help="write log lines to a temporary file, from this level on")
     parser.add_argument("--job-log-level", default="DEBUG")
@@ -45,6 +46,7 @@ async def _serve(arguments: argparse.Namespace, logs: TextIO) -> None:
         arguments.store if "://" in arguments.store else Path(arguments.store),
         meter=meter,
         concurrency=arguments.concurrency,
+        prefetch=not arguments.no_prefetch,
         queues=arguments.queue,
         log_level=arguments.log_level,
         job_log_level=arguments.job_log_level,

@@ -112,6 +112,13 @@ class Settings(HttpSettings, MetricsSettings):
         QUEUES, "*", "Queues a worker serves, each with how many of its jobs may run at once there: mail:10,default."
     )
     concurrency = Setting(count(1, 10_000), 10, "Jobs one worker process runs at once.")
+    prefetch = Setting(
+        FLAG,
+        True,
+        "Whether a worker claims short jobs a moment before they can start, and writes outcomes together. "
+        "If false, it holds no more jobs than run at once and writes each outcome at once: a crash repeats fewer jobs, "
+        "and short jobs run slower.",
+    )
     processes = Setting(count(1, 256), 1, "Worker processes that one command starts and watches.")
     worker_id = Setting(
         unless("minted", WORKER_ID),

@@ -239,6 +239,7 @@ class Claim(msgspec.Struct, frozen=True):
     promoted: int = 0  # due jobs made ready
     next_due: timedelta | None = None  # when the next job of these queues falls due; None: none is scheduled
     quarantined: bool = False  # a job that lost two leases in a row waits to be run alone
+    held_back: bool = False  # a ready job on its last attempt was not taken: it was one too many to start at once
     lease_until_us: int | None = None  # of all its jobs
 
 
@@ -254,7 +255,7 @@ class Delivered(msgspec.Struct, frozen=True):
     """What a claim of delivered ids brought. ``claim.refused`` counts what cannot be claimed by its id any more."""
 
     claim: Claim
-    left: list[str]  # ready, and not taken: their queue is paused, or there was no room for them
+    left: list[str]  # ready, and not taken: their queue is paused, or they were too many
     paused: frozenset[str]  # every queue that is
 
 

@@ -190,6 +190,11 @@ def budget_spent(job: Job) -> bool:
     return job.max_attempts is not None and job.attempts >= job.max_attempts
 
 
+def must_start(job: Job) -> bool:
+    """Whether a claimed job must not wait in a buffer: its last lease was lost, or a crash would use up its budget."""
+    return job.losses > 0 or budget_spent(job)
+
+
 def clip(error: str) -> str:
     """An error text as it is stored: at most ``ERROR_LIMIT`` characters, lone surrogates written out."""
     return error[:ERROR_LIMIT].encode("utf-8", "backslashreplace").decode()[:ERROR_LIMIT]

@@ -109,7 +109,7 @@ class Store(Protocol):
         *,
         limit: int,
         lease_for: timedelta,
-        suspects: int = 0,
+        startable: int | None = None,
         alone: bool = False,
         only: Sequence[str] | None = None,
         promote: bool = True,
@@ -117,7 +117,9 @@ class Store(Protocol):
     ) -> Claim:
         """Take up to ``limit`` ready jobs, of each queue at most what it wants (queue → free slots).
 
-        ``suspects``: how many of them may be jobs whose last lease was lost (they must start at once, unbuffered).
+        ``startable``: how many of them may be jobs that must start at once, because a crash before that costs them too
+        much (None: all). Those are jobs whose last lease was lost, which a claim passes over beyond that number, and
+        jobs on their last attempt: at the first one beyond it the claim of its queue ends, and says ``held_back``.
         ``alone``: take exactly one job that lost two or more leases in a row, and nothing beside it.
         ``only``: just these ids (a transport delivered them). ``promote``: make due jobs of these queues ready first.
         ``elsewhere``: the worker may claim through other processes too, so what a claim took whose answer was lost is
@@ -311,7 +313,7 @@ class AnnouncingStore(TransactionalStore, Protocol):
         *,
         limit: int,
         lease_for: timedelta,
-        suspects: int = 0,
+        startable: int,
         elsewhere: bool = False,
     ) -> Delivered:
         """``claim`` of these ids, and of what it says the rest. Makes nothing ready: ``next_due`` is 0 where something

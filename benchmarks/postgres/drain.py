@@ -7,7 +7,7 @@ from collections.abc import Callable
 import uvloop
 
 from benchmarks.application import fill, milliseconds
-from benchmarks.drained import Figures, cpu_us, drained, rate_of, share_of_slowest
+from benchmarks.drained import ONE_ATTEMPT, UNPREFETCHED, Figures, cpu_us, drained, rate_of, share_of_slowest
 from benchmarks.harness import Line, Plan, at_least, at_most, percentile, times_at_least
 from benchmarks.postgres import bare, peer, server
 from benchmarks.postgres.server import Database
@@ -25,6 +25,8 @@ def run(plan: Plan) -> list[Line]:
     share = Line("the slower of two's share of the jobs", "%", other="PgQueuer", target=at_least(30))
     claim = Line("claim p99, two workers", "ms")
     floor = Line("one worker process, against claims and updates in a loop", "jobs/s", other="asyncpg")
+    once = Line(ONE_ATTEMPT, "jobs/s", other="our one")
+    unprefetched = Line(UNPREFETCHED, "jobs/s", other="our one")
     jobs = plan.size(50_000, 500)
     for _ in range(plan.rounds):
         first, first_cpu = ours(jobs, 1)
@@ -39,14 +41,16 @@ def run(plan: Plan) -> list[Line]:
         share.add(share_of_slowest(pair), share_of_slowest(their_pair))
         claim.add(percentile(milliseconds(took for each in pair for took in each["claims"]), 99))
         floor.add(rate_of(first), bare.measured(jobs, bare.cycled, 500)["both"])
-    return [one, cpu, served, two, alone, share, claim, floor]
+        once.add(rate_of(ours(jobs, 1, max_attempts=1)[0]), rate_of(first))
+        unprefetched.add(rate_of(ours(jobs, 1, "--no-prefetch")[0]), rate_of(first))
+    return [one, cpu, served, two, alone, share, claim, floor, once, unprefetched]
 
 
-def ours(jobs: int, workers: int) -> tuple[Figures, float]:
+def ours(jobs: int, workers: int, *options: str, max_attempts: int = 5) -> tuple[Figures, float]:
     """What our workers say of a drain, and the server's CPU microseconds a job."""
     with server.database() as home:
-        uvloop.run(fill(home.url, jobs))
-        return _emptied(home, "benchmarks.worker", jobs, workers, check)
+        uvloop.run(fill(home.url, jobs, max_attempts=max_attempts))
+        return _emptied(home, "benchmarks.worker", jobs, workers, check, *options)
 
 
 def theirs(jobs: int, workers: int) -> tuple[Figures, float]:
@@ -57,11 +61,11 @@ def theirs(jobs: int, workers: int) -> tuple[Figures, float]:
 
 
 def _emptied(
-    home: Database, module: str, jobs: int, workers: int, check: Callable[[Database, int], None]
+    home: Database, module: str, jobs: int, workers: int, check: Callable[[Database, int], None], *options: str
 ) -> tuple[Figures, float]:
     server.checkpoint()
     before = server.cpu_seconds()
-    figures = drained(module, home.url, workers)
+    figures = drained(module, home.url, workers, *options)
     spent = server.cpu_seconds() - before
     check(home, jobs)
     return figures, spent / jobs * 1e6

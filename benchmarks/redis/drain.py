@@ -11,7 +11,7 @@ from typing import NamedTuple
 import uvloop
 
 from benchmarks.application import fill, milliseconds
-from benchmarks.drained import cpu_us, drained, rate_of, share_of_slowest
+from benchmarks.drained import ONE_ATTEMPT, UNPREFETCHED, cpu_us, drained, rate_of, share_of_slowest
 from benchmarks.harness import Line, Plan, at_least, percentile, times_at_least
 from benchmarks.processes import children
 from benchmarks.redis import server
@@ -49,6 +49,8 @@ def run(plan: Plan) -> list[Line]:
     share = Line("the slower of two's share of the jobs", "%", target=at_least(30))
     claim = Line("claim p99, two workers", "ms")
     always = Line("one worker process, always", "jobs/s", other=SURVIVOR, target=times_at_least(12))
+    once = Line(ONE_ATTEMPT, "jobs/s", other="our one")
+    unprefetched = Line(UNPREFETCHED, "jobs/s", other="our one")
     quickest = _QUICKEST[:1] if plan.quick else _QUICKEST
     each_always = {name: Line("one worker process, always", "jobs/s", other=name) for name in quickest}
     for _ in range(plan.rounds):
@@ -70,7 +72,10 @@ def run(plan: Plan) -> list[Line]:
         always.add(synced.rate, max(rates.values()))
         for name, rate in rates.items():
             each_always[name].add(synced.rate, rate)
-    return [one, floor, cpu, served, two, share, claim, always, *each_one.values(), *each_always.values()]
+        once.add(_ours(plan, 1, EVERYSEC, max_attempts=1)[0].rate, ours.rate)
+        unprefetched.add(_ours(plan, 1, EVERYSEC, "--no-prefetch")[0].rate, ours.rate)
+    by_us = [one, floor, cpu, served, two, share, claim, always, once, unprefetched]
+    return [*by_us, *each_one.values(), *each_always.values()]
 
 
 def peers(plan: Plan) -> tuple[str, ...]:
@@ -78,14 +83,14 @@ def peers(plan: Plan) -> tuple[str, ...]:
     return _QUICKEST[:1] if plan.quick else KNOWN
 
 
-def _ours(plan: Plan, workers: int, fsync: str) -> tuple[Emptied, float, float]:
+def _ours(plan: Plan, workers: int, fsync: str, *options: str, max_attempts: int = 5) -> tuple[Emptied, float, float]:
     """What our workers say of a drain; also the slower one's share, and the milliseconds of a claim, p99."""
     jobs = plan.size(60_000, 500)
     with server.namespace(fsync) as url:
-        uvloop.run(fill(url, jobs))
+        uvloop.run(fill(url, jobs, max_attempts=max_attempts))
         server.rewrite_log(fsync)
         before = server.cpu_seconds(fsync)
-        figures = drained("benchmarks.worker", url, workers)
+        figures = drained("benchmarks.worker", url, workers, *options)
         spent = server.cpu_seconds(fsync) - before
         uvloop.run(_check(url, jobs))
     claims = percentile(milliseconds(took for each in figures for took in each["claims"]), 99)

@@ -8,7 +8,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.application import fill, milliseconds
-from benchmarks.drained import Figures, cpu_us, drained, rate_of, share_of_slowest
+from benchmarks.drained import ONE_ATTEMPT, UNPREFETCHED, Figures, cpu_us, drained, rate_of, share_of_slowest
 from benchmarks.harness import Line, Plan, at_least, at_most, percentile, times_at_least
 from benchmarks.processes import child
 from benchmarks.sqlite.peer import Peer
@@ -23,6 +23,8 @@ def run(plan: Plan) -> list[Line]:
     two = Line("two worker processes", "jobs/s", other="our one", target=times_at_least(0.85))
     share = Line("the slower worker's share of the jobs", "%", target=at_least(35))
     claim = Line("claim p99, two workers", "ms", target=at_most(25))
+    once = Line(ONE_ATTEMPT, "jobs/s", other="our one")
+    unprefetched = Line(UNPREFETCHED, "jobs/s", other="our one")
     jobs, theirs = plan.size(50_000, 500), plan.size(5_000, 50)
     for _ in range(plan.rounds):
         alone = emptied(plan, jobs, 1)
@@ -34,14 +36,16 @@ def run(plan: Plan) -> list[Line]:
         two.add(rate_of(pair), rate)
         share.add(share_of_slowest(pair))
         claim.add(percentile(milliseconds(took for each in pair for took in each["claims"]), 99))
-    return [one, cpu, two, share, claim]
+        once.add(rate_of(emptied(plan, jobs, 1, max_attempts=1)), rate)
+        unprefetched.add(rate_of(emptied(plan, jobs, 1, "--no-prefetch")), rate)
+    return [one, cpu, two, share, claim, once, unprefetched]
 
 
-def emptied(plan: Plan, jobs: int, workers: int, *options: str) -> Figures:
+def emptied(plan: Plan, jobs: int, workers: int, *options: str, max_attempts: int = 5) -> Figures:
     """The figures of ``workers`` processes that emptied a new file together."""
     with plan.place() as folder:
         path = folder / "jobs.db"
-        uvloop.run(fill(path, jobs))
+        uvloop.run(fill(path, jobs, max_attempts=max_attempts))
         figures = drained("benchmarks.worker", path, workers, *options)
         _check(path, jobs)
     return figures

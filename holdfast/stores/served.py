@@ -232,13 +232,14 @@ class ServedStore(ABC, Generic[OpenedT]):
         *,
         limit: int,
         lease_for: timedelta,
-        suspects: int = 0,
+        startable: int | None = None,
         alone: bool = False,
         only: Sequence[str] | None = None,
         promote: bool = True,
         elsewhere: bool = False,
     ) -> Claim:
-        wish = Wish(worker, wants, limit, lease_for, suspects, alone, only, promote, elsewhere)
+        startable = limit if startable is None else startable
+        wish = Wish(worker, wants, limit, lease_for, startable, alone, only, promote, elsewhere)
         return await self._open.hot.claim(wish)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:

@@ -47,7 +47,7 @@ class Wish(msgspec.Struct, frozen=True):
     wants: Mapping[str, int]
     limit: int
     lease_for: timedelta
-    suspects: int
+    startable: int
     alone: bool
     only: Sequence[str] | None
     promote: bool

@@ -147,7 +147,7 @@ class Carried:
         *,
         limit: int,
         lease_for: timedelta,
-        suspects: int = 0,
+        startable: int | None = None,
         alone: bool = False,
         only: Sequence[str] | None = None,
         promote: bool = True,
@@ -159,7 +159,8 @@ class Carried:
         if only is None and not alone:
             await carrier.hushed()
             carrier.wants = wants
-            asked = Asked(worker, wants, limit, lease_for, suspects, promote, elsewhere)
+            most = limit if startable is None else startable
+            asked = Asked(worker, wants, limit, lease_for, most, promote, elsewhere)
             with suppress(Away):
                 return await Claiming(self._store, carrier, self._in_hand, asked).run()
         return await self._store.claim(
@@ -167,7 +168,7 @@ class Carried:
             wants,
             limit=limit,
             lease_for=lease_for,
-            suspects=suspects,
+            startable=startable,
             alone=alone,
             only=only,
             promote=promote,

@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.job import Claim, Delivered, Delivery, Job
+from holdfast.lifecycle import must_start
 from holdfast.store import EVERY_QUEUE, AnnouncingStore
 from holdfast.transports.carrier import Away, Carrier, InHand, canonical_id
 
@@ -25,7 +26,7 @@ class Asked(msgspec.Struct, frozen=True):
     wants: Mapping[str, int]
     limit: int
     lease_for: timedelta
-    suspects: int
+    startable: int
     promote: bool
     elsewhere: bool = False
 
@@ -47,6 +48,7 @@ class Claiming:
         self._last: Claim = Claim(jobs=[])
         self._lease_until_us: int | None = None  # of the jobs taken first
         self._quarantined = False
+        self._held_back = False
 
     async def run(self) -> Claim:
         """Claim. Away where the transport is, and nothing was taken."""
@@ -64,6 +66,7 @@ class Claiming:
             promoted=self._promoted or 0,
             quarantined=self._quarantined,
             lease_until_us=self._lease_until_us,
+            held_back=self._held_back,
         )
 
     async def _rounds(self) -> None:
@@ -77,7 +80,7 @@ class Claiming:
             many = self._useless - useless > len(deliveries) // 2
             promoted = await self._promote()
             more = deliveries or not paused <= self._carrier.paused
-            if not promoted and (self._room <= 0 or not more):
+            if self._held_back or (not promoted and (self._room <= 0 or not more)):
                 return
 
     @property
@@ -127,7 +130,7 @@ class Claiming:
             else:
                 by_id[canonical] = each
         asked = self._asked
-        suspects = asked.suspects - sum(1 for job in self._jobs if job.losses)
+        startable = asked.startable - sum(map(must_start, self._jobs))
         try:
             delivered = await self._store.claim_delivered(
                 asked.worker,
@@ -135,7 +138,7 @@ class Claiming:
                 list(by_id),
                 limit=self._room,
                 lease_for=asked.lease_for,
-                suspects=max(0, suspects),
+                startable=max(0, startable),
                 elsewhere=asked.elsewhere,
             )
         except BaseException:
@@ -148,6 +151,7 @@ class Claiming:
         self._quarantined = self._quarantined or delivered.claim.quarantined
         if self._lease_until_us is None:
             self._lease_until_us = delivered.claim.lease_until_us
+        self._held_back = delivered.claim.held_back
         self._carrier.paused = delivered.paused
         for job in delivered.claim.jobs:
             self._jobs.append(job)

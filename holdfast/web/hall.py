@@ -101,7 +101,6 @@ class Hall:
             ask.wants,
             limit=1 if alone else ask.limit,
             lease_for=ask.lease_for,
-            suspects=ask.limit,
             alone=alone,
             elsewhere=True,
         )

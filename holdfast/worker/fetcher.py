@@ -2,6 +2,9 @@
 
 It looks ahead by the measured rate of service, so that runners of short jobs never wait for a claim while long jobs are
 not hoarded: what has waited too long in the buffer goes back to the store, for a worker that is free.
+
+A crash costs each job in hand an attempt. So of jobs on their last one it has no more in hand than run at once, those
+included whose outcome is not stored yet; without ``prefetch`` that holds for all jobs.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any
 from holdfast.errors import HoldfastError
 from holdfast.faults import point
 from holdfast.job import Claim
-from holdfast.lifecycle import Released
+from holdfast.lifecycle import Released, budget_spent
 from holdfast.store import EVERY_QUEUE, Store
 from holdfast.worker.patience import Patience
 from holdfast.worker.shift import FENCE, FULL, Shift
@@ -43,6 +46,7 @@ class Fetcher:
         self._roused = False  # look again, whatever the store tells
         self._listening: asyncio.Future[None] | None = None
         self._claiming: asyncio.Future[Claim] | None = None
+        self._narrow = False  # what comes next is on its last attempt, as far as the latest claim has seen
         self._capped = False  # the latest claim left a queue out, or took less of it, for that queue's own limit
         self.quiet_until: float | None = None
         """While it waits because nothing is ready: the clock's reading when the next job falls due (inf: none will)."""
@@ -65,6 +69,12 @@ class Fetcher:
                 continue
             if shift.sated:
                 shift.sated, shift.fetched_at = False, shift.clock.monotonic()
+            if self._narrow and self._places <= 0:
+                await shift.clock.bounded(self._until_settled(), _HOARDED)
+                self._narrow = self._places > 0  # if not, there may be other jobs by now
+                continue
+            if self._narrow:
+                room = min(room, self._places)
             empty_handed = not shift.held
             try:
                 claim = await self._claim(room)
@@ -79,6 +89,9 @@ class Fetcher:
                 await self._patience.after(error)
                 continue
             self._patience.reset()
+            self._narrow = claim.held_back or (bool(claim.jobs) and all(map(budget_spent, claim.jobs)))
+            if claim.held_back:
+                continue
             if not claim.jobs:
                 await self._idle(claim.next_due)
             elif len(claim.jobs) < room // 4 and len(claim.jobs) >= 10:
@@ -89,6 +102,9 @@ class Fetcher:
         """How many jobs could start within the next moment, beyond those in hand."""
         shift = self._shift
         self._measure()
+        if not shift.settings.prefetch:
+            shift.low_mark = 0
+            return min(FULL, shift.settings.concurrency - len(shift.held))
         free = shift.settings.concurrency - len(shift.running)
         ahead = min(2 * FULL, int(self._rate * AHEAD))
         shift.low_mark = ahead // 2
@@ -105,6 +121,11 @@ class Fetcher:
             rate = (shift.finished - finished) / (now - then)
             self._rate += _SMOOTHING * (rate - self._rate)
             self._seen = (now, shift.finished)
+
+    @property
+    def _places(self) -> int:
+        """How many jobs on their last attempt may come in hand."""
+        return self._shift.settings.concurrency - self._shift.last_attempts
 
     def wants(self, room: int) -> dict[str, int]:
         """Free slots by queue: all of the room, or what a queue's own limit leaves of it."""
@@ -132,7 +153,7 @@ class Fetcher:
             wants,
             limit=min(room, max(1, sum(wants.values()))),
             lease_for=shift.settings.lease,
-            suspects=max(1, min(idle, room)),
+            startable=max(0, min(self._places, max(1, min(idle, room)))),
             alone=alone,
             promote=shift.settings.role != "follower",
         )
@@ -198,6 +219,13 @@ class Fetcher:
         if shift.buffer and shift.buffer[0] is first and not shift.low.is_set():
             self.release_buffered()
             self._rate = 0.0
+
+    async def _until_settled(self) -> None:
+        """Wait until a job on its last attempt may come in hand, or the shift is stopping."""
+        shift = self._shift
+        while self._places <= 0 and not shift.stopping.is_set():
+            shift.low.clear()
+            await shift.low.wait()
 
     def release_buffered(self) -> None:
         """Give every job that has not started back to the store, at once."""

@@ -1,5 +1,6 @@
 """The settler: writes settlements in batches: when a batch is full, when a few milliseconds have passed, or when
-nothing else runs. Its write overlaps the fetcher's next claim."""
+nothing else runs. Last attempts, and all without ``prefetch``, wait for no batch. Its write overlaps the fetcher's next
+claim."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class Settler:
         shift = self._shift
         while not self._finishing or shift.outcomes or self._locked:
             await self._until_some()
-            if shift.busy and len(shift.outcomes) < FULL:
+            if shift.busy and not shift.urgent and len(shift.outcomes) < FULL:
                 shift.full.clear()
                 await shift.clock.bounded(shift.full.wait(), _LINGER)
             await self.flush()
@@ -64,6 +65,7 @@ class Settler:
         while shift.outcomes:
             batch = shift.outcomes[: 2 * FULL]
             del shift.outcomes[: len(batch)]
+            shift.urgent = False
             await self._write(batch)
         shift.settling.clear()
 
@@ -80,7 +82,7 @@ class Settler:
             except HoldfastError as error:
                 if len(batch) == 1:
                     # The store cannot take this one: renewed no more, its lease will end and the sweeper settle it.
-                    self._shift.held.pop(batch[0].lease, None)
+                    self._shift.let_go(batch)
                     self._locked.pop(batch[0].lease, None)
                     await self._patience.after(error)
                     return
@@ -95,14 +97,13 @@ class Settler:
     # ── after the commit ──────────────────────────────────────────────────────────────────────────────────────
     def _answered(self, batch: Sequence[Run], answers: Sequence[Settled]) -> None:
         shift = self._shift
-        held = shift.held
         tell_success = shift.events.listens(JobSucceeded)
         succeeded: list[Run] = []
+        shift.let_go([run for run, answer in zip(batch, answers, strict=True) if not answer.locked])
         for run, answer in zip(batch, answers, strict=True):
             if answer.locked:
                 self._wait_for(run)
                 continue
-            held.pop(run.lease, None)
             if self._locked:
                 self._locked.pop(run.lease, None)
             if answer.accepted and answer.state is JobState.SUCCEEDED:
@@ -114,8 +115,6 @@ class Settler:
         shift.succeeded += len(succeeded)
         if shift.events.listens(BatchSettled):
             measure_settled(shift.events, len(batch), [(run.job.task, run.seconds) for run in succeeded])
-        if not held:
-            shift.low.set()  # a draining or an emptying fetcher waits for this
 
     def _wait_for(self, run: Run) -> None:
         """Somebody else has the job in hand: it is tried again until that is over. Its neighbours do not wait."""

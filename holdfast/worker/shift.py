@@ -19,7 +19,7 @@ from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.events import Event, Events, JobSucceeded
 from holdfast.job import Job, JobState, Lease, Settlement
-from holdfast.lifecycle import Failed, Outcome, decide
+from holdfast.lifecycle import Failed, Outcome, budget_spent, decide
 from holdfast.measures import BatchSettled
 from holdfast.task import Context
 from holdfast.worker.judging import backoff_of
@@ -51,6 +51,7 @@ class Run:
     __slots__ = (
         "context",
         "deadline",
+        "is_last",
         "job",
         "lease",
         "runner",
@@ -69,6 +70,8 @@ class Run:
         self.job = job
         self.lease = job.lease
         self.since = since
+        self.is_last = budget_spent(job)
+        """Whether a crash would use up its attempts."""
         self.started: float | None = None
         self.context: Context | None = None
         self.runner: asyncio.Task[None] | None = None
@@ -105,6 +108,8 @@ class Shift:
         self.running: set[Run] = set()
         self.in_hand: Counter[str] = Counter()  # buffered and running jobs by queue
         self.outcomes: list[Run] = []
+        self.last_attempts = 0  # jobs in ``held`` that a crash would end
+        self.urgent = False  # ``outcomes`` has one that is to be written at once
         self.idle_runners: deque[asyncio.Future[None]] = deque()
         self.low = asyncio.Event()  # the fetcher may fetch again
         self.settling = asyncio.Event()  # there is something to settle
@@ -127,6 +132,7 @@ class Shift:
         for job in jobs:
             run = Run(job, since)
             self.held[run.lease] = run
+            self.last_attempts += run.is_last
             self.in_hand[job.queue] += 1
             if job.losses:
                 self.buffer.appendleft(run)
@@ -163,7 +169,10 @@ class Shift:
         outcomes.append(run)
         if len(outcomes) == 1:
             self.settling.set()
-        if len(outcomes) >= FULL or not (self.running or self.buffer):
+        if run.is_last or not self.settings.prefetch:
+            self.urgent = True
+            self.full.set()
+        elif len(outcomes) >= FULL or not (self.running or self.buffer):
             self.full.set()
         if len(self.buffer) <= self.low_mark:
             self.low.set()
@@ -172,9 +181,18 @@ class Shift:
         """Whether its lease may have run out unseen: a process that was frozen must not start what it had buffered."""
         return now - max(run.since, self.renewed_at) > self.settings.lease.total_seconds() * FENCE
 
+    def let_go(self, runs: Sequence[Run]) -> None:
+        """Ends the hold on these jobs, and tells a fetcher that waits for it."""
+        held, before = self.held, self.last_attempts
+        for run in runs:
+            if held.pop(run.lease, None) is not None and run.is_last:
+                self.last_attempts -= 1
+        if self.last_attempts < before or not held or not self.settings.prefetch:
+            self.low.set()
+
     def forget(self, run: Run) -> None:
         """The job is somebody else's now: let go of it without a word."""
-        self.held.pop(run.lease, None)
+        self.let_go([run])
         if run.span is not None:
             run.span.end("lost")
         self.in_hand[run.job.queue] -= 1

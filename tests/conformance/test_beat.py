@@ -34,7 +34,7 @@ async def test_an_expired_lease_is_not_revived(store: Store, clock: ManualClock)
 async def test_a_superseded_lease_is_lost_and_its_successor_is_not_touched(store: Store, clock: ManualClock) -> None:
     old = await running(store)
     await lose(store, clock, old)
-    (new,) = await take(store, suspects=1)
+    (new,) = await take(store, startable=1)
     until = (await stored(store, new.id)).lease_until_us
     clock.advance(1)
 
@@ -86,7 +86,7 @@ async def test_verdicts_answer_the_leases_in_their_order(store: Store) -> None:
 async def test_the_same_job_under_two_leases_is_answered_for_each(store: Store, clock: ManualClock) -> None:
     old = await running(store)
     await lose(store, clock, old)
-    (new,) = await take(store, suspects=1)
+    (new,) = await take(store, startable=1)
 
     held = (await store.beat(pulse(), [old.lease, new.lease, old.lease], lease_for=LEASE)).held
 

@@ -53,7 +53,7 @@ async def test_an_expired_lease_is_not_simply_taken_over(store: Store, clock: Ma
     await running(store)
     clock.advance(3600)
 
-    assert await take(store, suspects=9) == []
+    assert await take(store, startable=9) == []
 
 
 async def test_every_claim_grows_claims_and_attempts(store: Store) -> None:

@@ -91,7 +91,7 @@ async def test_failed_attempts_are_told_and_the_end_after_them(
     (job,) = await take(store)
     await lose(store, clock, job)
     clock.advance(5)
-    (job,) = await take(store, suspects=1)
+    (job,) = await take(store, startable=1)
     await settle(store, job)
 
     told = await follower.told()

@@ -28,7 +28,7 @@ async def test_they_agree_with_the_jobs_there_are(store: Store, clock: ManualClo
     quarantined = await running(store, queue="poison")
     for _ in range(2):
         await lose(store, clock, quarantined)
-        taken = await take(store, wants={"poison": 1}, suspects=1)
+        taken = await take(store, wants={"poison": 1}, startable=1)
         quarantined = taken[0] if taken else quarantined
 
     found = await figures(store)

@@ -67,7 +67,7 @@ async def test_a_lost_lease_keeps_nothing(store: Store, clock: ManualClock) -> N
     await store.settle([failing(freed)])
     clock.advance(LEASE.total_seconds() + 1)
     await lose(store, clock, retaken)
-    (again,) = await take(store, only=[retaken.id], suspects=1)
+    (again,) = await take(store, only=[retaken.id], startable=1)
     nobody = Lease(new_id(), 1)
     leases = [expired, retaken, freed, nobody, Lease("nonsense", 1), Lease(again.id, 99), again]
 
@@ -110,7 +110,7 @@ async def test_lines_that_come_late_are_kept_in_their_places(store: Store, clock
     job = await running(store)
     await store.record([record(job, said("before"))])
     await lose(store, clock, job)
-    (again,) = await take(store, suspects=1)
+    (again,) = await take(store, startable=1)
     lines = said(*"abcdefg", "größer")
 
     for some in (lines[5:6], lines[3:5], lines[:2], [lines[7], lines[2], lines[6], lines[2]], lines):

@@ -108,7 +108,7 @@ async def test_racing_sweepers_settle_each_lost_lease_once(store: Store, opener:
         return sum(answer.accepted for answer in await each.settle(lost))
 
     assert sum(await asyncio.gather(*[sweep(each) for each in stores])) == 60
-    assert {job.losses for job in await take(store, suspects=100)} == {1}
+    assert {job.losses for job in await take(store, startable=100)} == {1}
 
 
 # ── prune ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -209,7 +209,7 @@ VALUES: dict[str, Any] = {
     "seqs": [START.seq] * len(QUEUES),
     "anywhere": False,
     "promote": False,
-    "suspects": 10,
+    "startable": 10,
     "limit": BATCH,
     "worker": "worker",
     "lease_for": 30_000_000,

@@ -326,7 +326,7 @@ async def test_the_oldest_ready_job_may_be_of_any_priority_suspect_or_quarantine
 ) -> None:
     (oldest,) = await put(store, new_job(queue="a", priority=-7))
     for lost in range(losses):
-        (job,) = await take(store, 1, {"a": 1}, suspects=lost)
+        (job,) = await take(store, 1, {"a": 1}, startable=lost)
         await lose(store, clock, job)
     clock.advance(10)
     alone = [info.oldest_ready for info in await queues(store)]

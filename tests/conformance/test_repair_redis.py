@@ -55,7 +55,7 @@ async def fill(store: Store, clock: ManualClock) -> None:
         for _ in range(2):
             await lose(store, clock, poison)
             if not poison.losses:
-                (poison,) = await take(store, 1, {queue: 1}, only=[poison.id], suspects=1)
+                (poison,) = await take(store, 1, {queue: 1}, only=[poison.id], startable=1)
         await running(store, queue=queue)
 
 
@@ -74,7 +74,7 @@ async def everything_agrees(store: Store, keys: Keys) -> None:
         job.id for job in (await store.find(JobFilter(states=(JobState.QUEUED,)), limit=10_000)).jobs if job.losses < 2
     }
     taken = []
-    while jobs := await take_ids(store, 100, {EVERY_QUEUE: 100}, suspects=100):
+    while jobs := await take_ids(store, 100, {EVERY_QUEUE: 100}, startable=100):
         taken += jobs
     assert sorted(taken) == sorted(ready)
     while jobs := await take(store, 1, {EVERY_QUEUE: 1}, alone=True):

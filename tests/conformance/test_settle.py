@@ -148,7 +148,7 @@ async def test_a_lost_attempt_counts_and_the_next_success_clears_its_error(store
     job = await running(store)
     await lose(store, clock, job)
 
-    (again,) = await take(store, suspects=1)
+    (again,) = await take(store, startable=1)
     assert (again.attempts, again.claims, again.losses) == (2, 2, 1)
     await settle(store, again)
     assert await state_of(store, job.id) is JobState.SUCCEEDED
@@ -169,7 +169,7 @@ async def test_an_unlimited_delay_of_175_years_is_kept(store: Store, clock: Manu
 async def test_a_superseded_lease_cannot_settle(store: Store, clock: ManualClock) -> None:
     old = await running(store)
     await lose(store, clock, old)
-    (new,) = await take(store, suspects=1)
+    (new,) = await take(store, startable=1)
 
     answer = await settle(store, old, result='"late"')
 
@@ -279,7 +279,7 @@ async def test_stale_and_current_in_a_batch_are_answered_separately(
 ) -> None:
     stale = await running(store)
     await lose(store, clock, stale)
-    (current,) = await take(store, suspects=1)
+    (current,) = await take(store, startable=1)
     batch = [ending(stale, result='"stale"'), ending(current, result='"current"')]
 
     answers = await store.settle(batch if stale_first else batch[::-1])

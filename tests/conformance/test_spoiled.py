@@ -31,7 +31,7 @@ async def test_a_lost_job_with_options_nested_too_deep_hides_nobody(
     spoil(home, deep.id, options='{"metadata": {"a": ' + "[" * 990 + "]" * 990 + "}}")
 
     assert set(await lose_all(store, clock)) == {deep.id, innocent.id}
-    assert [job.id for job in (await claim(store, suspects=2)).jobs] == [innocent.id]
+    assert [job.id for job in (await claim(store, startable=2)).jobs] == [innocent.id]
     assert (await stored(store, deep.id)).state is JobState.DEAD
 
 

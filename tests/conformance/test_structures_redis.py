@@ -125,8 +125,8 @@ async def test_a_lost_job_is_back_in_the_ready_list_once(store: Store, keys: Key
     await lose(store, clock, job)
 
     assert keys.lrange("ready", 0, -1)[0] == job_id
-    assert len(await take_ids(store, suspects=5)) == 2
-    assert await take_ids(store, suspects=5) == []
+    assert len(await take_ids(store, startable=5)) == 2
+    assert await take_ids(store, startable=5) == []
 
 
 async def test_everything_goes_when_all_jobs_are_deleted_or_pruned(

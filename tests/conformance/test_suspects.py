@@ -27,9 +27,9 @@ async def test_a_suspect_is_delivered_only_where_suspects_are_welcome(store: Sto
     await lose(store, clock, suspect)
     innocent, second = await put(store, new_job(), new_job())
 
-    assert await take_ids(store, 1) == [innocent]
-    assert await take_ids(store) == [second]
-    assert await take_ids(store, suspects=1) == [suspect.id]
+    assert await take_ids(store, 1, startable=0) == [innocent]
+    assert await take_ids(store, startable=0) == [second]
+    assert await take_ids(store, startable=1) == [suspect.id]
 
 
 async def test_no_more_suspects_than_are_welcome(store: Store, clock: ManualClock) -> None:
@@ -38,7 +38,7 @@ async def test_no_more_suspects_than_are_welcome(store: Store, clock: ManualCloc
     await lose_all(store, clock)
     await put(store, *[new_job() for _ in range(3)])
 
-    jobs = await take(store, suspects=2)
+    jobs = await take(store, startable=2)
 
     assert sorted(job.losses for job in jobs) == [0, 0, 0, 1, 1]
 
@@ -49,8 +49,8 @@ async def test_suspects_count_towards_limit_and_wants(store: Store, clock: Manua
     await lose_all(store, clock)
     await put(store, *[new_job() for _ in range(5)])
 
-    assert len(await take(store, 3, {"default": 9}, suspects=2)) == 3
-    assert len(await take(store, 9, {"default": 2}, suspects=2)) == 2
+    assert len(await take(store, 3, {"default": 9}, startable=2)) == 3
+    assert len(await take(store, 9, {"default": 2}, startable=2)) == 2
 
 
 @pytest.mark.parametrize("star", [False, True])
@@ -64,7 +64,7 @@ async def test_no_more_suspects_than_the_limit_leaves(
     await other.submit([new_job(queue="q00")])  # the queue it knows of, and looks into first
 
     wants = {EVERY_QUEUE: 2} if star else {f"q{number:02}": 2 for number in range(40)}
-    jobs = await take(other, 2, wants, suspects=2)
+    jobs = await take(other, 2, wants, startable=2)
 
     assert len(jobs) == 2
     assert await other.count(JobFilter(states=(JobState.RUNNING,))) == 2
@@ -75,19 +75,19 @@ async def test_the_star_treats_suspects_alike(store: Store, clock: ManualClock) 
     await lose(store, clock, suspect)
     (innocent,) = await put(store, new_job(queue="b"))
 
-    assert await take_ids(store, wants={EVERY_QUEUE: 9}) == [innocent]
-    assert await take_ids(store, wants={EVERY_QUEUE: 9}, suspects=1) == [suspect.id]
+    assert await take_ids(store, wants={EVERY_QUEUE: 9}, startable=0) == [innocent]
+    assert await take_ids(store, wants={EVERY_QUEUE: 9}, startable=1) == [suspect.id]
 
 
 async def test_a_job_that_lost_two_leases_in_a_row_is_claimed_alone(store: Store, clock: ManualClock) -> None:
     poison = await running(store)
     await lose(store, clock, poison)
-    (poison,) = await take(store, suspects=1)
+    (poison,) = await take(store, startable=1)
     assert poison.losses == 1
     await lose(store, clock, poison)
     (innocent,) = await put(store)
 
-    beside = await claim(store, suspects=5)
+    beside = await claim(store, startable=5)
     assert [job.id for job in beside.jobs] == [innocent]
     assert beside.quarantined
 
@@ -100,7 +100,7 @@ async def test_a_job_that_lost_two_leases_in_a_row_is_claimed_alone(store: Store
 async def test_alone_is_exactly_one(store: Store, clock: ManualClock) -> None:
     ids = await put(store, new_job(), new_job())
     for _ in range(2):
-        assert sorted(await take_ids(store, suspects=2)) == sorted(ids)
+        assert sorted(await take_ids(store, startable=2)) == sorted(ids)
         await lose_all(store, clock)
 
     (first,) = await take_ids(store, alone=True)
@@ -128,7 +128,7 @@ async def test_nothing_is_quarantined_without_two_losses(store: Store, clock: Ma
 async def test_an_attempt_that_ends_by_itself_clears_the_suspicion(store: Store, clock: ManualClock) -> None:
     job = await running(store)
     await lose(store, clock, job)
-    (job,) = await take(store, suspects=1)
+    (job,) = await take(store, startable=1)
     await store.settle([failing(job)])
 
     (job,) = await take(store)

@@ -63,7 +63,7 @@ async def test_a_whole_life_is_written_with_ulids_and_told_with_uuids(
     assert (await store.beat(pulse(), leases, lease_for=LEASE)).held == [Held.HELD, Held.LOST]
     assert (await lose(store, clock, job)).state is JobState.QUEUED
     assert [each.reason for each in await store.attempts(first.id)] == ["crashed"]
-    (job,) = await take(store, suspects=1)
+    (job,) = await take(store, startable=1)
     answer = await settle(store, job, result="1")
     assert (answer.job_id, answer.accepted) == (first.id, True)
     assert await store.by_key("k") == await stored(store, first.id)

@@ -29,7 +29,7 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["sqlite"], {"Huey", "our one", None}),
         (["postgres", "drain"], {"PgQueuer", "PgQueuer's two", "our one", "asyncpg", None}),
-        (["redis", "drain"], {*QUICK, SURVIVOR, f"two of {SURVIVOR}", None}),
+        (["redis", "drain"], {*QUICK, SURVIVOR, f"two of {SURVIVOR}", "our one", None}),
         (["logs", "http", "executors", "commands"], set()),
     ],
 )

@@ -128,14 +128,31 @@ class StoreMachine(RuleBasedStateMachine):
         (answer,) = self.call(self.store.submit([plain]))
         assert (answer.job_id, answer.created) == (job.new.id, False)
 
-    @rule(queue=st.sampled_from(QUEUES), limit=st.integers(1, 4), worker=st.sampled_from(["w1", "w2"]))
-    def claim_one_queue(self, queue: str, limit: int, worker: str) -> None:
-        ready = self.innocent(queue)
-        suspects = [job for job in self.model.ready(queue, self.clock()) if job.losses >= 2]
-        claim = self.claimed(worker, {queue: limit}, limit)
-        assert len(claim.jobs) == min(limit, len(ready))
-        assert self.are_first([job.id for job in claim.jobs], ready)
-        assert claim.quarantined == bool(suspects)
+    @rule(
+        queue=st.sampled_from(QUEUES),
+        limit=st.integers(1, 4),
+        startable=st.integers(0, 2),
+        worker=st.sampled_from(["w1", "w2"]),
+    )
+    def claim_one_queue(self, queue: str, limit: int, startable: int, worker: str) -> None:
+        innocent = self.innocent(queue)
+        quarantined = [job for job in self.model.ready(queue, self.clock()) if job.losses >= 2]
+        suspected = [job.new.id for job in self.model.ready(queue, self.clock()) if job.losses == 1]
+        bounded = {job_id for job_id in [*innocent, *suspected] if self.must_start(job_id)}
+        claim = self.claimed(worker, {queue: limit}, limit, startable=startable)
+        ids = [job.id for job in claim.jobs]
+        brought = [job_id for job_id in ids if job_id not in suspected]
+        assert len(ids) <= limit
+        assert len(bounded & set(ids)) <= startable
+        assert self.are_first([job_id for job_id in ids if job_id in suspected], suspected)
+        assert self.are_first(brought, innocent)
+        if claim.held_back:
+            assert len(bounded & set(ids)) == startable
+            assert self.carried or innocent[len(brought)] in bounded
+        else:
+            assert len(ids) == limit or set(brought) == set(innocent)
+            assert ids or not startable or not suspected
+        assert claim.quarantined == bool(quarantined)
         assert claim.next_due == self.next_due([queue])
 
     @rule(
@@ -146,25 +163,15 @@ class StoreMachine(RuleBasedStateMachine):
     def claim_many_queues(self, wants: dict[str, int], limit: int) -> None:
         bounds = {queue: wants.get(queue, wants.get(EVERY_QUEUE, 0)) for queue in QUEUES}
         ready = {queue: self.innocent(queue) for queue in QUEUES}
-        claim = self.claimed("w1", wants, limit)
+        bounded = {job_id for queue in QUEUES for job_id in ready[queue] if self.must_start(job_id)}
+        claim = self.claimed("w1", wants, limit, startable=0)
         taken = Counter(job.queue for job in claim.jobs)
-        assert sum(taken.values()) == min(limit, sum(min(bounds[queue], len(ready[queue])) for queue in QUEUES))
+        most = min(limit, sum(min(bounds[queue], len(ready[queue])) for queue in QUEUES))
+        assert sum(taken.values()) < most if claim.held_back else sum(taken.values()) == most
+        assert not bounded & {job.id for job in claim.jobs}
         for queue in QUEUES:
             assert taken[queue] <= bounds[queue]
             assert self.are_first([job.id for job in claim.jobs if job.queue == queue], ready[queue])
-
-    @rule(queue=st.sampled_from(QUEUES), limit=st.integers(1, 3), suspects=st.integers(1, 2))
-    def claim_with_suspects(self, queue: str, limit: int, suspects: int) -> None:
-        innocent = self.innocent(queue)
-        suspected = [job.new.id for job in self.model.ready(queue, self.clock()) if job.losses == 1]
-        claim = self.claimed("w1", {queue: limit}, limit, suspects=suspects)
-        ids = [job.id for job in claim.jobs]
-        brought = [job_id for job_id in ids if job_id in suspected]
-        assert len(ids) <= limit
-        assert len(brought) <= suspects
-        assert self.are_first(brought, suspected)
-        assert self.are_first([job_id for job_id in ids if job_id not in suspected], innocent)
-        assert ids or not (innocent or suspected)
 
     @rule(queue=st.sampled_from(QUEUES))
     def claim_alone(self, queue: str) -> None:
@@ -177,9 +184,9 @@ class StoreMachine(RuleBasedStateMachine):
         if self.carried:  # who names ids makes those that are due ready without a word to the transport
             self.promote(limit=1000)
         ids = self.chosen(numbers)
-        ready = {job_id for queue in QUEUES for job_id in self.innocent(queue)}
+        jobs = [job for queue in QUEUES for job in self.model.ready(queue, self.clock())]
         claim = self.claimed("w1", dict.fromkeys(QUEUES, 10), 10, only=ids)
-        assert {job.id for job in claim.jobs} == ready & set(ids)
+        assert {job.id for job in claim.jobs} == {job.new.id for job in jobs if job.losses < 2} & set(ids)
         assert claim.refused == len(ids) - len(claim.jobs)
 
     def claimed(self, worker: str, wants: dict[str, int], limit: int, **options: Any) -> Claim:
@@ -202,6 +209,11 @@ class StoreMachine(RuleBasedStateMachine):
     def are_first(self, taken: list[str], ready: list[str]) -> bool:
         """Whether the right ones of those that were ready were taken. A transport has an order of its own."""
         return set(taken) <= set(ready) if self.carried else taken == ready[: len(taken)]
+
+    def must_start(self, job_id: str) -> bool:
+        """Whether a claim has to count this job among those that can start at once."""
+        job = self.model.jobs[job_id]
+        return job.losses > 0 or (job.new.max_attempts is not None and job.attempts + 1 >= job.new.max_attempts)
 
     def innocent(self, queue: str) -> list[str]:
         return [job.new.id for job in self.model.ready(queue, self.clock()) if job.losses == 0]

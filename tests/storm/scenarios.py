@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.crash.report import Report
 from tests.crash.scenarios import (
     api,
+    costs,
     crowds,
     faults,
     files,
@@ -39,6 +40,9 @@ ON_EVERY_STORE: dict[str, OnStore] = {
     ),
     "poison": lambda folder, home, count, _: kills.poison(folder, home, jobs=count(500), poisonous=1),
     "two-poisons": lambda folder, home, count, _: kills.poison(folder, home, jobs=count(500), poisonous=2),
+    "last-attempts": lambda folder, home, count, seed: costs.last_attempts(folder, home, kills=count(50), seed=seed),
+    "unprefetched": lambda folder, home, count, seed: costs.unprefetched(folder, home, kills=count(50), seed=seed),
+    "usual-costs": lambda folder, home, count, seed: costs.usual(folder, home, kills=count(50), seed=seed),
     "freezes": lambda folder, home, count, seed: freezes.freezes(folder, home, count=count(50), seed=seed),
     "submitters": lambda folder, home, count, seed: submitters.killed_submitters(
         folder, home, kills=count(200), seed=seed

@@ -134,7 +134,7 @@ async def put(store: Store, *jobs: NewJob) -> list[str]:
 
 
 async def claim(store: Store, limit: int = 10, wants: dict[str, int] | None = None, **options: Any) -> Claim:
-    options = {"worker": "w", "lease_for": timedelta(seconds=30), "suspects": 5, **options}
+    options = {"worker": "w", "lease_for": timedelta(seconds=30), "startable": 5, **options}
     return await store.claim(options.pop("worker"), wants or {"default": limit}, limit=limit, **options)
 
 

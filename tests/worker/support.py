@@ -48,10 +48,10 @@ async def lose(app: Holdfast, handle: JobHandle[Any], clock: Any) -> None:
     """Have a worker that dies at once take the job, and a sweep find it: without any worker of the harness."""
     store = await app.opened()
     claim = await store.claim(
-        "doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), suspects=1, only=[handle.id], promote=True
+        "doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), startable=1, only=[handle.id], promote=True
     )
     if not claim.jobs:
-        claim = await store.claim("doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), suspects=1, alone=True)
+        claim = await store.claim("doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), startable=1, alone=True)
     assert [job.id for job in claim.jobs] == [handle.id]
     clock.advance(2)
     (expired,) = await store.expired(limit=10)

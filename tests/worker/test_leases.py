@@ -102,7 +102,7 @@ async def test_a_job_that_loses_every_lease_ends_dead_and_says_why(app: Holdfast
             await lose(app, job, harnessed.clock)
         store = await app.opened()
         claim = await store.claim(
-            "last", {"*": 1}, limit=1, lease_for=harnessed.app.settings.lease, suspects=1, alone=True
+            "last", {"*": 1}, limit=1, lease_for=harnessed.app.settings.lease, startable=1, alone=True
         )
         assert [each.id for each in claim.jobs] == [job.id]
         await harnessed.run_until_idle()

@@ -29,6 +29,7 @@ from holdfast.job import (
     Settlement,
     Submitted,
 )
+from holdfast.lifecycle import must_start
 from holdfast.log_lines import Record
 from holdfast.store import EVERY_QUEUE
 from holdfast.stores.doubts import perhaps_stored
@@ -56,6 +57,7 @@ _QUEUES_MOST = 32  # queues that one statement looks into
 _TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim looks again for what others promote
 _REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed
 _SHOWN = 13  # columns of a claimed job, its place in the order included
+_QUEUE = 2  # the column of its queue
 
 
 NOBODY = "00000000-0000-0000-0000-000000000000"
@@ -220,16 +222,17 @@ class Hot:
             seqs=[place.seq for place in places],
             anywhere=EVERY_QUEUE in claiming.wants,
             promote=claiming.promote,
-            suspects=max(0, min(room, claiming.suspects)),
+            startable=max(0, min(room, claiming.startable)),
             limit=room,
             worker=wish.worker,
             lease_for=span_us(wish.lease_for),
         )
         seconds = time.monotonic() - at
-        due, due_in, until, quarantined = rows[0][_SHOWN:]
+        due, due_in, until, quarantined, held_back = rows[0][_SHOWN:]
         claiming.looked = True
         claiming.tried += queues
         claiming.quarantined = claiming.quarantined or quarantined
+        claiming.held_back = claiming.held_back or held_back is not None
         claiming.until_us = until
         claiming.fall_due(due_in)
         taken = [] if rows[0][0] is None else rows
@@ -240,9 +243,10 @@ class Hot:
             return True
         for queue, look in looks(queues, slots, places, taken, room, at, seconds):
             self._cursors.claimed(queue, look)
-        if taken:
-            self._served = taken[-1][2]
-        elif any(place != START for place in places):
+        served = {row[_QUEUE] for row in taken[-1:]} | ({held_back} - {None})
+        if served:
+            self._served = max(served, key=queues.index)
+        if not taken and any(place != START for place in places):
             return await self._claim_batch(claiming, queues)  # behind the cursors there is nothing: from the start
         return False
 
@@ -317,12 +321,12 @@ class Hot:
             others=wish.wants.get(EVERY_QUEUE, 0),
             anywhere=EVERY_QUEUE in wish.wants,
             most=1 << 30 if wish.alone else 1,
-            suspects=1 << 30 if wish.alone else wish.suspects,
+            startable=1 << 30 if wish.alone else wish.startable,
             limit=1 if wish.alone else wish.limit,
             worker=wish.worker,
             lease_for=span_us(wish.lease_for),
         )
-        due_in, until, quarantined, left, paused = rows[0][_SHOWN:]
+        due_in, until, quarantined, left, paused, held_back = rows[0][_SHOWN:]
         await self._give_back_unanswered(wish, until - (span_us(wish.lease_for) or 0))
         jobs = await self._readable([] if rows[0][0] is None else rows)
         claim = Claim(
@@ -330,6 +334,7 @@ class Hot:
             refused=len(ids) - len(jobs) - len(left),
             next_due=None if due_in is None else timedelta(microseconds=max(0, due_in)),
             quarantined=quarantined,
+            held_back=held_back,
             lease_until_us=until if jobs else None,
         )
         return Delivered(claim, left, frozenset(paused))
@@ -396,12 +401,13 @@ class _Claiming:
     def __init__(self, wish: Wish, wants: Mapping[str, int]) -> None:
         self.wish = wish
         self.wants = wants
-        self.suspects = wish.suspects
+        self.startable = wish.startable
         self.promote = wish.promote
         self.jobs: list[Job] = []
         self.tried: list[str] = []
         self.promoted = 0
         self.quarantined = False
+        self.held_back = False
         self.looked = False
         self.until_us: int | None = None
         self.due_in: int | None = None
@@ -417,7 +423,7 @@ class _Claiming:
 
     def take(self, jobs: list[Job]) -> None:
         self.jobs += jobs
-        self.suspects -= sum(1 for job in jobs if job.losses)
+        self.startable -= sum(map(must_start, jobs))
 
     def fall_due(self, due_in: int | None) -> None:
         """The next job of the queues just tried falls due in so many microseconds."""
@@ -430,6 +436,7 @@ class _Claiming:
             promoted=self.promoted,
             next_due=None if self.due_in is None else timedelta(microseconds=max(0, self.due_in)),
             quarantined=self.quarantined,
+            held_back=self.held_back,
             lease_until_us=self.until_us,
         )
 

@@ -131,8 +131,9 @@ with recursive named (queue) as (
 select queue from named where queue is not null;
 
 -- own: claim
--- Takes of each queue up to its slots, from its cursor on: suspects first, then the rest. Where jobs are due and :promote
--- asks for it, takes nothing: they are made ready first. Always answers with one row at least.
+-- Takes of each queue up to its slots, from its cursor on: suspects first, then the rest, up to the first job on its last
+-- attempt beyond :startable. Where jobs are due and :promote asks for it, takes nothing: they are made ready first. Always
+-- answers with one row at least, which names a queue of which something was held back.
 with wanted as materialized (
     select * from unnest(:queues::text[], :slots::int[], :ranks::int[], :run_ats::bigint[], :seqs::bigint[])
         as w (queue, slots, rank, run_at, seq)
@@ -155,28 +156,36 @@ with wanted as materialized (
           and j.rank <= coalesce((select f.rank from holdfast.job f where f.state = 0 and f.losses = 0 and f.queue = w.queue
                                     and (f.rank, f.run_at, f.seq) > (w.rank, w.run_at, w.seq)
                                   order by f.rank, f.run_at, f.seq limit 1), j.rank)
-        order by j.rank, j.run_at, j.seq limit least(w.slots, :suspects) for no key update skip locked) s
-    limit :suspects
+        order by j.rank, j.run_at, j.seq limit least(w.slots, :startable) for no key update skip locked) s
+    limit :startable
 ), ready as materialized (
-    select r.ctid
+    select r.ctid, w.queue, r.attempts + 1 >= r.max_attempts as last, row_number() over () as turn
     from wanted w cross join lateral (
-        select j.ctid from holdfast.job j
+        select j.ctid, j.attempts, j.max_attempts from holdfast.job j
         where j.state = 0 and j.losses = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
           and not (select now from due)
         order by j.rank, j.run_at, j.seq limit w.slots - (select count(*) from suspect s where s.queue = w.queue)
         for no key update skip locked) r
     limit :limit - (select count(*) from suspect)
+), beyond as materialized (
+    select l.queue, min(l.turn) as turn
+    from (select queue, turn from ready where last order by turn
+          offset greatest(0, :startable - (select count(*) from suspect))) l
+    group by l.queue
 ), taken as (
     update holdfast.job
     set claims = -- include: next_claims
         state = 2, attempts = attempts + 1, worker = :worker, started_at = :now,
         lease_until = :lease_for + :now
-    where ctid = any(array(select ctid from suspect union all select ctid from ready))
+    where ctid = any(array(
+        select ctid from suspect union all
+        select r.ctid from ready r left join beyond b on b.queue = r.queue where r.turn < coalesce(b.turn, r.turn + 1)))
     returning -- include: claimed
 )
 select t.*, due.now, due.run_at - :now, :lease_for + :now,
     exists (select from wanted w cross join lateral (
-        select from holdfast.job j where j.state = 0 and j.losses > 1 and j.queue = w.queue limit 1) q)
+        select from holdfast.job j where j.state = 0 and j.losses > 1 and j.queue = w.queue limit 1) q),
+    (select queue from beyond order by turn desc limit 1)
 from due left join taken t on true
 order by array_position(:queues, t.queue), t.losses = 0, t.priority desc, t.run_at, t.seq;
 
@@ -204,12 +213,13 @@ select t.*, :lease_for + :now
 from taken t;
 
 -- own: claim_delivered
--- Takes of the delivered what is ready, of each queue up to its slots, and says which of the rest is ready too. Makes nothing
--- ready, but says when the next falls due. Always answers with one row at least.
+-- Takes of the delivered what is ready, of each queue up to its slots and to the first job on its last attempt beyond
+-- :startable, and says which of the rest is ready too. Makes nothing ready, but says when the next falls due. Always answers
+-- with one row at least.
 with paused as materialized (
     select name from holdfast.queue where paused
 ), standing as materialized (
-    select id, queue, losses, rank, run_at, seq from holdfast.job
+    select id, queue, losses, attempts + 1 >= max_attempts as last, rank, run_at, seq from holdfast.job
     where id = any(:ids::uuid[]) and state + 0 = 0 and losses + 0 <= :most
     for no key update skip locked
 ), welcome as materialized (
@@ -217,11 +227,17 @@ with paused as materialized (
     from standing s where not s.queue = any(array(select name from paused))
 ), wanted as materialized (
     select e.*, row_number() over (partition by e.queue order by e.rank, e.run_at, e.seq) as place
-    from welcome e where e.losses = 0 or e.turn <= :suspects
-), chosen as materialized (
-    select w.id from wanted w left join unnest(:queues::text[], :slots::int[]) q (queue, slots) on q.queue = w.queue
+    from welcome e where e.losses = 0 or e.turn <= :startable
+), fitting as materialized (
+    select w.*, count(*) filter (where w.losses > 0 or w.last) over (order by w.losses = 0, w.rank, w.run_at, w.seq) as starting
+    from wanted w left join unnest(:queues::text[], :slots::int[]) q (queue, slots) on q.queue = w.queue
     where w.place <= coalesce(q.slots, :others)
-    order by w.rank, w.run_at, w.seq limit :limit
+), beyond as materialized (
+    select queue, min(place) as place from fitting where last and starting > :startable group by queue
+), chosen as materialized (
+    select f.id from fitting f left join beyond b on b.queue = f.queue
+    where f.place < coalesce(b.place, f.place + 1)
+    order by f.rank, f.run_at, f.seq limit :limit
 ), due as materialized (
     select min(n.run_at) as run_at from (
         select d.run_at
@@ -247,7 +263,8 @@ select t.*, due.run_at - :now, :lease_for + :now,
         and not j.queue = any(array(select name from paused))),
     array(select s.id::text from standing s where not s.id = any(array(select id from chosen)) and s.losses < 2
         order by s.rank, s.run_at, s.seq),
-    array(select name from paused)
+    array(select name from paused),
+    exists (select from beyond)
 from due left join taken t on true
 order by t.priority desc, t.run_at, t.seq;
 

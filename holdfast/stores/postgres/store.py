@@ -79,10 +79,10 @@ class PostgresStore(ServedStore["_Opened"]):
         *,
         limit: int,
         lease_for: timedelta,
-        suspects: int = 0,
+        startable: int,
         elsewhere: bool = False,
     ) -> Delivered:
-        wish = Wish(worker, wants, limit, lease_for, suspects, False, ids, False, elsewhere)
+        wish = Wish(worker, wants, limit, lease_for, startable, False, ids, False, elsewhere)
         return await self._open.hot.claim_delivered(wish)
 
     async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:

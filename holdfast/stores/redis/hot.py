@@ -29,6 +29,7 @@ from holdfast.job import (
     Settlement,
     Submitted,
 )
+from holdfast.lifecycle import must_start
 from holdfast.links.redis import Script, in_pieces
 from holdfast.links.wire import Argument
 from holdfast.log_lines import Record
@@ -162,7 +163,7 @@ class Hot:
         delivery = _Delivery(wish)
         for ids in in_pieces(list(dict.fromkeys(only)), PIECE):
             try:
-                taken, until = await self._links.run(
+                taken, until, held_back = await self._links.run(
                     self._scripts["deliver"],
                     wish.worker,
                     span_us(wish.lease_for),
@@ -176,7 +177,9 @@ class Hot:
                 if delivery.jobs:  # these are ours already
                     break
                 raise
-            delivery.take(await self._readable(taken, wish.worker), int(until))
+            delivery.take(await self._readable(taken, wish.worker), int(until), held_back=bool(held_back))
+            if delivery.held_back:
+                break
         return delivery.claim(len(only))
 
     async def _give_back_unheard(self, wish: Wish, claim: Claim) -> None:
@@ -308,6 +311,8 @@ class _Delivery:
         self._wish = wish
         self._slots = dict(wish.wants)
         self._star = self._slots.pop(EVERY_QUEUE, None)
+        self._startable = 1 << 30 if wish.alone else wish.startable
+        self.held_back = False
         self.jobs: list[Job] = []
         self._until_us: int | None = None
 
@@ -316,16 +321,19 @@ class _Delivery:
         wish = self._wish
         return [
             (1 if wish.alone else wish.limit) - len(self.jobs),
-            1 << 30 if wish.alone else min(1, wish.suspects),
+            1 << 30 if wish.alone else min(1, self._startable),
             int(wish.promote),
             "" if self._star is None else self._star,
+            self._startable,
             len(self._slots),
             *(argument for pair in self._slots.items() for argument in pair),
         ]
 
-    def take(self, jobs: list[Job], until_us: int) -> None:
+    def take(self, jobs: list[Job], until_us: int, *, held_back: bool) -> None:
         """Note what a script has answered."""
         self._until_us = until_us
+        self.held_back = held_back
+        self._startable = max(0, self._startable - sum(map(must_start, jobs)))
         self.jobs += jobs
         for job in jobs:
             if job.queue in self._slots:
@@ -334,7 +342,8 @@ class _Delivery:
                 self._star -= 1
 
     def claim(self, delivered: int) -> Claim:
-        return Claim(jobs=self.jobs, refused=delivered - len(self.jobs), lease_until_us=self._until_us)
+        refused = delivered - len(self.jobs)
+        return Claim(jobs=self.jobs, refused=refused, held_back=self.held_back, lease_until_us=self._until_us)
 
 
 class _Sent:
@@ -360,7 +369,7 @@ class _Claiming:
         self._wish = wish
         self._slots = {queue: max(0, slots) for queue, slots in wish.wants.items()}
         self._star = self._slots.pop(EVERY_QUEUE, 0)
-        self._suspects = wish.suspects
+        self._startable = wish.startable
         self._asked: deque[int] = deque()  # how many jobs each of the scripts under way was asked for
         self._rounds = 0
         self._looks = 0
@@ -369,12 +378,14 @@ class _Claiming:
         self.over = not any(self._slots.values()) and not self._star
         self._promoted = 0
         self._quarantined = False
+        self._held_back = False
         self._due_in = -1
         self._until_us: int | None = None
 
     def pieces(self, served: str) -> list[list[Argument]]:
         """What the next scripts are asked: one, or, where what the first one takes cannot be too much for any queue, as
-        many as it takes. Suspects only the first may take; what is behind them is looked for by one at a time."""
+        many as it takes. Only the first may take jobs that must start at once; what is behind suspects is looked for by
+        one at a time."""
         wish = self._wish
         left = 1 if wish.alone else wish.limit - len(self.jobs)
         ample = not self._passed and all(slots == 0 or slots >= left for slots in (*self._slots.values(), self._star))
@@ -385,13 +396,13 @@ class _Claiming:
         return [
             [
                 asked,
-                0 if number else max(0, self._suspects),
+                0 if number else max(0, self._startable),
                 int(wish.alone),
                 int(wish.promote),
                 int(self._rounds + 1 >= _PROMOTE_ROUNDS),
                 self._star or "",
                 served,
-                b"" if self._suspects > 0 else self._passed,
+                b"" if self._startable > 0 else self._passed,
                 *pairs,
             ]
             for number, asked in enumerate(self._asked)
@@ -399,20 +410,22 @@ class _Claiming:
 
     def take(self, jobs: list[Job], reply: Sequence[Any]) -> None:
         """Note what a script has answered."""
-        rows, promoted, due_in, quarantined, until, _, more, self._passed = reply
+        rows, promoted, due_in, quarantined, until, _, more, self._passed, held_back = reply
         self._promoted += promoted
         self._due_in = int(due_in)
         self._quarantined = self._quarantined or bool(quarantined)
         self._until_us = int(until)
         self.jobs += jobs
         for job in jobs:
-            self._suspects -= job.losses > 0
+            self._startable -= must_start(job)
             self._slots[job.queue] = self._slots.get(job.queue, self._star) - 1
         self._rounds += more == 2
         self._looks += more == 1
         full = len(self.jobs) >= (1 if self._wish.alone else self._wish.limit)
         asked = self._asked.popleft()
+        self._held_back = bool(held_back)
         again = more == 2 or (more == 1 and self._looks < _LOOKS_MOST) or len(rows) >= asked
+        again = again or (self._held_back and self._startable > 0)  # by one that was not the first
         self.over = full or not again
 
     def claim(self) -> Claim:
@@ -421,6 +434,7 @@ class _Claiming:
             promoted=self._promoted,
             next_due=None if self._due_in < 0 else timedelta(microseconds=self._due_in),
             quarantined=self._quarantined,
+            held_back=self._held_back,
             lease_until_us=self._until_us,
         )
 

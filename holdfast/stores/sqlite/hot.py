@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from holdfast.job import (
     Settlement,
     Submitted,
 )
+from holdfast.lifecycle import budget_spent
 from holdfast.log_lines import NewLine, Record
 from holdfast.store import EVERY_QUEUE, Dialogue, Statement
 from holdfast.stores.sql import CODES, STATES
@@ -149,7 +151,9 @@ class Hot:
         taken = _Taking(connection, self._sql, wish, now_us, until)
         if wish.only is not None:
             refused = taken.delivered(wish.only, wants, paused)
-            return Claim(jobs=taken.jobs, refused=refused, promoted=promoted, lease_until_us=until)
+            return Claim(
+                jobs=taken.jobs, refused=refused, promoted=promoted, held_back=taken.held_back, lease_until_us=until
+            )
         for queue, slots in self._in_turn(connection, wants, paused, taken):
             taken.ready(queue, slots)
         return Claim(
@@ -157,6 +161,7 @@ class Hot:
             promoted=promoted,
             next_due=self._next_due(connection, list(wants), now_us),
             quarantined=taken.quarantined,
+            held_back=taken.held_back,
             lease_until_us=until,
         )
 
@@ -313,10 +318,11 @@ class _Taking:
         self._sql = statements
         self._wish = wish
         self._lease = {"worker": wish.worker, "until": until_us, "now": now_us}
-        self._suspects = wish.suspects
+        self._startable = 1 << 30 if wish.alone else wish.startable
         self.named = frozenset(wish.wants)  # those without a free slot too: the star is for the others
         self.jobs: list[Job] = []
         self.quarantined = False
+        self.held_back = False
 
     @property
     def full(self) -> bool:
@@ -331,17 +337,15 @@ class _Taking:
         room = min(slots, self._wish.limit - len(self.jobs))
         if not self.quarantined:
             self.quarantined = bool(_one(self._connection, self._sql["any_quarantined"], {"queue": queue}))
-        if self._suspects > 0:
-            had = self._take("pick_suspect", queue=queue, limit=min(room, self._suspects))
-            self._suspects -= had
-            room -= had
+        if self._startable > 0:
+            room -= self._take("pick_suspect", queue=queue, limit=min(room, self._startable))
         if room > 0:
             self._take("pick_ready", queue=queue, limit=room)
 
     def delivered(self, ids: Sequence[str], wants: Mapping[str, int], paused: set[str]) -> int:
         """Take just these ids; how many deliveries were refused, repeats included."""
         batch = as_json(dict.fromkeys(ids))
-        most = 1 << 30 if self._wish.alone else min(1, self._suspects)
+        most = 1 << 30 if self._wish.alone else min(1, self._startable)
         for queue, slots in wants.items():
             every = queue == EVERY_QUEUE
             excluded = paused | (self.named if every else set())
@@ -358,9 +362,19 @@ class _Taking:
 
     def _take(self, pick: str, **parameters: object) -> int:
         values = {"now": self._lease["now"], **parameters}
-        seqs, shown = self._connection.execute(self._sql[pick], values).fetchone()
+        seqs, shown, last = self._connection.execute(self._sql[pick], values).fetchone()
         if seqs == "[]":
             return 0
+        counted = len(decode_seqs(seqs)) if pick == "pick_suspect" else last or 0
+        if counted > self._startable:
+            self.held_back = True
+            number = _prefix(elements(shown), self._startable)
+            if number == 0:
+                return 0
+            seqs = as_json(decode_seqs(seqs)[:number])
+            shown = f"[{','.join(elements(shown)[:number])}]"
+            counted = self._startable
+        self._startable -= counted
         self._connection.execute(self._sql["take"], {"seqs": seqs, **self._lease})
         try:
             jobs = decode_jobs(shown)
@@ -379,6 +393,17 @@ class _Taking:
                 values = {"seq": seq, "now": self._lease["now"], "error": f"the stored job cannot be read: {error}"}
                 self._connection.execute(self._sql["bury"], values)
         return jobs
+
+
+def _prefix(shown: Sequence[str], startable: int) -> int:
+    """How many jobs come before the first one on its last attempt that is beyond ``startable`` of them."""
+    last = 0
+    for number, each in enumerate(shown):
+        with suppress(*UNREADABLE):
+            last += budget_spent(decode_job(each))
+        if last > startable:
+            return number
+    return len(shown)
 
 
 def _one(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, object]) -> Any:

@@ -17,11 +17,13 @@ json_array(
     json(case when j.cancelling then 'true' else 'false' end))
 
 -- fragment: claimed
--- The chosen rows of a claim, and their jobs as they will be once taken: the first fields of holdfast.job.Job.
+-- The chosen rows of a claim; their jobs as they will be once taken: the first fields of holdfast.job.Job; and how many of
+-- them are on their last attempt.
 json_group_array(seq), json_group_array(json_array(
     id, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = picked.seq)),
     case when claims = 0 and options is not null and options like '{"given_id"%' then :now else claims + 1 end,
-    attempts + 1, max_attempts, -rank, losses, run_at, created_at, json(options)))
+    attempts + 1, max_attempts, -rank, losses, run_at, created_at, json(options))),
+sum(attempts + 1 >= max_attempts)
 
 -- fragment: matching
 -- What a filter says of a job; null leaves a condition out.

@@ -180,13 +180,14 @@ class SQLiteStore:
         *,
         limit: int,
         lease_for: timedelta,
-        suspects: int = 0,
+        startable: int | None = None,
         alone: bool = False,
         only: Sequence[str] | None = None,
         promote: bool = True,
         elsewhere: bool = False,
     ) -> Claim:
-        wish = Wish(worker, wants, limit, lease_for, suspects, alone, only, promote, elsewhere)
+        startable = limit if startable is None else startable
+        wish = Wish(worker, wants, limit, lease_for, startable, alone, only, promote, elsewhere)
         opened = self._open
         return await opened.writer.call(
             lambda transaction: self._hot.claim(transaction, wish),

@@ -1,14 +1,15 @@
--- Claims ready jobs in their order. ARGV: 6 limit, 7 suspects, 8 "1" to take one quarantined job alone, 9 "1" to make due
+-- Claims ready jobs in their order. ARGV: 6 limit, 7 startable, 8 "1" to take one quarantined job alone, 9 "1" to make due
 -- jobs ready first, 10 "1" to take although more are due than this made ready, 11 slots of every other queue or "",
 -- 12 the queue served last, 13 what this claim has passed by already, then queue and slots of each that is named, in the
 -- order of their turn.
 -- Answers jobs, promoted, microseconds until the next falls due or -1, quarantined, lease end, served, what to do: 0
--- that was all, 1 there was more to look through, 2 nothing was taken because more is due; what was passed by, or "".
+-- that was all, 1 there was more to look through, 2 nothing was taken because more is due; what was passed by, or ""; 1
+-- where a queue was left at a job on its last attempt beyond the startable ones.
 -- A full Redis lets this through: whatever it may do, it takes ids away first.
-local limit, suspects, alone = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
+local limit, startable, alone = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
 local promoting, star, served = ARGV[9] == '1', tonumber(ARGV[11]), ARGV[12]
 local named, turn = {}, {}
-local promoted, quarantined, more, budget = 0, 0, 0, limit + 2 * MOST
+local promoted, quarantined, more, held_back, budget = 0, 0, 0, 0, limit + 2 * MOST
 -- How many ids at the head of each ready list this claim may not take: its next script looks behind them, but not behind
 -- more than some PASSED_MOST: then what is further back waits until those are taken.
 local passed = ARGV[13] ~= '' and cmsgpack.unpack(ARGV[13]) or {}
@@ -77,7 +78,8 @@ local function take_quarantined(queue)
     end
 end
 
--- Whether an id met in a ready list is a job to take: its fields, or "suspect" for one to leave there.
+-- Whether an id met in a ready list is a job to take: its fields; or "suspect" for one to leave there, "last" for one to
+-- leave there with all that are behind it.
 local function claimable(id, queue, list)
     if haunted and moving().laid_to_rest(list, id) then
         return nil
@@ -102,11 +104,11 @@ local function claimable(id, queue, list)
         ours('ZADD', quarantine_of(known.queue), v[6], id)
         return nil
     end
-    if losses == 1 then
-        if suspects <= 0 then
-            return 'suspect'
+    if losses == 1 or is_last(known, v) then
+        if startable <= 0 then
+            return losses == 1 and 'suspect' or 'last'
         end
-        suspects = suspects - 1
+        startable = startable - 1
     end
     return v
 end
@@ -114,17 +116,21 @@ end
 -- Takes an id that was met in a ready list, if it stands for a job nobody ever claimed, which is the rule.
 local function taken_first(id)
     local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options')
-    if v[1] ~= 'queued' or v[3] or not kind_of(v[2]) then -- of another type, it has no first field either
+    local known = v[1] == 'queued' and not v[3] and kind_of(v[2]) -- of another type, it has no first field either
+    if not known or known.most == 1 and startable <= 0 then
         return false
+    end
+    if known.most == 1 then
+        startable = startable - 1
     end
     take_first(id, 'queued', v[2], v[6], v[4], v[5], v[7])
     return true
 end
 
-local function put_back(list, ids)
-    for last = #ids, 1, -1000 do
+local function put_back(list, ids, first) -- from the first of them that is named on
+    for last = #ids, first, -1000 do
         local some = {}
-        for n = last, math.max(1, last - 999), -1 do
+        for n = last, math.max(first, last - 999), -1 do
             some[#some + 1] = ids[n]
         end
         call('LPUSH', list, unpack(some))
@@ -140,13 +146,17 @@ local function take_level(queue, level, room)
             break
         end
         budget = budget - #ids
-        for _, id in ipairs(ids) do
+        for n, id in ipairs(ids) do
             if not haunted and taken_first(id) then
                 room = room - 1
             else
                 local v = claimable(id, queue, list)
                 if v == 'suspect' then
                     aside[#aside + 1] = id
+                elseif v == 'last' then
+                    put_back(list, ids, n)
+                    held_back, room = 1, 0
+                    break
                 elseif v then
                     take(id, v)
                     room = room - 1
@@ -155,7 +165,7 @@ local function take_level(queue, level, room)
         end
     end
     if aside[1] then
-        put_back(list, aside)
+        put_back(list, aside, 1)
         passed[list] = #aside
     end
     local further = #aside < PASSED_MOST and (leased == 0 or #aside > 0)
@@ -234,4 +244,4 @@ else
     lease_taken()
 end
 finish()
-return { taken, promoted, due, quarantined, until_, served, more, next(passed) and cmsgpack.pack(passed) or '' }
+return { taken, promoted, due, quarantined, until_, served, more, next(passed) and cmsgpack.pack(passed) or '', held_back }

@@ -90,8 +90,8 @@ local kinds = {}
 local function kind_of(kind) -- what never changes of a job: "priority max_attempts queue\ntask"
     local known = kinds[kind]
     if not known then
-        local level, queue = string.match(kind or '', '^(-?%d+) %S+ (.-)\n')
-        known = level and { level = level, queue = queue } or false
+        local level, most, queue = string.match(kind or '', '^(-?%d+) (%S+) (.-)\n')
+        known = level and { level = level, most = tonumber(most), queue = queue } or false
         kinds[kind] = known
     end
     return known

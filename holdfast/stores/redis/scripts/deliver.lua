@@ -1,11 +1,11 @@
 -- Claims just the delivered ids that can be claimed. ARGV: 6 limit, 7 how many leases in a row a job may have lost,
--- 8 "1" to make due ones ready, 9 slots of every other queue or "", 10 number of named queues, queue and slots of each,
--- then the ids. Answers jobs and lease end.
+-- 8 "1" to make due ones ready, 9 slots of every other queue or "", 10 startable, 11 number of named queues, queue and slots
+-- of each, then the ids. Answers jobs, lease end and "1" where a queue was left at a job on its last attempt.
 even_if_full()
-local limit, most, star = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9])
+local limit, most, star, startable = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local named, paused, groups, order = {}, paused_queues(), {}, {}
-local at = 11 + 2 * tonumber(ARGV[10])
-for i = 11, at - 1, 2 do
+local at, held_back = 12 + 2 * tonumber(ARGV[11]), 0
+for i = 12, at - 1, 2 do
     named[ARGV[i]] = tonumber(ARGV[i + 1])
     order[#order + 1] = ARGV[i]
 end
@@ -52,10 +52,17 @@ for _, lane in ipairs(order) do
     end)
     for n = 1, math.min(#group, named[lane], limit - leased) do
         local job = group[n]
+        if number(job[4][5]) > 0 or is_last(job[5], job[4]) then
+            if startable <= 0 then
+                held_back = 1
+                break
+            end
+            startable = startable - 1
+        end
         moving().withdraw(job[3], job[5], job[4][1], number(job[4][5]))
         take(job[3], job[4])
     end
 end
 lease_taken()
 finish()
-return { taken, until_ }
+return { taken, until_, held_back }

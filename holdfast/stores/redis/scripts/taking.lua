@@ -25,6 +25,11 @@ local function adopt(id, queue)
     return read(id, unpack(FIELDS))
 end
 
+-- Whether one more attempt is the last that a job may have; `most` of its kind is nil where there is no limit.
+local function is_last(known, v)
+    return known.most and number(v[4] or claims_of(v[3], v[11])) + 1 >= known.most
+end
+
 local function lease(id, kind, state)
     leased = leased + 1
     leases[2 * leased - 1], leases[2 * leased] = until_, id

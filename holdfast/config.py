@@ -165,6 +165,12 @@ class Settings(HttpSettings, MetricsSettings):
         FOLDERS, "", "Absolute directories under one of which the cwd of a command job must lie; empty: anywhere."
     )
     output_limit = Setting(size("0B", "80KiB"), "64KiB", "How much is kept of a command's output, and of its errors.")
+    unknown_task = Setting(
+        choice("defer", "retry", "dead"),
+        "defer",
+        "What becomes of a job whose task is not registered in the worker: given back as long as defer_for says, "
+        "failed and retried, or dead at once.",
+    )
     defer_for = Setting(
         span("0s", "30d"),
         "1h",

@@ -143,7 +143,7 @@ CLAIM = Form(
                 "items": {"type": "string", "pattern": TASK_PATTERN},
             },
             doc="The tasks it has handlers for. A job of another is given back for a worker that has one, "
-            "as long as the setting `defer_for` says. All tasks where nothing is said.",
+            "as the settings `unknown_task` and `defer_for` say. All tasks where nothing is said.",
             check=array_of(check_task_name, _TASKS_MOST),
             example=["email.send"],
         ),

@@ -152,7 +152,7 @@ class Fleet:
     async def refuse(self, worker: str, jobs: Sequence[Job], tasks: frozenset[str]) -> None:
         """Settle jobs whose task the worker does not know, as a worker of ours would."""
         known = sorted(tasks)
-        endings = [Ending(job, self._unfit.unknown(job, known)) for job in jobs]
+        endings = [Ending(job, self._unfit.unknown(job, known, self.app.settings)) for job in jobs]
         try:
             await self.settle(worker, endings)
         except HoldfastError:

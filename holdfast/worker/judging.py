@@ -50,7 +50,7 @@ class Unfit:
         self._meant: dict[str, str] = {}  # by the name that was met: what may have been meant
         self._misfits: set[str] = set()
 
-    def unknown(self, job: Job, known: Sequence[str]) -> Failed:
+    def unknown(self, job: Job, known: Sequence[str], settings: Settings) -> Failed:
         """The failure of a job whose task is none of those the worker knows."""
         listed = (", ".join(known) or "none")[:500]
         if job.task not in self._meant and len(self._meant) < _TOLD:
@@ -61,7 +61,7 @@ class Unfit:
             error=f"no task {job.task!r} is registered in this worker (registered: {listed})"
             + self._meant.get(job.task, ""),
             reason=Reason.NO_HANDLER,
-            retryable=False,
+            retryable=settings.unknown_task == "retry",
         )
 
     @staticmethod
@@ -76,13 +76,18 @@ class Unfit:
         for job, failed in zip(jobs, failures, strict=True):
             if failed.reason is Reason.PAYLOAD:
                 self._warn(job)
-        if not settings.defer_for:
+        if not any(_may_be_deferred(failed, settings) for failed in failures):
             return list(failures)
         try:
             rows = await (await self._app.opened()).outlines([job.id for job in jobs])
         except HoldfastError:  # it keeps the error, and with it the instant it is deferred since
-            return [Released(None, _SHORTEST, failed.reason) for failed in failures]
-        return [self._deferred(row, failed, settings) for row, failed in zip(rows, failures, strict=True)]
+            deferred: list[Outcome] = [Released(None, _SHORTEST, failed.reason) for failed in failures]
+        else:
+            deferred = [self._deferred(row, failed, settings) for row, failed in zip(rows, failures, strict=True)]
+        return [
+            outcome if _may_be_deferred(failed, settings) else failed
+            for outcome, failed in zip(deferred, failures, strict=True)
+        ]
 
     def _warn(self, job: Job) -> None:
         if job.task not in self._misfits and len(self._misfits) < _TOLD:
@@ -101,6 +106,10 @@ class Unfit:
         delay = min(max(_SHORTEST, waited / 2), _LONGEST) * self._rng.uniform(0.5, 1)
         text = f"deferred since {since.isoformat().replace('+00:00', 'Z')}: {failed.error}"
         return Released(text, min(delay, left), failed.reason)
+
+
+def _may_be_deferred(failed: Failed, settings: Settings) -> bool:
+    return bool(settings.defer_for) and (failed.reason is Reason.PAYLOAD or settings.unknown_task != "dead")
 
 
 def _since(row: Job) -> datetime | None:

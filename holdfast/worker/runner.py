@@ -230,7 +230,7 @@ class Runner:
         if timeout is not None:
             self._watch(run, timeout)
         if task is None and job.task != COMMAND:
-            return self._unfit.unknown(job, self._registry.names())
+            return self._unfit.unknown(job, self._registry.names(), self._shift.settings)
         try:
             if task is None:
                 calling = self._calls.around(context, functools.partial(self._command, job))

@@ -134,6 +134,23 @@ async def test_misfit_is_dead_at_once_where_the_setting_is_zero(
     assert (dead.state, dead.reason, dead.attempts) == ("dead", reason, 1)
 
 
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [("dead", ("dead", "no_handler", 1)), ("retry", ("dead", "budget", 2)), ("defer", ("scheduled", "no_handler", 0))],
+)
+async def test_unknown_task_ends_as_the_setting_says(
+    app: Holdfast, setting: str, expected: tuple[str, str, int]
+) -> None:
+    async with harness(app, unknown_task=setting, retry="fixed:60") as harnessed:
+        job = await app.enqueue("nowhere", {}, max_attempts=2)
+        misfit = await _submit(app, *CASES[1][:2])
+        await harnessed.start()
+        await harnessed.advance(100)
+        seen = await job.job()
+        assert await misfit.state() == "scheduled"
+    assert (seen.state, seen.reason, seen.attempts) == expected
+
+
 async def test_misfits_are_warned_of_once_a_task_and_counted(app: Holdfast) -> None:
     events, metrics = Recorder(app), Metrics(app.events, labels=100)
     async with harness(app) as harnessed:

@@ -9,6 +9,7 @@ place of an id stands the last one that was printed.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.examples.common import PATIENCE
-from tests.examples.programs import Program
+from tests.examples.programs import ROOT, Program
 from tests.support.servers import Port
 
 _FENCED = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -111,6 +112,26 @@ class Readme:
         )
         assert done.returncode == 0, f"{what}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
+
+
+def run_documented_tests(readme: str, narrowed: str) -> tuple[set[str], str]:
+    """Runs the command of a README that runs its tests. Returns the files it collects, and what a part of it says.
+
+    The whole would run the test that asks, so ``narrowed`` is added to its ``-k``. No server is named to it.
+    """
+    (command,) = re.findall(r"^pytest (tests/examples -k \w+)$", readme, re.MULTILINE)
+    servers = ("HOLDFAST_", "DATABASE_URL", "REDIS_URL", "PG")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith((*servers, "PYTEST_"))}
+
+    def run(*words: str) -> str:
+        program = [sys.executable, "-m", "pytest", "-q", *words]
+        done = subprocess.run(program, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    files = set(re.findall(r"(test_\w+\.py)", run(*command.split(), "--collect-only")))
+    *words, name = command.split()
+    return files, run(*words, f"{name} and {narrowed}", "-n0", "-p", "no:cacheprovider")
 
 
 @contextmanager

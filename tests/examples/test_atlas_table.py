@@ -18,7 +18,7 @@ import pytest
 from tests.examples.atlas_support import EXAMPLE, Atlas
 from tests.examples.common import until
 from tests.examples.programs import ROOT
-from tests.examples.readme import Readme, free_ports
+from tests.examples.readme import Readme, free_ports, run_documented_tests
 from tests.support.postgres import Postgres
 from tests.support.servers import base
 
@@ -251,13 +251,22 @@ def test_j20_there_is_a_task_for_each_kind_of_use(atlas: Atlas) -> None:
             assert instance.when(instance.submit(task, payload), "DEAD_LETTERED")["attempt_count"] == 1
 
 
-def test_j81_one_documented_command_runs_the_tests() -> None:
-    (command,) = re.findall(r"^pytest (tests/examples .*)$", README, re.MULTILINE)
-    program = [sys.executable, "-m", "pytest", *command.split(), "--collect-only", "-q"]
-    collected = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert collected.returncode == 0, collected.stdout
-    here = {path.name for path in Path(__file__).parent.glob("test_atlas_*.py")}
-    assert set(re.findall(r"(test_\w+\.py)", collected.stdout)) == here
+@pytest.mark.rows("J81")
+def test_documented_command_runs_the_tests() -> None:
+    files, said = run_documented_tests(README, "a_setting_leaves_the_jobs_alone")
+    assert files == {path.name for path in Path(__file__).parent.glob("test_atlas_*.py")}
+    assert said.startswith("1 passed") or "\n1 passed" in said
+
+
+@pytest.mark.rows("J79")
+def test_default_port_is_the_one_in_the_readme(atlas: Atlas) -> None:
+    environment = atlas.environment()
+    environment.pop("SERVER_PORT", None)
+    command = [sys.executable, "-c", "from atlas_jobs.app import app; print(app.settings.api_port)"]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout == "8080\n"
+    assert "curl -sf localhost:8080/jobs" in README
+    assert "on 127.0.0.1; 8080 |" in README
 
 
 def test_j82_the_licence_is_mit() -> None:

@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from redis.client import Monitor
 
 from holdfast import Unavailable
 from tests.examples.atlasqueue_support import DEAD, QUEUE, Api, Atlasqueue, starts
-from tests.examples.common import until
+from tests.examples.common import quickest, until
 from tests.support.postgres import FLOOR, Postgres
 from tests.support.redis import Redis
 
@@ -76,10 +77,9 @@ def test_a8_a26_a27_a55_a57_a117_x26_the_api_while_its_servers_are_down(mortal: 
 
 def _while_postgresql_is_down(mortal: Atlasqueue, api: Api) -> None:
     mortal.server.stop()
-    began = time.monotonic()
-    refused = api.post(key="postgresql-is-down")
-    assert time.monotonic() - began < 20  # 5 s are asked for; 2 s are usual
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+    refused: list[httpx.Response] = []
+    assert quickest(lambda: refused.append(api.post(key="postgresql-is-down")), within=5) <= 5
+    assert {(each.status_code, each.headers["retry-after"]) for each in refused} == {(503, "2")}
     (told, *_) = api.told("store_trouble")
     assert (told["level"], told["service"]) == ("error", "api")
     health = api.client.get("/health")
@@ -109,17 +109,19 @@ def test_a57_nothing_is_lost_while_postgresql_is_down(mortal: Atlasqueue, tmp_pa
         mortal.when(held, "running")
         waiting = mortal.unheard(20, delay=1)
         mortal.server.stop()
-        began = time.monotonic()
-        with pytest.raises(Unavailable) as refused:
-            mortal.post(key="while-postgresql-is-down")
-        assert time.monotonic() - began < 10
-        assert refused.value.http_status == 503
+        assert quickest(lambda: _refused(mortal), within=5) <= 5
         assert worker.told("store_trouble")[0]["level"] == "error"
         mortal.server.start()
         (tmp_path / "open").touch()
         assert mortal.post(key="while-postgresql-is-down").created
         mortal.all_ended([held, *waiting])
         assert worker.process.poll() is None
+
+
+def _refused(mortal: Atlasqueue) -> None:
+    with pytest.raises(Unavailable) as refused:
+        mortal.post(key="while-postgresql-is-down")
+    assert refused.value.http_status == 503
 
 
 def test_a29_a41_chaos_ends_with_every_job_ended(mortal: Atlasqueue) -> None:

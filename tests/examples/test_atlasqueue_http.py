@@ -15,7 +15,7 @@ import pytest
 import trustme
 
 from tests.examples.atlasqueue_support import DEAD, Api, Atlasqueue, starts
-from tests.examples.common import until
+from tests.examples.common import percentile, until
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -170,7 +170,7 @@ def test_a1_a63_a64_a65_a101_a104_a124_a_client_sees_how_jobs_get_on(
         assert (job["attempts"], job["error"]) == (2, "LookupError: not today")
         assert "no.handler" in api.job(unknown)["error"]
         until(lambda: sorted(atlasqueue.listed(DEAD)) == sorted([failing, unknown]), "the list of the dead")
-        until(lambda: _seconds(api) <= 1.0, "19 of 20 jobs in a second")
+        assert percentile(_seconds(api, 60), 0.95) <= 1.0
     assert starts([worker])[failing] == 2
     with atlasqueue.worker(RETRY_BASE_DELAY_SECONDS="3600"):
         again = api.submit("test.fail")
@@ -178,14 +178,14 @@ def test_a1_a63_a64_a65_a101_a104_a124_a_client_sees_how_jobs_get_on(
         assert api.job(again)["run_at"] > api.job(again)["created_at"]
 
 
-def _seconds(api: Api) -> float:
-    """From the submission to the end, of the second slowest of twenty."""
+def _seconds(api: Api, number: int) -> list[float]:
+    """Submits jobs one after another. Returns how long each took until its end, by the server's clock."""
     taken = []
-    for _ in range(20):
+    for _ in range(number):
         job = api.client.get(f"/v1/jobs/{api.submit()}", params={"wait": 60}).json()
         ended, created = (datetime.fromisoformat(job[name]) for name in ("ended_at", "created_at"))
         taken.append((ended - created).total_seconds())
-    return sorted(taken)[18]
+    return taken
 
 
 LOOSE = (

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast import Holdfast, Invalid, NotFound
 from tests.examples.atlasqueue_support import DEAD, QUEUE, Atlasqueue, rejected, starts
-from tests.examples.common import until
+from tests.examples.common import percentile, until
 from tests.examples.programs import Program
 
 pytestmark = pytest.mark.timeout(400)
@@ -176,17 +176,19 @@ def test_a15_a31_a59_ids_of_jobs_that_have_ended_change_nothing(atlasqueue: Atla
     assert [event["event"] for event in worker.events() if event["level"] == "error"] == ["job_dead"]
 
 
-def test_a101_a_job_takes_well_under_a_second(atlasqueue: Atlasqueue) -> None:
-    taken = "select extract(epoch from updated_at - created_at)::float from jobs where id = any(%s::uuid[]) order by 1"
+TAKEN = "select extract(epoch from updated_at - created_at)::float from jobs where id = any(%s::uuid[])"
 
-    def quick() -> bool:
-        """A machine that is busy with other tests gets another chance."""
-        job_ids = [atlasqueue.submit() for _ in range(20)]
-        atlasqueue.all_ended(job_ids)
-        return bool(atlasqueue.sql(taken, job_ids)[18][0] <= 1.0)
 
-    with atlasqueue.worker():
-        until(quick, "19 of 20 jobs in a second")
+@pytest.mark.rows("A101")
+def test_95_of_100_jobs_succeed_within_a_second(atlasqueue: Atlasqueue) -> None:
+    """By the server's clock, one after another: each finds an idle system, as far as the machine lets it. No sweep
+    helps a job of which no worker was told."""
+    with atlasqueue.worker(WORKER_POLL_TIMEOUT="5"):
+        job_ids = []
+        for _ in range(100):
+            job_ids.append(atlasqueue.submit())
+            atlasqueue.all_ended(job_ids[-1:])
+    assert percentile([seconds for (seconds,) in atlasqueue.sql(TAKEN, job_ids)], 0.95) <= 1.0
 
 
 # ── failing ───────────────────────────────────────────────────────────────────────────────────────────────────────

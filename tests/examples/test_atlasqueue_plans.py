@@ -2,30 +2,73 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from tests.examples.atlasqueue_support import Atlasqueue, starts
+from tests.examples.atlasqueue_support import QUEUE, Atlasqueue, starts
 from tests.examples.common import until
 
 pytestmark = pytest.mark.timeout(400)
 
 
-def test_a50_a_rate_holds_over_all_workers(atlasqueue: Atlasqueue) -> None:
-    """20 a second, of 80 at once, over two workers. A machine that is busy with other tests gets more chances."""
-
-    def rate() -> float:
-        handles = [atlasqueue.post("test.paced") for _ in range(80)]
-        began = sorted(handle.sync.result(timeout=90) for handle in handles)
-        return (len(began) - 1) / (began[-1] - began[0])
-
+@pytest.mark.rows("A50")
+def test_rate_holds_within_a_tenth_over_all_workers(atlasqueue: Atlasqueue) -> None:
+    """20 a second over ten seconds, by two workers. A busy machine only ever makes it slower: no round may be quicker,
+    and the best of three is not slower."""
+    rates = []
     with atlasqueue.workers(2) as workers:
-        until(lambda: 18 <= rate() <= 22, "20 a second, give or take a tenth")
-        assert len(starts(workers)) >= 80
+        while len(rates) < 3 and not any(rate >= 18 for rate in rates):
+            handles = [atlasqueue.post("test.paced") for _ in range(201)]
+            began = sorted(handle.sync.result(timeout=90) for handle in handles)
+            first = atlasqueue.value(FIRST, [handle.id for handle in handles])
+            for number, instant in enumerate(began[20:], 20):
+                assert number / (instant - first) <= 22, f"too many had begun when the {number}th did"
+            rates.append(200 / (began[-1] - began[0]))
+        assert max(rates) >= 18
         assert not any(worker.events("job_failed") for worker in workers)
+
+
+FIRST = "select min(extract(epoch from started_at))::float from holdfast.jobs where id = any(%s::uuid[])"
+"""When the first of some jobs was claimed: no turn was given before."""
+
+
+@pytest.mark.rows("A50")
+def test_turns_are_given_at_exactly_the_rate(atlasqueue: Atlasqueue) -> None:
+    """By Redis' clock, 200 turns at once for two workers; a job that comes back has the turn it was given."""
+    from atlasqueue.worker.limiter import Limiter
+
+    from holdfast import Snooze
+
+    async def ask(job_ids: list[str]) -> None:
+        limiters = [Limiter(atlasqueue.variables["REDIS_URL"], QUEUE) for _ in range(2)]
+
+        async def turn(number: int, job_id: str) -> None:
+            with suppress(Snooze):
+                await limiters[number % 2].turn("exact", 20, job_id)
+
+        await asyncio.gather(*(turn(number, job_id) for number, job_id in enumerate(job_ids)))
+        for limiter in limiters:
+            await limiter.close()
+
+    def turns(job_ids: list[str]) -> dict[str, int]:
+        """The instants at which jobs may begin, in order; without those that have begun, and so are not noted."""
+        noted = atlasqueue.command("MGET", *(f"{QUEUE}:turn:{job_id}" for job_id in job_ids))
+        given = [(int(turn), job_id) for job_id, turn in zip(job_ids, noted, strict=True) if turn is not None]
+        return {job_id: turn for turn, job_id in sorted(given)}
+
+    asyncio.run(ask([str(number) for number in range(200)]))
+    given = turns([str(number) for number in range(200)])
+    assert len(given) > 100
+    assert {later - sooner for sooner, later in pairwise(given.values())} == {50_000}
+    last = list(given)[-20:]
+    asyncio.run(ask(last))
+    assert turns(last).items() <= given.items()
 
 
 def test_a51_a_chain_runs_in_order_and_goes_on_after_what_failed(atlasqueue: Atlasqueue) -> None:

@@ -63,6 +63,16 @@ def test_d1_d3_d4_d10_one_command_starts_redis_server_and_workers_and_one_stops_
         assert set(tmp_path.iterdir()) == before
 
 
+@pytest.mark.rows("D37")
+def test_default_port_is_the_one_in_the_readme(delayed: Delayed) -> None:
+    environment = delayed.environment()
+    environment.pop("SERVER_PORT", None)
+    command = [sys.executable, "-c", "from delayed_queue.app import app; print(app.settings.api_port)"]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout == "8080\n"
+    assert "curl -sf localhost:8080/jobs" in README
+
+
 def test_d10_what_is_not_there_cannot_be_stopped(delayed: Delayed, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "delayed_queue", "stop"]
     done = subprocess.run(command, cwd=tmp_path, env=delayed.environment(), capture_output=True, text=True, check=False)

@@ -10,6 +10,7 @@ from tests.crash.scenarios import (
     api,
     costs,
     crowds,
+    examples,
     faults,
     files,
     freezes,
@@ -159,6 +160,9 @@ SCENARIOS: dict[str, Scenario] = {
     **ON_WHAT_LEAVES,
     **DESCRIBED,
     **GARBAGE,
+    "prompt-atlasqueue": lambda folder, count, seed: examples.prompt(
+        folder, jobs=count(1000), paced=count(600), seed=seed
+    ),
     "alerts": lambda folder, *_: alerts.evaluated(folder),
 }
 """By name, which ends in the store's if there is one."""

@@ -12,7 +12,7 @@ if ARGV[5] == '1' then
 end
 local answers, extended = { ours('HGET', worker, 'ordered') or 'none' }, {}
 for i = at, #ARGV, 2 do
-    local v = read(ARGV[i], 'state', 'claims', 'cancel', 'worker', 'pickupTime')
+    local v = read(ARGV[i], 'state', 'claims', 'cancel', 'worker')
     -- A failover can bring an old number of claims back: the lease is whose worker has the job now.
     local held = v and v[1] == 'running' and claims_of(v[2], true) == ARGV[i + 1] and v[4] == ARGV[3]
     local lease = held and ours('ZSCORE', LEASES, ARGV[i])
@@ -21,10 +21,7 @@ for i = at, #ARGV, 2 do
         extended[#extended + 1] = ARGV[i]
         answers[#answers + 1] = v[3] and 2 or 1
     else
-        local ahead = v and v[1] and number(ARGV[i + 1]) - number(claims_of(v[2], v[5])) or -1
-        if ahead > 0 or ahead == 0 and v[4] ~= ARGV[3] then
-            met('lost') -- who gave this lease knew more than we do
-        end
+        note_refused(ARGV[i], ARGV[i + 1], ARGV[3])
         answers[#answers + 1] = 0
     end
 end

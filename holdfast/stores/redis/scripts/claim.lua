@@ -113,11 +113,12 @@ local function claimable(id, queue, list)
     return v
 end
 
--- Takes an id that was met in a ready list, if it stands for a job nobody ever claimed, which is the rule.
+-- Takes an id that was met in a ready list, if it stands for a job nobody ever claimed and whose id cannot return, which is
+-- the rule.
 local function taken_first(id)
     local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options')
-    local known = v[1] == 'queued' and not v[3] and kind_of(v[2]) -- of another type, it has no first field either
-    if not known or known.most == 1 and startable <= 0 then
+    local known = v[1] == 'queued' and not v[3] and not may_return(v[7]) and kind_of(v[2])
+    if not known or known.most == 1 and startable <= 0 then -- a key of another type has no first field either
         return false
     end
     if known.most == 1 then

@@ -12,6 +12,7 @@ local CHUNK, PIECES = 64, 8 -- a hash is small as long as none of its values is 
 local INDEXED = 64 -- jobs per piece of the index
 local REACH = 2000 -- how far from an end of a ready list its order is kept exactly, and how far in all lists of a script
 local MOST = 200 -- jobs one script handles
+local GIVEN_ID = '{"given_id"' -- what the options of a job begin with whose id a client chose
 local SETBACKS = 10000 -- failed attempts that are kept for who follows what happens
 
 local now
@@ -123,6 +124,11 @@ local function claims_of(claims, picked)
     return claims or (picked and '1' or '0')
 end
 
+-- Whether a client chose the id of a job with these options: it may return after the job's deletion.
+local function may_return(options)
+    return options and string.sub(options, 1, #GIVEN_ID) == GIVEN_ID
+end
+
 local function drop(id, field)
     call('HDEL', JOB .. id, field, field .. 1, field .. 2, field .. 3, field .. 4, field .. 5, field .. 6, field .. 7)
 end
@@ -133,6 +139,19 @@ local tally, topics, endings, rescheduled = {}, {}, {}, {}
 local function count(queue, state, by)
     local field = state .. ':' .. queue
     tally[field] = (tally[field] or 0) + by
+end
+
+-- A worker's write under a lease that the job does not have. If the lease is ahead of the job, a write that was
+-- acknowledged is lost, unless the job was submitted again under its id: its claims begin at the clock, behind that lease.
+local function note_refused(id, claims, worker)
+    local v = read(id, 'state', 'claims', 'pickupTime', 'worker', 'options', 'created', 'dueTime')
+    if not v or not v[1] or may_return(v[5]) and number(claims) < number(v[6] or v[7]) then
+        return
+    end
+    local ahead = number(claims) - number(claims_of(v[2], v[3]))
+    if ahead > 0 or ahead == 0 and worker ~= '' and v[4] ~= worker then
+        met('lost')
+    end
 end
 
 local function tell(channel, topic)

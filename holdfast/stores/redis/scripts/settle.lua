@@ -26,11 +26,7 @@ local function is_others(holder)
 end
 
 local function refused(id, claims, state)
-    local v = read(id, 'claims', 'pickupTime', 'worker')
-    local ahead = v and number(claims) - number(claims_of(v[1], v[2])) or -1
-    if ahead > 0 or ahead == 0 and is_others(v[3]) then
-        met('lost') -- who gave this lease knew more than we do
-    end
+    note_refused(id, claims, worker)
     return { 0, state }
 end
 

@@ -1,7 +1,6 @@
 -- What the two scripts that claim have in common. ARGV: 3 worker, 4 lease in microseconds, 5 what by-hand jobs run.
 local worker, until_ = ARGV[3], int(now + tonumber(ARGV[4]))
 local taken, leases, leased, started = {}, {}, 0, {}
-local GIVEN_ID = '{"given_id"' -- what the options of such a job begin with
 
 local FIELDS = {
     'state', 'kind', 'claims', 'attempts', 'losses', 'dueTime', 'created', 'payload', 'options', 'seq', 'pickupTime',
@@ -59,7 +58,7 @@ end
 -- Under an id that may return, the fencing token begins at the clock: no earlier life of the id reached that number.
 local function take(id, v)
     local is_first, claims, attempts = not v[3] and not v[11], NOW, '1'
-    if is_first and not (v[9] and string.sub(v[9], 1, #GIVEN_ID) == GIVEN_ID) then
+    if is_first and not may_return(v[9]) then
         return take_first(id, v[1], v[2], v[8], v[6], v[7], v[9])
     elseif not is_first then
         local before_now = claims_of(v[3], v[11])

@@ -95,7 +95,7 @@ class Fleet:
             process.kill()
             process.wait()
         self._log.close()
-        until(self._nobody_left, 10, "every process of this test to be gone")
+        until(self._nobody_left, 60, "every process of this test to be gone")
         self._lent.close()
 
     def _nobody_left(self) -> bool:

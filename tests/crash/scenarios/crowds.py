@@ -33,7 +33,7 @@ def shared(folder: Path, home: Home, *, jobs: int, seconds: float, share: float 
         fleet.start_workers(2)
         submitted = submit(fleet, work(jobs, seconds))
         began = time.monotonic()
-        await_quiet(fleet, 60 + jobs / 100)
+        await_quiet(fleet, 120 + jobs / 100)
         took = time.monotonic() - began
         known = facts(fleet, submitted)
         executed = Counter(run.job for run in known.runs)

@@ -46,7 +46,7 @@ def killed_at(folder: Path, home: Home, *, points: Sequence[str] = WORKING, roun
     with Fleet(folder, home) as fleet:
         submitted = submit(fleet, work(45 * len(points) * rounds, 0.1, max_attempts=25))
         first = fleet.start(WORKER)
-        until(lambda: len(fleet.runs()) > 3, 20, "the first executions")
+        until(lambda: len(fleet.runs()) > 3, 60, "the first executions")
         fleet.kill(first)
         for _ in range(rounds):
             for point in points:
@@ -54,11 +54,11 @@ def killed_at(folder: Path, home: Home, *, points: Sequence[str] = WORKING, roun
                     _leave_leases(fleet)
                 fault = f"{point}:kill@{rng.randint(1, MOST.get(point, 12))}"
                 process = fleet.start(WORKER, HOLDFAST_FAULTS=fault)
-                fleet.await_end(process, 20, f"{fault} to strike")
+                fleet.await_end(process, 60, f"{fault} to strike")
                 report.expect(process.returncode == -signal.SIGKILL, f"{fault}: exit code {process.returncode}")
                 fleet.kill(process)
         fleet.start_workers(2)
-        await_quiet(fleet, 60)
+        await_quiet(fleet, 120)
         known = facts(fleet, submitted)
         report.figures |= {
             "deaths": len(fleet.kills),
@@ -74,7 +74,7 @@ def _leave_leases(fleet: Fleet) -> None:
     """See to it that a sweeper finds some: whoever died last may have settled all it had."""
     while not fleet.database.any_running():
         process = fleet.start(WORKER)
-        until(partial(_more_than, fleet, len(fleet.runs())), 20, "more executions")
+        until(partial(_more_than, fleet, len(fleet.runs())), 60, "more executions")
         fleet.kill(process)
 
 
@@ -89,11 +89,11 @@ def failed_at(folder: Path, home: Home, *, points: Sequence[str] = AT_THE_STORE,
     with Fleet(folder, home) as fleet:
         submitted = submit(fleet, work(100, 0.1, max_attempts=25))
         first = fleet.start(WORKER)
-        until(lambda: len(fleet.runs()) > 3, 20, "the first executions")
+        until(lambda: len(fleet.runs()) > 3, 60, "the first executions")
         fleet.kill(first)
         faults = ",".join(f"{point}:fail@{rng.randint(1, MOST.get(point, 6))}" for point in points)
         process = fleet.start(WORKER, HOLDFAST_FAULTS=faults)
-        await_quiet(fleet, 40)
+        await_quiet(fleet, 120)
         report.expect(process.poll() is None, f"the worker ended with exit code {process.returncode}")
         report.figures |= {"points": len(points), "store troubles": len(fleet.lines("trouble"))}
         return judged(fleet, facts(fleet, submitted), report)
@@ -109,11 +109,11 @@ def submitters_killed_at(folder: Path, home: Home, *, rounds: int = 1, seed: int
             process = fleet.start(
                 PROGRAM, "keyed", "keyed-0", first, HOLDFAST_FAULTS=f"{point}:kill@{rng.randint(1, 9)}"
             )
-            fleet.await_end(process, 20, f"{point} to strike")
+            fleet.await_end(process, 60, f"{point} to strike")
             report.expect(process.returncode == -signal.SIGKILL, f"{point}: exit code {process.returncode}")
         known = len(fleet.lines("ack"))
         last = fleet.start(PROGRAM, "keyed", "keyed-0", str(known))
-        until(lambda: len(fleet.lines("ack")) > known + 5, 20, "the last submitter")
+        until(lambda: len(fleet.lines("ack")) > known + 5, 60, "the last submitter")
         last.kill()
         last.wait()
         judge_submitters(fleet, report)

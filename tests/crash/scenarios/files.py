@@ -42,7 +42,7 @@ def raced_migrations(folder: Path, home: Home, *, rounds: int, seed: int, opener
 def _race(fleet: Fleet, url: str, rng: random.Random, openers: int, killed: int) -> None:
     before = len(fleet.lines("here"))
     racers = [fleet.start(f"{PROGRAMS}.opener", url, stdin=subprocess.PIPE) for _ in range(openers)]
-    until(lambda: len(fleet.lines("here")) == before + openers, 30, "the openers to be ready", pause=0.02)
+    until(lambda: len(fleet.lines("here")) == before + openers, 60, "the openers to be ready", pause=0.02)
     for racer in racers:
         _say_go(racer)
     for racer in racers[:killed]:
@@ -84,7 +84,7 @@ def killed_backups(folder: Path, *, kills: int, seed: int, jobs: int = 3000) -> 
 
 
 def _await_copying(fleet: Fleet, pid: int) -> None:
-    until(lambda: any(line["pid"] == pid for line in fleet.lines("copying")), 20, "a copy to be begun", pause=0.01)
+    until(lambda: any(line["pid"] == pid for line in fleet.lines("copying")), 60, "a copy to be begun", pause=0.01)
 
 
 def _whole(copy: Path, jobs: int) -> bool:
@@ -102,7 +102,7 @@ def forked(folder: Path, home: Home) -> Report:
     report = Report()
     with Fleet(folder, home) as fleet:
         process = fleet.start(f"{PROGRAMS}.forker")
-        fleet.await_end(process, 20, "the forking process to end")
+        fleet.await_end(process, 60, "the forking process to end")
         codes = [line["code"] for line in fleet.lines("child")]
         acknowledged = {job for line in fleet.lines("ack") for job in line["jobs"]}
         report.expect(

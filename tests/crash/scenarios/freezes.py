@@ -12,6 +12,7 @@ from tests.crash.checker import Facts
 from tests.crash.fleet import Fleet, until
 from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.submitting import await_quiet, submit, work
+from tests.support.load import slowness
 from tests.support.stores import Home
 
 LEASE = 3.0  # seconds
@@ -33,7 +34,7 @@ def freezes(folder: Path, home: Home, *, count: int, seed: int) -> Report:
         submitted = submit(fleet, specs)
         long = {job for job, (_, payload, _) in zip(submitted, specs, strict=True) if payload["seconds"] == LONG}
         fleet.start_workers(WORKERS)
-        until(lambda: bool(_busy(fleet, long)), 20, "a worker to begin a long job")
+        until(lambda: bool(_busy(fleet, long)), 60, "a worker to begin a long job")
         for _ in range(count):
             fleet.freeze(rng.choice(_busy(fleet, long) or fleet.living()), LEASE + PAST)
             time.sleep(rng.uniform(0.5, 1.0))  # awake long enough to be judged
@@ -67,6 +68,7 @@ def _recovered(fleet: Fleet) -> dict[tuple[str, int], float]:
 def _woken(known: Facts, long: Set[str], recovered: Mapping[tuple[str, int], float], report: Report) -> None:
     """Every handler whose job was taken away meanwhile ends soon after its process wakes; some had much left to do."""
     lost = unfinished = cancelled = 0
+    within = CANCELLED_WITHIN * slowness()
     for freeze in known.frozen:
         for run in known.runs:
             asleep = run.pid == freeze.pid and run.started < freeze.since and (run.ended or 1e18) > freeze.since
@@ -76,7 +78,7 @@ def _woken(known: Facts, long: Set[str], recovered: Mapping[tuple[str, int], flo
             lost += 1
             unfinished += run.job in long and freeze.since - run.started < LONG - 2 * CANCELLED_WITHIN
             cancelled += run.cancelled
-            soon = run.ended is not None and run.ended <= freeze.until + CANCELLED_WITHIN
+            soon = run.ended is not None and run.ended <= freeze.until + within
             report.expect(soon, f"{run.job}: claim {run.claims} went on after its process woke without its lease")
     report.expect(unfinished > 0, "nobody lost a job in their sleep that would have gone on")
     report.figures |= {"taken away": lost, "with much left to do": unfinished, "cancelled on waking": cancelled}

@@ -8,20 +8,21 @@ from pathlib import Path
 from tests.crash.fleet import Fleet, until
 from tests.crash.report import Report, facts, judged, sound
 from tests.crash.scenarios.submitting import await_quiet, submit, work
+from tests.support.load import slowness
 from tests.support.stores import Home
 
 TIMEOUT = 1.0  # seconds, of crash.stubborn
 _TRIES = 3
 
 
-def spinning(folder: Path, home: Home, *, lease: float = 1.2) -> Report:
+def spinning(folder: Path, home: Home, *, lease: float = 3.0) -> Report:
     """An ``async def`` that spins for three leases keeps its job; an idle worker beside it does not get it."""
     report = Report()
     with Fleet(folder, home, lease=f"{lease}s", beat=f"{1000 * lease // 3:.0f}ms", sweep="200ms") as fleet:
         (spinner,) = submit(fleet, [("crash.spin", {"seconds": 3 * lease}, {})])
         others = submit(fleet, work(20, 0.1))
         fleet.start_workers(2)
-        await_quiet(fleet, 30)
+        await_quiet(fleet, 120)
         known = facts(fleet, [spinner, *others])
         spins = [run for run in known.runs if run.job == spinner]
         row = known.rows[spinner]
@@ -46,10 +47,10 @@ def stubborn(folder: Path, home: Home, *, jobs: int = 1) -> Report:
             while len(lives) < len(submitted) and (life := _life_after_timeout(fleet, len(lives))) is not None:
                 lives.append(life)
         slowest = max(lives, default=0.0)
-        await_quiet(fleet, 10)
+        await_quiet(fleet, 120)
         rows = fleet.database.rows()
         report.expect(2 * len(lives) >= jobs, f"{len(lives)} of {len(submitted)} stubborn processes were seen")
-        report.expect(slowest <= 1.0, f"a stubborn process lived {slowest:.2f} s beyond its timeout")
+        report.expect(slowest <= 1.0 * slowness(), f"a stubborn process lived {slowest:.2f} s beyond its timeout")
         for job in submitted:
             row = rows[job]
             report.expect((row.state, row.attempts) == ("dead", 1), f"the stubborn job is {row}")
@@ -75,7 +76,7 @@ def _life_after_timeout(fleet: Fleet, number: int) -> float | None:
         return None
     line = fleet.lines("start")[number]
     family = [line["pid"], *line["children"]]
-    until(lambda: not any(map(_alive, family)), 20, "the stubborn family to die", pause=0.01)
+    until(lambda: not any(map(_alive, family)), 60, "the stubborn family to die", pause=0.01)
     return float(time.monotonic() - line["mono"] - TIMEOUT)
 
 

@@ -29,7 +29,7 @@ def random_kills(folder: Path, home: Home, *, jobs: int, kills: int, seed: int) 
             time.sleep(BETWEEN * rng.uniform(0.5, 1.5))
             fleet.kill(rng.choice(fleet.await_working(WORKERS - 1)))
             fleet.keep_up(WORKERS)
-        await_quiet(fleet, 60 + jobs * seconds / SLOTS)
+        await_quiet(fleet, 120 + jobs * seconds / SLOTS)
         _recovery(fleet, report)
         known = facts(fleet, submitted)
         report.figures |= {
@@ -85,7 +85,7 @@ def poison(folder: Path, home: Home, *, jobs: int, poisonous: int) -> Report:
         poisons = submit(fleet, [("crash.poison", {}, {"max_attempts": budget})] * poisonous)
         innocent += submit(fleet, work(jobs - jobs // 2, 0.1, max_attempts=budget))
         fleet.start_workers(2)
-        await_quiet(fleet, 60, lambda: fleet.keep_up(2))
+        await_quiet(fleet, 120, lambda: fleet.keep_up(2))
         known = facts(fleet, [*innocent, *poisons])
         runs = by_job(known.runs)
         for job in innocent:

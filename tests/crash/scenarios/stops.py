@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.crash.fleet import WORKER, Fleet, until
 from tests.crash.report import Report, facts, judged, sound
 from tests.crash.scenarios.submitting import await_quiet, submit, work
+from tests.support.load import slowness
 from tests.support.stores import Home
 
 GRACE = 1.0  # seconds
@@ -34,12 +35,12 @@ def rolling_stops(folder: Path, home: Home, *, count: int, seed: int) -> Report:
             process = rng.choice(fleet.living())
             held += len(fleet.database.held_by(process.pid))
             process.send_signal(signal.SIGTERM)
-            stopped.append(fleet.await_end(process, GRACE + 10, "a worker to stop"))
+            stopped.append(fleet.await_end(process, GRACE + 60, "a worker to stop"))
             report.expect(process.returncode == 0, f"a stopped worker ended with exit code {process.returncode}")
             report.expect(not fleet.database.held_by(process.pid), "a stopped worker kept leases")
             fleet.await_ready({fleet.start(WORKER).pid})
         report.expect(held > 0, "nobody who was stopped held a job")
-        await_quiet(fleet, 90)
+        await_quiet(fleet, 120)
         known = facts(fleet, submitted)
         counting = Counter(run.job for run in known.runs if not run.cancelled)
         for row in known.rows.values():
@@ -61,17 +62,17 @@ def second_signal(folder: Path, home: Home) -> Report:
     with Fleet(folder, home, grace="60s") as fleet:
         (job,) = submit(fleet, work(1, 60))
         process = fleet.start(WORKER)
-        until(lambda: len(fleet.runs()) == 1, 20, "the job to start")
+        until(lambda: len(fleet.runs()) == 1, 60, "the job to start")
         process.send_signal(signal.SIGTERM)
-        until(lambda: "stopping" in fleet.kinds(), 5, "the worker to hear the first signal")
         process.send_signal(signal.SIGINT)  # `timeout` and others signal a program and its group: one burst
+        until(lambda: "stopping" in fleet.kinds(), 60, "the worker to hear the first signal")
         time.sleep(1.5)
         report.expect(process.poll() is None, "the first signals did not wait for the running job")
         process.send_signal(signal.SIGTERM)
-        seconds = fleet.await_end(process, 10, "the worker to stop")
+        seconds = fleet.await_end(process, 60, "the worker to stop")
         row = fleet.database.rows()[job]
         report.expect(process.returncode == 0, f"exit code {process.returncode}")
-        report.expect(seconds < 3, f"the second signal took {seconds:.1f} s")
+        report.expect(seconds < 3 * slowness(), f"the second signal took {seconds:.1f} s")
         report.expect((row.state, row.attempts) == ("queued", 0), f"the job was not released: {row}")
         report.figures["seconds"] = round(seconds, 2)
         return sound(fleet, report)

@@ -24,7 +24,7 @@ def killed_submitters(folder: Path, home: Home, *, kills: int, seed: int) -> Rep
     with Fleet(folder, home) as fleet:
         names = [f"{mode}-{number}" for number, mode in enumerate(MODES)]
         running = {name: fleet.start(PROGRAM, mode, name, "0") for name, mode in zip(names, MODES, strict=True)}
-        until(lambda: {line["by"] for line in fleet.lines("ack")} == set(names), 30, "every submitter's first job")
+        until(lambda: {line["by"] for line in fleet.lines("ack")} == set(names), 60, "every submitter's first job")
         for _ in range(kills):
             time.sleep(rng.uniform(0.05, 0.4))
             name = rng.choice(names)

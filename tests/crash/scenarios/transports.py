@@ -44,11 +44,11 @@ def unannounced(folder: Path, home: Home, *, kills: int, seed: int) -> Report:
         for _ in range(kills):
             fault = f"announce.before:kill@{rng.randint(1, 9)}"
             process = fleet.start(PROGRAM, "blocking", "blocking-0", "0", HOLDFAST_FAULTS=fault)
-            fleet.await_end(process, 20, f"{fault} to strike")
+            fleet.await_end(process, 60, f"{fault} to strike")
             report.expect(process.returncode == -signal.SIGKILL, f"{fault}: exit code {process.returncode}")
         stored = fleet.database.rows()
         report.figures |= {"kills": kills, "jobs": len(stored)}
-        report.figures["seconds until the last ended"] = round(await_quiet(fleet, 60), 2)
+        report.figures["seconds until the last ended"] = round(await_quiet(fleet, 120), 2)
         acknowledged = [job for line in fleet.lines("ack") for job in line["jobs"]]
         report.expect(len(stored) >= len(acknowledged) + kills, "a job that was not announced was not stored either")
         return sound(fleet, report)

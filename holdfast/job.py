@@ -195,7 +195,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     The guard: the job is running under exactly this lease, and the lease has not expired. ``expired=True`` turns
     the second half round: whoever finds a lease that ran out may settle it, and only while it *is* run out.
-    A store whose server may forget a claim, and give its number again, also compares ``worker``, where it is said.
+    ``worker``, where it is said, must hold the job: a server may forget a claim and give its number again.
     """
 
     job_id: str

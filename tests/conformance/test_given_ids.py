@@ -70,3 +70,14 @@ async def test_application_marks_only_ids_that_were_given(home: str) -> None:
     given = app.draft("work", {}, id=new_id())
     assert given.options == GIVEN
     assert app.draft("work", {}).options is None
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.DEAD])
+async def test_only_the_holder_settles_and_extends(store: Store, state: JobState) -> None:
+    """A failover or a restore may forget a claim and give its number to another worker."""
+    job = await running(store)
+    assert not (await settle(store, job, state, worker="other")).accepted
+    assert (await store.beat(pulse("other"), [job.lease], lease_for=LEASE)).held == [Held.LOST]
+    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [Held.HELD]
+    assert await state_of(store, job.id) is JobState.RUNNING
+    assert (await settle(store, job, state, worker=WORKER)).accepted

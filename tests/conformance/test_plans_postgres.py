@@ -225,6 +225,7 @@ VALUES: dict[str, Any] = {
     **dict.fromkeys(("reasons", "errors", "tracebacks", "delays"), [None] * BATCH),
     "refunds": [False] * BATCH,
     "expireds": [False] * BATCH,
+    "workers": ["worker"] * BATCH,
     "state": 5,
     "span": 0,
     "whatever": False,

@@ -301,6 +301,7 @@ update holdfast.job j
 set state = 5, ended_at = :now, result = d.result, lease_until = null, losses = 0, cancelling = false, reason = null, error = null
 from unnest(:ids::uuid[], :claims::bigint[], :results::text[]) as d (id, claims, result)
 where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
+  and (:worker::text is null or j.worker = :worker)
   and (select set_config('lock_timeout', '250ms', true)) is not null
 returning j.id::text;
 
@@ -326,9 +327,10 @@ with settled as (
         cancelling = false,
         lease_until = null
     from unnest(:ids::uuid[], :claims::bigint[], :states::smallint[], :reasons::text[], :results::text[],
-        :errors::text[], :tracebacks::text[], :delays::bigint[], :refunds::boolean[], :expireds::boolean[])
-        with ordinality as d (id, claims, state, reason, result, error, traceback, delay, refund, expired, turn)
-    where j.id = d.id and j.claims = d.claims and j.state + 0 = 2
+        :errors::text[], :tracebacks::text[], :delays::bigint[], :refunds::boolean[], :expireds::boolean[],
+        :workers::text[])
+        with ordinality as d (id, claims, state, reason, result, error, traceback, delay, refund, expired, worker, turn)
+    where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and (d.worker is null or j.worker = d.worker)
       and (j.lease_until <= :now) = d.expired
       and (select set_config('lock_timeout', '250ms', true)) is not null
     returning d.turn, j.id, j.claims, j.state, j.run_at, j.queue, j.attempts, j.worker, j.started_at, d.reason, d.error,
@@ -394,7 +396,7 @@ with known as materialized (
 ), held as materialized (
     select j.id
     from unnest(:ids::uuid[], :claims::bigint[]) as d (id, claims) join holdfast.job j on j.id = d.id
-    where j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
+    where j.claims = d.claims and j.worker = :worker and j.state + 0 = 2 and j.lease_until + 0 > :now
     order by j.id for no key update of j skip locked
 ), extended as (
     update holdfast.job j set lease_until = :lease_for + :now
@@ -402,7 +404,8 @@ with known as materialized (
 select w.ordered, d.turn, j.id is not null, j.cancelling
 from (select coalesce((select ordered from holdfast.worker where id = :worker), 'none') as ordered) w
 left join unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, turn) on true
-left join holdfast.job j on j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now;
+left join holdfast.job j on j.id = d.id and j.claims = d.claims and j.worker = :worker and j.state + 0 = 2
+    and j.lease_until + 0 > :now;
 
 -- name: delete_worker
 delete from holdfast.worker where id = :worker;

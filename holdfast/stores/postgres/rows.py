@@ -175,6 +175,7 @@ def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, Any]:
         "delays": [span_us(each.delay) for each in settlements],
         "refunds": [each.refund for each in settlements],
         "expireds": [each.expired for each in settlements],
+        "workers": [each.worker for each in settlements],
     }
 
 

@@ -7,6 +7,7 @@ the batch goes on without it. What was sent and never answered is found again wh
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
 from operator import attrgetter
 
 from holdfast.errors import HoldfastError
@@ -21,6 +22,11 @@ from holdfast.stores.verbs import weight
 
 _REMEMBERED = 10_000  # jobs that were locked; who settles them asks again within a second
 _job_id = attrgetter("job_id")
+
+
+def _worker(settlement: Settlement) -> str:
+    """Whose lease it is under; empty where the settlement does not say it."""
+    return settlement.worker or ""
 
 
 class Settling:
@@ -91,13 +97,13 @@ class Settling:
 
     async def _settle_both(self, batch: Sequence[Settlement], answers: dict[str, Settled]) -> None:
         simple = [each for each in batch if each.state is JobState.SUCCEEDED and not each.expired]
-        if simple:
-            await self._settle_simple(simple, answers)
+        for worker, theirs in groupby(sorted(simple, key=_worker), _worker):  # mostly one
+            await self._settle_simple(worker, list(theirs), answers)
         if len(simple) < len(batch):
             rest = [each for each in batch if each.state is not JobState.SUCCEEDED or each.expired]
             await self._settle_rest(rest, answers)
 
-    async def _settle_simple(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
+    async def _settle_simple(self, worker: str, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         results = [text_or_none(each.result) for each in batch]
         rows = await self._links.fetch(
             self._sql["settle_succeeded"],
@@ -105,6 +111,7 @@ class Settling:
             extra=weight(len(batch), sum(len(each.result or "") for each in batch)),
             ids=[each.job_id for each in batch],
             claims=[each.claims for each in batch],
+            worker=worker or None,
             results=results if any(results) else None,  # an array of nulls costs as much as one of texts
         )
         if len(rows) < len(batch):

@@ -222,7 +222,7 @@ class Hot:
 
     def _settle_all(self, transaction: Transaction, settlements: Sequence[Settlement]) -> bool:
         connection = transaction.connection
-        batch = encode_json([(each.job_id, each.claims, each.result) for each in settlements]).decode()
+        batch = encode_json([(each.job_id, each.claims, each.result, each.worker) for each in settlements]).decode()
         before = connection.total_changes
         try:
             with transaction.savepoint():
@@ -245,6 +245,7 @@ class Hot:
             "delay": None if settlement.delay is None else span_us(settlement.delay),
             "refund": int(settlement.refund),
             "expired": int(settlement.expired),
+            "worker": settlement.worker,
             "now": now_us,
         }
         row = connection.execute(self._sql["settle_one"], values).fetchone()
@@ -288,9 +289,9 @@ class Hot:
         (ordered,) = connection.execute(self._sql["upsert_worker"], values).fetchone()
         held: list[Held] = []
         if leases:
-            batch = as_json((lease.job_id, lease.claims) for lease in leases)
-            connection.execute(self._sql["extend_leases"], {"leases": batch, "now": now_us, "until": until})
-            for lease_until, cancelling in connection.execute(self._sql["standing_leases"], {"leases": batch}):
+            batch = {"leases": as_json((lease.job_id, lease.claims) for lease in leases), "worker": pulse.worker}
+            connection.execute(self._sql["extend_leases"], {**batch, "now": now_us, "until": until})
+            for lease_until, cancelling in connection.execute(self._sql["standing_leases"], batch):
                 alive = lease_until is not None and lease_until > now_us
                 held.append((Held.CANCEL if cancelling else Held.HELD) if alive else Held.LOST)
         return Beat(held=held, order=Order(ordered))

@@ -200,7 +200,8 @@ set state = 5, ended_at = :now, result = d.value ->> 2, lease_until = null, loss
     reason = null, error = null
 from json_each(:settlements) d
 where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
-  and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now;
+  and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now
+  and (d.value ->> 3 is null or +holdfast_job.worker = d.value ->> 3);
 
 -- own: settle_one
 -- What is no ending (:state < 5) becomes one when a cancellation was asked for: only this write can see the flag.
@@ -216,6 +217,7 @@ set state = case when cancelling and :state < 5 then 7 else :state end,
     cancelling = 0,
     lease_until = null
 where id = :id and +claims = :claims and +state = 2 and (+lease_until <= :now) = :expired
+  and (:worker is null or +worker = :worker)
 returning seq, state, run_at, started_at, attempts, worker, queue;
 
 -- own: standing
@@ -241,12 +243,12 @@ on conflict do nothing;
 update holdfast_job set lease_until = :until
 from json_each(:leases) d
 where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
-  and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now;
+  and +holdfast_job.state = 2 and +holdfast_job.lease_until > :now and +holdfast_job.worker = :worker;
 
 -- own: standing_leases
 select j.lease_until, j.cancelling
 from json_each(:leases) d
-left join holdfast_job j on j.id = d.value ->> 0 and +j.claims = d.value ->> 1 and +j.state = 2
+left join holdfast_job j on j.id = d.value ->> 0 and +j.claims = d.value ->> 1 and +j.state = 2 and +j.worker = :worker
 order by d.key;
 
 -- own: upsert_worker

@@ -105,7 +105,7 @@ def cut(path: Path) -> None:
 DAMAGE = [
     *[(suffix, remove, "was removed") for suffix in ("", "-wal", "-shm")],
     *[(suffix, replace, "was replaced") for suffix in ("", "-wal", "-shm")],
-    *[(suffix, cut, "was cut to 0 bytes") for suffix in ("", "-shm")],
+    *[(suffix, cut, "was cut to 0 bytes") for suffix in ("", "-wal", "-shm")],
 ]
 
 
@@ -192,6 +192,40 @@ async def test_commit_is_not_acknowledged_if_shm_vanished_meanwhile(
 
     monkeypatch.setattr(hot, "submit", submit_and_lose_shm)
     with pytest.raises(StoreReplaced):
+        await put(store)
+    await opener.close()
+
+
+async def test_commit_is_not_acknowledged_if_the_log_was_cut_meanwhile(
+    opener: Opener, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store: Any = await opener()
+    await put(store)
+    hot = store._hot
+    submit = hot.submit
+
+    def submit_and_cut_the_log(*arguments: object) -> object:
+        answers = submit(*arguments)
+        cut(side(file, "-wal"))
+        return answers
+
+    monkeypatch.setattr(hot, "submit", submit_and_cut_the_log)
+    with pytest.raises(StoreReplaced, match=r"-wal was cut to 0 bytes"):
+        await put(store)
+    await opener.close()
+
+
+async def test_store_goes_on_after_a_truncating_checkpoint_of_another_program(opener: Opener, file: Path) -> None:
+    store: Any = await opener()
+    await put(store)
+    for expected in (2, 3):
+        with closing(sqlite3.connect(file)) as outsider:
+            assert outsider.execute("pragma wal_checkpoint(truncate)").fetchone() == (0, 0, 0)
+        assert side(file, "-wal").stat().st_size == 0
+        await put(store)
+        assert await store.count(JobFilter()) == expected
+    cut(side(file, "-wal"))
+    with pytest.raises(StoreReplaced, match=r"-wal was cut to 0 bytes"):
         await put(store)
     await opener.close()
 

@@ -23,7 +23,7 @@ from holdfast.errors import ConfigError, ForkedConnection, HoldfastError, StoreM
 from holdfast.job import Finding, JobFilter, JobState
 from holdfast.store import Store
 from holdfast.stores import open_store
-from holdfast.stores.sqlite import care
+from holdfast.stores.sqlite import care, writer
 from holdfast.stores.sqlite.store import SQLiteStore
 from tests.conformance.support import Opener, new_job, put, state_of, take_ids
 
@@ -284,6 +284,30 @@ async def test_no_connection_checkpoints_automatically(file: Path, monkeypatch: 
     assert len(made) > 16
     assert set(map(id, limits)) == set(map(id, made))
     assert set(limits.values()) == {0}
+
+
+async def test_checkpoint_copies_nothing_while_another_program_writes(
+    opener: Opener, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_CHECKPOINT_PAGES", 1)
+    checkpoint = writer.Writer._checkpoint_if_due
+    with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as outsider:
+
+        def checkpoint_beside_the_outsider(self: writer.Writer, changes: int) -> None:
+            outsider.execute("begin immediate")
+            checkpoint(self, changes)
+            outsider.execute("rollback")
+
+        store = await opener()
+        await put(store)
+        before = file.read_bytes()
+        monkeypatch.setattr(writer.Writer, "_checkpoint_if_due", checkpoint_beside_the_outsider)
+        await put(store)
+        assert file.read_bytes() == before
+        monkeypatch.setattr(writer.Writer, "_checkpoint_if_due", checkpoint)
+        await put(store)
+        assert file.read_bytes() != before
+    await opener.close()
 
 
 async def test_a_damaged_file_raises_an_error_of_ours(opener: Opener, file: Path) -> None:

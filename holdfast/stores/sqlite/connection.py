@@ -62,9 +62,11 @@ def connect(path: str) -> sqlite3.Connection:
     return connection
 
 
-def bare_connection(path: str, *, timeout: float = BUSY_SECONDS, uri: bool = False) -> sqlite3.Connection:
-    """A connection that leaves the file as it is."""
-    connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, uri=uri)
+def bare_connection(
+    path: str, *, timeout: float = BUSY_SECONDS, uri: bool = False, shared: bool = False
+) -> sqlite3.Connection:
+    """A connection that leaves the file as it is; ``shared``: threads take turns on it."""
+    connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, uri=uri, check_same_thread=not shared)
     connection.execute("pragma wal_autocheckpoint=0").fetchall()
     return connection
 

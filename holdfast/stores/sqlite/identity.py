@@ -18,10 +18,11 @@ from holdfast.stores.sqlite.connection import BUSY_SECONDS, bare_connection
 
 _PAUSE = 0.005  # seconds between attempts to have the file alone
 _SIDE_FILES = ("-wal", "-shm")
+_FRAMES = slice(16, 20)  # of the index: how many frames of the log are valid
 
 
 class FileIdentity:
-    """Inodes of the three files when the store was opened."""
+    """Inodes of the three files when the store was opened, and whether the log still holds what it held."""
 
     def __init__(self, path: str, connection: sqlite3.Connection) -> None:
         """``connection`` stays open for the life of the process if a file is replaced."""
@@ -29,16 +30,40 @@ class FileIdentity:
         connection.execute("select count(*) from sqlite_master").fetchall()  # a new file has them from its first read
         self.inodes = inodes(path)
         self._known = tuple(zip((path, *(path + suffix for suffix in _SIDE_FILES)), self.inodes, strict=True))
+        self._log_path, self._index_path = (path + suffix for suffix in _SIDE_FILES)
+        self._log = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
+        self._index: int | None = None
+        self._log_has_begun = False
         self.is_replaced = False
 
     def check(self) -> None:
         """Raises ``StoreReplaced`` if a file was removed, replaced or cut to 0 bytes."""
         for path, inode in self._known:
             self._check(path, inode)
+        self._check_log()
 
-    def check_index(self) -> None:
-        """The same for the index alone."""
+    def check_side_files(self) -> None:
+        """The same for the index and what the log holds."""
         self._check(*self._known[-1])
+        self._check_log()
+
+    def close(self) -> None:
+        """Closes the log. The index stays open: to close it would end the locks that SQLite has on it."""
+        os.close(self._log)
+
+    def _check_log(self) -> None:
+        header = os.pread(self._log, 4, 0)
+        if header and any(header):
+            self._log_has_begun = True
+        elif header or (self._log_has_begun and self._has_lost_frames()):
+            raise self._replaced(self._log_path, "was cut to 0 bytes")
+
+    def _has_lost_frames(self) -> bool:
+        """Compares the empty log with its index, since a truncating checkpoint of another program empties both."""
+        if self._index is None:
+            self._index = os.open(self._index_path, os.O_RDONLY | os.O_CLOEXEC)
+        # Twice: the other program may have written the next frames between the two looks.
+        return all(any(os.pread(self._index, 48, 0)[_FRAMES]) and not os.pread(self._log, 4, 0) for _ in range(2))
 
     def _check(self, path: str, inode: int | None) -> None:
         try:

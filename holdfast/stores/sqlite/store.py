@@ -400,6 +400,7 @@ class _Opened:
         if self.doors is not None:
             self.doors.close()
         self.glance.close()
+        self.identity.close()
 
 
 async def _aside(work: Callable[[], T]) -> T:

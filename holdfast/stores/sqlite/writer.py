@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.portal import running_loop
-from holdfast.stores.sqlite.connection import BUSY_SECONDS, DRIVER_ERRORS, connect, translate
+from holdfast.stores.sqlite.connection import DRIVER_ERRORS, bare_connection, connect, translate
 from holdfast.stores.sqlite.identity import FileIdentity
 from holdfast.stores.sqlite.turnstile import Turnstile
 from holdfast.stores.sqlite.wake import Wakes
@@ -108,6 +108,7 @@ class Writer:
         self._patience = patience
         self._locked_out = False  # waiting for others to let go of the lock
         self.connection = connect(path)
+        self._lock = bare_connection(path, timeout=0.0, shared=True)  # holds the write lock while the log is copied
         self._turnstile = Turnstile(path)
         self._own = threading.Lock()  # the connection is one: this process's threads take turns on it
         self._starting = threading.Lock()  # not the one above: that is held for as long as another program writes
@@ -178,6 +179,7 @@ class Writer:
             self._thread = None
             self._refuse_late()
         with self._own:  # not under a blocking caller that is writing
+            self._lock.close()
             self.connection.close()
             self._turnstile.close()
 
@@ -265,7 +267,7 @@ class Writer:
                     connection.execute("rollback")
                 raise
             # Again: a program that opened the file since may not see this commit, so it is not acknowledged.
-            self._identity.check_index()
+            self._identity.check_side_files()
             self._checkpoint_if_due(connection.total_changes - before)
             return transaction, result
         except DRIVER_ERRORS as error:
@@ -279,21 +281,23 @@ class Writer:
     def _checkpoint_if_due(self, changes: int) -> None:
         """Copy the log into the file, every so often.
 
-        RESTART takes SQLite's own write lock, so not even an outsider writes meanwhile. It leaves the log its length:
-        a commit that need not lengthen a file syncs twice as fast. A reader in the way makes it do less, and the log
-        grow on; the next attempt comes after as many pages again.
+        Another connection holds SQLite's own write lock meanwhile, so not even an outsider writes; a mode that takes
+        the lock itself goes on without it where it is taken. The log keeps its length: a commit that need not lengthen
+        a file syncs twice as fast. A reader or a writer in the way makes it do less, and the log grow on; the next
+        attempt comes after as many pages again.
         """
         self._logged_pages += _PAGES_PER_COMMIT + changes // _ROWS_PER_PAGE
         if self._logged_pages < _CHECKPOINT_PAGES:
             return
         self._logged_pages = 0
-        connection = self.connection
-        connection.execute("pragma busy_timeout=0")
         # A full disk may stop it. The commit before it stands all the same and must not be called a failure; who cannot
         # commit any more is told so.
         with suppress(*DRIVER_ERRORS):
-            connection.execute("pragma wal_checkpoint(restart)").fetchall()
-        connection.execute(f"pragma busy_timeout={BUSY_SECONDS * 1000:.0f}")
+            self._lock.execute("begin immediate")
+            try:
+                self.connection.execute("pragma wal_checkpoint(passive)").fetchall()
+            finally:
+                self._lock.execute("rollback")
 
     def _after(self, transaction: Transaction) -> None:
         """Wake who waits. Whatever happens here, what was committed is not to be called a failure."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 from holdfast.app.application import Holdfast
@@ -14,12 +15,19 @@ from holdfast.stores import Within
 class WithDeadline(Holdfast):
     """A view of an application, with a store of its own whose calls take at most ``patience`` seconds.
 
-    Everything else is the application's: settings, tasks, events, clocks. Closing the application closes this store.
+    Everything else is the application's: settings, tasks, events, clocks, and methods that its class overrides.
+    Closing the application closes this store.
     """
+
+    def __new__(cls, app: Holdfast, patience: float) -> WithDeadline:
+        """Derives from the class of the application too, so that methods which that class overrides are called."""
+        own = type(app)
+        return super().__new__(cls if issubclass(cls, own) else type(cls.__name__, (cls, own), {}))
 
     def __init__(self, app: Holdfast, patience: float) -> None:
         self._app = app
         self.patience = patience
+        self.views = weakref.WeakSet()
         self._store = None
         self._making = threading.Lock()
         self._users = 0

@@ -63,7 +63,7 @@ async def _until_told(app: Holdfast, settings: Settings, site: Application | Non
 
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, stop, number.name)
-        ended, watching = asyncio.ensure_future(served.ended()), asyncio.create_task(_check_store_files(app))
+        ended, watching = asyncio.ensure_future(served.ended()), asyncio.create_task(_check_store_files(served.app))
         try:
             await first(ended, watching)
         except StoreReplaced:
@@ -99,12 +99,10 @@ async def serving(
     with contextlib.closing(_listening(settings)) as listener:
         if site is None:
             site = api = Api(app, checks_hosts=True)
-            held = _held_open(api.app)
-        else:
-            held = _held_open(app)
+            app = api.app
         server = server_for(site)
-        async with watched_loop(app.events), settings_watched(app), held:
-            serving = Serving(server, _address(settings, listener), listener)
+        async with watched_loop(app.events), settings_watched(app), _held_open(app):
+            serving = Serving(app, server, _address(settings, listener), listener)
             app.events.emit(
                 ApiStarted(
                     address=serving.address, store=mask_url(app.new_store().url), keys=settings.keys_file is not None
@@ -119,7 +117,9 @@ async def serving(
 class Serving:
     """A server at work."""
 
-    def __init__(self, server: Server, address: str, listener: socket.socket) -> None:
+    def __init__(self, app: Holdfast, server: Server, address: str, listener: socket.socket) -> None:
+        self.app = app
+        """The application whose store is open while it serves."""
         self.address = address
         self._server = server
         self._stop_requests = StopRequests()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +11,8 @@ import httpx
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from holdfast import Holdfast
+from holdfast import Holdfast, Invalid
+from holdfast.job import NewJob
 from holdfast.web import asgi
 
 JOB = {"type": "work", "payload": {}}
@@ -75,6 +76,8 @@ def test_lifespan_opens_and_closes_the_store(home: str) -> None:
         assert await api.app.opened() is not store
         await api.app.close()
 
+    asyncio.run(asyncio.wait_for(use(), 50))
+
 
 def test_api_leaves_the_deadline_of_its_application_alone(home: str) -> None:
     app = Holdfast(home)
@@ -96,7 +99,36 @@ def test_closing_the_application_closes_the_store_of_its_api(home: str) -> None:
 
     asyncio.run(asyncio.wait_for(use(), 200))
 
-    asyncio.run(asyncio.wait_for(use(), 50))
+
+def test_closing_an_api_leaves_another_one_open(home: str) -> None:
+    app = Holdfast(home)
+    api, other = asgi(app), asgi(app)
+
+    async def use() -> None:
+        async with app:
+            store = await other.app.opened()
+            async with api.app:
+                pass
+            assert await other.app.opened() is store
+
+    asyncio.run(asyncio.wait_for(use(), 200))
+
+
+def test_api_calls_methods_that_its_application_overrides(home: str) -> None:
+    class Strict(Holdfast):
+        def draft(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
+            job = super().draft(task, payload, **options)
+            raise Invalid("type", job.task, "submit nothing")
+
+    app = Strict(home)
+    api = asgi(app)
+
+    async def use() -> None:
+        async with app, httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://api") as client:
+            answer = await client.post("/v1/jobs", json=JOB)
+            assert (answer.status_code, answer.json()["field"]) == (422, "type")
+
+    asyncio.run(asyncio.wait_for(use(), 200))
 
 
 def test_what_somebody_else_opened_stays_open(home: str) -> None:

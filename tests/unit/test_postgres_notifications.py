@@ -19,7 +19,7 @@ class Server:
         self.address = parse_url("postgresql://localhost/jobs")
         self.now = 100.0
         self.sent: list[tuple[float, list[str]]] = []
-        self._seconds = seconds
+        self.seconds = seconds
 
     def monotonic(self) -> float:
         return self.now
@@ -29,7 +29,7 @@ class Server:
         self.now += seconds
 
     async def fetch(self, _query: object, *, channel: str, payload: str) -> None:
-        self.now += self._seconds
+        self.now += self.seconds
         self.sent.append((self.now, payload.split("\n")[1:]))
 
 
@@ -77,6 +77,21 @@ def test_slow_server_gets_fewer_notifications(server: Server) -> None:
     begun = server.now
     asyncio.run(delays(server, 1000, ("mail", "")))
     assert len(server.sent) / (server.now - begun) < 20
+
+
+@pytest.mark.parametrize("server", [10.0], indirect=True)
+def test_notification_is_prompt_after_the_server_was_stuck(server: Server) -> None:
+    async def use() -> float:
+        notifications = News(cast("Links", server))
+        for name in ("a", "b"):  # each takes 10 seconds
+            notifications.tell([f"queue:{name}"])
+            await notifications.flush()
+        begun, server.seconds = server.now, 0.001
+        notifications.tell(["queue:c"])
+        await notifications.flush()
+        return server.now - begun
+
+    assert asyncio.run(use()) < 0.5
 
 
 @pytest.mark.parametrize("server", [0.001], indirect=True)

@@ -23,7 +23,8 @@ from holdfast.stores.postgres.links import Connection, Links
 from holdfast.stores.postgres.statements import Query
 
 INTERVAL = 0.002  # seconds between two notifications of a process on a channel, at least,
-SLOWDOWN = 3.0  # and so many times as long as a notification takes, which is long where the server is busy
+SLOWDOWN = 3.0  # and so many times as long as a notification takes, which is long where the server is busy,
+MAX_INTERVAL = 0.25  # but no longer than this: a server that was stuck has recovered
 SPARSE = 0.02  # seconds without news, after which the next lone job takes its own along
 _PAYLOAD = 7900  # bytes; PostgreSQL takes 7,999
 _NAMED_MOST = 150  # endings told by name; more do not fit, and are told as some
@@ -154,7 +155,7 @@ class _Voice:
     @property
     def _interval(self) -> float:
         """Seconds between two notifications. One that was slow by itself changes nothing."""
-        return max(INTERVAL, SLOWDOWN * min(self._took, self._took_before))
+        return max(INTERVAL, min(MAX_INTERVAL, SLOWDOWN * min(self._took, self._took_before)))
 
     def say(self, topics: set[str]) -> None:
         """Notify of these topics soon."""

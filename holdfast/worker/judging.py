@@ -22,7 +22,7 @@ from holdfast.values import nearest
 
 _TOLD = 1000  # names of tasks that are told not to be there, or that payloads do not fit
 _SHORTEST, _LONGEST = timedelta(seconds=2), timedelta(minutes=1)  # between two tries of a deferred job
-_SINCE = re.compile(r"deferred since (\S+): ")
+_SINCE = re.compile(r"deferred since (\S+Z): ")
 
 
 def backoff_of(job: Job, app: Holdfast, settings: Settings) -> Retry:

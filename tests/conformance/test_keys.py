@@ -78,6 +78,20 @@ async def test_a_key_submitted_with_a_known_id_is_that_jobs_and_goes_with_it(sto
     assert (await store.submit([new_job(key="late")]))[0].created
 
 
+async def test_every_key_of_a_known_job_answers_with_it(store: Store) -> None:
+    (job_id,) = await put(store)
+    keys = ["first", "second", "third"]
+
+    for key in keys:
+        assert await store.submit([new_job(id=job_id, key=key)]) == [Submitted(job_id, False)]
+
+    assert await store.submit([new_job(key=key) for key in keys]) == [Submitted(job_id, False)] * 3
+    assert [job and job.id for job in await store.by_keys(keys)] == [job_id] * 3
+    await store.delete([job_id])
+    answers = await store.submit([new_job(key=key, key_for=DAY) for key in keys])
+    assert all(answer.created for answer in answers)
+
+
 async def test_by_key_finds_the_job(store: Store) -> None:
     (job_id,) = await put(store, new_job(key="k"))
 

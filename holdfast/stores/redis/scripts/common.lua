@@ -119,6 +119,12 @@ local function joined(id, field, text) -- the text that `pieces` took apart
     return text
 end
 
+-- Keys that a job was given after its first one; none where another program spoiled the field.
+local function more_keys(id)
+    local read, keys = pcall(cmsgpack.unpack, call('HGET', JOB .. id, 'moreKeys') or '')
+    return read and type(keys) == 'table' and keys or {}
+end
+
 -- How often a job was claimed: not said of one that was never picked up, nor where it is once.
 local function claims_of(claims, picked)
     return claims or (picked and '1' or '0')

@@ -189,19 +189,22 @@ local function make_moving()
 
     -- Forgets a job that has left every structure. Its key outlives it where its lifetime does and `keys_live`.
     local function forget(id, seq, key, keys_live)
+        local keys = key and more_keys(id) or {}
+        if key then
+            keys[#keys + 1] = key
+        end
         call('DEL', JOB .. id, P .. 'attempts:' .. id, P .. 'lines:' .. id)
         local index = index_of(seq)
         ours('HDEL', index, int(seq))
         if call('EXISTS', index) == 0 then
             ours('ZREM', P .. 'chunks', int(math.floor(seq / INDEXED)))
         end
-        local held = key and ours('HGET', P .. 'keys', key)
-        if held then
-            local keep_until, owner = string.match(held, '^(%d+) (.*)$')
+        for _, each in ipairs(keys) do
+            local keep_until, owner = string.match(ours('HGET', P .. 'keys', each) or '', '^(%d+) (.*)$')
             if owner == id and keys_live and number(keep_until) > now then
-                ours('ZADD', P .. 'outlived', keep_until, key)
+                ours('ZADD', P .. 'outlived', keep_until, each)
             elseif owner == id then
-                call('HDEL', P .. 'keys', key)
+                call('HDEL', P .. 'keys', each)
             end
         end
     end

@@ -41,6 +41,14 @@ local function take_key(key, id, keep_for)
     ours('ZREM', P .. 'outlived', key)
 end
 
+local function note_key(id, key) -- one key more of a job that is there; deleting the job frees them all
+    if call('HSETNX', JOB .. id, 'key', key) == 0 then
+        local more = more_keys(id)
+        more[#more + 1] = key
+        call('HSET', JOB .. id, 'moreKeys', cmsgpack.pack(more))
+    end
+end
+
 local function due_of(when) -- eligible time, and whether that is to come
     local run_at = number(string.sub(when, 2))
     if string.sub(when, 1, 1) == '+' then
@@ -101,9 +109,9 @@ local function store(id, kind, when, payload, key, keep_for, options)
     if owner and owner ~= id then
         return owner
     elseif exists(id) then
-        if key and not owner and not call('HGET', JOB .. id, 'key') then
+        if key and not owner then
             take_key(key, id, keep_for)
-            call('HSET', JOB .. id, 'key', key)
+            note_key(id, key)
         end
         return 0
     end

@@ -84,7 +84,7 @@ class Holdfast(Register):
         self.lifespans: list[Callable[[Holdfast], AbstractAsyncContextManager[Any]]] = []
         self.providers: dict[type, Callable[[], Any]] = {}
         self.views: weakref.WeakSet[Holdfast] = weakref.WeakSet()
-        """Those who use this application with a store of their own, which is closed with it."""
+        """Views of this application with a store of their own, which is closed with it."""
         self._store: Store | None = None
         self._making = threading.Lock()
         self._users = 0

@@ -36,7 +36,7 @@ class WithDeadline(Holdfast):
         app.views.add(self)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever is not set here."""
+        """Attributes of the application that this view does not set itself."""
         return getattr(self._app, name)
 
     @property

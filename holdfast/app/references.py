@@ -1,4 +1,4 @@
-"""How callers name jobs: ids, keys, and filters."""
+"""Checks of ids, keys and filters that callers name jobs by."""
 
 from __future__ import annotations
 

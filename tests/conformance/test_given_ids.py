@@ -47,7 +47,7 @@ async def test_first_life_cannot_settle_or_extend_the_second(store: Store, clock
     assert (await stored(store, second.id)).result == '"fresh"'
 
 
-async def test_claims_of_a_given_id_grow_by_one_after_the_first(store: Store, clock: ManualClock) -> None:
+async def test_claims_of_a_given_id_grow_by_one(store: Store, clock: ManualClock) -> None:
     first = await running(store, options=GIVEN)
     await settle(store, first, JobState.QUEUED, refund=True, delay=timedelta(0))
     (again,) = await take(store, 1)

@@ -246,9 +246,3 @@ def until(condition: Callable[[], bool], seconds: float, what: str, *, pause: fl
             raise AssertionError(f"waited {seconds:g} s in vain for {what}")
         time.sleep(pause)
     return time.monotonic() - began
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of them do not exceed; 0 where there are none."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 PATIENCE = 90.0
@@ -33,12 +32,6 @@ def quickest(call: Callable[[], Any], within: float, times: int = 5) -> float:
         if best <= within:
             break
     return best
-
-
-def percentile(values: Iterable[float], share: float) -> float:
-    """Returns the value that so large a share of the others does not exceed."""
-    ordered = sorted(values)
-    return ordered[math.ceil(share * len(ordered)) - 1]
 
 
 def asked(request: urllib.request.Request) -> tuple[int, bytes]:

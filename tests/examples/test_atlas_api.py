@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from tests.examples.atlas_support import Atlas, Instance
-from tests.examples.common import PATIENCE, asked, percentile
+from tests.examples.common import PATIENCE, asked
+from tests.support.load import percentile
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -15,7 +15,8 @@ import pytest
 import trustme
 
 from tests.examples.atlasqueue_support import DEAD, Api, Atlasqueue, starts
-from tests.examples.common import percentile, until
+from tests.examples.common import until
+from tests.support.load import percentile
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -15,8 +15,9 @@ import pytest
 
 from holdfast import Holdfast, Invalid, NotFound
 from tests.examples.atlasqueue_support import DEAD, QUEUE, Atlasqueue, rejected, starts
-from tests.examples.common import percentile, until
+from tests.examples.common import until
 from tests.examples.programs import Program
+from tests.support.load import percentile
 
 pytestmark = pytest.mark.timeout(400)
 

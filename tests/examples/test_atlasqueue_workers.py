@@ -104,7 +104,7 @@ class _RecordedClock(ManualClock):
 
 
 @pytest.mark.rows("A30")
-def test_lost_job_is_taken_within_lease_and_poll_and_two_seconds(atlasqueue: Atlasqueue) -> None:
+def test_lost_job_is_taken_within_lease_poll_and_two_seconds(atlasqueue: Atlasqueue) -> None:
     """In virtual time, with the lease and the poll of the document. Its first worker never beats, as one that died."""
     clock, again = _RecordedClock(), asyncio.Event()
     fixed = {"WORKER_POLL_TIMEOUT": "5", "WORKER_LEASE_SECONDS": "30"}

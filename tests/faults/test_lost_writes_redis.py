@@ -103,7 +103,7 @@ async def test_lost_claim_of_a_given_id_is_reported() -> None:
             assert "at least 2 acknowledged" in (await finding(store, "losses")).text
 
 
-async def test_no_outcome_of_a_lost_claim_is_accepted_after_a_failover() -> None:
+async def test_lost_claim_settles_nothing_after_a_failover() -> None:
     with replicated() as (primary, replica):
         async with opened(primary.url(namespace="r")) as store:
             await put(store, *[new_job() for _ in OUTCOMES])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 TEST_SECONDS = 200.0
 """Seconds that a test with an event loop may take: less than pytest's own limit, which ends it with less to read."""
@@ -20,6 +21,7 @@ def slowness() -> float:
     return max(1.0, (time.perf_counter() - began) / spent)
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Returns the value that ``share`` of the values do not exceed."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+def percentile(values: Iterable[float], share: float) -> float:
+    """Returns the value that ``share`` of the values do not exceed; 0 without values."""
+    ordered = sorted(values)
+    return ordered[math.ceil(share * len(ordered)) - 1] if ordered else 0.0

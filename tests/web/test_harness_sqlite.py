@@ -10,6 +10,7 @@ import httpx
 from holdfast import Holdfast
 from holdfast.testing import Harness
 from holdfast.web import asgi
+from tests.support.load import TEST_SECONDS
 
 
 def test_api_follows_its_application_into_a_harness(tmp_path: Path) -> None:
@@ -33,4 +34,4 @@ def test_api_follows_its_application_into_a_harness(tmp_path: Path) -> None:
             assert (await client.get("/v1/jobs")).json()["jobs"] == []
         await app.close()
 
-    asyncio.run(asyncio.wait_for(use(), 50))
+    asyncio.run(asyncio.wait_for(use(), TEST_SECONDS))

@@ -76,7 +76,7 @@ def test_lifespan_opens_and_closes_the_store(home: str) -> None:
         assert await api.app.opened() is not store
         await api.app.close()
 
-    asyncio.run(asyncio.wait_for(use(), 50))
+    asyncio.run(asyncio.wait_for(use(), 200))
 
 
 def test_api_leaves_the_deadline_of_its_application_alone(home: str) -> None:

@@ -17,8 +17,9 @@ import httpx
 
 from holdfast.web.asgi import OPERATIONS
 from tests.crash.database import Database, database_of
-from tests.crash.fleet import percentile, until
+from tests.crash.fleet import until
 from tests.crash.report import Report
+from tests.support.load import percentile
 from tests.support.postgres import Postgres
 from tests.support.redis import Redis
 from tests.support.stores import Home

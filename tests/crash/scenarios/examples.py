@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.crash.report import Report
 from tests.examples.atlasqueue_support import EXAMPLE, Atlasqueue
-from tests.examples.common import percentile
+from tests.support.load import percentile
 from tests.support.postgres import FLOOR, Postgres
 from tests.support.redis import Redis
 

@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 from tests.crash.checker import Row, excess_explained
-from tests.crash.fleet import LEASE, SWEEP, Fleet, percentile
+from tests.crash.fleet import LEASE, SWEEP, Fleet
 from tests.crash.ledger import by_job
 from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.submitting import await_quiet, submit, work
+from tests.support.load import percentile
 from tests.support.stores import Home
 
 WORKERS, SLOTS = 4, 20

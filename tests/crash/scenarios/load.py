@@ -15,10 +15,11 @@ import psutil
 
 from tests.crash.checker import ALWAYS, Check
 from tests.crash.database import Note
-from tests.crash.fleet import Fleet, percentile, until
+from tests.crash.fleet import Fleet, until
 from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.kinds import SECRETS
 from tests.crash.scenarios.submitting import await_quiet
+from tests.support.load import percentile
 from tests.support.stores import Home
 
 SUBMITTER = "tests.crash.programs.patient"

@@ -7,9 +7,10 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from tests.crash.fleet import Fleet, percentile
+from tests.crash.fleet import Fleet
 from tests.crash.report import Report, facts, judged
 from tests.crash.scenarios.submitting import Spec, await_quiet, submit
+from tests.support.load import percentile
 from tests.support.stores import Home
 
 LEAD = 1.0

@@ -41,6 +41,17 @@ asyncio.run(main())
 """
 
 
+UNCLOSED = """
+import sys
+from holdfast import Holdfast
+
+app = Holdfast(url=sys.argv[1])
+app.sync.enqueue("first", {})
+print("open", flush=True)
+sys.stdin.readline()
+"""
+
+
 class OtherProgram:
     """Another process that has the store open."""
 
@@ -61,9 +72,9 @@ class OtherProgram:
 
 
 @contextmanager
-def other_program(home: str) -> Iterator[OtherProgram]:
+def other_program(home: str, source: str = OTHER_PROGRAM) -> Iterator[OtherProgram]:
     with subprocess.Popen(
-        [sys.executable, "-c", OTHER_PROGRAM, home], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", source, home], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
@@ -171,6 +182,22 @@ async def test_old_program_ends_without_harm_to_a_newer_log(home: str, file: Pat
             await put(store, new_job(task="acknowledged"))
             await opener.close()
         assert other.submit() == "StoreReplaced"
+        other.end()
+    store = await opener()
+    assert await store.count(JobFilter(tasks=("acknowledged",))) == 1
+    await opener.close()
+
+
+@pytest.mark.parametrize("source", [OTHER_PROGRAM, UNCLOSED], ids=["closes", "exits"])
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+async def test_idle_program_ends_without_harm_to_a_newer_log(
+    home: str, file: Path, opener: Opener, source: str, suffix: str
+) -> None:
+    with other_program(home, source) as other:
+        replace(side(file, suffix))
+        store = await opener()
+        await put(store, new_job(task="acknowledged"))
+        await opener.close()
         other.end()
     store = await opener()
     assert await store.count(JobFilter(tasks=("acknowledged",))) == 1

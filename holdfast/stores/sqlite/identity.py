@@ -11,7 +11,7 @@ import ctypes
 import os
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 from holdfast.errors import StoreMismatch, StoreReplaced, Unavailable
 from holdfast.stores.sqlite.connection import BUSY_SECONDS, bare_connection
@@ -46,6 +46,11 @@ class FileIdentity:
         """The same for the index and what the log holds."""
         self._check(*self._known[-1])
         self._check_log()
+
+    def keep_if_replaced(self) -> None:
+        """Keeps the connection open if a file was replaced since the last call. Called before connections close."""
+        with suppress(StoreReplaced, OSError):
+            self.check()
 
     def close(self) -> None:
         """Closes the log. The index stays open: to close it would end the locks that SQLite has on it."""

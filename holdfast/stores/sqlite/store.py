@@ -379,6 +379,7 @@ class _Opened:
         self.migrated: list[str] = []  # what opening applied, for who asks
         first = connect(path)
         self.identity = identity = FileIdentity(path, first)
+        self._before_closing = weakref.finalize(self, identity.keep_if_replaced)  # at the exit too, without a close()
         self.reader = Reader(path, first, identity)  # for whatever takes its time
         self.glance = Reader(path, connect(path), identity)  # for quick looks before a claim or a wait
         self.readers = ThreadPoolExecutor(1, thread_name_prefix="holdfast-reader")
@@ -392,6 +393,7 @@ class _Opened:
         return self.writer.version()
 
     def close(self) -> None:
+        self._before_closing()
         self.writer.close()
         self.wakes.close()
         self.readers.shutdown()

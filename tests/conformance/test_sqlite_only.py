@@ -286,6 +286,13 @@ async def test_no_connection_checkpoints_automatically(file: Path, monkeypatch: 
     assert set(limits.values()) == {0}
 
 
+async def test_every_sync_reaches_the_disk_on_macos_too(opener: Opener) -> None:
+    store: Any = await opener()
+    assert store._open.writer.connection.execute("pragma fullfsync").fetchone() == (1,)
+    assert store._open.writer.connection.execute("pragma synchronous").fetchone() == (2,)
+    await opener.close()
+
+
 async def test_checkpoint_copies_nothing_while_another_program_writes(
     opener: Opener, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,7 +201,10 @@ class Carrier:
     # ── malformed messages ────────────────────────────────────────────────────────────────────────────────────────
     async def without_malformed(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Returns the deliveries that hold a job id; sets the others aside."""
-        await self.set_aside([each for each in deliveries if canonical_id(each) is None])
+        malformed = [each for each in deliveries if canonical_id(each) is None]
+        if not malformed:
+            return list(deliveries)
+        await self.set_aside(malformed)
         return [each for each in deliveries if canonical_id(each) is not None]
 
     async def set_aside(self, malformed: Sequence[Delivery]) -> None:

@@ -159,7 +159,7 @@ with wanted as materialized (
         order by j.rank, j.run_at, j.seq limit least(w.slots, :startable) for no key update skip locked) s
     limit :startable
 ), ready as materialized (
-    select r.ctid, w.queue, r.attempts + 1 >= r.max_attempts as last, row_number() over () as turn
+    select r.ctid, w.queue, r.attempts + 1 >= r.max_attempts as last
     from wanted w cross join lateral (
         select j.ctid, j.attempts, j.max_attempts from holdfast.job j
         where j.state = 0 and j.losses = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
@@ -167,9 +167,12 @@ with wanted as materialized (
         order by j.rank, j.run_at, j.seq limit w.slots - (select count(*) from suspect s where s.queue = w.queue)
         for no key update skip locked) r
     limit :limit - (select count(*) from suspect)
+), numbered as materialized ( -- nothing, where all can start
+    select ctid, queue, last, row_number() over () as turn from ready
+    where (select count(*) from ready where last) > greatest(0, :startable - (select count(*) from suspect))
 ), beyond as materialized (
     select l.queue, min(l.turn) as turn
-    from (select queue, turn from ready where last order by turn
+    from (select queue, turn from numbered where last order by turn
           offset greatest(0, :startable - (select count(*) from suspect))) l
     group by l.queue
 ), taken as (
@@ -179,7 +182,8 @@ with wanted as materialized (
         lease_until = :lease_for + :now
     where ctid = any(array(
         select ctid from suspect union all
-        select r.ctid from ready r left join beyond b on b.queue = r.queue where r.turn < coalesce(b.turn, r.turn + 1)))
+        select ctid from ready where not exists (select from numbered) union all
+        select n.ctid from numbered n left join beyond b on b.queue = n.queue where n.turn < coalesce(b.turn, n.turn + 1)))
     returning -- include: claimed
 )
 select t.*, due.now, due.run_at - :now, :lease_for + :now,

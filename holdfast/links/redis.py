@@ -322,7 +322,8 @@ class Links:
             except Unconfirmed as error:
                 if doubt is not None:
                     doubt()
-                raise Unavailable(f"{self.place} did it, but {error}; try again, nothing is done twice") from error
+                remedy = "try again, under the same key or id nothing is done twice"
+                raise Unavailable(f"{self.place} did it, but {error}; {remedy}") from error
             except asyncio.CancelledError:
                 if doubt is not None:
                     doubt()

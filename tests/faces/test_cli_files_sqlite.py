@@ -64,6 +64,19 @@ def test_dev_and_api_end_with_75_when_shm_is_removed(cli: Cli, words: tuple[str,
     assert b"Traceback" not in problem
 
 
+def test_api_ends_when_new_files_replace_those_it_has_open(cli: Cli) -> None:
+    cli.run("migrate")
+    with started(cli, "api", "--port", "0") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        for suffix in ("", "-wal", "-shm"):
+            (cli.folder / f"holdfast.db{suffix}").unlink()
+        (cli.folder / "holdfast.db").touch()
+        _, problem = process.communicate(timeout=_DEADLINE)
+    assert process.returncode == 75, problem
+    assert b"while this program had it open" in problem
+
+
 def test_acknowledged_jobs_survive_removal_of_shm(cli: Cli) -> None:
     target = cli.write_jobs()
     cli.run("migrate")

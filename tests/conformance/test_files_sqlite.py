@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from holdfast.clock import ManualClock
 from holdfast.errors import HoldfastError, StoreMismatch, StoreReplaced, Unavailable
 from holdfast.job import JobFilter
 from holdfast.stores.sqlite import identity
+from holdfast.stores.sqlite.store import SQLiteStore
 from tests.conformance.support import LEASE, Opener, claim, ending, new_job, pulse, put, running
 
 OTHER_PROGRAM = """
@@ -159,6 +161,17 @@ async def test_new_program_is_refused_while_another_has_the_old_shm(
         store = await opener()
         assert await store.count(JobFilter(tasks=("first",))) == 1
     await opener.close()
+
+
+async def test_opening_with_a_deadline_waits_no_longer(home: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API opens its store on the event loop: a wait there holds up every request."""
+    monkeypatch.setattr(identity, "BUSY_SECONDS", 100.0)
+    with other_program(home):
+        side(file, "-shm").unlink()
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="-shm was removed"):
+            await SQLiteStore(str(file), patience=0.2).open()
+        assert time.monotonic() - began < 60
 
 
 async def test_waiting_program_opens_once_the_old_shm_is_closed(home: str, file: Path, opener: Opener) -> None:

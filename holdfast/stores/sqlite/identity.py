@@ -100,14 +100,15 @@ def _inode(path: str) -> int | None:
         return None
 
 
-def check_side_files(path: str) -> tuple[int | None, ...] | None:
-    """Refuses a database whose log or index was removed while a program has it open.
+def check_side_files(path: str, seconds: float | None = None) -> tuple[int | None, ...] | None:
+    """Refuses a database whose log or index was removed while a program has it open. Waits ``seconds`` for that program
+    to end, at most ``BUSY_SECONDS``.
 
     Returns the inodes of complete files. Returns None after it had the file for itself: the log, if there was one, is
     copied into the database.
     """
     _check_not_cut(path)
-    deadline = time.monotonic() + BUSY_SECONDS
+    deadline = time.monotonic() + (BUSY_SECONDS if seconds is None else min(seconds, BUSY_SECONDS))
     while None in (seen := inodes(path)):
         if _settled_alone(path):
             return None

@@ -108,7 +108,7 @@ class SQLiteStore:
     def _opened_together(self) -> _Opened:
         """Opens the files that every other open store uses: once more if their last user removes them meanwhile."""
         while True:
-            seen = check_side_files(self.path)
+            seen = check_side_files(self.path, self._patience)
             check_owner(self.path)
             opened = _Opened(self.path, self._now, self._patience)
             if seen is None or seen == opened.identity.inodes:

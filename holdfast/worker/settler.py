@@ -82,7 +82,7 @@ class Settler:
             except HoldfastError as error:
                 if len(batch) == 1:
                     # The store cannot take this one: renewed no more, its lease will end and the sweeper settle it.
-                    self._shift.let_go(batch)
+                    self._shift.let_go(batch[0])
                     self._locked.pop(batch[0].lease, None)
                     await self._patience.after(error)
                     return
@@ -99,11 +99,13 @@ class Settler:
         shift = self._shift
         tell_success = shift.events.listens(JobSucceeded)
         succeeded: list[Run] = []
-        shift.let_go([run for run, answer in zip(batch, answers, strict=True) if not answer.locked])
+        held, last_attempts = shift.held, 0
         for run, answer in zip(batch, answers, strict=True):
             if answer.locked:
                 self._wait_for(run)
                 continue
+            if held.pop(run.lease, None) is not None:
+                last_attempts += run.is_last
             if self._locked:
                 self._locked.pop(run.lease, None)
             if answer.accepted and answer.state is JobState.SUCCEEDED:
@@ -112,6 +114,7 @@ class Settler:
                     shift.tell_success(run)
             else:
                 self._tell_rest(run, answer)
+        shift.make_room(last_attempts)
         shift.succeeded += len(succeeded)
         if shift.events.listens(BatchSettled):
             measure_settled(shift.events, len(batch), [(run.job.task, run.seconds) for run in succeeded])

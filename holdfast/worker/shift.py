@@ -181,18 +181,20 @@ class Shift:
         """Whether its lease may have run out unseen: a process that was frozen must not start what it had buffered."""
         return now - max(run.since, self.renewed_at) > self.settings.lease.total_seconds() * FENCE
 
-    def let_go(self, runs: Sequence[Run]) -> None:
-        """Ends the hold on these jobs, and tells a fetcher that waits for it."""
-        held, before = self.held, self.last_attempts
-        for run in runs:
-            if held.pop(run.lease, None) is not None and run.is_last:
-                self.last_attempts -= 1
-        if self.last_attempts < before or not held or not self.settings.prefetch:
+    def let_go(self, run: Run) -> None:
+        """Ends the hold on a job."""
+        known = self.held.pop(run.lease, None) is not None
+        self.make_room(known and run.is_last)
+
+    def make_room(self, last_attempts: int) -> None:
+        """Tells a fetcher that waits for it of jobs that left ``held``, so many of them on their last attempt."""
+        self.last_attempts -= last_attempts
+        if last_attempts or not self.held or not self.settings.prefetch:
             self.low.set()
 
     def forget(self, run: Run) -> None:
         """The job is somebody else's now: let go of it without a word."""
-        self.let_go([run])
+        self.let_go(run)
         if run.span is not None:
             run.span.end("lost")
         self.in_hand[run.job.queue] -= 1

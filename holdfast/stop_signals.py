@@ -6,6 +6,8 @@ time. If the second of these signals meant "at once", the first one's grace woul
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import signal
 import time
 from collections.abc import Callable
@@ -42,18 +44,50 @@ class StopRequests:
         return StopRequest.REPEATED if now - self._first_at > BURST_SECONDS else StopRequest.DUPLICATE
 
 
+def handle_stop_signals(stop: Callable[[str], object]) -> None:
+    """Calls ``stop`` with the name of each stop signal, in the running event loop.
+
+    The loop must be uvloop's: it wakes up for every signal. Closing a loop restores the default action for handlers
+    of its own; these handlers stay until ``ignore_rest_of_burst`` replaces them.
+    """
+    loop = asyncio.get_running_loop()
+
+    def handle(number: int, _: FrameType | None) -> None:
+        loop.call_soon_threadsafe(stop, signal.Signals(number).name)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, handle)
+
+
+class _BurstFilter:
+    """Signal handler that ignores the rest of a burst; a later signal has its default action."""
+
+    def __init__(self) -> None:
+        self._ends_at = time.monotonic() + BURST_SECONDS
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        if not self.is_burst():
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    def is_burst(self) -> bool:
+        return time.monotonic() <= self._ends_at
+
+
 def ignore_rest_of_burst() -> None:
     """Ignores stop signals for a second: the process has stopped already, and only its exit code is left to give.
 
-    Call it from the main thread, after the event loop with its own signal handlers is closed.
+    Call it from the main thread, before the event loop is closed.
     """
-    until = time.monotonic() + BURST_SECONDS
-
-    def ignore(number: int, _: FrameType | None) -> None:
-        if time.monotonic() > until:
-            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            signal.signal(number, default)
-            signal.raise_signal(number)
-
+    handler = _BurstFilter()
     for number in STOP_SIGNALS:
-        signal.signal(number, ignore)
+        signal.signal(number, handler)
+
+
+@atexit.register  # on import: exit callbacks of the application are registered later and run earlier
+def _ignore_while_finalizing() -> None:
+    """Finalization restores the default action for a Python handler, but leaves SIG_IGN in place."""
+    for number in STOP_SIGNALS:
+        handler = signal.getsignal(number)
+        if isinstance(handler, _BurstFilter) and handler.is_burst():
+            signal.signal(number, signal.SIG_IGN)

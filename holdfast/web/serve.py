@@ -16,7 +16,7 @@ from holdfast.config import Settings
 from holdfast.errors import ConfigError, HoldfastError, StoreReplaced, Unavailable
 from holdfast.events import ApiStarted, ApiStopping
 from holdfast.observe.lag import watched_loop
-from holdfast.stop_signals import STOP_SIGNALS, StopRequest, StopRequests, ignore_rest_of_burst
+from holdfast.stop_signals import StopRequest, StopRequests, handle_stop_signals, ignore_rest_of_burst
 from holdfast.values import is_loopback, mask_url
 from holdfast.web.asgi import Api
 from holdfast.web.outdated import settings_watched
@@ -39,8 +39,10 @@ def serve(app: Holdfast, settings: Settings, *, exposed: bool = False, site: App
     """
     _check_exposure(settings, exposed=exposed)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-        loop.run(_until_told(app, settings, site))
-    ignore_rest_of_burst()
+        try:
+            loop.run(_until_told(app, settings, site))
+        finally:
+            ignore_rest_of_burst()
     return 0
 
 
@@ -54,15 +56,13 @@ def _check_exposure(settings: Settings, *, exposed: bool) -> None:
 
 
 async def _until_told(app: Holdfast, settings: Settings, site: Application | None) -> None:
-    loop = asyncio.get_running_loop()
     async with serving(app, settings, site=site, exposed=True) as served:
 
         def stop(name: str) -> None:
             if served.stop() is not StopRequest.DUPLICATE:
                 app.events.emit(ApiStopping(reason=name))
 
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, stop, number.name)
+        handle_stop_signals(stop)
         ended, watching = asyncio.ensure_future(served.ended()), asyncio.create_task(_check_store_files(served.app))
         try:
             await first(ended, watching)

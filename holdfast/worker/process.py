@@ -10,7 +10,7 @@ from holdfast.app import Holdfast
 from holdfast.config import Settings
 from holdfast.events import HandlersLeft
 from holdfast.executors.thread import LoopThreads
-from holdfast.stop_signals import STOP_SIGNALS, ignore_rest_of_burst
+from holdfast.stop_signals import handle_stop_signals, ignore_rest_of_burst
 from holdfast.worker.overseen import Overseen
 from holdfast.worker.supervisor import EXTRA_SECONDS, FINISHED, RECYCLE, is_supervised, watch_parent
 from holdfast.worker.worker import Worker
@@ -32,10 +32,10 @@ def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int
         if left or stuck:
             app.events.emit(HandlersLeft(worker_id=worker.id, threads=left, coroutines=stuck))
     finally:
+        ignore_rest_of_burst()
         # Closing the loop would wait for every task. Those of stuck handlers never end; they go with the process.
         if not stuck:
             loop.close()
-            ignore_rest_of_burst()
     if worker.recycled:
         return RECYCLE
     return FINISHED if worker.supervised else 0
@@ -70,9 +70,8 @@ async def _serve(
         lambda: loop.call_soon_threadsafe(worker.stop, "orphaned"),
         lambda: worker.shift.settings.grace.total_seconds() + EXTRA_SECONDS,
     )
-    for number in STOP_SIGNALS:
-        # A supervisor hands every stop on as SIGTERM, and says itself what it was told.
-        loop.add_signal_handler(number, worker.stop, "supervisor" if worker.supervised else number.name)
+    # A supervisor hands every stop on as SIGTERM, and says itself what it was told.
+    handle_stop_signals(lambda name: worker.stop("supervisor" if worker.supervised else name))
     current = asyncio.current_task()
     assert current is not None  # noqa: S101 - a coroutine that runs has a task
     listening.set_result(current)

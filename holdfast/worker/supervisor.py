@@ -21,11 +21,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+import uvloop
+
 from holdfast.config import Settings, Watch
 from holdfast.errors import ConfigError, Invalid
 from holdfast.events import ChildEnded, Events, SupervisorStopping
 from holdfast.executors.group import describe_exit, kill_group, when_ended
-from holdfast.stop_signals import STOP_SIGNALS, StopRequest, StopRequests, ignore_rest_of_burst
+from holdfast.stop_signals import StopRequest, StopRequests, handle_stop_signals, ignore_rest_of_burst
 
 RECYCLE = 84
 """Exit code of a worker that wants to be replaced by a fresh process at once (``recycle_jobs``, ``recycle_memory``)."""
@@ -107,10 +109,11 @@ def supervise(arguments: Sequence[str], settings: Settings, events: Events) -> i
     """
     command = [sys.executable, "-m", "holdfast", "worker", "start", *arguments, "--processes", "1"]
     supervisor = Supervisor(command, settings.processes, settings, events, metrics_port=settings.metrics_port)
-    try:
-        return asyncio.run(supervisor.run())
-    finally:
-        ignore_rest_of_burst()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+        try:
+            return loop.run(supervisor.run())
+        finally:
+            ignore_rest_of_burst()
 
 
 class Supervisor:
@@ -141,7 +144,8 @@ class Supervisor:
 
     async def run(self) -> int:
         """Keep the children running; returns the exit code once all of them have ended for good."""
-        with _signals(self.stop), _pipe() as pipe:
+        handle_stop_signals(self.stop)
+        with _pipe() as pipe:
             environment = {**os.environ, SUPERVISOR_PIPE: str(pipe)}
             following = asyncio.create_task(self._follow())
             try:
@@ -246,19 +250,6 @@ class Supervisor:
                 return await self._stopping.wait()
         except TimeoutError:
             return False
-
-
-@contextmanager
-def _signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """``stop`` on SIGTERM and SIGINT, told which."""
-    loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, stop, number.name)
-    try:
-        yield
-    finally:
-        for number in STOP_SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 @contextmanager

@@ -127,6 +127,35 @@ def test_a_burst_of_stop_signals_keeps_the_grace(cli: Cli, processes: str) -> No
     assert cli.state(job_id) == "queued"
 
 
+GAPS = [0.0, 0.005, 0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.16, 0.2]
+"""Seconds between two stop signals, from the first steps of the shutdown to the interpreter's finalization."""
+
+
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        (["worker", "start"], "worker_started"),
+        (["worker", "start", "--processes", "2"], "worker_started"),
+        (["api", "--port", "0"], "api_started"),
+    ],
+    ids=["worker", "supervisor", "api"],
+)
+def test_second_stop_signal_during_shutdown_changes_nothing(cli: Cli, words: list[str], started: str) -> None:
+    cli.run("migrate")
+    target = cli.write_jobs()
+    codes = []
+    for gap in GAPS:
+        with _started(cli, *words, "--app", target) as process:
+            for _ in range(2 if "--processes" in words else 1):
+                while json.loads(process.stdout.readline())["event"] != started:
+                    pass
+            process.send_signal(signal.SIGTERM)
+            time.sleep(gap)
+            process.send_signal(signal.SIGINT if gap in GAPS[::2] else signal.SIGTERM)
+            codes.append(process.wait(60))
+    assert codes == [0] * len(GAPS)
+
+
 STUCK = """
 import asyncio, pathlib, time
 from holdfast import Holdfast

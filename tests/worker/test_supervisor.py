@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -20,7 +20,7 @@ import pytest
 from holdfast.clock import ManualClock
 from holdfast.config import Settings, Watch
 from holdfast.events import ChildEnded, Event, Events
-from holdfast.stop_signals import StopRequests
+from holdfast.stop_signals import STOP_SIGNALS, StopRequests
 from holdfast.worker import supervisor as supervising
 from holdfast.worker.supervisor import (
     FINISHED,
@@ -49,6 +49,16 @@ def first(name="first"):
         return False
     return True
 """
+
+
+@pytest.fixture(autouse=True)
+def own_signal_handlers() -> Iterator[None]:
+    """Restores this process's signal handlers: those of a supervisor go with its process."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
 
 AT_ONCE = Settings.load(environ={}, directory="/", grace="0s")
 

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
+import uvloop
+
 from atlas_jobs.server import serving
 from holdfast import Holdfast, HoldfastError
 from holdfast.observe.logs import configure_logs
-from holdfast.stop_signals import STOP_SIGNALS, ignore_rest_of_burst
+from holdfast.stop_signals import handle_stop_signals, ignore_rest_of_burst
 from holdfast.worker import run_worker
 
 Served = Callable[[Holdfast], AbstractAsyncContextManager[None]]
@@ -39,8 +41,9 @@ def main() -> int:
 
 def _run(app: Holdfast, served: Served) -> int:
     if os.environ.get("ATLAS_SCHEDULING_ENABLED", "").strip().lower() in ("false", "0", "no", "off"):
-        asyncio.run(_only_answer(app, served))
-        ignore_rest_of_burst()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+            loop.run(_only_answer(app, served))
+            ignore_rest_of_burst()
         return 0
     app.lifespan(served)
     return run_worker(app, app.settings)
@@ -48,8 +51,7 @@ def _run(app: Holdfast, served: Served) -> int:
 
 async def _only_answer(app: Holdfast, served: Served) -> None:
     told = asyncio.Event()
-    for number in STOP_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    handle_stop_signals(lambda _: told.set())
     async with app, served(app):
         await told.wait()
 

@@ -80,7 +80,11 @@ class Claiming:
             many = self._useless - useless > len(deliveries) // 2
             promoted = await self._promote()
             more = deliveries or not paused <= self._carrier.paused
-            if self._held_back or (not promoted and (self._room <= 0 or not more)):
+            if self._held_back:
+                if promoted:
+                    await self._claim([])  # for when the next job falls due; those that arrive now must not overtake
+                return
+            if not promoted and (self._room <= 0 or not more):
                 return
 
     @property
@@ -151,7 +155,7 @@ class Claiming:
         self._quarantined = self._quarantined or delivered.claim.quarantined
         if self._lease_until_us is None:
             self._lease_until_us = delivered.claim.lease_until_us
-        self._held_back = delivered.claim.held_back
+        self._held_back = self._held_back or delivered.claim.held_back
         self._carrier.paused = delivered.paused
         for job in delivered.claim.jobs:
             self._jobs.append(job)

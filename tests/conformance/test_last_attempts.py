@@ -9,7 +9,7 @@ import pytest
 from holdfast.clock import ManualClock
 from holdfast.job import NewJob
 from holdfast.store import EVERY_QUEUE, Store
-from tests.conformance.support import claim, failing, lose, new_job, put, running, take, take_ids
+from tests.conformance.support import SECOND, claim, failing, lose, new_job, put, running, take, take_ids
 
 
 def last(**fields: Any) -> NewJob:
@@ -128,3 +128,17 @@ async def test_lower_priority_does_not_pass_what_is_held_back(store: Store) -> N
     brought = await claim(store, startable=1)
     assert [job.id for job in brought.jobs] == high[:1]
     assert await take_ids(store, startable=1) == [high[1], *low]
+
+
+async def test_claim_that_is_held_back_tells_what_falls_due(store: Store, clock: ManualClock) -> None:
+    later = await put(store, new_job(delay=SECOND), new_job(delay=3 * SECOND))
+    clock.advance(1)
+    (single,) = await put(store, last())
+
+    held = await claim(store, 1, startable=0)
+    if not held.held_back:  # what fell due was ready first
+        assert [job.id for job in held.jobs] == later[:1]
+        held = await claim(store, 1, startable=0)
+
+    assert (held.jobs, held.held_back, held.next_due) == ([], True, 2 * SECOND)
+    assert single in await take_ids(store)

@@ -153,7 +153,9 @@ class TaskUnknown(Event, frozen=True, kw_only=True, gc=False):
     job_id: str
     job_type: str
     queue: str
+    error: str
     remedy: str
+    deferred_until: datetime | None = None
 
 
 class PayloadUnfit(Event, frozen=True, kw_only=True, gc=False):
@@ -164,6 +166,8 @@ class PayloadUnfit(Event, frozen=True, kw_only=True, gc=False):
     job_id: str
     job_type: str
     queue: str
+    error: str
+    deferred_until: datetime | None
     remedy: str
 
 

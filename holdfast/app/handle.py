@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from holdfast.app.blocking import Blocking, awaited
+from holdfast.deferral import describe_outlook
 from holdfast.errors import JobCancelled, JobFailed, NotFound, ResultTimeout
 from holdfast.job import Job, JobState
 from holdfast.task.codec import decode_json
@@ -87,7 +88,7 @@ class JobHandle(Generic[R]):
             store = await self._app.opened()
             if not any(worker.alive for worker in await store.workers()):
                 return "no living worker is registered; start one: holdfast worker start"
-        return "it goes on"
+        return describe_outlook(job)
 
     def _value(self, job: Job) -> R:
         task = self._app.registry.get(job.task)

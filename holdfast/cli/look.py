@@ -12,6 +12,7 @@ from holdfast.cli.base import command
 from holdfast.cli.choosing import ago, filter_options, now_us
 from holdfast.cli.session import Session, store_of
 from holdfast.cli.show import Column, block, heading, note, pretty_json, print_facts, print_json, print_table
+from holdfast.deferral import deferral_of
 from holdfast.desk.choosing import Filters
 from holdfast.desk.documents import attempt_document, job_document, line_document, plain, status_document, worker_state
 from holdfast.desk.replays import replays_after
@@ -182,10 +183,15 @@ def job_rows(jobs: Iterable[Job]) -> list[list[object]]:
             job.state.value,
             attempts_of(job),
             moment(job.created_at_us),
-            clip(job.error, 80) if job.error else "",
+            _error_of(job),
         ]
         for job in jobs
     ]
+
+
+def _error_of(job: Job) -> str:
+    deferral = deferral_of(job)
+    return clip((job.error or "") if deferral is None else f"{deferral.cause} (deferred)", 80)
 
 
 def attempts_of(job: Job) -> str:

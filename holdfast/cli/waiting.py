@@ -7,8 +7,9 @@ from typing import Any
 
 from holdfast import Holdfast, JobHandle, JobState
 from holdfast.cli.show import note
+from holdfast.deferral import deferral_of, describe_outlook
 from holdfast.desk.why import serves
-from holdfast.desk.words import moment
+from holdfast.desk.words import clip, moment
 from holdfast.errors import ResultTimeout
 from holdfast.job import Job
 
@@ -29,7 +30,8 @@ def await_result(app: Holdfast, handle: JobHandle[Any], limit: float | None) -> 
         except ResultTimeout:
             job = app.sync.get(handle.id)
             if left <= _QUIET and until is not None:
-                raise ResultTimeout(job.id, f"job {job.id} is {job.state} after {limit:g} s; it goes on") from None
+                outlook = describe_outlook(job)
+                raise ResultTimeout(job.id, f"job {job.id} is {job.state} after {limit:g} s; {outlook}") from None
             remark = _remark(app, job)
             if remark is not None and remark != made:
                 note(f"holdfast: {remark}")
@@ -44,6 +46,8 @@ def _remark(app: Holdfast, job: Job) -> str | None:
         return None
     if not any(each.alive and serves(each, job.queue) for each in app.sync.workers()):
         return f"no living worker serves queue {job.queue}; start one with `holdfast worker start`"
+    if deferral := deferral_of(job):
+        return f"deferred: worker {job.worker} cannot run it: {clip(deferral.cause, 500)}; see: holdfast why {job.id}"
     if job.error is None or not job.attempts:
         return None
     error = (job.error.splitlines() or [""])[0]

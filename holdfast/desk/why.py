@@ -11,14 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.app import Holdfast
+from holdfast.deferral import Deferral, correct_arguments, deferral_of
 from holdfast.desk.words import clip, many, moment, span
 from holdfast.errors import Busy, TooBroad
 from holdfast.executors.group import is_gone
 from holdfast.executors.policy import COMMAND
-from holdfast.job import Job, JobFilter, JobState, Order, QueueInfo, Reason, WorkerInfo
-from holdfast.lifecycle import UNFIT
+from holdfast.job import Job, JobFilter, JobState, Order, QueueInfo, Reason, WorkerInfo, microseconds
 from holdfast.store import Store
-from holdfast.values import nearest
+from holdfast.values import format_duration, nearest
 
 _ELSEWHERE = (
     "start a worker whose application has it, and let applications on one store have queues of their own: "
@@ -26,6 +26,7 @@ _ELSEWHERE = (
 )
 _COUNTED = 2000  # jobs of a queue that are looked at one by one for an exact place in the line
 _PAGE = 500
+_CAUSE = 500  # characters of the error of a deferred job
 _MINUTE = timedelta(minutes=1)
 _LATE = timedelta(seconds=3)  # a beat may be late by
 
@@ -49,6 +50,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     silence: timedelta = timedelta(days=1)  # how long a worker that lives may say nothing
     ahead: int = 0  # ready jobs of its queue that go first
     exact: bool | None = True  # or at most that many; None: more than are counted are ready
+    defer_for: timedelta = timedelta(hours=1)
     deaf: bool = False  # what carries the wake-ups of its queue cannot be reached
     discreet: bool = False  # who asks may know nothing of other queues
 
@@ -71,6 +73,7 @@ async def known(app: Holdfast, job: Job) -> Known:
         workers=tuple(workers),
         gone=frozenset(each.pulse.worker for each in workers if is_gone(each.pulse.host, each.pulse.pid)),
         silence=app.settings.beat + _LATE,
+        defer_for=app.settings.defer_for,
         tasks=frozenset(app.registry.names()) or None if app.settings.app is not None else None,
         ahead=ahead,
         exact=exact,
@@ -193,15 +196,24 @@ def _not_due(job: Job, known: Known) -> Iterator[Because]:
         text = f"attempt {job.attempts} failed: {clip(job.error or 'no error text')}"
         following = f"the next is in {span(wait)}, at {moment(job.run_at_us)}"
         yield Because("retry_later", f"{text}; {following}", f"to run it now: holdfast replay {job.id}")
-    elif job.reason in UNFIT:
-        text = f"worker {job.worker} cannot run it, and gave it back for one that can: {clip(job.error or job.reason)}"
-        yield Because(
-            "deferred",
-            f"{text}; the next try is in {span(wait)}, at {moment(job.run_at_us)}",
-            "start workers with the code that submits it; once defer_for is over it is dead",
-        )
+    elif deferral := deferral_of(job):
+        yield _deferred(job, deferral, known)
     else:
         yield Because("scheduled", f"it is scheduled for {moment(job.run_at_us)}, in {span(wait)}")
+
+
+def _deferred(job: Job, deferral: Deferral, known: Known) -> Because:
+    began = microseconds(deferral.since)
+    dead = max(job.run_at_us, began + known.defer_for // timedelta(microseconds=1))
+    text = (
+        f"deferred since {moment(began)}: worker {job.worker} cannot run it: {clip(deferral.cause, _CAUSE)}; "
+        f"next try at {moment(job.run_at_us)}; "
+        f"dead ({job.reason}) at {moment(dead)} (defer_for {format_duration(known.defer_for)})"
+    )
+    remedy = "start workers with the code that submits it"
+    if job.reason == Reason.PAYLOAD:
+        remedy = f"{remedy}; {correct_arguments(job.id, deferred=True)}"
+    return Because("deferred", text, remedy)
 
 
 def _obstacles(job: Job, known: Known) -> Iterator[Because]:

@@ -28,4 +28,7 @@ class Strangers:
                 self._told.add(job.task)
                 close = nearest(job.task, known.names())
                 remedy = f"see that a worker has it: the application of this API does not{close}"
-                self._app.events.emit(TaskUnknown(job_id=job.id, job_type=job.task, queue=job.queue, remedy=remedy))
+                error = f"no task {job.task!r} is registered in the application of this API"
+                self._app.events.emit(
+                    TaskUnknown(job_id=job.id, job_type=job.task, queue=job.queue, error=error, remedy=remedy)
+                )

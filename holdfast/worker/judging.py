@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TypeGuard
@@ -12,6 +11,7 @@ import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.config import Settings
+from holdfast.deferral import correct_arguments, deferral_error, deferral_of
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.events import PayloadUnfit, RetryUnreadable, TaskUnknown
 from holdfast.executors.policy import COMMAND
@@ -22,7 +22,6 @@ from holdfast.values import nearest
 
 _TOLD = 1000  # names of tasks that are told not to be there, or that payloads do not fit
 _SHORTEST, _LONGEST = timedelta(seconds=2), timedelta(minutes=1)  # between two tries of a deferred job
-_SINCE = re.compile(r"deferred since (\S+Z): ")
 
 
 def backoff_of(job: Job, app: Holdfast, settings: Settings) -> Retry:
@@ -48,21 +47,23 @@ class Unfit:
         self._app = app
         self._rng = random.Random()
         self._meant: dict[str, str] = {}  # by the name that was met: what may have been meant
-        self._misfits: set[str] = set()
+        self._unknown_tasks: set[str] = set()  # tasks that were logged as unknown
+        self._misfits: set[str] = set()  # tasks that were logged for their payload
 
     def unknown(self, job: Job, known: Sequence[str], settings: Settings) -> Failed:
         """The failure of a job whose task is none of those the worker knows."""
         listed = (", ".join(known) or "none")[:500]
         if job.task not in self._meant and len(self._meant) < _TOLD:
-            self._meant[job.task] = close = nearest(job.task, known)
-            remedy = f"register it and restart, or give its application a queue of its own{close}"
-            self._app.events.emit(TaskUnknown(job_id=job.id, job_type=job.task, queue=job.queue, remedy=remedy))
-        return Failed(
+            self._meant[job.task] = nearest(job.task, known)
+        failed = Failed(
             error=f"no task {job.task!r} is registered in this worker (registered: {listed})"
             + self._meant.get(job.task, ""),
             reason=Reason.NO_HANDLER,
             retryable=settings.unknown_task == "retry",
         )
+        if failed.retryable:
+            self._warn(job, failed, None)
+        return failed
 
     @staticmethod
     def concerns(outcome: Outcome, job: Job) -> TypeGuard[Failed]:
@@ -73,52 +74,60 @@ class Unfit:
 
     async def settled(self, jobs: Sequence[Job], failures: Sequence[Failed], settings: Settings) -> list[Outcome]:
         """Returns what becomes of jobs that ``concerns`` is true of: given back, or failed once their time is over."""
-        for job, failed in zip(jobs, failures, strict=True):
-            if failed.reason is Reason.PAYLOAD:
-                self._warn(job)
-        if not any(_may_be_deferred(failed, settings) for failed in failures):
-            return list(failures)
-        try:
-            rows = await (await self._app.opened()).outlines([job.id for job in jobs])
-        except HoldfastError:  # it keeps the error, and with it the instant it is deferred since
-            deferred: list[Outcome] = [Released(None, _SHORTEST, failed.reason) for failed in failures]
-        else:
-            deferred = [self._deferred(row, failed, settings) for row, failed in zip(rows, failures, strict=True)]
-        return [
-            outcome if _may_be_deferred(failed, settings) else failed
-            for outcome, failed in zip(deferred, failures, strict=True)
-        ]
+        rows: Sequence[Job | None] = [None] * len(jobs)
+        if any(_may_be_deferred(failed, settings) for failed in failures):
+            try:
+                rows = await (await self._app.opened()).outlines([job.id for job in jobs])
+            except HoldfastError:  # it keeps the error, and with it the instant it is deferred since
+                return [
+                    Released(None, _SHORTEST, failed.reason) if _may_be_deferred(failed, settings) else failed
+                    for failed in failures
+                ]
+        return [self._settled(*each, settings) for each in zip(jobs, rows, failures, strict=True)]
 
-    def _warn(self, job: Job) -> None:
-        if job.task not in self._misfits and len(self._misfits) < _TOLD:
-            self._misfits.add(job.task)
-            remedy = f"start workers with the code that submits it, or correct its arguments: holdfast why {job.id}"
-            self._app.events.emit(PayloadUnfit(job_id=job.id, job_type=job.task, queue=job.queue, remedy=remedy))
-
-    def _deferred(self, row: Job | None, failed: Failed, settings: Settings) -> Outcome:
-        if row is None or row.started_at is None:
-            return failed  # it is gone, or another program has changed it
-        since = _since(row) or row.started_at
+    def _settled(self, job: Job, row: Job | None, failed: Failed, settings: Settings) -> Outcome:
+        if not _may_be_deferred(failed, settings) or row is None or row.started_at is None:
+            self._warn(job, failed, None)  # without a row it is gone, or another program has changed it
+            return failed
+        earlier = deferral_of(row)
+        since = row.started_at if earlier is None else earlier.since
         waited = row.started_at - since
         left = settings.defer_for - waited
         if left <= timedelta(0):
+            self._warn(job, failed, None)
             return failed
+        self._warn(job, failed, since + settings.defer_for)
         delay = min(max(_SHORTEST, waited / 2), _LONGEST) * self._rng.uniform(0.5, 1)
-        text = f"deferred since {since.isoformat().replace('+00:00', 'Z')}: {failed.error}"
-        return Released(text, min(delay, left), failed.reason)
+        return Released(deferral_error(since, failed.error), min(delay, left), failed.reason)
+
+    def _warn(self, job: Job, failed: Failed, until: datetime | None) -> None:
+        """Logs the first job of each task. ``until``: the end of its deferral; None if it is not deferred."""
+        unknown = failed.reason is Reason.NO_HANDLER
+        warned = self._unknown_tasks if unknown else self._misfits
+        if job.task in warned or len(warned) >= _TOLD:
+            return
+        warned.add(job.task)
+        if unknown:
+            close = self._meant.get(job.task, "")
+            remedy = f"register it and restart, or give its application a queue of its own{close}"
+        else:
+            correct = correct_arguments(job.id, deferred=until is not None)
+            remedy = f"start workers with the code that submits it; {correct}"
+        event = TaskUnknown if unknown else PayloadUnfit
+        self._app.events.emit(
+            event(
+                job_id=job.id,
+                job_type=job.task,
+                queue=job.queue,
+                error=failed.error,
+                deferred_until=until,
+                remedy=remedy,
+            )
+        )
 
 
 def _may_be_deferred(failed: Failed, settings: Settings) -> bool:
     return bool(settings.defer_for) and (failed.reason is Reason.PAYLOAD or settings.unknown_task != "dead")
-
-
-def _since(row: Job) -> datetime | None:
-    """When the job was deferred for the first time; None if its latest try was something else."""
-    found = _SINCE.match(row.error or "") if row.reason in UNFIT else None
-    try:
-        return found and datetime.fromisoformat(found[1])
-    except ValueError:
-        return None
 
 
 def _is_object(payload: str) -> bool:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import Holdfast, JobHandle, Settings
+from holdfast import Holdfast, JobHandle, ResultTimeout, Settings
+from holdfast.cli.look import job_rows
 from holdfast.desk.why import explain, known
+from holdfast.desk.words import moment
 from holdfast.errors import Unavailable
 from holdfast.events import JobDeferred, JobUnstartable, PayloadUnfit, TaskUnknown
 from holdfast.job import Job, Reason
@@ -177,9 +179,70 @@ async def test_why_explains_a_deferred_job(app: Holdfast, task: str, payload: di
         waiting = await job.job()
         [first, *_] = list(explain(waiting, await known(app, waiting)))
     assert first.code == "deferred"
-    assert "deferred since 2031-01-01T" in first.text
-    assert "the next try is in" in first.text
-    assert "defer_for" in first.remedy
+    causes = {"no_handler": "no task 'newer.task' is registered", "payload": "argument 'recipient' of task 'mail.send'"}
+    assert first.text.startswith(f"deferred since 2031-01-01 00:00:00Z: worker {waiting.worker} cannot run it: ")
+    assert causes[reason] in first.text
+    assert f"; next try at {moment(waiting.run_at_us)}; " in first.text
+    assert first.text.endswith(f"; dead ({reason}) at 2031-01-01 01:00:00Z (defer_for 1h)")
+    assert (f"holdfast cancel {job.id}, then holdfast replay {job.id} --payload" in first.remedy) == (
+        reason == "payload"
+    )
+
+
+@MISFITS
+@pytest.mark.parametrize("defer_for", ["1h", "0s"])
+async def test_first_misfit_is_logged_with_its_error_and_deadline(
+    app: Holdfast, task: str, payload: dict[str, Any], reason: str, defer_for: str
+) -> None:
+    events = Recorder(app)
+    async with harness(app, defer_for=defer_for) as harnessed:
+        job = await _submit(app, task, payload)
+        began = harnessed.now
+        await harnessed.start()
+        await harnessed.advance(1)
+        failed = await job.job()
+    [event] = [*events.of(PayloadUnfit), *events.of(TaskUnknown)]
+    assert failed.error is not None
+    assert failed.error.endswith(event.error)
+    assert event.deferred_until == (began + timedelta(hours=1) if defer_for == "1h" else None)
+    if reason == "payload":
+        cancelling = f"holdfast cancel {job.id}, then " if defer_for == "1h" else ""
+        assert event.remedy.endswith(f": {cancelling}holdfast replay {job.id} --payload '{{...}}'")
+
+
+async def test_remedy_corrects_the_arguments_of_a_deferred_job(app: Holdfast) -> None:
+    async with harness(app) as harnessed:
+        job = await _submit(app, "mail.send", {"recipient": "a"})
+        await harnessed.start()
+        await harnessed.advance(10)
+        await app.cancel_one(job.id)
+        await app.replay(job.id, payload={"to": "a"})
+        await harnessed.advance(10)
+        assert await job.state() == "succeeded"
+
+
+@MISFITS
+async def test_timed_out_result_says_that_the_job_is_deferred(
+    app: Holdfast, task: str, payload: dict[str, Any], reason: str
+) -> None:
+    async with harness(app) as harnessed:
+        job = await _submit(app, task, payload)
+        await harnessed.start()
+        await harnessed.advance(10)
+        with pytest.raises(ResultTimeout, match=f"is deferred, .* see: holdfast why {job.id}$"):
+            await job.result(timeout=0)
+
+
+@MISFITS
+async def test_list_shows_why_a_job_is_deferred_first(
+    app: Holdfast, task: str, payload: dict[str, Any], reason: str
+) -> None:
+    async with harness(app) as harnessed:
+        job = await _submit(app, task, payload)
+        await harnessed.start()
+        await harnessed.advance(10)
+        [row] = job_rows([await job.job()])
+    assert str(row[-1]).startswith(("no task 'newer.task'", "argument 'recipient' of"))
 
 
 def test_deferral_lasts_an_hour_by_default() -> None:

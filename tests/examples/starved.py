@@ -20,12 +20,15 @@ from holdfast.worker import Worker
 
 
 def starve_first(app: Holdfast) -> None:
-    """While a job is run under its first claim, no descriptor is to be had."""
+    """Leaves no file descriptor free while the first attempt runs."""
+    has_starved = False
 
     @app.middleware
     async def starve(job: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:
-        if job.claims > 1:
+        nonlocal has_starved
+        if has_starved:
             return await call_next(job)
+        has_starved = True
         free = os.open(os.devnull, os.O_RDONLY)
         os.close(free)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -172,3 +172,5 @@ class JobCancelled(JobOutcome):
 
 class ResultTimeout(JobOutcome, TimeoutError):
     """The job had not ended when the wait for its result was over. The job goes on."""
+
+    exit_code = 75

@@ -46,7 +46,7 @@ _WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _INSTANT = re.compile(
     r"(?P<year>\d{4})-\d\d-\d\d[Tt ](?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:[Zz]|[+-]\d\d:[0-5]\d)", re.ASCII
 )
-_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(ms|s|m|h|d)?", re.ASCII)
+_DURATION = re.compile(r"(-?\d{1,12}(?:\.\d{1,9})?)\s*(ms|s|m|h|d)?", re.ASCII)
 _RATE = re.compile(RATE_PATTERN)
 _SIZE = re.compile(r"(\d{1,18})\s*(B|KiB|MiB|GiB)?", re.ASCII | re.IGNORECASE)
 _COUNT = re.compile(r"[+-]?\d{1,18}", re.ASCII)
@@ -131,8 +131,14 @@ def check_priority(value: object, field: str = "priority") -> int:
 
 def check_timeout(value: object, field: str = "timeout") -> timedelta:
     """How long one attempt may take: a span as ``check_span`` takes it, above nothing and at most 30 days."""
-    span = check_span(value, field)
-    if not timedelta(0) < span <= TIMEOUT_LIMIT:
+    _refuse_bare_number(value, field)
+    return parse_timeout(value, field)
+
+
+def parse_timeout(value: object, field: str = "timeout") -> timedelta:
+    """How long one attempt may take, as ``check_timeout``, and from a command line: bare ``"5"`` is five seconds."""
+    span = _as_span(value, field)
+    if span is None or not timedelta(0) < span <= TIMEOUT_LIMIT:
         given = format_duration(value) if isinstance(value, timedelta) else value
         raise Invalid(field, given, "give more than 0 seconds and at most 30 days; leave it out for no timeout")
     return span
@@ -194,18 +200,23 @@ def _as_datetime(value: object) -> datetime | None:
 def parse_duration(value: object, field: str = "duration") -> timedelta:
     """A span: a number of seconds, ``"30s"``, ``"500ms"``, ``"5m"``, ``"2h"``, ``"7d"``, or a timedelta; up to 175
     years."""
+    span = _as_span(value, field)
+    if span is None or not timedelta(0) <= span <= LONGEST:
+        raise Invalid(field, value, "give between 0 seconds and 175 years")
+    return span
+
+
+def _as_span(value: object, field: str) -> timedelta | None:
+    """The span that is written, within any bounds; None for no number, and beyond the bounds of a timedelta."""
     number = value
     if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
         number = float(match[1]) * _UNITS[match[2] or "s"].total_seconds()
     if not isinstance(number, timedelta | int | float) or isinstance(number, bool):
         raise Invalid(field, value, 'write a number of seconds, or a span such as "30s", "5m", "2h" or "7d"')
     try:
-        span = number if isinstance(number, timedelta) else timedelta(seconds=number)
-    except (ValueError, OverflowError):  # no number, or beyond all bounds
-        span = None
-    if span is None or not timedelta(0) <= span <= LONGEST:
-        raise Invalid(field, value, "give between 0 seconds and 175 years")
-    return span
+        return number if isinstance(number, timedelta) else timedelta(seconds=number)
+    except (ValueError, OverflowError):
+        return None
 
 
 def parse_rate(value: object, field: str = "rate") -> timedelta:
@@ -219,9 +230,13 @@ def parse_rate(value: object, field: str = "rate") -> timedelta:
 def check_span(value: object, field: str) -> timedelta:
     """A span as code says it: seconds as a number, a timedelta, or text with its unit. Bare ``"5"`` is refused: it is a
     number that somebody forgot to convert."""
+    _refuse_bare_number(value, field)
+    return parse_duration(value, field)
+
+
+def _refuse_bare_number(value: object, field: str) -> None:
     if isinstance(value, str) and not value.strip()[-1:].isalpha():
         raise Invalid(field, value, 'give seconds as a number, a timedelta, or text with a unit such as "5m"')
-    return parse_duration(value, field)
 
 
 def format_duration(span: timedelta) -> str:

@@ -84,11 +84,12 @@ class Register:
         """
         if callable(name):
             raise ConfigError("@app.task needs parentheses: write @app.task() or @app.task('name')")
+        of_task = "timeout" if name is None else f"timeout of task {name!r}"
         options = {
             "queue": check_name("queue", queue),
             "retry": None if retry is None else as_retry(retry),
             "max_attempts": max_attempts,
-            "timeout": None if timeout is None else check_timeout(timeout).total_seconds(),
+            "timeout": None if timeout is None else check_timeout(timeout, of_task).total_seconds(),
             "executor": executor,
             "retry_on": retry_on,
             "dead_on": dead_on,

@@ -18,7 +18,7 @@ from holdfast.desk.documents import job_document, plain
 from holdfast.errors import Invalid, JobCancelled, JobFailed
 from holdfast.job import NewJob
 from holdfast.task import decode_payload
-from holdfast.values import nearest, parse_duration, parse_instant
+from holdfast.values import nearest, parse_duration, parse_instant, parse_timeout
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,7 +79,7 @@ def job_options(function: F) -> F:
 def wait_options(function: F) -> F:
     """``--wait`` and ``--wait-for``."""
     wait = click.option("--wait", is_flag=True, help="Wait for the job to end, and print its result.")
-    limit = click.option("--wait-for", metavar="SPAN", help="The same, for at most this long.")
+    limit = click.option("--wait-for", metavar="SPAN", help="The same, but at most this long; then exit 75.")
     return wait(limit(function))
 
 
@@ -95,7 +95,9 @@ def parse_options(said: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse_option(name: str, value: Any) -> Any:
     match name:
-        case "delay" | "key_for" | "timeout":
+        case "timeout":
+            return parse_timeout(value)
+        case "delay" | "key_for":
             return parse_duration(value, name)
         case "run_at":
             return parse_instant(value, name)

@@ -70,7 +70,7 @@ def test_a_registered_task_checks_its_payload_and_gives_its_options(cli: Cli) ->
 @pytest.mark.parametrize("more", [(), ("--json",), ("--wait-for", "0.1")], ids=str)
 def test_a_task_the_application_does_not_have_is_remarked_on(more: tuple[str, ...], cli: Cli) -> None:
     result = cli.invoke("enqueue", "mail.sent", *more, "--app", cli.write_jobs())
-    assert result.exit_code == (1 if "--wait-for" in more else 0)
+    assert result.exit_code == (75 if "--wait-for" in more else 0)
     assert "did you mean mail.send?" in result.stderr
 
 
@@ -87,12 +87,12 @@ def test_waiting_for_a_job_that_dies_exits_1(cli: Cli) -> None:
 
 
 def test_waiting_ends_with_its_limit(cli: Cli) -> None:
-    assert "it goes on" in cli.fail("enqueue", "work", "--wait-for", "10ms", code=1)
+    assert "it goes on" in cli.fail("enqueue", "work", "--wait-for", "10ms", code=75)
 
 
 def test_waiting_says_once_that_nobody_serves_the_queue(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_QUIET", 0.01)
-    said = cli.fail("enqueue", "work", "--queue", "mail", "--wait-for", "100ms", "--json", code=1)
+    said = cli.fail("enqueue", "work", "--queue", "mail", "--wait-for", "100ms", "--json", code=75)
     assert said.count("no living worker serves queue mail; start one with `holdfast worker start`") == 1
     assert "after 0.1 s; it goes on" in said
 
@@ -109,7 +109,7 @@ def test_waiting_says_which_attempt_failed_and_when_the_next_is(cli: Cli, monkey
 
     app.block(be_there())
     app.sync.close()
-    said = cli.fail("enqueue", "work", "--key", "k", "--wait-for", "100ms", code=1)
+    said = cli.fail("enqueue", "work", "--key", "k", "--wait-for", "100ms", code=75)
     assert said.count("attempt 1 failed: no luck; next at 20") == 1
 
 

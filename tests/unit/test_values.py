@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast import values
+from holdfast import Holdfast, values
 from holdfast.errors import Invalid, TooLarge
 
 URL_FORMS = ["postgresql://{}:{}@h/d", "{}:{}@h", "redis://h/{}?password={}", "postgresql://h:1/{}?password={}"]
@@ -248,6 +248,23 @@ def test_only_true_and_false_are_booleans(value):
 def test_bad_timeouts(timeout):
     with pytest.raises(Invalid, match="timeout"):
         values.check_timeout(timeout)
+
+
+@pytest.mark.parametrize("timeout", [-1, 0, "-1s", 1e18, timedelta(days=31)])
+def test_timeout_out_of_bounds_is_told_its_bounds(timeout):
+    with pytest.raises(Invalid, match=r"timeout: .* give more than 0 seconds and at most 30 days"):
+        values.check_timeout(timeout)
+
+
+@pytest.mark.parametrize("span", ["-1", "-1s", -1, timedelta(seconds=-1)])
+def test_negative_duration_is_told_its_bounds(span):
+    with pytest.raises(Invalid, match="give between 0 seconds and 175 years"):
+        values.parse_duration(span)
+
+
+def test_bad_timeout_of_a_task_is_told_with_its_name():
+    with pytest.raises(Invalid, match=r"timeout of task 'z': -1 is not valid; give more than 0 seconds"):
+        Holdfast("sqlite:///unused.db").task("z", timeout=-1)
 
 
 def test_a_bad_timeout_is_shown_as_a_span_is_written():

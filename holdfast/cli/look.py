@@ -17,7 +17,7 @@ from holdfast.desk.choosing import Filters
 from holdfast.desk.documents import attempt_document, job_document, line_document, plain, status_document, worker_state
 from holdfast.desk.replays import replays_after
 from holdfast.desk.words import clip, moment, safe, span
-from holdfast.job import Attempt, Job, QueueInfo, WorkerInfo, as_ulid
+from holdfast.job import TERMINAL, Attempt, Job, QueueInfo, WorkerInfo, as_ulid
 from holdfast.log_lines import LogLine
 from holdfast.redaction import Redaction
 from holdfast.traces import trace_id_of
@@ -205,8 +205,8 @@ def attempts_of(job: Job) -> str:
 def show_job(session: Session, *, job_id: str) -> None:
     """Show everything about a job.
 
-    That is payload, attempts, errors with their tracebacks, replays, timings, log lines and result. ID is the job's id
-    (a UUID, or its ULID form), or key: and its idempotency key.
+    That is payload, failed attempts with their tracebacks, timings, log lines and result. A replay is shown only after
+    an attempt that did not succeed. ID is the job's id (a UUID, or its ULID form), or key: and its idempotency key.
     """
     with session.jobs() as app:
         job = app.sync.get(job_id)
@@ -262,6 +262,7 @@ def _encoded(value: object) -> str:
 
 def _facts(job: Job, now: int) -> Iterable[tuple[str, object]]:
     carried = job.carried
+    last = "" if job.state in TERMINAL | {JobState.RUNNING} else "last "
     stopping = " (asked to stop)" if job.cancelling else ""
     yield "id", f"{job.id}  (ULID {as_ulid(job.id)})"
     yield "task", job.task
@@ -274,10 +275,10 @@ def _facts(job: Job, now: int) -> Iterable[tuple[str, object]]:
     yield "trace", trace_id_of(job)
     yield "timeout", None if carried.timeout is None else span(carried.timeout)
     yield "retry", None if carried.retry is None else _encoded(carried.retry)
-    yield "worker", job.worker
+    yield f"{last}worker", job.worker
     yield "created", _dated(job.created_at_us, now)
     yield "run at", _dated(job.run_at_us, now)
-    yield "started", _dated(job.started_at_us, now)
+    yield f"{last}started", _dated(job.started_at_us, now)
     yield "lease until", _dated(job.lease_until_us, now)
     yield "ended", _dated(job.ended_at_us, now)
     if job.state is JobState.SUCCEEDED and job.started_at_us is not None and job.ended_at_us is not None:

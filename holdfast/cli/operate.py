@@ -187,6 +187,6 @@ def print_operated(session: Session, operated: Operated, deed: Deed, turns: Turn
         also = f", {asked} of them run and were asked to stop" if asked else ""
         click.echo(f"{many(len(operated.changed), 'job')} {deed.done}{also}{_over(turns)}")
         for job_id, state in operated.refused:
-            why = "there is no such job" if state is None else f"it is {state}; {deed.advice}"
+            why = "there is no such job" if state is None else deed.describe_refusal(job_id, state)
             click.echo(f"holdfast: job {job_id} was not {deed.done}: {why}", err=True)
     return 1 if operated.refused else 0

@@ -23,6 +23,13 @@ class Deed(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
     rate: str | None = None  # of a replay that is not to come all at once
 
+    def describe_refusal(self, job_id: str, state: JobState) -> str:
+        """Words for why a job in this state is refused, and what to do about it."""
+        if self.name != "replay" or self.legal != {JobState.DEAD}:
+            return f"it is {state}; {self.advice}"
+        again = f"; to run it again: holdfast replay {job_id} --force" if state is JobState.SUCCEEDED else ""
+        return f"it is {state}, no dead letter{again}"
+
 
 CANCEL = Deed(name="cancel", done="cancelled", legal=CANCELLABLE, advice="it has ended")
 DELETE = Deed(name="delete", done="deleted", legal=DELETABLE, advice="it is running: cancel it first")

@@ -21,6 +21,16 @@ INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 EVIL = "\x1b[31mred\x1b[0m\r\x07\u202etxt\x9b2J\u2028end"
 
 
+def test_show_labels_the_former_run_of_a_replayed_job(cli: Cli) -> None:
+    job_id = cli.dead()
+    assert re.search(r"^worker +\S", cli.run("show", job_id), re.MULTILINE)
+    cli.run("replay", job_id)
+    shown = cli.run("show", job_id)
+    assert re.search(r"^last worker +\S", shown, re.MULTILINE)
+    assert re.search(r"^last started +\S", shown, re.MULTILINE)
+    assert not re.search(r"^(worker|started) ", shown, re.MULTILINE)
+
+
 def test_status_counts_by_queue_and_state(cli: Cli) -> None:
     cli.run("enqueue", "work", "--queue", "mail")
     cli.run("enqueue", "work", "--queue", "mail", "--delay", "1h")

@@ -65,6 +65,14 @@ def test_replay_needs_force_for_what_has_succeeded(cli: Cli) -> None:
     assert cli.state(job_id) == "queued"
 
 
+def test_dlq_replay_points_to_replay_for_succeeded_jobs(cli: Cli) -> None:
+    succeeded, queued = _enqueue(cli), _enqueue(cli)
+    cli.end(succeeded, Succeeded())
+    told = cli.invoke("dlq", "replay", succeeded).stderr
+    assert f"it is succeeded, no dead letter; to run it again: holdfast replay {succeeded} --force\n" in told
+    assert cli.invoke("dlq", "replay", queued).stderr.endswith("it is queued, no dead letter\n")
+
+
 def test_dead_letters_are_replayed_one_after_the_other_at_a_rate(cli: Cli) -> None:
     dead = [cli.dead() for _ in range(3)]
     assert cli.json("dlq", "replay", "--all", "--rate", "1/h", "--dry-run") == {

@@ -100,5 +100,20 @@ def point(name: str) -> None:
         _armed[name].come()
 
 
-for _fault in parse(os.environ.get(VARIABLE, "")):
-    arm(_fault)
+def _arm_from_environment() -> ConfigError | None:
+    """Arms the faults of ``HOLDFAST_FAULTS``. Returns the mistake in it: an import must not fail for it."""
+    try:
+        for fault in parse(os.environ.get(VARIABLE, "")):
+            arm(fault)
+    except ConfigError as error:
+        return error
+    return None
+
+
+_mistake = _arm_from_environment()
+
+
+def check_environment() -> None:
+    """Raises ``ConfigError`` if ``HOLDFAST_FAULTS`` had a mistake when this process started."""
+    if _mistake is not None:
+        raise ConfigError(str(_mistake))

@@ -20,6 +20,7 @@ from holdfast.config import Settings
 from holdfast.errors import Conflict, ForkedConnection, Invalid, NotFound
 from holdfast.events import Events
 from holdfast.executors.policy import COMMAND, CommandPolicy
+from holdfast.faults import check_environment
 from holdfast.figures import Figures
 from holdfast.job import (
     Attempt,
@@ -73,6 +74,7 @@ class Holdfast(Register):
         now: Callable[[], int] | None = None,
         **arguments: Any,
     ) -> None:
+        check_environment()
         said = {name: value for name, value in {"url": url, **arguments}.items() if value is not None}
         self.settings = Settings.load(**said) if settings is None else settings.but(**said) if said else settings
         self.clock: Clock = clock or SystemClock()

@@ -35,6 +35,7 @@ from holdfast.cli.why import why
 from holdfast.cli.worker import worker
 from holdfast.desk.words import safe
 from holdfast.errors import HoldfastError, Invalid
+from holdfast.faults import check_environment
 
 INTERRUPTED = 130
 READER_GONE = 141
@@ -63,6 +64,7 @@ class Program(Group):
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:
+        check_environment()
         try:
             code = super().invoke(ctx)
             sys.stdout.flush()

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import uvloop
 
 from holdfast.config import Settings, Watch
-from holdfast.errors import ConfigError, Invalid
+from holdfast.errors import ConfigError, Invalid, Unavailable
 from holdfast.events import ChildEnded, Events, SupervisorStopping
 from holdfast.executors.group import describe_exit, kill_group, when_ended
 from holdfast.stop_signals import StopRequest, StopRequests, handle_stop_signals, ignore_rest_of_burst
@@ -35,6 +35,10 @@ RECYCLE = 84
 FINISHED = 85
 """Exit code of a supervised worker that has ended on purpose: told to, or with nothing left to run. It is not 0: any
 handler can exit with that, and one that does has taken its worker down."""
+
+NAME_TAKEN = 86
+"""Exit code of a supervised worker whose ``worker_id`` a living worker has. Other reasons for 75 end by themselves."""
+
 SUPERVISOR_PIPE = "_HOLDFAST_SUPERVISOR_PIPE"
 """Environment variable of a child: the pipe's descriptor. The underscore keeps it apart from the settings."""
 
@@ -91,13 +95,15 @@ def next_restart(run: ChildRun, chance: Callable[[], float] = random.random) -> 
 
 def is_hopeless(run: ChildRun) -> bool:
     """Whether the very first run says that the command or the settings are wrong: no restart helps."""
-    return run.starts == 1 and run.code in (ConfigError.exit_code, Invalid.exit_code)
+    return run.starts == 1 and run.code in (ConfigError.exit_code, Invalid.exit_code, NAME_TAKEN)
 
 
 def exit_code(code: int, *, asked: bool) -> int:
     """What a child's last ``returncode`` adds to ours, as a shell would say it. ``asked``: after we told it to stop."""
     if code in (0, FINISHED, RECYCLE) or (asked and code == -signal.SIGTERM):
         return 0  # One that was told to stop before it could listen ends by the signal itself: nothing had begun.
+    if code == NAME_TAKEN:
+        return Unavailable.exit_code
     return code if code > 0 else 128 - code
 
 

@@ -31,6 +31,7 @@ from holdfast.worker.reloader import Reloader
 from holdfast.worker.runner import Runner
 from holdfast.worker.settler import Settler
 from holdfast.worker.shift import Shift, Why
+from holdfast.worker.supervisor import NAME_TAKEN
 from holdfast.worker.sweeper import Sweeper
 
 _AFTER_GRACE = 5.0  # seconds for cancelled handlers to clean up
@@ -235,10 +236,13 @@ class Worker:
         for each in await store.workers():
             host, pid = each.pulse.host, each.pulse.pid
             if each.pulse.worker == self.id and each.alive and (host, pid) != ours and not is_gone(host, pid):
-                raise Unavailable(
+                taken = Unavailable(
                     f"worker_id: {self.id} is the name of a living worker, process {pid} on {host}; give this one "
                     "another name, or start it again when that one has stopped or, if it died, its lease has ended"
                 )
+                if self.supervised:
+                    taken.exit_code = NAME_TAKEN
+                raise taken
 
     async def _sign_on(self) -> None:
         store = await self._app.opened()
@@ -255,6 +259,8 @@ class Worker:
             async with asyncio.timeout(_AFTER_GRACE):
                 await ending
         except (HoldfastError, TimeoutError) as error:
+            if self._reason == "store_replaced" and isinstance(error, StoreReplaced):
+                return  # the worker ends with this very error
             self.shift.emit(StoreTrouble(service="worker", error=f"{what}: {error}", retry_in=0.0))
 
     def _resize(self, concurrency: int) -> None:

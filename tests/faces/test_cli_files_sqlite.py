@@ -44,6 +44,7 @@ def test_worker_ends_with_75_when_a_file_is_removed(cli: Cli, suffix: str) -> No
     events = [json.loads(line) for line in said.splitlines()]
     (stopping,) = [line for line in events if line["event"] == "worker_stopping"]
     assert stopping["reason"] == "store_replaced"
+    assert not [line for line in events if line["event"] == "store_trouble" and line["retry_in"] == 0.0]
     assert f"holdfast.db{suffix} was removed while this program had it open; restart this program" in problem.decode()
     assert "Traceback" not in problem.decode()
     assert b"never retrieved" not in problem

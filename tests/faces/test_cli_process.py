@@ -156,6 +156,25 @@ def test_second_stop_signal_during_shutdown_changes_nothing(cli: Cli, words: lis
     assert codes == [0] * len(GAPS)
 
 
+def test_supervisor_ends_with_75_if_its_worker_id_is_taken(cli: Cli) -> None:
+    cli.run("migrate")
+    target = cli.write_jobs()
+    with _started(cli, "worker", "start", "--app", target, env={"HOLDFAST_WORKER_ID": "mail-1"}):
+        _until(lambda: cli.json("worker", "list")["workers"])
+        second = {"HOLDFAST_WORKER_ID": "mail-1", "HOLDFAST_RECYCLE_MEMORY": "4GiB"}
+        ended = cli.complete("worker", "start", "--app", target, env=second)
+        assert ended.returncode == 75
+        assert ended.stderr.count(b"mail-1 is the name of a living worker") == 1
+        assert len(cli.json("worker", "list")["workers"]) == 1
+
+
+def test_mistake_in_injected_faults_is_one_line(cli: Cli) -> None:
+    target = cli.write_jobs()
+    ended = cli.complete("worker", "start", "--app", target, env={"HOLDFAST_FAULTS": "setle.before:kill@3"})
+    assert (ended.returncode, ended.stderr.count(b"\n")) == (78, 1)
+    assert b"HOLDFAST_FAULTS: there is no point setle.before; there are " in ended.stderr
+
+
 STUCK = """
 import asyncio, pathlib, time
 from holdfast import Holdfast

@@ -24,6 +24,7 @@ from holdfast.stop_signals import STOP_SIGNALS, StopRequests
 from holdfast.worker import supervisor as supervising
 from holdfast.worker.supervisor import (
     FINISHED,
+    NAME_TAKEN,
     RECYCLE,
     SUPERVISOR_PIPE,
     ChildRun,
@@ -114,7 +115,16 @@ def test_chance_takes_away_up_to_half_of_a_pause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "starts", "hopeless"), [(78, 1, True), (2, 1, True), (78, 2, False), (1, 1, False), (75, 1, False)]
+    ("code", "starts", "hopeless"),
+    [
+        (78, 1, True),
+        (2, 1, True),
+        (NAME_TAKEN, 1, True),
+        (78, 2, False),
+        (NAME_TAKEN, 2, False),
+        (1, 1, False),
+        (75, 1, False),
+    ],
 )
 def test_only_the_very_first_start_can_be_hopeless(code: int, starts: int, hopeless: bool) -> None:
     assert is_hopeless(ChildRun(code, 0.1, starts, 0)) is hopeless
@@ -131,6 +141,7 @@ def test_only_the_very_first_start_can_be_hopeless(code: int, starts: int, hopel
         (-15, True, 0),
         (-15, False, 143),
         (78, False, 78),
+        (NAME_TAKEN, False, 75),
     ],
 )
 def test_what_a_child_adds_to_the_exit_code(code: int, asked: bool, expected: int) -> None:

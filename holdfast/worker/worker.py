@@ -119,6 +119,8 @@ class Worker:
                 ("reloader", Reloader(shift, self._resize, self._recycle if self.supervised else None).run()),
             )
         ]
+        # Where another service fails first, asyncio would log this failure as never retrieved.
+        keeper.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         keeper.start()
         shift.emit(
             WorkerStarted(

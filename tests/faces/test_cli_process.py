@@ -172,7 +172,7 @@ def test_mistake_in_injected_faults_is_one_line(cli: Cli) -> None:
     target = cli.write_jobs()
     ended = cli.complete("worker", "start", "--app", target, env={"HOLDFAST_FAULTS": "setle.before:kill@3"})
     assert (ended.returncode, ended.stderr.count(b"\n")) == (78, 1)
-    assert b"HOLDFAST_FAULTS: there is no point setle.before; there are " in ended.stderr
+    assert b"HOLDFAST_FAULTS: there is no point 'setle.before'; there are " in ended.stderr
 
 
 STUCK = """

@@ -142,3 +142,14 @@ async def test_claim_that_is_held_back_tells_what_falls_due(store: Store, clock:
 
     assert (held.jobs, held.held_back, held.next_due) == ([], True, 2 * SECOND)
     assert single in await take_ids(store)
+
+
+async def test_suspect_behind_a_last_attempt_stops_no_claim(store: Store, clock: ManualClock) -> None:
+    suspect = await running(store)
+    await lose(store, clock, suspect)
+    (single,) = await put(store, last(priority=1))
+
+    first = await take_ids(store, startable=1)
+    second = await take_ids(store, startable=1)
+
+    assert (len(first), {*first, *second}) == (1, {suspect.id, single})

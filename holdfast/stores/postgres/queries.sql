@@ -240,7 +240,7 @@ with paused as materialized (
     select queue, min(place) as place from fitting where last and starting > :startable group by queue
 ), chosen as materialized (
     select f.id from fitting f left join beyond b on b.queue = f.queue
-    where f.place < coalesce(b.place, f.place + 1)
+    where f.losses > 0 or f.place < coalesce(b.place, f.place + 1)
     order by f.rank, f.run_at, f.seq limit :limit
 ), due as materialized (
     select min(n.run_at) as run_at from (

@@ -150,7 +150,9 @@ class Runner:
         point("handler.before")
         outcome: Outcome | None = None
         try:
-            outcome = await self._outcome(run, run.context)
+            outcome = await self._execute(run, run.context)
+            if type(outcome) is Failed and Unfit.concerns(outcome, job):
+                [outcome] = await self._unfit.settled([job], [outcome], shift.settings)
         except asyncio.CancelledError:
             if run.why is None:  # not the job is being stopped, but this runner
                 raise
@@ -217,12 +219,6 @@ class Runner:
             run.interrupt(Why.LOST)
 
     # ── one execution ─────────────────────────────────────────────────────────────────────────────────────────
-    async def _outcome(self, run: Run, context: Context) -> Outcome:
-        outcome = await self._execute(run, context)
-        if Unfit.concerns(outcome, run.job):
-            [outcome] = await self._unfit.settled([run.job], [outcome], self._shift.settings)
-        return outcome
-
     async def _execute(self, run: Run, context: Context) -> Outcome:
         job = run.job
         task = self._registry.get(job.task)

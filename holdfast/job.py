@@ -58,7 +58,7 @@ class Reason(StrEnum):
 
 
 class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What only some jobs carry; a plain job stores none of it.
+    """Options of a job; a plain job stores none.
 
     ``given_id`` is stored first: a claim looks for it at the beginning of the text.
     """

@@ -191,7 +191,7 @@ def budget_spent(job: Job) -> bool:
 
 
 def must_start(job: Job) -> bool:
-    """Whether a claimed job must not wait in a buffer: its last lease was lost, or a crash would use up its budget."""
+    """Returns True if a claimed job must not be buffered: its last lease was lost, or it is on its last attempt."""
     return job.losses > 0 or budget_spent(job)
 
 

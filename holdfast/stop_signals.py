@@ -21,7 +21,7 @@ BURST_SECONDS = 1.0
 
 
 class StopRequest(Enum):
-    """What a request to stop means beside the earlier ones."""
+    """Meaning of a request to stop, given the earlier ones."""
 
     FIRST = "first"
     DUPLICATE = "duplicate"

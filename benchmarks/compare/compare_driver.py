@@ -1,4 +1,4 @@
-"""One workload of ``benchmarks.compare``: ``compare_driver.py WORKLOAD JOBS`` prints its figures as a JSON list.
+"""Driver of ``benchmarks.compare``: ``compare_driver.py WORKLOAD JOBS`` prints the figures as a JSON list.
 
 Uses nothing but the public API and the CLI, so that it runs with the code of any revision. Workers import it as the
 application's module.

@@ -40,7 +40,7 @@ class Because(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``explain`` judges by. ``tasks``: those of the application; None if it has none, or none is named."""
+    """Facts for ``explain``. ``tasks``: the application's; None if it has none, or none is named."""
 
     now_us: int
     paused: bool = False
@@ -248,8 +248,8 @@ def _doubtful_task(job: Job, known: Known) -> Iterator[Because]:
     text = f"task {job.task} is not registered in this application{nearest(job.task, known.tasks)}"
     wrong = f"if the name is wrong, holdfast cancel {job.id} and correct the name where it is submitted"
     if serving := _serving(job, known):
-        told = f"worker {serving[0].pulse.worker}, which serves its queue, may have it"
-        text = f"{text} {told}" if text.endswith("?") else f"{text}; {told}"
+        hint = f"worker {serving[0].pulse.worker}, which serves its queue, may have it"
+        text = f"{text} {hint}" if text.endswith("?") else f"{text}; {hint}"
         yield Because("handler_unknown", text, wrong)
     else:
         yield Because("no_handler", text, f"{wrong}; else {_ELSEWHERE}")

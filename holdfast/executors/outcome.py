@@ -110,7 +110,7 @@ def trace(error: BaseException) -> str | None:
 
 
 def _can_be_followed(error: BaseException) -> bool:
-    """Whether the exceptions linked to ``error`` are few, and none makes up its links while they are read."""
+    """Returns True if few exceptions are linked to ``error`` and no class overrides how the links are read."""
     pending, seen = [error], {id(error)}
     while pending:
         each = pending.pop()

@@ -271,7 +271,7 @@ class Worker:
 
     def _recycle(self) -> None:
         self.recycled = True
-        self._begin_to_stop("recycled")  # nobody has asked: a signal from now on is the first
+        self._begin_to_stop("recycled")  # a stop signal from now on is the first
 
     def _pulse(self) -> Pulse:
         shift = self.shift

@@ -40,7 +40,7 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _CAMEL = {"jobType": "job_type", "maxAttempts": "max_attempts", "idempotencyKey": "idempotency_key"}
-"""Other names of the fields, as the original's clients may write them."""
+"""Aliases of the fields, as clients of the original write them."""
 
 
 def site(app: Holdfast) -> Starlette:

@@ -27,7 +27,7 @@ VARIABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 DELAYS: Mapping[str, str] = MappingProxyType({"RETRY_BASE_DELAY_SECONDS": "5", "RETRY_JITTER_MAX_SECONDS": "2"})
-"""Those that change the retry policy, which is one setting, with their defaults."""
+"""Variables of the retry policy, which is one setting, with their defaults."""
 
 HANDLER_MODULES = "HANDLER_MODULES"
 """Names modules with handlers, commas between; a worker imports them when it starts."""

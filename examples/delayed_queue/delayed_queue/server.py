@@ -34,7 +34,7 @@ _OTHERS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _FIELDS = ("payload", "dueTime", "delay")
 _MIN_INSTANT, _MAX_INSTANT = 10**15, microseconds(LAST_INSTANT)  # 2001 to 2199; numbers below are another unit
 _UNITS = {"seconds": (1_000_000, 1), "milliseconds": (1_000, 1), "nanoseconds": (1, 1_000)}
-"""How many microseconds each is, as a fraction."""
+"""Microseconds of each unit, as a fraction."""
 
 
 async def schedule(request: Request) -> Response:

@@ -90,7 +90,7 @@ def _check(facts: Facts, links: Links) -> None:
 
 
 def evicts(policy: str) -> bool:
-    """Whether a full server with this ``maxmemory-policy`` drops keys; False for "", which is a hidden one."""
+    """Returns True if a full server with this ``maxmemory-policy`` drops keys; False for "", a hidden policy."""
     return policy not in ("", "noeviction")
 
 

@@ -1,4 +1,4 @@
-"""Watch on the server's eviction policy, which somebody may change while the store is open."""
+"""Watch on the server's eviction policy, which may change while the store is open."""
 
 from __future__ import annotations
 

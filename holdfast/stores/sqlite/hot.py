@@ -397,7 +397,7 @@ class _Taking:
 
 
 def _prefix(shown: Sequence[str], startable: int) -> int:
-    """How many jobs come before the first one on its last attempt that is beyond ``startable`` of them."""
+    """Counts the jobs before the first one on its last attempt beyond ``startable``."""
     last = 0
     for number, each in enumerate(shown):
         with suppress(*UNREADABLE):

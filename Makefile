@@ -34,7 +34,7 @@ check: $(VENV)/dev.stamp ## Format, lint, types, imports and house rules, in und
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m tools.language
-	@$(BIN)/python -m pytest -q tests/house
+	@$(BIN)/python -m pytest -q tests/conventions
 
 storm: $(VENV)/dev.stamp ## Run the long fault suite; goes on where it was interrupted (STORM="--parallel 3")
 	@$(BIN)/python -m tests.storm $(STORM)
@@ -43,7 +43,7 @@ bench: $(VENV)/bench.stamp ## Measure against the raw database and against a pee
 	@$(BIN)/python -m benchmarks
 
 docs: $(VENV)/dev.stamp ## Run every command and code block of the documentation
-	@$(BIN)/python -m pytest -q tests/faces/test_docs.py
+	@$(BIN)/python -m pytest -q tests/interfaces/test_docs.py
 
 clean: ## Remove the virtual environment and every cache
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

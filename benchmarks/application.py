@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from holdfast import Holdfast
-from holdfast.store import Store
+from holdfast.stores.base import Store
 
 STARTS: list[tuple[int, float, float]] = []
 """Of each ``stamp`` job in this process: its number, and the monotonic and the wall clock when its handler started."""

@@ -16,7 +16,7 @@ import uvloop
 
 from benchmarks.application import Meter, Metered
 from benchmarks.telling import say
-from holdfast.job import Job, JobState, Settlement
+from holdfast.core.models import Job, JobState, Settlement
 from holdfast.stores import open_store
 
 _MOST = 500

@@ -10,9 +10,9 @@ from typing import Any
 import uvloop
 
 from benchmarks.harness import Line, Plan, at_least, at_most, percentile, times_at_most
-from holdfast.executors.command import run_command
-from holdfast.executors.policy import CommandPolicy
-from holdfast.lifecycle import Succeeded
+from holdfast.core.lifecycle import Succeeded
+from holdfast.tasks.command_policy import CommandPolicy
+from holdfast.worker.executors.command import run_command
 
 TITLE = "Command jobs"
 _POLICY = CommandPolicy(mode="shell")

@@ -10,11 +10,11 @@ import uvloop
 
 from benchmarks.handlers import echo, hang
 from benchmarks.harness import Line, Plan, at_least, at_most, percentile
-from holdfast.events import Events
-from holdfast.executors.process import ProcessExecutor
-from holdfast.job import Job
-from holdfast.lifecycle import Succeeded
-from holdfast.task import Task
+from holdfast.core.events import Events
+from holdfast.core.lifecycle import Succeeded
+from holdfast.core.models import Job
+from holdfast.tasks import Task
+from holdfast.worker.executors.process import ProcessExecutor
 
 TITLE = "Process executor, two processes"
 _TIMEOUT = 0.2

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.task import Task
+from holdfast.tasks import Task
 
 
 def _in_a_child(function: Callable[..., Any]) -> Task[..., Any]:

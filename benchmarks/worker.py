@@ -19,8 +19,8 @@ import uvloop
 
 from benchmarks.application import STARTS, Application, Meter
 from benchmarks.telling import listen, say
-from holdfast.observe.logs import configure_logs
-from holdfast.worker.overseen import Overseen
+from holdfast.telemetry.logs import configure_logs
+from holdfast.worker.metrics_server import MetricsServer
 from holdfast.worker.worker import Worker
 
 
@@ -55,7 +55,7 @@ async def _serve(arguments: argparse.Namespace, logs: TextIO) -> None:
     )
     stop_logs = configure_logs(app.settings, app.events, stream=logs) if arguments.log_level else None
     worker = Worker(app, drain=arguments.drain)
-    with Overseen(worker.shift):
+    with MetricsServer(worker.shift):
         started = await _work(app, worker, meter)
     if stop_logs is not None:
         stop_logs()

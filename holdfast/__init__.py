@@ -12,8 +12,8 @@ print(await job.result(timeout=30))
 """
 
 from holdfast.app import Holdfast, JobHandle
-from holdfast.config import Settings
-from holdfast.errors import (
+from holdfast.core.control_flow import Dead, RetryAfter, Snooze
+from holdfast.core.errors import (
     ConfigError,
     Conflict,
     ForkedConnection,
@@ -30,11 +30,11 @@ from holdfast.errors import (
     TooLarge,
     Unavailable,
 )
-from holdfast.job import Job, JobFilter, JobState
-from holdfast.observe.fields import JobFields, add_job_fields
-from holdfast.retry import Retry
-from holdfast.signals import Dead, RetryAfter, Snooze
-from holdfast.task import Context, current_job, provided
+from holdfast.core.models import Job, JobFilter, JobState
+from holdfast.core.retry import Retry
+from holdfast.settings.settings import Settings
+from holdfast.tasks import Context, current_job, provided
+from holdfast.telemetry.log_context import JobFields, add_job_fields
 
 __all__ = [
     "ConfigError",

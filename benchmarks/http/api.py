@@ -9,7 +9,7 @@ import uvloop
 
 from benchmarks.application import Application
 from benchmarks.telling import say
-from holdfast.web.serve import serving
+from holdfast.web.server import serving
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import uvloop
 from benchmarks.harness import Line, Plan, percentile, times_at_most
 from benchmarks.postgres import server
 from benchmarks.postgres.filling import filled
-from holdfast.job import JobState, Settlement
+from holdfast.core.models import JobState, Settlement
 from holdfast.stores.postgres.store import PostgresStore
 
 TITLE = "Claim p99 (10 jobs a claim), against 10,000 waiting"

@@ -14,9 +14,9 @@ from typing import Any
 import uvloop
 
 from benchmarks.application import Application
-from holdfast.stores.postgres.news import _Voice
+from holdfast.stores.postgres.notifications import _Notifier
 
-_SAY, _ALONG = _Voice.say, _Voice.along
+_SAY, _ALONG = _Notifier.say, _Notifier.along
 
 
 def main() -> None:
@@ -31,8 +31,8 @@ async def _serve(url: str) -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):
             word, seconds = line.split()
             loud = word == "loud"  # in this process only
-            _Voice.say = _SAY if loud else _unsaid  # type: ignore[method-assign, assignment]
-            _Voice.along = _ALONG if loud else _untold  # type: ignore[method-assign, assignment]
+            _Notifier.say = _SAY if loud else _unsaid  # type: ignore[method-assign, assignment]
+            _Notifier.along = _ALONG if loud else _untold  # type: ignore[method-assign, assignment]
             _say({"stored": await _stored(app, float(seconds))})
 
 
@@ -44,11 +44,11 @@ async def _stored(app: Application, seconds: float) -> int:
     return stored
 
 
-def _unsaid(voice: _Voice, topics: set[str]) -> None:
+def _unsaid(voice: _Notifier, topics: set[str]) -> None:
     """Tell nobody."""
 
 
-def _untold(voice: _Voice, topic: str) -> dict[str, str]:
+def _untold(voice: _Notifier, topic: str) -> dict[str, str]:
     """The same."""
     return {}
 

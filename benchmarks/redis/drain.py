@@ -17,7 +17,7 @@ from benchmarks.processes import children
 from benchmarks.redis import server
 from benchmarks.redis.peers import KNOWN, LOSING, peer
 from benchmarks.redis.server import ALWAYS, EVERYSEC
-from holdfast.job import JobFilter, JobState
+from holdfast.core.models import JobFilter, JobState
 from holdfast.stores import open_store
 
 TITLE = "Drain, server and workers on one machine"

@@ -11,9 +11,9 @@ import uvloop
 
 from benchmarks.harness import Line, Plan, percentile, times_at_most
 from benchmarks.redis import server
-from holdfast.job import JobState, NewJob, Settlement, new_id
-from holdfast.store import Store
+from holdfast.core.models import JobState, NewJob, Settlement, new_id
 from holdfast.stores import open_store
+from holdfast.stores.base import Store
 
 TITLE = "Delayed jobs: p99 of an insert, a look and a promotion, and memory, against 10,000"
 FEW = 10_000

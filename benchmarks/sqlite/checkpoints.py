@@ -13,7 +13,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.harness import Line, Plan, percentile
-from holdfast.job import JobState, NewJob, Settlement, new_id
+from holdfast.core.models import JobState, NewJob, Settlement, new_id
 from holdfast.stores.sqlite.store import SQLiteStore
 
 TITLE = "Our own checkpoints, against SQLite's automatic ones (unsafe here below 3.51.3)"

@@ -9,8 +9,8 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.application import Application
-from holdfast.job import JobState
-from holdfast.stores.sql import CODES
+from holdfast.core.models import JobState
+from holdfast.stores.common.named_sql import CODES
 
 _AT_ONCE = 250_000  # rows a transaction
 _INSERT = """

@@ -21,8 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from examples.demo import corpus, report
 from examples.demo.jobs import LEASE, MEASURE, SETTINGS, make_app
 from holdfast import Holdfast, JobFilter, JobState
-from holdfast.events import ChildEnded, Event
-from holdfast.job import TERMINAL
+from holdfast.core.events import ChildEnded, Event
+from holdfast.core.models import TERMINAL
 from holdfast.worker.supervisor import Supervisor
 
 GZIPS = 300  # files that are compressed too, or half of all if they are few

@@ -9,7 +9,7 @@ blocking.py      the blocking face of all of these
 """
 
 from holdfast.app.application import Holdfast
-from holdfast.app.bound import BoundTask
+from holdfast.app.bound_task import BoundTask
 from holdfast.app.deadline import WithDeadline
 from holdfast.app.handle import JobHandle
 

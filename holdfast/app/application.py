@@ -9,44 +9,44 @@ from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from holdfast.app.blocking import Blocking, awaited
-from holdfast.app.bound import with_defaults
+from holdfast.app.bound_task import with_defaults
 from holdfast.app.handle import JobHandle
 from holdfast.app.references import canonical_id, check_selection, checked_filter
-from holdfast.app.registering import Register
-from holdfast.app.submitter import Draft, Submitter, batches, draft_job
-from holdfast.clock import Clock, SystemClock
-from holdfast.config import Settings
-from holdfast.errors import Conflict, ForkedConnection, Invalid, NotFound
-from holdfast.events import Events
-from holdfast.executors.policy import COMMAND, CommandPolicy
-from holdfast.faults import check_environment
-from holdfast.figures import Figures
-from holdfast.job import (
+from holdfast.app.registration import TaskRegistration
+from holdfast.app.submitter import JobOptions, Submitter, batches, draft_job
+from holdfast.app.sync import Blocking, awaited
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.errors import Conflict, ForkedConnection, Invalid, NotFound
+from holdfast.core.events import Events
+from holdfast.core.fault_injection import check_environment
+from holdfast.core.job_logs import LogPage
+from holdfast.core.lifecycle import check_replay
+from holdfast.core.models import (
     Attempt,
+    BulkResult,
     Finding,
     Job,
     JobFilter,
     JobState,
     NewJob,
-    Operated,
-    Order,
-    Pace,
     Page,
     QueueInfo,
+    ReplayRate,
     Submitted,
+    WorkerCommand,
     WorkerInfo,
 )
-from holdfast.lifecycle import check_replay
-from holdfast.log_lines import LogPage
-from holdfast.observe.timing import timed
-from holdfast.portal import drive, running_loop
-from holdfast.store import Selection, Store
-from holdfast.stores import Within, open_store
-from holdfast.task import Registry, Task, decode_payload, encode_payload
-from holdfast.traces import open_traces, submission
-from holdfast.transports import InHand, Way, carried
-from holdfast.values import check_name, check_task_name, nearest, parse_count, parse_duration, parse_rate
+from holdfast.core.portal import drive, running_loop
+from holdfast.core.stats import JobStats
+from holdfast.core.validation import check_name, check_task_name, nearest, parse_count, parse_duration, parse_rate
+from holdfast.settings.settings import Settings
+from holdfast.stores import ExternalTransactions, open_store
+from holdfast.stores.base import Selection, Store
+from holdfast.tasks import Registry, Task, decode_payload, encode_payload
+from holdfast.tasks.command_policy import COMMAND, CommandPolicy
+from holdfast.telemetry.store_timing import timed
+from holdfast.telemetry.traces import open_traces, submission
+from holdfast.transports import DeliveryLedger, TransportConfig, with_transport
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ Middleware = Callable[[Any, Callable[[Any], Any]], Any]
 """``async def middleware(job, call_next): return await call_next(job)``; ``job`` is the handler's Context."""
 
 
-class Holdfast(Register):
+class Holdfast(TaskRegistration):
     """An application: its tasks and the queue they run on.
 
     ``url`` names the store (``sqlite:///holdfast.db``); without it, settings decide: HOLDFAST_URL, holdfast.toml.
@@ -90,11 +90,11 @@ class Holdfast(Register):
         self._store: Store | None = None
         self._making = threading.Lock()
         self._users = 0
-        self._in_hand = InHand()
+        self._in_hand = DeliveryLedger()
         self.spans = open_traces(self.settings.traces)
         """Who makes spans; None where nobody wants any."""
         self._submitter = Submitter(self.opened, lambda: self.settings, self.events, self.spans)
-        self.within = Within(self.opened, self._reached)
+        self.within = ExternalTransactions(self.opened, self._reached)
         """What is done inside transactions that others hold."""
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -147,8 +147,10 @@ class Holdfast(Register):
         store = open_store(settings.url, now=self.now, patience=self.patience if patience is None else patience)
         if settings.transport == "none" or settings.transport_url is None:
             return timed(store, self.events)
-        way = Way(settings.transport, settings.transport_url, settings.transport_key, settings.transport_dead_key)
-        carrying = carried(store, way, lease=settings.lease, in_hand=self._in_hand, emit=self.events.emit)
+        way = TransportConfig(
+            settings.transport, settings.transport_url, settings.transport_key, settings.transport_dead_key
+        )
+        carrying = with_transport(store, way, lease=settings.lease, in_hand=self._in_hand, emit=self.events.emit)
         return timed(carrying, self.events)
 
     def _unopened(self) -> Store:
@@ -185,16 +187,16 @@ class Holdfast(Register):
 
     def draft(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
         """The job that ``enqueue`` would submit. ``payload``: a mapping, or the JSON text of an object."""
-        unknown = set(options) - set(Draft.__struct_fields__)
+        unknown = set(options) - set(JobOptions.__struct_fields__)
         if unknown:
-            name, known = min(unknown), Draft.__struct_fields__
+            name, known = min(unknown), JobOptions.__struct_fields__
             raise Invalid("option", name, f"there are these: {', '.join(known)}{nearest(name, known)}")
         _check_no_function(task)
         limit = self.settings.payload_limit
         if not isinstance(payload, Mapping | str):
             raise Invalid("payload", payload, "give an object: the arguments by name")
         text = encode_payload(payload if isinstance(payload, Mapping) else decode_payload(payload, limit), limit)
-        draft = Draft(**options)
+        draft = JobOptions(**options)
         registered = self.registry.get(check_task_name(task))
         if registered is not None:
             registered.check(text)
@@ -316,7 +318,7 @@ class Holdfast(Register):
         return await (await self.opened()).queues(recent=recent, most=bound)
 
     @awaited
-    async def figures(self, *, minutes: int = 5, most: int = 10_000) -> Figures:
+    async def figures(self, *, minutes: int = 5, most: int = 10_000) -> JobStats:
         """How many jobs there are, by queue, state, worker and attempts, and to which of them something happened in
         the last minutes; of each kind at most so many jobs are looked at, however many there are."""
         recent, bound = _looked_at(minutes, most)
@@ -339,7 +341,7 @@ class Holdfast(Register):
 
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
     @awaited
-    async def cancel(self, selection: str | Selection, *, limit: int = 1000) -> Operated:
+    async def cancel(self, selection: str | Selection, *, limit: int = 1000) -> BulkResult:
         """Cancel by id, ids or filter, at most ``limit`` jobs a call; ``more`` says whether to call again."""
         _check_limit(limit)
         return await (await self.opened()).cancel(await self._ids(selection), limit=limit)
@@ -354,14 +356,14 @@ class Holdfast(Register):
         limit: int = 1000,
         rate: str | None = None,
         after: float | str | timedelta = 0,
-    ) -> Operated:
+    ) -> BulkResult:
         """Queue again with a new budget. ``payload`` replaces the arguments of a single job; it is checked first.
 
         ``rate`` (``"10/s"``): the first is ready ``after`` so long, the others by and by, scheduled until then.
         """
         _check_limit(limit)
         every = timedelta(0) if rate is None else parse_rate(rate)
-        pace = Pace(every=every, after=parse_duration(after, "after"))
+        pace = ReplayRate(every=every, after=parse_duration(after, "after"))
         store = await self.opened()
         chosen = await self._ids(selection)
         text: str | None = None
@@ -375,7 +377,7 @@ class Holdfast(Register):
         return await store.replay(chosen, force=force, payload=text, limit=limit, pace=pace)
 
     @awaited
-    async def delete(self, selection: str | Selection, *, limit: int = 1000) -> Operated:
+    async def delete(self, selection: str | Selection, *, limit: int = 1000) -> BulkResult:
         """Remove jobs that are not running, with key and history."""
         _check_limit(limit)
         return await (await self.opened()).delete(await self._ids(selection), limit=limit)
@@ -414,7 +416,7 @@ class Holdfast(Register):
     @awaited
     async def stop_workers(self, workers: Sequence[str] | None = None, *, drain: bool = False) -> list[str]:
         """Ask these workers (None: every living one) to stop, or to empty their queues first; the ids asked."""
-        return await (await self.opened()).order(Order.DRAIN if drain else Order.STOP, workers)
+        return await (await self.opened()).order(WorkerCommand.DRAIN if drain else WorkerCommand.STOP, workers)
 
     @awaited
     async def backup(self, path: str) -> None:
@@ -446,7 +448,7 @@ def _check_limit(limit: int) -> None:
     parse_count(limit, "limit", least=1, most=_MOST_AT_ONCE, text=False)
 
 
-def _refused_state(operated: Operated) -> JobState:
+def _refused_state(operated: BulkResult) -> JobState:
     job_id, state = operated.refused[0]
     if state is None:
         raise NotFound(f"there is no job {job_id}")

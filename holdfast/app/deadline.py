@@ -8,8 +8,8 @@ from typing import Any
 
 from holdfast.app.application import Holdfast
 from holdfast.app.submitter import Submitter
-from holdfast.store import Store
-from holdfast.stores import Within
+from holdfast.stores import ExternalTransactions
+from holdfast.stores.base import Store
 
 
 class WithDeadline(Holdfast):
@@ -32,7 +32,7 @@ class WithDeadline(Holdfast):
         self._making = threading.Lock()
         self._users = 0
         self._own_submitter = Submitter(self.opened, lambda: self.settings, app.events, app.spans)
-        self.within = Within(self.opened, self._reached)
+        self.within = ExternalTransactions(self.opened, self._reached)
         app.views.add(self)
 
     def __getattr__(self, name: str) -> Any:

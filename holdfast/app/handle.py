@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from holdfast.app.blocking import Blocking, awaited
-from holdfast.deferral import describe_outlook
-from holdfast.errors import JobCancelled, JobFailed, NotFound, ResultTimeout
-from holdfast.job import Job, JobState
-from holdfast.task.codec import decode_json
+from holdfast.app.sync import Blocking, awaited
+from holdfast.core.deferral import describe_outlook
+from holdfast.core.errors import JobCancelled, JobFailed, NotFound, ResultTimeout
+from holdfast.core.models import Job, JobState
+from holdfast.tasks.codec import decode_json
 
 if TYPE_CHECKING:
     from holdfast.app.application import Holdfast

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.errors import Invalid, InvalidId
-from holdfast.job import JobFilter, parse_id
+from holdfast.core.errors import Invalid, InvalidId
+from holdfast.core.models import JobFilter, parse_id
 
 _FILTER_REMEDY = 'give a JobFilter, such as JobFilter(queue="mail", states=("dead",))'
 

@@ -17,17 +17,14 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from holdfast.config import Settings
-from holdfast.errors import Conflict, HoldfastError, Invalid, Unavailable
-from holdfast.events import Events, JobCreated, JobDuplicate
-from holdfast.faults import point
-from holdfast.job import Job, NewJob, Options, Submitted, microseconds, new_id, parse_id
-from holdfast.measures import JobsSubmitted
-from holdfast.portal import running_loop
-from holdfast.retry import Retry, as_retry
-from holdfast.store import Store
-from holdfast.traces import submission
-from holdfast.values import (
+from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
+from holdfast.core.events import Events, JobCreated, JobDuplicate
+from holdfast.core.fault_injection import point
+from holdfast.core.metric_events import JobsSubmitted
+from holdfast.core.models import Job, NewJob, Options, Submitted, microseconds, new_id, parse_id
+from holdfast.core.portal import running_loop
+from holdfast.core.retry import Retry, as_retry
+from holdfast.core.validation import (
     check_key,
     check_metadata,
     check_name,
@@ -38,9 +35,12 @@ from holdfast.values import (
     check_timeout,
     parse_instant,
 )
+from holdfast.settings.settings import Settings
+from holdfast.stores.base import Store
+from holdfast.telemetry.traces import submission
 
 if TYPE_CHECKING:
-    from holdfast.traces.spans import Spans
+    from holdfast.telemetry.spans import Spans
 
 
 _GROUP_MOST = 500  # jobs of lone submitters in one transaction
@@ -49,7 +49,7 @@ _ATTEMPTS_MOST = 1_000_000
 _ASKED_MOST = 100  # jobs that are asked for together: each may have a large payload
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JobOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a submitter may say about a job beside its task and payload. None: leave it to task and settings; for
     ``max_attempts`` that is UNSET, and None is no limit. The text "unlimited" is no limit either, where the setting
     ``max_attempts_limit`` says so too."""
@@ -72,7 +72,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             check_tags(self.tags)
 
 
-def draft_job(task: str, payload: str, draft: Draft, settings: Settings) -> NewJob:
+def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) -> NewJob:
     """The job a draft stands for; Invalid, naming the field, for anything that is not as it should be."""
     if draft.delay is not None and draft.run_at is not None:
         raise Invalid("run_at", draft.run_at, "give delay or run_at, not both")

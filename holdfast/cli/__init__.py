@@ -11,6 +11,6 @@ completing.py   what a shell is offered for a word
 submitting.py   what may be said about a job to be submitted, and submitting it
 """
 
-from holdfast.cli.program import main
+from holdfast.cli.main import main
 
 __all__ = ["main"]

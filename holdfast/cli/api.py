@@ -11,9 +11,9 @@ import click
 
 from holdfast import Holdfast
 from holdfast.cli.base import command
-from holdfast.cli.session import Session, store_of, url_source
-from holdfast.cli.show import note
-from holdfast.errors import Unavailable
+from holdfast.cli.context import Session, store_of, url_source
+from holdfast.cli.output import note
+from holdfast.core.errors import Unavailable
 
 
 @command("api", examples=["holdfast api", "holdfast api --app shop.jobs:app --port 8080"])
@@ -27,8 +27,8 @@ def api(session: Session, *, api_host: str | None, api_port: str | None, exposed
     An application is not needed; where one is named, its tasks check payloads before they are stored. SIGTERM and
     Ctrl-C let requests under way finish within the grace, a second signal more than a second later ends at once.
     """
-    from holdfast.observe.logs import configure_logs
-    from holdfast.web.serve import serve
+    from holdfast.telemetry.logs import configure_logs
+    from holdfast.web.server import serve
 
     app = session.load(api_host=api_host, api_port=api_port)
     for warning in (*app.settings.warnings, *_warnings(app)):

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from holdfast.cli.base import group
-from holdfast.cli.session import Session
-from holdfast.cli.show import print_json
-from holdfast.desk.words import many
-from holdfast.errors import ConfigError
+from holdfast.cli.context import Session
+from holdfast.cli.output import print_json
+from holdfast.core.errors import ConfigError
+from holdfast.views.formatting import many
 
 
 @group("audit")
@@ -32,7 +32,7 @@ def audit_verify(session: Session, *, file: str | None, expected: str | None, af
     Note that hash elsewhere: later, --expect HASH shows that nothing up to there was cut off or written anew. A file
     that is not whole is told with exit code 1.
     """
-    from holdfast.observe.audit_file import AuditBroken, verify
+    from holdfast.telemetry.audit_file import AuditBroken, verify
 
     path = file if file is not None else session.settings().audit_file
     if path is None:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from holdfast.cli.session import Session
+from holdfast.cli.context import Session
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,7 +36,7 @@ COMMON = tuple(option.name for option in common_options())
 """The names of the common options."""
 
 
-class Command(click.Command):
+class ExampleCommand(click.Command):
     """A command with examples, which its help and the reference page show."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **attributes: Any) -> None:
@@ -65,27 +65,27 @@ class Command(click.Command):
                     formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
 
-def command(name: str, *, examples: Sequence[str], **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
+def command(name: str, *, examples: Sequence[str], **attributes: Any) -> Callable[[Callable[..., Any]], ExampleCommand]:
     """Make a function a command: its docstring is the help text, its return value (an int) the exit code."""
-    return click.command(name, cls=Command, examples=examples, **attributes)
+    return click.command(name, cls=ExampleCommand, examples=examples, **attributes)
 
 
-class Group(click.Group):
-    """A group whose commands are ``Command``; names the nearest command where one is misspelt."""
+class ExampleGroup(click.Group):
+    """A group whose commands are ``ExampleCommand``; names the nearest command where one is misspelt."""
 
-    command_class = Command
+    command_class = ExampleCommand
     group_class = type
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from holdfast.values import nearest
+        from holdfast.core.validation import nearest
 
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"There is no command {args[0]!r}{nearest(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
 
-def group(name: str) -> Callable[[Callable[..., Any]], Group]:
+def group(name: str) -> Callable[[Callable[..., Any]], ExampleGroup]:
     """Make a function a group of commands: its docstring is the help text."""
-    return click.group(name, cls=Group, context_settings=CONTEXT)
+    return click.group(name, cls=ExampleGroup, context_settings=CONTEXT)

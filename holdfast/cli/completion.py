@@ -6,7 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from holdfast.cli.base import command
-from holdfast.errors import Invalid
+from holdfast.core.errors import Invalid
 
 
 @command(

@@ -8,12 +8,12 @@ import click
 
 from holdfast import Settings
 from holdfast.cli.base import group
-from holdfast.cli.completing import setting_names, setting_values
-from holdfast.cli.session import Session
-from holdfast.cli.show import Column, note, print_json, print_table
-from holdfast.config import SETTINGS, Entry, file_for, set_value
-from holdfast.desk.words import safe
-from holdfast.http_settings import HttpSettings
+from holdfast.cli.context import Session
+from holdfast.cli.output import Column, note, print_json, print_table
+from holdfast.cli.shell_completion import setting_names, setting_values
+from holdfast.settings.http_settings import HttpSettings
+from holdfast.settings.settings import SETTINGS, ConfigEntry, file_for, set_value
+from holdfast.views.formatting import safe
 
 _COLUMNS = [Column("SETTING", "id"), Column("VALUE", "text"), Column("FROM"), Column("MEANING", "text", spare=True)]
 
@@ -23,7 +23,7 @@ def config() -> None:
     """Show and change settings."""
 
 
-def _document(entry: Entry) -> dict[str, Any]:
+def _document(entry: ConfigEntry) -> dict[str, Any]:
     return {"name": entry.name, "value": entry.text, "source": entry.source, "form": entry.form, "meaning": entry.doc}
 
 

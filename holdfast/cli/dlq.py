@@ -6,13 +6,13 @@ import click
 
 from holdfast import JobState
 from holdfast.cli.base import group
-from holdfast.cli.choosing import filter_options
-from holdfast.cli.look import print_page, print_story
-from holdfast.cli.operate import carry_out, rate_option, replay_jobs, selection
-from holdfast.cli.session import Session
-from holdfast.desk.choosing import Filters
-from holdfast.desk.deeds import Deed
-from holdfast.errors import Conflict
+from holdfast.cli.context import Session
+from holdfast.cli.filter_options import filter_options
+from holdfast.cli.inspect import print_page, print_story
+from holdfast.cli.operations import carry_out, rate_option, replay_jobs, selection
+from holdfast.core.errors import Conflict
+from holdfast.views.bulk_operations import BulkOperation
+from holdfast.views.filters import Filters
 
 _DEAD = (JobState.DEAD,)
 
@@ -88,7 +88,7 @@ def dlq_replay(
 @click.pass_obj
 def dlq_purge(session: Session, *, ids: tuple[str, ...], filters: Filters, everything: bool, dry_run: bool) -> int:
     """Delete dead letters for good."""
-    deed = Deed(name="delete", done="deleted", legal=frozenset(_DEAD), advice="it is running: cancel it first")
+    deed = BulkOperation(name="delete", done="deleted", legal=frozenset(_DEAD), advice="it is running: cancel it first")
     with session.jobs() as app:
         for job_id in ids:
             if (state := app.sync.get(job_id).state) is not JobState.DEAD:

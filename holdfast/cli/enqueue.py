@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from holdfast.cli.base import command
-from holdfast.cli.completing import task_names
-from holdfast.cli.session import Session
-from holdfast.cli.show import print_json
-from holdfast.cli.stream import enqueue_stream
-from holdfast.cli.submitting import (
+from holdfast.cli.bulk_enqueue import enqueue_stream
+from holdfast.cli.context import Session
+from holdfast.cli.output import print_json
+from holdfast.cli.shell_completion import task_names
+from holdfast.cli.submission import (
     await_end,
     job_options,
     parse_options,
@@ -23,9 +23,9 @@ from holdfast.cli.submitting import (
     submit_one,
     wait_options,
 )
-from holdfast.desk.documents import job_document, plain
-from holdfast.desk.words import safe
-from holdfast.errors import Invalid
+from holdfast.core.errors import Invalid
+from holdfast.views.documents import job_document, plain
+from holdfast.views.formatting import safe
 
 
 @command(

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.base import group
-from holdfast.cli.session import Session
-from holdfast.cli.show import Column, note, print_json, print_table
-from holdfast.desk.words import timestamp
-from holdfast.errors import ConfigError, Invalid, NotFound
-from holdfast.job import microseconds
-from holdfast.values import nearest, parse_duration, parse_instant
+from holdfast.cli.context import Session
+from holdfast.cli.output import Column, note, print_json, print_table
+from holdfast.core.errors import ConfigError, Invalid, NotFound
+from holdfast.core.models import microseconds
+from holdfast.core.validation import nearest, parse_duration, parse_instant
+from holdfast.views.formatting import timestamp
 
 if TYPE_CHECKING:
     from holdfast.web.keys import Key

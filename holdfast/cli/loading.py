@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 
 from holdfast import Holdfast
-from holdfast.app.bound import BoundTask
-from holdfast.errors import ConfigError, HoldfastError
-from holdfast.values import nearest
+from holdfast.app.bound_task import BoundTask
+from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.core.validation import nearest
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
@@ -40,7 +40,7 @@ def load_application(target: str, source: str = "argument") -> Holdfast:
 @contextmanager
 def startup_explained() -> Iterator[None]:
     """Around a worker: ConfigError where the application's own lifespans or providers fail while it starts."""
-    from holdfast.worker.calls import Calls
+    from holdfast.worker.invocation import HandlerInvoker
 
     try:
         yield
@@ -48,7 +48,7 @@ def startup_explained() -> Iterator[None]:
         raise
     except Exception as error:
         within = error.__traceback__
-        while within is not None and within.tb_frame.f_code is not Calls.open.__code__:
+        while within is not None and within.tb_frame.f_code is not HandlerInvoker.open.__code__:
             within = within.tb_next
         if within is None:
             raise

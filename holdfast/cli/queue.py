@@ -6,15 +6,15 @@ import click
 
 from holdfast import JobFilter, JobState
 from holdfast.cli.base import group
-from holdfast.cli.choosing import operate_on_all
-from holdfast.cli.look import print_queues
-from holdfast.cli.operate import print_operated
-from holdfast.cli.session import Session
-from holdfast.cli.show import note, print_json
-from holdfast.desk.deeds import Deed, Turns, by_state
-from holdfast.desk.documents import queue_document
-from holdfast.desk.words import many
-from holdfast.values import check_name
+from holdfast.cli.context import Session
+from holdfast.cli.filter_options import operate_on_all
+from holdfast.cli.inspect import print_queues
+from holdfast.cli.operations import print_operated
+from holdfast.cli.output import note, print_json
+from holdfast.core.validation import check_name
+from holdfast.views.bulk_operations import BulkOperation, PacedCalls, by_state
+from holdfast.views.documents import queue_document
+from holdfast.views.formatting import many
 
 _NOT_RUN = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILED})
 
@@ -77,11 +77,11 @@ def queue_purge(session: Session, *, name: str, dry_run: bool) -> int:
     They are queued, scheduled, waiting, or failed and to be retried. What runs and what has ended stays; `holdfast
     delete --queue NAME` deletes that too.
     """
-    deed = Deed(name="delete", done="deleted", legal=_NOT_RUN, advice="it is running: cancel it first")
+    deed = BulkOperation(name="delete", done="deleted", legal=_NOT_RUN, advice="it is running: cancel it first")
     wheres = by_state(JobFilter(queue=check_name("queue", name)), _NOT_RUN)
     with session.jobs() as app:
         if not dry_run:
-            return print_operated(session, operate_on_all(app.sync.delete, wheres), deed, Turns(deed))
+            return print_operated(session, operate_on_all(app.sync.delete, wheres), deed, PacedCalls(deed))
         number = sum(app.sync.count(where) for where in wheres)
     if session.json:
         print_json({"dry_run": True, "count": number})

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import click
 
-from holdfast.cli.base import COMMON, Command, common_options
-from holdfast.cli.program import main
+from holdfast.cli.base import COMMON, ExampleCommand, common_options
+from holdfast.cli.main import main
 
 _HEAD = """\
 # Command line
@@ -33,12 +33,12 @@ Results go to stdout, remarks and errors to stderr. An error is one line, `holdf
 """
 
 
-def commands(group: click.Group = main, path: str = "holdfast") -> Iterator[tuple[str, Command]]:
+def commands(group: click.Group = main, path: str = "holdfast") -> Iterator[tuple[str, ExampleCommand]]:
     """Every command with its full name, in the order of the tree."""
     for name, each in group.commands.items():
         if isinstance(each, click.Group):
             yield from commands(each, f"{path} {name}")
-        elif isinstance(each, Command):
+        elif isinstance(each, ExampleCommand):
             yield f"{path} {name}", each
 
 
@@ -61,7 +61,7 @@ def page() -> str:
     return "".join(parts).rstrip() + "\n"
 
 
-def _section(name: str, each: Command) -> str:
+def _section(name: str, each: ExampleCommand) -> str:
     context = click.Context(each, info_name=name)
     usage = " ".join([name, *each.collect_usage_pieces(context)])
     own = [

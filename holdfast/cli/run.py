@@ -11,9 +11,9 @@ import click
 
 from holdfast import Holdfast
 from holdfast.cli.base import command
-from holdfast.cli.session import Session
-from holdfast.cli.show import print_json
-from holdfast.cli.submitting import (
+from holdfast.cli.context import Session
+from holdfast.cli.output import print_json
+from holdfast.cli.submission import (
     await_end,
     job_options,
     parse_options,
@@ -22,11 +22,11 @@ from holdfast.cli.submitting import (
     submit_one,
     wait_options,
 )
-from holdfast.desk.documents import job_document, plain
-from holdfast.desk.words import safe
-from holdfast.errors import ConfigError, Invalid
-from holdfast.executors.policy import COMMAND
-from holdfast.job import Job, JobState
+from holdfast.core.errors import ConfigError, Invalid
+from holdfast.core.models import Job, JobState
+from holdfast.tasks.command_policy import COMMAND
+from holdfast.views.documents import job_document, plain
+from holdfast.views.formatting import safe
 
 
 @command(

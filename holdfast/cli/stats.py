@@ -8,11 +8,11 @@ import click
 
 from holdfast import JobState
 from holdfast.cli.base import command
-from holdfast.cli.session import Session, store_of
-from holdfast.cli.show import Column, heading, note, print_facts, print_json, print_table
-from holdfast.desk.documents import plain
-from holdfast.desk.figures import FiguresDocument, WorkerCounts, figures_document
-from holdfast.desk.words import span
+from holdfast.cli.context import Session, store_of
+from holdfast.cli.output import Column, heading, note, print_facts, print_json, print_table
+from holdfast.views.documents import plain
+from holdfast.views.formatting import span
+from holdfast.views.statistics import FiguresDocument, WorkerCounts, figures_document
 
 _SHOWN = [state for state in JobState if state is not JobState.WAITING]
 

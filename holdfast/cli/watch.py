@@ -14,27 +14,20 @@ import click
 
 from holdfast import Holdfast, JobState
 from holdfast.cli.base import command
-from holdfast.cli.choosing import now_us
-from holdfast.cli.look import (
-    JOB_COLUMNS,
-    WORKER_COLUMNS,
-    attempts_of,
-    job_rows,
-    queue_table,
-    worker_rows,
-)
-from holdfast.cli.session import Session, store_of
-from holdfast.cli.show import console, print_json_line, table
-from holdfast.desk.documents import job_document, plain, status_document
-from holdfast.desk.words import clip, many, moment, safe
-from holdfast.job import TERMINAL, Job, WorkerInfo
-from holdfast.redaction import Redaction
-from holdfast.values import parse_duration
+from holdfast.cli.context import Session, store_of
+from holdfast.cli.filter_options import now_us
+from holdfast.cli.inspect import JOB_COLUMNS, WORKER_COLUMNS, attempts_of, job_rows, queue_table, worker_rows
+from holdfast.cli.output import console, print_json_line, table
+from holdfast.core.models import TERMINAL, Job, WorkerInfo
+from holdfast.core.redaction import Redaction
+from holdfast.core.validation import parse_duration
+from holdfast.views.documents import job_document, plain, status_document
+from holdfast.views.formatting import clip, many, moment, safe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Look = Callable[[], "RenderableType"]
+WatchedRead = Callable[[], "RenderableType"]
 
 
 @command(

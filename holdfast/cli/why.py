@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from holdfast.cli.base import command
-from holdfast.cli.session import Session
-from holdfast.cli.show import print_json
-from holdfast.desk.documents import plain
-from holdfast.desk.why import explain, known
-from holdfast.desk.words import safe
-from holdfast.redaction import Redaction
+from holdfast.cli.context import Session
+from holdfast.cli.output import print_json
+from holdfast.core.redaction import Redaction
+from holdfast.views.documents import plain
+from holdfast.views.explain import explain, known
+from holdfast.views.formatting import safe
 
 
 @command(

@@ -11,15 +11,15 @@ import click
 
 from holdfast import Holdfast
 from holdfast.cli.base import group
-from holdfast.cli.choosing import now_us
-from holdfast.cli.look import WORKER_COLUMNS, worker_rows
-from holdfast.cli.session import Session
-from holdfast.cli.show import note, print_json, print_table
-from holdfast.desk.documents import worker_document
-from holdfast.desk.words import many, span
-from holdfast.errors import NotFound, Unavailable
-from holdfast.events import Event, WorkerStopping
-from holdfast.values import parse_duration
+from holdfast.cli.context import Session
+from holdfast.cli.filter_options import now_us
+from holdfast.cli.inspect import WORKER_COLUMNS, worker_rows
+from holdfast.cli.output import note, print_json, print_table
+from holdfast.core.errors import NotFound, Unavailable
+from holdfast.core.events import Event, WorkerStopping
+from holdfast.core.validation import parse_duration
+from holdfast.views.documents import worker_document
+from holdfast.views.formatting import many, span
 
 _LOOK = 0.2  # seconds between looks while waiting for workers to end
 
@@ -55,7 +55,7 @@ def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int
     signal more than a second later gives them back at once. What is not said here stands in the settings.
     """
     from holdfast.cli.loading import startup_explained
-    from holdfast.observe.logs import configure_logs
+    from holdfast.telemetry.logs import configure_logs
     from holdfast.worker import run_worker, supervise
     from holdfast.worker.supervisor import is_supervised
 

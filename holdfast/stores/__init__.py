@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
-from holdfast.errors import ConfigError
-from holdfast.store import Store
+from holdfast.core.errors import ConfigError
+from holdfast.core.validation import nearest
+from holdfast.stores.base import Store
+from holdfast.stores.external_tx import ExternalTransactions
 from holdfast.stores.sqlite.store import SQLiteStore
-from holdfast.stores.within import Within
-from holdfast.values import nearest
 
-__all__ = ["Within", "open_store"]
+__all__ = ["ExternalTransactions", "open_store"]
 
 _REDIS = ("redis", "rediss", "valkey", "valkeys", "unix")
 _SCHEMES = ("sqlite", "postgresql", "postgres")
@@ -48,7 +48,7 @@ def _postgres(url: str, now: Callable[[], int] | None, patience: float | None) -
 
 def _redis(url: str, now: Callable[[], int] | None, patience: float | None) -> Store:
     try:
-        from holdfast.stores.redis.ulids import redis_store
+        from holdfast.stores.redis.id_codec import redis_store
     except ModuleNotFoundError as error:
         raise ConfigError(f"url: Redis needs {error.name}; pip install 'holdfast[redis]'") from None
     return redis_store(url, now, patience)

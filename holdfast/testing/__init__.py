@@ -14,7 +14,7 @@ places.py    lending an application a store       inline.py    inline and manual
 enqueued.py  what was enqueued
 """
 
-from holdfast.testing.enqueued import assert_enqueued, enqueued, refute_enqueued
+from holdfast.testing.assertions import assert_enqueued, enqueued, refute_enqueued
 from holdfast.testing.harness import Harness, NotIdle
 from holdfast.testing.inline import inline, manual
 from holdfast.testing.kill import kill_at

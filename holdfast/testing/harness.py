@@ -11,14 +11,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from holdfast.app import Holdfast
-from holdfast.clock import ManualClock
-from holdfast.errors import HoldfastError
-from holdfast.job import JobFilter, JobState, instant
-from holdfast.store import Store
-from holdfast.testing.places import lent
-from holdfast.testing.watched import Activity, Gate, watched
-from holdfast.values import check_span
-from holdfast.worker.shift import Run
+from holdfast.core.clock import ManualClock
+from holdfast.core.errors import HoldfastError
+from holdfast.core.models import JobFilter, JobState, instant
+from holdfast.core.validation import check_span
+from holdfast.stores.base import Store
+from holdfast.testing.override import lent
+from holdfast.testing.store_probe import Activity, CallBarrier, watched
+from holdfast.worker.context import TaskRun
 from holdfast.worker.worker import Worker
 
 _LOOK = 0.001  # real seconds between looks at a handler that is busy in real time
@@ -29,11 +29,13 @@ class NotIdle(AssertionError):
     """``run_until_idle`` came to its limit, or to a handler that no passing of time will end."""
 
 
-class Hand:
+class TestWorker:
     """One worker of a harness, with a connection of its own, as another process would have."""
 
+    __test__ = False  # pytest collects no class of that name
+
     def __init__(self, app: Holdfast, activity: Activity, *, drain: bool = False) -> None:
-        self._gate = Gate()
+        self._gate = CallBarrier()
         self._app = own = copy.copy(app)
         vars(own).update(_store=None, views=weakref.WeakSet(), new_store=self._new_store)
         self._activity = activity
@@ -78,7 +80,7 @@ class Hand:
         return shift.stopping.is_set() and not shift.busy and not self.running.done() and not self.frozen
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[TaskRun]:
         """The executions under way."""
         return list(self.worker.shift.running)
 
@@ -110,8 +112,8 @@ class Harness:
         self._settings = settings
         self._lent = ExitStack()
         self._entered = False
-        self._hands: list[Hand] = []
-        self._given_up: set[Run] = set()
+        self._hands: list[TestWorker] = []
+        self._given_up: set[TaskRun] = set()
 
     async def __aenter__(self) -> Harness:
         self._activity = Activity()
@@ -122,7 +124,7 @@ class Harness:
         return self
 
     def _new_store(self, patience: float | None = None) -> Store:
-        return watched(Holdfast.new_store(self.app, patience), self._activity, Gate(), self._hope)
+        return watched(Holdfast.new_store(self.app, patience), self._activity, CallBarrier(), self._hope)
 
     def _hope(self) -> float | None:
         """How many real seconds the test may wait for a job: none to speak of, unless a worker is at it."""
@@ -140,7 +142,7 @@ class Harness:
         finally:
             self._lent.close()
 
-    async def _end(self, hand: Hand) -> None:
+    async def _end(self, hand: TestWorker) -> None:
         """Stop a worker at once. What its task raised was raised where time was moved; here it is only awaited."""
         while not hand.running.done():
             await self._rest()
@@ -233,7 +235,7 @@ class Harness:
             await asyncio.sleep(_LOOK)
         return bool(busy)
 
-    def _busy(self) -> list[Run]:
+    def _busy(self) -> list[TaskRun]:
         runs = [run for hand in self._hands for run in hand.runs]
         return [run for run in runs if run.runner is None or not self.clock.sleeping(run.runner)]
 
@@ -271,14 +273,14 @@ class Harness:
         return "; ".join([*shown, *(["and more"] if page.cursor else [])]) or "no job is left"
 
     # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def start(self, *, drain: bool = False, **settings: Any) -> Hand:
+    async def start(self, *, drain: bool = False, **settings: Any) -> TestWorker:
         """One more worker, beginning now. The first begins by itself when time is first moved."""
         app = self.app
         if settings:
             app = copy.copy(app)
             vars(app).update(settings=app.settings.but(**settings))
         with self._moving():
-            hand = Hand(app, self._activity, drain=drain)
+            hand = TestWorker(app, self._activity, drain=drain)
             self._hands.append(hand)
             await self._still()
         return hand
@@ -296,7 +298,7 @@ class Harness:
 
     def _have_a_worker(self) -> None:
         if not self._hands:
-            self._hands.append(Hand(self.app, self._activity))
+            self._hands.append(TestWorker(self.app, self._activity))
 
     def _raise_failures(self) -> None:
         """A worker that died of an error takes the test with it."""

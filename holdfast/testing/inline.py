@@ -12,18 +12,18 @@ import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.app.submitter import Submitter
-from holdfast.errors import JobFailed
-from holdfast.job import Job, JobState, NewJob, Submitted
-from holdfast.lifecycle import UNFIT
-from holdfast.signals import HandlerSignal
-from holdfast.store import EVERY_QUEUE
-from holdfast.task import Context
-from holdfast.testing.places import lent
-from holdfast.worker.calls import Calls
-from holdfast.worker.recorder import Recorder
+from holdfast.core.control_flow import HandlerSignal
+from holdfast.core.errors import JobFailed
+from holdfast.core.lifecycle import UNFIT
+from holdfast.core.models import Job, JobState, NewJob, Submitted
+from holdfast.stores.base import EVERY_QUEUE
+from holdfast.tasks import Context
+from holdfast.testing.override import lent
+from holdfast.worker.context import WorkerContext
+from holdfast.worker.invocation import HandlerInvoker
+from holdfast.worker.log_writer import LogWriter
 from holdfast.worker.runner import Runner
 from holdfast.worker.settler import Settler
-from holdfast.worker.shift import Shift
 
 _LEASE = timedelta(days=1)  # nobody renews it and nobody else wants the job
 
@@ -108,10 +108,10 @@ def _undelayed(job: NewJob) -> NewJob:
 async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
     """Run one attempt of these jobs, here and now, with a worker's own runner and settler."""
     store = await app.opened()
-    shift = Shift(app, app.settings, "inline")
-    calls = Calls(app, app.settings)
+    shift = WorkerContext(app, app.settings, "inline")
+    calls = HandlerInvoker(app, app.settings)
     await calls.open()
-    recorder = Recorder(shift, store)
+    recorder = LogWriter(shift, store)
     runner, settler = Runner(shift, calls, recorder), Settler(shift, store, recorder.flush)
     watching = asyncio.create_task(runner.watch_deadlines())
     try:

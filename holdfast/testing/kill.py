@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from holdfast import faults
+from holdfast.core import fault_injection
 
 
 def kill_at(point: str, nth: int = 1) -> None:
     """Kill this process (SIGKILL) when it comes to ``point`` for the nth time. Call it in a process made to be killed.
 
-    The points stand in ``holdfast.faults.POINTS``. A process that cannot call it is told by its environment:
+    ``holdfast.core.fault_injection.POINTS`` lists the points. For a process that cannot call it, set its environment:
     HOLDFAST_FAULTS="settle.before:kill@3".
     """
-    faults.arm(faults.Fault(point, "kill", nth))
+    fault_injection.arm(fault_injection.InjectedFault(point, "kill", nth))

@@ -17,17 +17,17 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import NamedTuple, cast
 
-from holdfast.errors import ConfigError
-from holdfast.events import Event
-from holdfast.store import AnnouncingStore, Store, Transport
-from holdfast.transports.carried import Carried
-from holdfast.transports.carrier import InHand
-from holdfast.transports.names import Names
+from holdfast.core.errors import ConfigError
+from holdfast.core.events import Event
+from holdfast.stores.base import AnnouncingStore, Store, Transport
+from holdfast.transports.keys import TransportKeys
+from holdfast.transports.session import DeliveryLedger
+from holdfast.transports.transport_store import TransportStore
 
-__all__ = ["InHand", "Way", "carried"]
+__all__ = ["DeliveryLedger", "TransportConfig", "with_transport"]
 
 
-class Way(NamedTuple):
+class TransportConfig(NamedTuple):
     """Which transport, where it is, and what its keys are called."""
 
     kind: str
@@ -37,7 +37,9 @@ class Way(NamedTuple):
     dead_key: str
 
 
-def carried(store: Store, way: Way, *, lease: timedelta, in_hand: InHand, emit: Callable[[Event], None]) -> Store:
+def with_transport(
+    store: Store, way: TransportConfig, *, lease: timedelta, in_hand: DeliveryLedger, emit: Callable[[Event], None]
+) -> Store:
     """``store``, whose ready jobs' ids that transport carries. It must be an AnnouncingStore.
 
     ``lease``: for how long who has a delivery may be silent. ``in_hand`` is shared by the stores of an application.
@@ -49,7 +51,7 @@ def carried(store: Store, way: Way, *, lease: timedelta, in_hand: InHand, emit: 
         from holdfast.transports.redis_stream import RedisStream
     except ModuleNotFoundError as error:
         raise ConfigError(f"transport: Redis needs {error.name}; pip install 'holdfast[redis]'") from None
-    names = Names(way.key, way.dead_key)
+    names = TransportKeys(way.key, way.dead_key)
     server = server_of(way.url, names)
 
     def made() -> Transport:
@@ -57,4 +59,4 @@ def carried(store: Store, way: Way, *, lease: timedelta, in_hand: InHand, emit: 
             return RedisList(server, names, in_hand.consumer)
         return RedisStream(server, names, in_hand.consumer, silence=lease)
 
-    return Carried(cast(AnnouncingStore, store), made, in_hand, emit)
+    return TransportStore(cast(AnnouncingStore, store), made, in_hand, emit)

@@ -14,12 +14,12 @@ from uuid import uuid4
 
 from redis import exceptions as driver
 
-from holdfast.errors import ConfigError, Unavailable
-from holdfast.job import Delivery, Passed
-from holdfast.links.redis import Links, Script, in_pieces, script_of
-from holdfast.links.redis_url import Server, parse_server
-from holdfast.links.wire import Argument, Wire
-from holdfast.transports.names import Names
+from holdfast.core.errors import ConfigError, Unavailable
+from holdfast.core.models import Delivery, Overtaken
+from holdfast.stores.connections.redis import RedisPool, Script, in_pieces, script_of
+from holdfast.stores.connections.redis_protocol import Argument, Wire
+from holdfast.stores.connections.redis_url import Server, parse_server
+from holdfast.transports.keys import TransportKeys
 
 PATIENCE = 0.3  # seconds a call waits for a server that is away: long enough for a connection that was cut
 DEADLINE = 1.5  # seconds a call may take: a submission waits for no more, and over HTTP is answered within two
@@ -34,7 +34,7 @@ _LOCKED = 10_000  # milliseconds a sweep may take before another does not wait f
 _TROUBLE = (OSError, TimeoutError, EOFError, driver.RedisError)
 
 
-def server_of(url: str, names: Names) -> Server:
+def server_of(url: str, names: TransportKeys) -> Server:
     """Where the transport is; ConfigError for keys that a cluster would not keep together."""
     server, _ = parse_server(url, field="transport_url")
     if server.kind == "cluster":
@@ -62,15 +62,15 @@ class RedisTransport(ABC):
     kind: str
     """Which scripts it uses."""
 
-    def __init__(self, server: Server, names: Names, consumer: str) -> None:
+    def __init__(self, server: Server, names: TransportKeys, consumer: str) -> None:
         self.names = names
         self.consumer = consumer
-        self.links = Links(server, names.key, patience=PATIENCE, deadline=DEADLINE)
+        self.links = RedisPool(server, names.key, patience=PATIENCE, deadline=DEADLINE)
         self.place = self.links.place
         self._scripts = scripts_of(self.kind)
         self._served = ""  # the queue served last
         self._sweep = ""  # what our lock holds
-        self._ears: list[Ear] = []  # connections to block on that nobody uses
+        self._ears: list[BlockingReader] = []  # connections to block on that nobody uses
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def run(self, name: str, *arguments: Argument) -> Any:
@@ -123,7 +123,7 @@ class RedisTransport(ABC):
         again, *ids = await self.run("front", queue, most)
         return list(map(text_of, ids)), int(again)
 
-    async def again(self, queue: str, passed: Passed) -> int:
+    async def again(self, queue: str, passed: Overtaken) -> int:
         pieces = in_pieces(passed.ids, _PIECE)
         return sum([int(await self.run("again", queue, passed.before_us, passed.now_us, *ids)) for ids in pieces])
 
@@ -188,7 +188,7 @@ class RedisTransport(ABC):
 
     @abstractmethod
     async def _block(
-        self, ear: Ear, queues: Sequence[str], seconds: float, stop: asyncio.Event
+        self, ear: BlockingReader, queues: Sequence[str], seconds: float, stop: asyncio.Event
     ) -> list[Delivery] | None:
         """Block until one of these has something, for some seconds or until ``stop``. None: look again."""
 
@@ -203,18 +203,18 @@ class RedisTransport(ABC):
         rest = text_of(key).removeprefix(self.names.key)
         return "" if rest == "@bell" else rest.removeprefix(":") or "default"
 
-    async def _ear(self) -> Ear:
+    async def _ear(self) -> BlockingReader:
         try:
             wire = await self.links.connect(protocol=2)
-            return Ear(wire, self.links, int(await wire.ask("CLIENT", "ID")))
+            return BlockingReader(wire, self.links, int(await wire.ask("CLIENT", "ID")))
         except _TROUBLE as error:
             raise Unavailable(f"{self.place} cannot be reached: {' '.join(str(error).split())}") from error
 
 
-class Ear:
+class BlockingReader:
     """A connection of its own to block on, that can be told to stop without losing what it may just have taken."""
 
-    def __init__(self, wire: Wire, links: Links, number: int) -> None:
+    def __init__(self, wire: Wire, links: RedisPool, number: int) -> None:
         """``number``: by which another connection can unblock this one."""
         self._wire = wire
         self._links = links

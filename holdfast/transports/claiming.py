@@ -8,18 +8,18 @@ from datetime import timedelta
 
 import msgspec
 
-from holdfast.errors import HoldfastError
-from holdfast.job import Claim, Delivered, Delivery, Job
-from holdfast.lifecycle import must_start
-from holdfast.store import EVERY_QUEUE, AnnouncingStore
-from holdfast.transports.carrier import Away, Carrier, InHand, canonical_id
+from holdfast.core.errors import HoldfastError
+from holdfast.core.lifecycle import must_start
+from holdfast.core.models import Claim, DeliveredClaim, Delivery, Job
+from holdfast.stores.base import EVERY_QUEUE, AnnouncingStore
+from holdfast.transports.session import Away, DeliveryLedger, TransportSession, canonical_id
 
 _ROUNDS = 20  # of receiving, in one claim
 _MANY = 500  # ids received at once where most of the last ones could not be claimed
 _PROMOTED_MOST = 1000  # due jobs made ready by one claim; more are made ready by the next
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ClaimQuery(msgspec.Struct, frozen=True):
     """What a claim asks for; see ``Store.claim``."""
 
     worker: str
@@ -34,7 +34,9 @@ class Asked(msgspec.Struct, frozen=True):
 class Claiming:
     """One claim's progress. What it has taken it keeps, whatever happens to the transport meanwhile."""
 
-    def __init__(self, store: AnnouncingStore, carrier: Carrier, in_hand: InHand, asked: Asked) -> None:
+    def __init__(
+        self, store: AnnouncingStore, carrier: TransportSession, in_hand: DeliveryLedger, asked: ClaimQuery
+    ) -> None:
         self._store = store
         self._carrier = carrier
         self._in_hand = in_hand
@@ -150,7 +152,7 @@ class Claiming:
             raise
         self._note(delivered, by_id)
 
-    def _note(self, delivered: Delivered, by_id: dict[str, Delivery]) -> None:
+    def _note(self, delivered: DeliveredClaim, by_id: dict[str, Delivery]) -> None:
         self._last = delivered.claim
         self._quarantined = self._quarantined or delivered.claim.quarantined
         if self._lease_until_us is None:

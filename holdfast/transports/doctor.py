@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.errors import HoldfastError
-from holdfast.job import Finding, JobState, QueueInfo
-from holdfast.store import Transport
+from holdfast.core.errors import HoldfastError
+from holdfast.core.models import Finding, JobState, QueueInfo
+from holdfast.stores.base import Transport
 
 _REMEDY = "until it is back, workers poll the store; check transport_url and that server"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from holdfast.job import Delivery
-from holdfast.transports.base import Ear, RedisTransport, text_of
+from holdfast.core.models import Delivery
+from holdfast.transports.base import BlockingReader, RedisTransport, text_of
 
 
 class RedisList(RedisTransport):
@@ -27,7 +27,7 @@ class RedisList(RedisTransport):
         return await self.tended(0)
 
     async def _block(
-        self, ear: Ear, queues: Sequence[str], seconds: float, stop: asyncio.Event
+        self, ear: BlockingReader, queues: Sequence[str], seconds: float, stop: asyncio.Event
     ) -> list[Delivery] | None:
         keys = [self.key_of(queue) for queue in queues]
         reply = await ear.ask("BRPOP", *keys, f"{max(0.01, seconds):.3f}", seconds=seconds, stop=stop)

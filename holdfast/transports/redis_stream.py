@@ -9,11 +9,11 @@ from datetime import timedelta
 
 from redis import exceptions as driver
 
-from holdfast.job import Delivery
-from holdfast.links.redis_url import Server
-from holdfast.links.wire import Argument
-from holdfast.transports.base import Ear, RedisTransport, text_of
-from holdfast.transports.names import Names
+from holdfast.core.models import Delivery
+from holdfast.stores.connections.redis_protocol import Argument
+from holdfast.stores.connections.redis_url import Server
+from holdfast.transports.base import BlockingReader, RedisTransport, text_of
+from holdfast.transports.keys import TransportKeys
 
 GROUP = "holdfast"
 _PAUSE = 0.05  # seconds before a stream that has just gone is made again
@@ -24,7 +24,7 @@ class RedisStream(RedisTransport):
 
     kind = "stream"
 
-    def __init__(self, server: Server, names: Names, consumer: str, *, silence: timedelta) -> None:
+    def __init__(self, server: Server, names: TransportKeys, consumer: str, *, silence: timedelta) -> None:
         super().__init__(server, names, consumer)
         self._silence = silence // timedelta(milliseconds=1)
 
@@ -49,7 +49,7 @@ class RedisStream(RedisTransport):
         return await self.tended(self._silence)
 
     async def _block(
-        self, ear: Ear, queues: Sequence[str], seconds: float, stop: asyncio.Event
+        self, ear: BlockingReader, queues: Sequence[str], seconds: float, stop: asyncio.Event
     ) -> list[Delivery] | None:
         keys = [self.key_of(queue) for queue in queues]
         words = ("GROUP", GROUP, self.consumer, "COUNT", 1, "BLOCK", max(1, int(seconds * 1000)), "STREAMS")

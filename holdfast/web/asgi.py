@@ -10,51 +10,51 @@ from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
 from holdfast.app import Holdfast, WithDeadline
-from holdfast.errors import Unavailable
-from holdfast.events import RequestFailed, StoreTrouble
-from holdfast.redaction import Redaction
+from holdfast.core.errors import Unavailable
+from holdfast.core.events import RequestFailed, StoreTrouble
+from holdfast.core.redaction import Redaction
 from holdfast.web import (
-    claiming,
-    dead,
-    following,
+    bulk,
+    claims,
+    dead_letters,
+    event_stream,
     health,
-    keeping,
-    looking,
+    heartbeats,
+    job_logs,
+    jobs,
     metrics,
-    operating,
     queues,
-    saying,
-    settling,
-    submitting,
+    settlements,
+    submissions,
 )
 from holdfast.web.audit import Audit
-from holdfast.web.bodies import Gone, read_document
-from holdfast.web.feed import Feeds
+from holdfast.web.authentication import Authenticator
+from holdfast.web.event_broadcast import EventBroadcasters
 from holdfast.web.fields import Form, read_query
-from holdfast.web.fleet import Fleet
-from holdfast.web.gate import Gate
-from holdfast.web.hall import Hall
-from holdfast.web.messages import Answer, Receive, Refusal, Request, Send, Streamed
-from holdfast.web.meter import Meter
+from holdfast.web.http_metrics import RequestMetrics
+from holdfast.web.long_poll import ClaimWaiters
 from holdfast.web.openapi import with_description
 from holdfast.web.problems import RETRY_AFTER, answer_to
-from holdfast.web.routing import Call, Operation, Routes
-from holdfast.web.strangers import Strangers
+from holdfast.web.remote_workers import RemoteWorkers
+from holdfast.web.request_body import Gone, read_document
+from holdfast.web.responses import ApiRequest, ApiResponse, Receive, Refusal, Send, Streamed
+from holdfast.web.routing import Operation, RequestContext, Routes
 from holdfast.web.streaming import send_stream
-from holdfast.web.waiting import Waiting
+from holdfast.web.unknown_tasks import UnknownTaskLog
+from holdfast.web.wait_limits import WaitLimiter
 
 OPERATIONS = with_description(
     (
-        *submitting.OPERATIONS,
-        *looking.OPERATIONS,
-        *operating.OPERATIONS,
-        *dead.OPERATIONS,
+        *submissions.OPERATIONS,
+        *jobs.OPERATIONS,
+        *bulk.OPERATIONS,
+        *dead_letters.OPERATIONS,
         *queues.OPERATIONS,
-        *following.OPERATIONS,
-        *claiming.OPERATIONS,
-        *keeping.OPERATIONS,
-        *settling.OPERATIONS,
-        *saying.OPERATIONS,
+        *event_stream.OPERATIONS,
+        *claims.OPERATIONS,
+        *heartbeats.OPERATIONS,
+        *settlements.OPERATIONS,
+        *job_logs.OPERATIONS,
         *metrics.OPERATIONS,
         *health.OPERATIONS,
     )
@@ -93,18 +93,18 @@ class Api:
     def __init__(self, app: Holdfast, *, checks_hosts: bool = False) -> None:
         self.app = app = WithDeadline(app, _PATIENCE)
         """The application with the store of this API, for routes beside it."""
-        self._gate = Gate(app, checks_hosts=checks_hosts)
+        self._gate = Authenticator(app, checks_hosts=checks_hosts)
         self._audit = Audit(app)
         self._redaction = Redaction(app.settings.redacted)
-        self._meter = Meter(app)
+        self._meter = RequestMetrics(app)
         self._troubles: set[str] = set()
         self._troubles_until = 0.0
         self._routes = Routes(OPERATIONS)
-        self._fleet = Fleet(app)
-        self._feeds = Feeds(app)
-        self._waiting = Waiting(app.settings)
-        self._strangers = Strangers(app)
-        self._halls: WeakKeyDictionary[asyncio.AbstractEventLoop, Hall] = WeakKeyDictionary()
+        self._fleet = RemoteWorkers(app)
+        self._feeds = EventBroadcasters(app)
+        self._waiting = WaitLimiter(app.settings)
+        self._strangers = UnknownTaskLog(app)
+        self._halls: WeakKeyDictionary[asyncio.AbstractEventLoop, ClaimWaiters] = WeakKeyDictionary()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         match scope["type"]:
@@ -118,7 +118,7 @@ class Api:
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
     async def _http(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        request = Request(scope, receive, segments_of(scope))
+        request = ApiRequest(scope, receive, segments_of(scope))
         meter, started = self._meter, self._meter.begin()
         try:
             answer = await self._spanned(scope, request)
@@ -131,14 +131,14 @@ class Api:
             for each in request.over:
                 each()
 
-    async def _send(self, send: Send, request: Request, answer: Answer) -> None:
+    async def _send(self, send: Send, request: ApiRequest, answer: ApiResponse) -> None:
         await send(_start(request, answer))
         if isinstance(answer, Streamed):
             await send_stream(send, request, answer, 2 * self.app.settings.body_timeout.total_seconds())
         else:
             await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else answer.body})
 
-    async def _spanned(self, scope: Mapping[str, Any], request: Request) -> Answer:
+    async def _spanned(self, scope: Mapping[str, Any], request: ApiRequest) -> ApiResponse:
         """The answer; where there are traces, within a span, but for what probes ask."""
         spans = self.app.spans
         if spans is None or request.segments[0] != "v1":
@@ -148,7 +148,7 @@ class Api:
             told(request.template, answer.status)
             return answer
 
-    async def _answered(self, scope: Mapping[str, Any], request: Request) -> Answer:
+    async def _answered(self, scope: Mapping[str, Any], request: ApiRequest) -> ApiResponse:
         try:
             return await self._answer(scope, request)
         except Gone:
@@ -161,7 +161,7 @@ class Api:
                 self._tell_trouble(request, str(error))
             return answer
 
-    async def _answer(self, scope: Mapping[str, Any], request: Request) -> Answer:
+    async def _answer(self, scope: Mapping[str, Any], request: ApiRequest) -> ApiResponse:
         _check_size(scope)
         told = self._gate.enter(scope, request)
         if told is not None:
@@ -169,7 +169,7 @@ class Api:
         operation, path = self._routes.find(request.method, request.segments)
         request.template = operation.path
         caller = self._gate.admit(request, operation)
-        call = Call(
+        call = RequestContext(
             app=self.app,
             caller=caller,
             meter=self._meter,
@@ -188,7 +188,7 @@ class Api:
             return await operation.handler(call)
         return await self._changed(call, operation)
 
-    async def _changed(self, call: Call, operation: Operation) -> Answer:
+    async def _changed(self, call: RequestContext, operation: Operation) -> ApiResponse:
         """The answer of an operation that may change something, which is recorded before and after."""
         try:
             await self._read(call, operation)
@@ -209,13 +209,13 @@ class Api:
     def _warnings(self) -> list[str]:
         return [*self._gate.warnings(), *self._audit.warnings()]
 
-    async def _read(self, call: Call, operation: Operation) -> None:
+    async def _read(self, call: RequestContext, operation: Operation) -> None:
         """Read what the request says beside its path."""
         call.query = read_query(call.request.query, operation.query)
         if operation.body is not None:
             call.body = await self._body(call.request, operation, operation.body)
 
-    async def _body(self, request: Request, operation: Operation, form: Form) -> Mapping[str, Any]:
+    async def _body(self, request: ApiRequest, operation: Operation, form: Form) -> Mapping[str, Any]:
         settings = self.app.settings
         limit = settings.payload_limit * (_BATCH if operation.batch else _SINGLE)
         if operation.results:
@@ -224,15 +224,15 @@ class Api:
         said = await read_document(request, limit, patience, optional=operation.body_optional)
         return said if operation.raw else form.read(said)
 
-    def _hall(self) -> Hall:
+    def _hall(self) -> ClaimWaiters:
         """Where claims wait in this event loop: requests may come on several."""
         loop = asyncio.get_running_loop()
         hall = self._halls.get(loop)
         if hall is None:
-            hall = self._halls[loop] = Hall(self._fleet)
+            hall = self._halls[loop] = ClaimWaiters(self._fleet)
         return hall
 
-    def _tell_failure(self, request: Request, error: Exception) -> None:
+    def _tell_failure(self, request: ApiRequest, error: Exception) -> None:
         if self.app.events.listens(RequestFailed):
             text = "".join(traceback.format_exception(error))
             path = "/" + "/".join(request.segments)
@@ -240,7 +240,7 @@ class Api:
                 RequestFailed(request_id=request.id, method=request.method, path=path[:200], error=text)
             )
 
-    def _tell_trouble(self, request: Request, error: str) -> None:
+    def _tell_trouble(self, request: ApiRequest, error: str) -> None:
         """Say that the store is away: not for every request, for there may be thousands."""
         now = self.app.clock.monotonic()
         if now >= self._troubles_until:
@@ -291,7 +291,7 @@ def _check_size(scope: Mapping[str, Any]) -> None:
         raise Refusal(431, "headers_too_large", "the headers are too large", f"send at most {_HEADERS_MOST:,} bytes")
 
 
-def _start(request: Request, answer: Answer) -> dict[str, Any]:
+def _start(request: ApiRequest, answer: ApiResponse) -> dict[str, Any]:
     headers = [
         *_SECURE,
         (b"x-request-id", request.id.encode()),

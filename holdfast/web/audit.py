@@ -15,15 +15,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.app import Holdfast
-from holdfast.config import Settings
-from holdfast.desk.words import timestamp
-from holdfast.errors import ConfigError, Unavailable
-from holdfast.events import ApiChange, ApiSubmission, AuditFailed
-from holdfast.observe.audit_file import AuditFile, check
-from holdfast.web.messages import Answer, Refusal
+from holdfast.core.errors import ConfigError, Unavailable
+from holdfast.core.events import ApiChange, ApiSubmission, AuditFailed
+from holdfast.settings.settings import Settings
+from holdfast.telemetry.audit_file import AuditFile, check
+from holdfast.views.formatting import timestamp
 from holdfast.web.problems import RETRY_AFTER, answer_to
-from holdfast.web.routing import Call, Operation
-from holdfast.web.settling import OUTCOMES
+from holdfast.web.responses import ApiResponse, Refusal
+from holdfast.web.routing import Operation, RequestContext
+from holdfast.web.settlements import OUTCOMES
 
 _TOLD = ("id", "ids", "filter", "all", "dry_run", "limit", "force", "rate", "type", "queue", "queues", "key")
 _TOLD_TOO = ("worker", "workers", "drain", "priority", "delay", "run_at", "after")
@@ -32,7 +32,7 @@ _IDS_MOST = 50
 _TEXT_MOST = 1000
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the audit file says of a call."""
 
     at: str
@@ -73,7 +73,7 @@ class Audit:
         """What is to be seen to, in words for everybody; the log says more."""
         return ["the audit file cannot be written; calls that change something are refused"] if self._problem else []
 
-    async def asked(self, call: Call, operation: Operation) -> None:
+    async def asked(self, call: RequestContext, operation: Operation) -> None:
         """Before the change. Refusal where it could not be recorded."""
         if self._file is None:
             return
@@ -86,7 +86,7 @@ class Audit:
             raise Refusal(503, "audit_unavailable", detail, "try again; nothing was changed", retry) from None
         self._problem = ""
 
-    async def done(self, call: Call, operation: Operation, ended: Answer | Exception) -> None:
+    async def done(self, call: RequestContext, operation: Operation, ended: ApiResponse | Exception) -> None:
         """After it, however it ended."""
         if not self._is_heard(operation):
             return
@@ -100,7 +100,7 @@ class Audit:
             except Unavailable as error:
                 self._tell_failure(f"what came of request {call.request.id} is not recorded: {error}")
 
-    def refused(self, call: Call, operation: Operation, error: Exception) -> None:
+    def refused(self, call: RequestContext, operation: Operation, error: Exception) -> None:
         """A call that was not understood, and changed nothing. It waits for no file."""
         if not self._is_heard(operation):
             return
@@ -114,7 +114,7 @@ class Audit:
         """Whether anybody wants to know: submissions come by the thousand."""
         return self._file is not None or self._app.events.listens(_kind(operation))
 
-    def _emit(self, call: Call, operation: Operation, status: int, outcome: Mapping[str, Any]) -> None:
+    def _emit(self, call: RequestContext, operation: Operation, status: int, outcome: Mapping[str, Any]) -> None:
         kind = _kind(operation)
         if self._app.events.listens(kind):
             self._app.events.emit(
@@ -150,8 +150,10 @@ def _kind(operation: Operation) -> type[ApiChange | ApiSubmission]:
     return ApiSubmission if operation.scope in ("submit", "work") else ApiChange
 
 
-def _entry(step: Literal["asked", "done", "refused"], call: Call, operation: Operation, **said: Any) -> Entry:
-    return Entry(
+def _entry(
+    step: Literal["asked", "done", "refused"], call: RequestContext, operation: Operation, **said: Any
+) -> AuditEntry:
+    return AuditEntry(
         at=timestamp(time.time_ns() // 1000),
         step=step,
         who=call.caller.name,
@@ -163,7 +165,7 @@ def _entry(step: Literal["asked", "done", "refused"], call: Call, operation: Ope
     )
 
 
-def _target(call: Call) -> str:
+def _target(call: RequestContext) -> str:
     path = "/" + "/".join(call.request.segments)
     return f"{call.request.method} {path}"[:300]
 
@@ -188,7 +190,7 @@ def _summary(body: Mapping[str, Any], operation: Operation) -> dict[str, Any]:
     return said if len(_encode(said)) <= _TEXT_MOST * 8 else {"fields": sorted(said)}
 
 
-def _outcome(answer: Answer, call: Call) -> dict[str, Any]:
+def _outcome(answer: ApiResponse, call: RequestContext) -> dict[str, Any]:
     """How a call ended: the code of its refusal, what it changed all the same, as far as that is few, and how many."""
     problem = _decode(answer.body) if answer.status >= 400 else None
     said: dict[str, Any] = {} if problem is None else {"code": problem.code}

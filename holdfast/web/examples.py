@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.desk.documents import ID
+from holdfast.views.documents import ID
 
 _AT = "2030-01-31T08:00:00.000000Z"
 

@@ -1,6 +1,6 @@
 """What may be said in a query or a body: each field's schema, example and check in one place.
 
-The schema tells a client what the check takes; ``tests/faces`` holds one against the other.
+The schema tells a client what the check takes; ``tests/interfaces`` holds one against the other.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from holdfast.errors import Invalid
-from holdfast.executors.policy import Command
-from holdfast.job import JobState, Reason
-from holdfast.task.codec import Words
-from holdfast.task.signature import Argument
-from holdfast.values import (
+from holdfast.core.errors import Invalid
+from holdfast.core.models import JobState, Reason
+from holdfast.core.validation import (
     KEY_LIMIT,
     check_key,
     check_name,
@@ -29,6 +26,9 @@ from holdfast.values import (
     parse_count,
     parse_rate,
 )
+from holdfast.tasks.codec import Words
+from holdfast.tasks.command_policy import CommandPayload
+from holdfast.tasks.signature import Argument
 
 Check = Callable[[Any, str], Any]
 """From a value and what the client calls it to what the value means; raises Invalid."""
@@ -120,7 +120,7 @@ def _pairs(text: bytes) -> list[tuple[str, str]]:
 
 _ELSEWHERE = {"task": "type", "state": "status", "args": "payload", "arguments": "payload"}
 """What is called otherwise over HTTP than in Python and on the command line."""
-_OF_COMMANDS = Command.__struct_fields__
+_OF_COMMANDS = CommandPayload.__struct_fields__
 """What stands in the payload of a command job."""
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from holdfast.web.messages import Answer, document
-from holdfast.web.routing import Call, Operation, Told
+from holdfast.web.responses import ApiResponse, document
+from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -25,12 +25,12 @@ class Health(msgspec.Struct, frozen=True):
     ] = UNSET
 
 
-async def live(call: Call) -> Answer:
+async def live(call: RequestContext) -> ApiResponse:
     """The process answers; the store is not asked."""
     return document(200, Health("ok", call.app.settings.api_service, call.warnings() or UNSET))
 
 
-async def ready(call: Call) -> Answer:
+async def ready(call: RequestContext) -> ApiResponse:
     """The store answers. A server that took over may keep less than the one that was opened."""
     found = await (await call.app.opened()).durability()
     warnings = [] if found.level == "ok" else [f"durability: {found.text}; {found.remedy}"]
@@ -48,7 +48,7 @@ def _operation(name: str, path: str, summary: str, status: str) -> Operation:
         group="Health",
         summary=summary,
         handler=ready if status == "ready" else live,
-        answers={200: Told(Health, "Yes.", {"status": status, "service": "holdfast-api"} | durability)},
+        answers={200: ResponseSpec(Health, "Yes.", {"status": status, "service": "holdfast-api"} | durability)},
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.clock import Clock
+from holdfast.core.clock import Clock
 
 _EVERY = 60.0  # seconds between two writes
 _SIZE_MOST = 4 * 1024 * 1024

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from holdfast.clock import Clock
-from holdfast.errors import HoldfastError
-from holdfast.events import Events, KeysRead, KeysUnreadable
-from holdfast.web.keys import Judged, Key, good, judged
+from holdfast.core.clock import Clock
+from holdfast.core.errors import HoldfastError
+from holdfast.core.events import Events, KeysRead, KeysUnreadable
+from holdfast.web.keys import Key, KeyCheck, good, judged
 from holdfast.web.keys_file import Stamp, read_keys, stamp
 
 _AGAIN = 1.0  # seconds after which a broken file is read again, though nothing seems to have changed
@@ -45,7 +45,7 @@ class Keyring:
         key_id = good(keys, token, datetime.now(UTC))
         return None if key_id is None else (key_id, keys[key_id])
 
-    def judge(self, token: str) -> Judged:
+    def judge(self, token: str) -> KeyCheck:
         """What this token is, and what is wrong with it."""
         return judged(self.keys, token, datetime.now(UTC))
 

@@ -17,10 +17,10 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from holdfast.errors import Conflict, Invalid
-from holdfast.values import is_plain, nearest
-from holdfast.web.callers import EVERY_QUEUE, SCOPES, Scope
-from holdfast.web.messages import listed
+from holdfast.core.errors import Conflict, Invalid
+from holdfast.core.validation import is_plain, nearest
+from holdfast.web.principal import EVERY_QUEUE, SCOPES, Scope
+from holdfast.web.responses import listed
 
 _WHOLE = re.compile(r"hf_([a-z2-7]{8})_")
 _TOKEN = re.compile(r"hf_([a-z2-7]{8})_([0-9a-f]{64})")
@@ -87,14 +87,14 @@ def revoked(key: Key) -> Key:
     return msgspec.structs.replace(key, revoked_at=key.revoked_at or datetime.now(UTC))
 
 
-class Judged(NamedTuple):
+class KeyCheck(NamedTuple):
     """What a token is: the id of the key whose secret it has, or had, and what is wrong with it."""
 
     key_id: str | None
     problem: str | None
 
 
-def judged(keys: Mapping[str, Key], token: str, now: datetime) -> Judged:
+def judged(keys: Mapping[str, Key], token: str, now: datetime) -> KeyCheck:
     """Whether this token is a key that is good now, and why not: for the log, never for who showed it."""
     found = _TOKEN.fullmatch(token)
     key_id, secret = found.groups() if found else ("", "")
@@ -104,16 +104,16 @@ def judged(keys: Mapping[str, Key], token: str, now: datetime) -> Judged:
     is_current = hmac.compare_digest(shown, hashes[0])
     is_former = hmac.compare_digest(shown, hashes[1] or _NOBODY)
     if found is None:
-        return Judged(None, "no key was shown" if not token else "what was shown is no key")
+        return KeyCheck(None, "no key was shown" if not token else "what was shown is no key")
     if key is None:
-        return Judged(None, f"there is no key {key_id}")
+        return KeyCheck(None, f"there is no key {key_id}")
     if not (is_current or is_former):
-        return Judged(None, f"key {key_id} has another secret")
+        return KeyCheck(None, f"key {key_id} has another secret")
     if (state := key.state(now)) != "active":
-        return Judged(key_id, f"the key is {state}")
+        return KeyCheck(key_id, f"the key is {state}")
     if is_current or (key.former_until is not None and now < key.former_until):
-        return Judged(key_id, None)
-    return Judged(key_id, "the secret was rotated out")
+        return KeyCheck(key_id, None)
+    return KeyCheck(key_id, "the secret was rotated out")
 
 
 def good(keys: Mapping[str, Key], token: str, now: datetime) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import ConfigError, Invalid
+from holdfast.core.errors import ConfigError, Invalid
 from holdfast.web.keys import Key, check_patterns
 
 _MODE = 0o600

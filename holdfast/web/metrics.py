@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from holdfast.errors import ConfigError
-from holdfast.observe.exposition import OPEN, TEXT, expose
-from holdfast.web.messages import Answer, Refusal
-from holdfast.web.routing import METRICS, Call, Operation, Told
+from holdfast.core.errors import ConfigError
+from holdfast.telemetry.exposition import OPEN, TEXT, expose
+from holdfast.web.responses import ApiResponse, Refusal
+from holdfast.web.routing import METRICS, Operation, RequestContext, ResponseSpec
 
 
 class MetricSeries(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,7 +41,7 @@ class MetricsDocument(msgspec.Struct, frozen=True):
     metrics: list[Metric]
 
 
-async def show(call: Call) -> Answer:
+async def show(call: RequestContext) -> ApiResponse:
     """In the format that is asked for."""
     call.caller.check_unlimited()
     accept = call.request.headers.get(b"accept", b"").decode("latin-1")
@@ -50,7 +50,7 @@ async def show(call: Call) -> Answer:
         body, media = expose(readings, prefix=call.app.settings.metrics_prefix, accept=accept)
     except ConfigError as error:
         raise Refusal(406, "not_acceptable", str(error), "ask for application/json") from None
-    return Answer(200, body, media.encode())
+    return ApiResponse(200, body, media.encode())
 
 
 def _operation(name: str, path: str, example: Any) -> Operation:
@@ -64,7 +64,7 @@ def _operation(name: str, path: str, example: Any) -> Operation:
         doc="Figures of queues are some seconds old at most. While the store is away, `store_up` is 0 and they are "
         "left out.",
         handler=show,
-        answers={200: Told(MetricsDocument, "The metrics.", example, texts=(TEXT, OPEN))},
+        answers={200: ResponseSpec(MetricsDocument, "The metrics.", example, texts=(TEXT, OPEN))},
         refusals=(406,),
     )
 

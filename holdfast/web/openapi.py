@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.desk.documents import ID
+from holdfast.views.documents import ID
 from holdfast.web.fields import NAME_PATTERN, REFERENCE_PATTERN, Field, Form
-from holdfast.web.messages import Answer
 from holdfast.web.problems import Problem
-from holdfast.web.routing import Call, Operation, Told
+from holdfast.web.responses import ApiResponse
+from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 _REF = "#/components/schemas/{name}"
 _ALWAYS = (429, 431, 503)
@@ -55,8 +55,8 @@ REFUSALS = {
 def with_description(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     """These operations, and the one that describes them all."""
 
-    async def show(call: Call) -> Answer:
-        return Answer(200, bodies[call.app.settings.keys_file is not None])
+    async def show(call: RequestContext) -> ApiResponse:
+        return ApiResponse(200, bodies[call.app.settings.keys_file is not None])
 
     description = Operation(
         name="openapi",
@@ -66,7 +66,7 @@ def with_description(operations: Sequence[Operation]) -> tuple[Operation, ...]:
         group="Health",
         summary="This description, for programs",
         handler=show,
-        answers={200: Told(dict, "An OpenAPI 3.1 document.")},
+        answers={200: ResponseSpec(dict, "An OpenAPI 3.1 document.")},
     )
     every = (*operations, description)
     bodies = {keys: msgspec.json.encode(openapi(every, keys=keys)) for keys in (False, True)}
@@ -134,7 +134,7 @@ def _described(operation: Operation, *, keys: bool) -> dict[str, Any]:
     return said
 
 
-def _response(told: Told) -> dict[str, Any]:
+def _response(told: ResponseSpec) -> dict[str, Any]:
     said: dict[str, Any] = {"description": told.doc, "headers": {"X-Request-Id": _REQUEST_ID}}
     if told.document is not None:
         schema = {"type": "object"} if told.document is dict else {"$ref": _REF.format(name=told.document.__name__)}

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from holdfast.errors import ConfigError, Conflict, HoldfastError, Invalid, NotFound, TooBroad, Unavailable, shown
-from holdfast.web.messages import PROBLEM, Answer, Header, Refusal
+from holdfast.core.errors import ConfigError, Conflict, HoldfastError, Invalid, NotFound, TooBroad, Unavailable, shown
+from holdfast.web.responses import PROBLEM, ApiResponse, Header, Refusal
 
 RETRY_AFTER = 2
 """Seconds after which a client may try again where the store was away."""
@@ -56,7 +56,7 @@ _MISSET = "the settings of Holdfast and its store do not go together as they are
 _BROKEN = "something went wrong in Holdfast itself; its log has the cause under this request_id"
 
 
-def answer_to(error: Exception, request_id: str) -> Answer:
+def answer_to(error: Exception, request_id: str) -> ApiResponse:
     """The answer to a request that ended in this error.
 
     What is not about the request tells nothing of itself: addresses, files, users and statements are in the log.
@@ -84,7 +84,7 @@ def answer_to(error: Exception, request_id: str) -> Answer:
     return problem(500, "internal", _BROKEN, request_id, remedy="tell whoever runs it")
 
 
-def _unavailable(error: Unavailable, request_id: str) -> Answer:
+def _unavailable(error: Unavailable, request_id: str) -> ApiResponse:
     retry = (b"retry-after", str(RETRY_AFTER).encode())
     detail = f"{_AWAY}; {error.outcome}" if error.outcome else _AWAY
     if any(error.stored):
@@ -94,7 +94,7 @@ def _unavailable(error: Unavailable, request_id: str) -> Answer:
     return problem(503, error.code, detail, request_id, retry, remedy=remedy)
 
 
-def problem(status: int, code: str, detail: str, request_id: str, *headers: Header, **said: Any) -> Answer:
+def problem(status: int, code: str, detail: str, request_id: str, *headers: Header, **said: Any) -> ApiResponse:
     """A problem document as an answer."""
     body = Problem(
         type=f"urn:holdfast:problem:{code}",
@@ -105,4 +105,4 @@ def problem(status: int, code: str, detail: str, request_id: str, *headers: Head
         request_id=request_id,
         **said,
     )
-    return Answer(status, _encode(body), PROBLEM, headers)
+    return ApiResponse(status, _encode(body), PROBLEM, headers)

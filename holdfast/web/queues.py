@@ -8,21 +8,16 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from holdfast.desk.documents import (
-    QueueDocument,
-    WorkerDocument,
-    queue_document,
-    worker_document,
-)
-from holdfast.desk.figures import FiguresDocument, figures_document
-from holdfast.errors import NotFound
-from holdfast.job import TERMINAL, QueueInfo
-from holdfast.values import mask_url
+from holdfast.core.errors import NotFound
+from holdfast.core.models import TERMINAL, QueueInfo
+from holdfast.core.validation import mask_url
+from holdfast.views.documents import QueueDocument, WorkerDocument, queue_document, worker_document
+from holdfast.views.statistics import FiguresDocument, figures_document
+from holdfast.web.bulk import NOTHING
 from holdfast.web.examples import QUEUE, WORKER
 from holdfast.web.fields import WORKER_PATTERN, Field, Form, array_of, count, flag, worker_name
-from holdfast.web.messages import Answer, document
-from holdfast.web.operating import NOTHING
-from holdfast.web.routing import Call, Handler, Operation, Told, named_queue
+from holdfast.web.responses import ApiResponse, document
+from holdfast.web.routing import Handler, Operation, RequestContext, ResponseSpec, named_queue
 
 
 class Queues(msgspec.Struct, frozen=True):
@@ -38,7 +33,7 @@ class Workers(msgspec.Struct, frozen=True):
     workers: list[WorkerDocument]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class StopRequested(msgspec.Struct, frozen=True):
     """The workers that were asked to stop."""
 
     asked: Annotated[list[str], Meta(description="Their ids.")]
@@ -62,17 +57,17 @@ class Stats(FiguresDocument, frozen=True, kw_only=True):
     workers: list[WorkerDocument]
 
 
-async def own_queues(call: Call) -> list[QueueInfo]:
+async def own_queues(call: RequestContext) -> list[QueueInfo]:
     """Every queue that is the caller's."""
     return [each for each in await call.app.queues() if call.caller.allows(each.name)]
 
 
-async def find(call: Call) -> Answer:
+async def find(call: RequestContext) -> ApiResponse:
     """Every queue."""
     return document(200, Queues([queue_document(each) for each in await own_queues(call)]))
 
 
-async def show(call: Call) -> Answer:
+async def show(call: RequestContext) -> ApiResponse:
     """One queue."""
     name = named_queue(call)
     queues = await call.app.queues()
@@ -89,7 +84,7 @@ def _unseen(name: str, queues: Sequence[QueueInfo]) -> QueueInfo | None:
 
 
 def _pausing(*, paused: bool) -> Handler:
-    async def handle(call: Call) -> Answer:
+    async def handle(call: RequestContext) -> ApiResponse:
         name = named_queue(call)
         await (call.app.pause if paused else call.app.resume)(name)
         return document(200, Pausing(name, paused))
@@ -97,13 +92,13 @@ def _pausing(*, paused: bool) -> Handler:
     return handle
 
 
-async def workers(call: Call) -> Answer:
+async def workers(call: RequestContext) -> ApiResponse:
     """Every worker."""
     call.caller.check_unlimited()
     return document(200, Workers([worker_document(each) for each in await call.app.workers()]))
 
 
-async def stop(call: Call) -> Answer:
+async def stop(call: RequestContext) -> ApiResponse:
     """Ask workers to stop."""
     call.caller.check_unlimited()
     named, drain = call.body.get("workers"), call.body.get("drain", False)
@@ -112,10 +107,10 @@ async def stop(call: Call) -> Answer:
     missing = sorted(set(named or ()) - set(asked))
     if missing:
         raise NotFound(f"there is no living worker {', '.join(missing)}")
-    return document(200, Asked(asked, drain))
+    return document(200, StopRequested(asked, drain))
 
 
-async def stats(call: Call) -> Answer:
+async def stats(call: RequestContext) -> ApiResponse:
     """Everything at a glance."""
     minutes = call.query.get("minutes", 5)
     figures = await call.app.figures(minutes=minutes)
@@ -164,7 +159,7 @@ STOP = Form(
 )
 
 
-def _reading(name: str, path: str, group: str, summary: str, handler: Handler, told: Told) -> Operation:
+def _reading(name: str, path: str, group: str, summary: str, handler: Handler, told: ResponseSpec) -> Operation:
     return Operation(
         name=name,
         method="GET",
@@ -189,7 +184,7 @@ def _switch(name: str, summary: str, *, paused: bool) -> Operation:
         handler=_pausing(paused=paused),
         body=NOTHING,
         body_optional=True,
-        answers={200: Told(Pausing, "How it is now.", {"name": "default", "paused": paused})},
+        answers={200: ResponseSpec(Pausing, "How it is now.", {"name": "default", "paused": paused})},
     )
 
 
@@ -217,19 +212,36 @@ _STATS: dict[str, Any] = {
 }
 OPERATIONS = (
     msgspec.structs.replace(
-        _reading("list_queues", "/v1/queues", "Queues", "List queues", find, Told(Queues, "All.", {"queues": [QUEUE]})),
+        _reading(
+            "list_queues",
+            "/v1/queues",
+            "Queues",
+            "List queues",
+            find,
+            ResponseSpec(Queues, "All.", {"queues": [QUEUE]}),
+        ),
         doc=_BOUNDED,
     ),
     msgspec.structs.replace(
         _reading(
-            "show_queue", "/v1/queues/{queue}", "Queues", "Show a queue", show, Told(QueueDocument, "The queue.", QUEUE)
+            "show_queue",
+            "/v1/queues/{queue}",
+            "Queues",
+            "Show a queue",
+            show,
+            ResponseSpec(QueueDocument, "The queue.", QUEUE),
         ),
         doc=_BOUNDED,
     ),
     _switch("pause", "Let no worker take a job of a queue; what runs goes on", paused=True),
     _switch("resume", "Let workers take jobs of a queue again", paused=False),
     _reading(
-        "list_workers", "/v1/workers", "Workers", "List workers", workers, Told(Workers, "All.", {"workers": [WORKER]})
+        "list_workers",
+        "/v1/workers",
+        "Workers",
+        "List workers",
+        workers,
+        ResponseSpec(Workers, "All.", {"workers": [WORKER]}),
     ),
     Operation(
         name="stop_workers",
@@ -241,12 +253,17 @@ OPERATIONS = (
         handler=stop,
         body=STOP,
         body_optional=True,
-        answers={200: Told(Asked, "Those that were asked.", {"asked": ["w-7c1f"], "drain": False})},
+        answers={200: ResponseSpec(StopRequested, "Those that were asked.", {"asked": ["w-7c1f"], "drain": False})},
         refusals=(404,),
     ),
     msgspec.structs.replace(
         _reading(
-            "stats", "/v1/stats", "Queues", "Show everything at a glance", stats, Told(Stats, "The figures.", _STATS)
+            "stats",
+            "/v1/stats",
+            "Queues",
+            "Show everything at a glance",
+            stats,
+            ResponseSpec(Stats, "The figures.", _STATS),
         ),
         doc=_BOUNDED,
         query=(_MINUTES,),

@@ -8,38 +8,38 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.app import Holdfast
-from holdfast.desk.documents import JobDocument, job_document
-from holdfast.job import Job
-from holdfast.redaction import Redaction
-from holdfast.values import check_name
-from holdfast.web.callers import Caller, Scope
-from holdfast.web.feed import Feeds
+from holdfast.core.models import Job
+from holdfast.core.redaction import Redaction
+from holdfast.core.validation import check_name
+from holdfast.views.documents import JobDocument, job_document
+from holdfast.web.event_broadcast import EventBroadcasters
 from holdfast.web.fields import Field, Form
-from holdfast.web.fleet import Fleet
-from holdfast.web.hall import Hall
-from holdfast.web.messages import Answer, Refusal, Request, listed
-from holdfast.web.meter import Meter
-from holdfast.web.strangers import Strangers
-from holdfast.web.waiting import Waiting
+from holdfast.web.http_metrics import RequestMetrics
+from holdfast.web.long_poll import ClaimWaiters
+from holdfast.web.principal import Principal, Scope
+from holdfast.web.remote_workers import RemoteWorkers
+from holdfast.web.responses import ApiRequest, ApiResponse, Refusal, listed
+from holdfast.web.unknown_tasks import UnknownTaskLog
+from holdfast.web.wait_limits import WaitLimiter
 
 _UNTOLD = msgspec.Raw(b"{}")
 METRICS = "Metrics"
 """The group of operations that answer with metrics: a setting opens them to everybody."""
 
 
-class Call(msgspec.Struct, kw_only=True):
+class RequestContext(msgspec.Struct, kw_only=True):
     """One request, understood: what an operation works on."""
 
     app: Holdfast
-    caller: Caller
-    meter: Meter
-    hall: Hall
-    feeds: Feeds
-    waiting: Waiting
-    strangers: Strangers
+    caller: Principal
+    meter: RequestMetrics
+    hall: ClaimWaiters
+    feeds: EventBroadcasters
+    waiting: WaitLimiter
+    strangers: UnknownTaskLog
     still: Callable[[], bool]  # whether who asks may still ask
     redaction: Redaction
-    request: Request
+    request: ApiRequest
     path: Mapping[str, str]
     query: Mapping[str, Any] = {}
     body: Mapping[str, Any] = {}
@@ -51,7 +51,7 @@ class Call(msgspec.Struct, kw_only=True):
     """Of settlements: how many came to what, for the record too."""
 
     @property
-    def fleet(self) -> Fleet:
+    def fleet(self) -> RemoteWorkers:
         """The workers over HTTP."""
         return self.hall.fleet
 
@@ -64,17 +64,17 @@ class Call(msgspec.Struct, kw_only=True):
         return msgspec.structs.replace(told, payload=_UNTOLD, result=None, error=None, metadata=None)
 
 
-def named_queue(call: Call) -> str:
+def named_queue(call: RequestContext) -> str:
     """The queue the path names, if it is the caller's."""
     name = check_name("queue", call.path["queue"])
     call.caller.check_queue(name)
     return name
 
 
-Handler = Callable[[Call], Awaitable[Answer]]
+Handler = Callable[[RequestContext], Awaitable[ApiResponse]]
 
 
-class Told(NamedTuple):
+class ResponseSpec(NamedTuple):
     """One answer an operation may give: the type of its document, what it says, an example of it.
 
     ``texts``: media types in which the same may be told as text. ``stream``: it is the data of each event."""
@@ -110,7 +110,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
     batch: bool = False
     results: bool = False
-    answers: Mapping[int, Told]
+    answers: Mapping[int, ResponseSpec]
     refusals: tuple[int, ...] = ()
 
     @property

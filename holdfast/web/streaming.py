@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from holdfast.web.messages import Request, Send, Streamed
+from holdfast.web.responses import ApiRequest, Send, Streamed
 
 _LAST = 1.0  # seconds for the end of a stream to be taken away
 
 
-async def send_stream(send: Send, request: Request, answer: Streamed, patience: float) -> None:
+async def send_stream(send: Send, request: ApiRequest, answer: Streamed, patience: float) -> None:
     """Send the chunks until they end, nobody is there any more, the server stops, or one takes longer than ``patience``
     seconds to be taken away."""
     sending = asyncio.create_task(_send_all(send, answer, patience))
@@ -39,7 +39,7 @@ async def _send_all(send: Send, answer: Streamed, patience: float) -> None:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
-async def _left(request: Request) -> None:
+async def _left(request: ApiRequest) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

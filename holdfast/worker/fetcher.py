@@ -15,14 +15,14 @@ from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any
 
-from holdfast.errors import HoldfastError
-from holdfast.faults import point
-from holdfast.job import Claim
-from holdfast.lifecycle import Released, budget_spent
-from holdfast.store import EVERY_QUEUE, Store
-from holdfast.worker.patience import Patience
-from holdfast.worker.shift import FENCE, FULL, Shift
-from holdfast.worker.telling import tell_claim
+from holdfast.core.errors import HoldfastError
+from holdfast.core.fault_injection import point
+from holdfast.core.lifecycle import Released, budget_spent
+from holdfast.core.models import Claim
+from holdfast.stores.base import EVERY_QUEUE, Store
+from holdfast.worker.backoff import RetryDelay
+from holdfast.worker.context import FENCE, FULL, WorkerContext
+from holdfast.worker.reporting import tell_claim
 
 AHEAD = 0.02  # seconds of work at the measured rate that may be claimed beforehand
 _SMALL = 0.003  # seconds a small claim is left to grow: others write meanwhile
@@ -34,12 +34,12 @@ _SMOOTHING = 0.5
 class Fetcher:
     """Fills the buffer of one shift."""
 
-    def __init__(self, shift: Shift, store: Store, *, drain: bool = False) -> None:
+    def __init__(self, shift: WorkerContext, store: Store, *, drain: bool = False) -> None:
         self._shift = shift
         self._store = store
         self._rate = 0.0  # jobs finished per second, smoothed
         self._seen = (shift.clock.monotonic(), 0)
-        self._patience = Patience(shift, "fetcher")
+        self._patience = RetryDelay(shift, "fetcher")
         self._draining = drain
         self._step_aside = _STEP_ASIDE
         self._alone_from = 0.0

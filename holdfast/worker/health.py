@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from holdfast.worker.shift import Shift
+from holdfast.worker.context import WorkerContext
 
 
 class Health(NamedTuple):
@@ -17,7 +17,7 @@ class Health(NamedTuple):
     """``ok``, or what is not."""
 
 
-def health_of(shift: Shift) -> Health:
+def health_of(shift: WorkerContext) -> Health:
     """As it is now. From any thread."""
     settings, now = shift.settings, shift.clock.monotonic()
     within = settings.health_within.total_seconds()

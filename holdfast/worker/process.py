@@ -7,11 +7,11 @@ import asyncio
 import uvloop
 
 from holdfast.app import Holdfast
-from holdfast.config import Settings
-from holdfast.events import HandlersLeft
-from holdfast.executors.thread import LoopThreads
-from holdfast.stop_signals import handle_stop_signals, ignore_rest_of_burst
-from holdfast.worker.overseen import Overseen
+from holdfast.core.events import HandlersLeft
+from holdfast.settings.settings import Settings
+from holdfast.worker.executors.thread import LoopThreads
+from holdfast.worker.metrics_server import MetricsServer
+from holdfast.worker.stop_signals import handle_stop_signals, ignore_rest_of_burst
 from holdfast.worker.supervisor import EXTRA_SECONDS, FINISHED, RECYCLE, is_supervised, watch_parent
 from holdfast.worker.worker import Worker
 
@@ -75,7 +75,7 @@ async def _serve(
     current = asyncio.current_task()
     assert current is not None  # noqa: S101 - a coroutine that runs has a task
     listening.set_result(current)
-    with Overseen(worker.shift):
+    with MetricsServer(worker.shift):
         async with app:
             await worker.run()
     return worker

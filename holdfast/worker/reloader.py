@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.config import Watch
-from holdfast.errors import ConfigError
-from holdfast.events import SettingsChanged, SettingsRefused
-from holdfast.executors.memory import resident_bytes
-from holdfast.worker.shift import Shift
+from holdfast.core.errors import ConfigError
+from holdfast.core.events import SettingsChanged, SettingsRefused
+from holdfast.settings.settings import Watch
+from holdfast.worker.context import WorkerContext
+from holdfast.worker.executors.memory import resident_bytes
 
 _EVERY = 2.0  # seconds; settings are followed within 5
 _NOT_RECYCLED = (
@@ -20,7 +20,7 @@ _NOT_RECYCLED = (
 class Reloader:
     """Looks at the file, the jobs done and the memory used."""
 
-    def __init__(self, shift: Shift, resize: Callable[[int], None], recycle: Callable[[], None] | None) -> None:
+    def __init__(self, shift: WorkerContext, resize: Callable[[int], None], recycle: Callable[[], None] | None) -> None:
         """``recycle``: None where nobody would start the next process."""
         self._shift = shift
         self._resize = resize

@@ -13,21 +13,21 @@ import heapq
 import itertools
 from typing import Any
 
-from holdfast.errors import Invalid
-from holdfast.events import HandlerStart
-from holdfast.executors.command import run_command
-from holdfast.executors.coroutine import Escaped, drive
-from holdfast.executors.outcome import describe, outcome_of, payload_refused, succeeded
-from holdfast.executors.policy import COMMAND
-from holdfast.faults import point
-from holdfast.job import Completion, Job, Reason
-from holdfast.lifecycle import Cancelled, Failed, Outcome, Released, Succeeded
-from holdfast.task import CURRENT, Context, LogOpener, Task
-from holdfast.traces import trace_id_of
-from holdfast.worker.calls import Calls, Ran, returned
-from holdfast.worker.completing import UNDONE, Completing
-from holdfast.worker.judging import Unfit
-from holdfast.worker.shift import Run, Shift, Why
+from holdfast.core.errors import Invalid
+from holdfast.core.events import HandlerStart
+from holdfast.core.fault_injection import point
+from holdfast.core.lifecycle import Cancelled, Failed, Outcome, Released, Succeeded
+from holdfast.core.models import Job, Reason, TxOutcome
+from holdfast.tasks import CURRENT, Context, LogOpener, Task
+from holdfast.tasks.command_policy import COMMAND
+from holdfast.telemetry.traces import trace_id_of
+from holdfast.worker.context import StopReason, TaskRun, WorkerContext
+from holdfast.worker.executors.command import run_command
+from holdfast.worker.executors.coroutine import Escaped, drive
+from holdfast.worker.executors.outcome import describe, outcome_of, payload_refused, succeeded
+from holdfast.worker.invocation import HandlerInvoker, RemoteOutcome, returned
+from holdfast.worker.policy import Unfit
+from holdfast.worker.tx_completion import UNDONE, TxCompletion
 
 _SPARE = 100  # deadlines of ended runs that may be kept
 _STUCK_AFTER = 1.0  # seconds a cancelled runner may take to end
@@ -36,16 +36,16 @@ _STUCK_AFTER = 1.0  # seconds a cancelled runner may take to end
 class Runner:
     """The runners of one shift: as many as its concurrency, and one watchdog over their deadlines."""
 
-    def __init__(self, shift: Shift, calls: Calls, logs: LogOpener) -> None:
+    def __init__(self, shift: WorkerContext, calls: HandlerInvoker, logs: LogOpener) -> None:
         self._shift = shift
         self._calls = calls
         self._logs = logs
-        self._completing = Completing(shift)
+        self._completing = TxCompletion(shift)
         self._registry = shift.app.registry
         self._runners: set[asyncio.Task[None]] = set()
         self._doubts: set[asyncio.Task[None]] = set()
         self._closing = False
-        self._deadlines: list[tuple[float, int, Run]] = []
+        self._deadlines: list[tuple[float, int, TaskRun]] = []
         self._order = itertools.count()
         self._earlier = asyncio.Event()
         self._unfit = Unfit(shift.app)
@@ -120,7 +120,7 @@ class Runner:
         self.resize(self._shift.settings.concurrency)
         self._shift.rouse()
 
-    def _leave(self, run: Run, error: BaseException) -> None:
+    def _leave(self, run: TaskRun, error: BaseException) -> None:
         """A job whose runner is stopped is for another. One that meets a bug of ours pays an attempt: else it would
         meet it in every worker, for ever."""
         if run not in self._shift.running:
@@ -132,7 +132,7 @@ class Runner:
         stopped = isinstance(error, asyncio.CancelledError)
         self._shift.settle(run, Released() if stopped else Failed(error=describe(error), reason=Reason.CRASHED))
 
-    async def _run(self, run: Run, runner: asyncio.Task[None]) -> None:
+    async def _run(self, run: TaskRun, runner: asyncio.Task[None]) -> None:
         shift, job = self._shift, run.job
         monotonic = shift.clock.monotonic
         run.runner = runner
@@ -172,7 +172,7 @@ class Runner:
         else:
             shift.settle(run, outcome)
 
-    async def _is_left(self, run: Run) -> bool:
+    async def _is_left(self, run: TaskRun) -> bool:
         """Whether there is still something to settle after a handler that completed its job itself."""
         self._shift.rouse()
         fate = None
@@ -184,42 +184,42 @@ class Runner:
                     raise
                 while run.runner is not None and run.runner.cancelling():
                     run.runner.uncancel()
-        if fate is Completion.UNDONE:
+        if fate is TxOutcome.UNDONE:
             return True
         self._shift.running.discard(run)
-        if fate is Completion.KEPT:
+        if fate is TxOutcome.KEPT:
             self._shift.completed(run)
         else:
             self._shift.left(run)
         return False
 
-    def _after_interruption(self, run: Run, outcome: Outcome | None) -> Outcome | None:
+    def _after_interruption(self, run: TaskRun, outcome: Outcome | None) -> Outcome | None:
         """What an interrupted execution comes to. None: nothing to settle, the lease is somebody else's."""
         while run.runner is not None and run.runner.cancelling():
             run.runner.uncancel()
         match run.why:
-            case Why.LOST:
+            case StopReason.LOST:
                 return None
-            case Why.TIMEOUT:
+            case StopReason.TIMEOUT:
                 # Also for a handler that swallowed the cancellation and returned: it ran longer than it may.
                 return Failed(error=f"timeout: still running after {self._timeout(run.job):g} s", reason=Reason.TIMEOUT)
-            case Why.CANCEL:
+            case StopReason.CANCEL:
                 return outcome or Cancelled()
             case _:
                 return outcome or Released()
 
-    def doubt(self, run: Run) -> None:
+    def doubt(self, run: TaskRun) -> None:
         """Its lease was not renewed: because the job has ended with its handler's own transaction, or is about to?"""
         asking = asyncio.create_task(self._doubt(run), name="holdfast-doubt")
         self._doubts.add(asking)
         asking.add_done_callback(self._doubts.discard)
 
-    async def _doubt(self, run: Run) -> None:
+    async def _doubt(self, run: TaskRun) -> None:
         if await self._completing.is_lost(run):
-            run.interrupt(Why.LOST)
+            run.interrupt(StopReason.LOST)
 
     # ── one execution ─────────────────────────────────────────────────────────────────────────────────────────
-    async def _execute(self, run: Run, context: Context) -> Outcome:
+    async def _execute(self, run: TaskRun, context: Context) -> Outcome:
         job = run.job
         task = self._registry.get(job.task)
         timeout = self._timeout(job, task)
@@ -248,7 +248,7 @@ class Runner:
             while run.runner is not None and run.runner.cancelling():
                 run.runner.uncancel()
             return outcome_of(error, task)  # the handler cancelled itself
-        except Ran as ran:
+        except RemoteOutcome as ran:
             return ran.outcome
         except Escaped as escaped:
             return outcome_of(escaped.error, task)
@@ -277,7 +277,7 @@ class Runner:
         span = settings.command_timeout if task is None and job.task == COMMAND else settings.timeout
         return None if span is None else span.total_seconds()
 
-    def _watch(self, run: Run, timeout: float) -> None:
+    def _watch(self, run: TaskRun, timeout: float) -> None:
         run.deadline = self._shift.clock.monotonic() + timeout
         heapq.heappush(self._deadlines, (run.deadline, next(self._order), run))
         if len(self._deadlines) > 2 * len(self._shift.running) + _SPARE:  # the rest have ended before their deadlines
@@ -295,6 +295,6 @@ class Runner:
             while deadlines and (deadlines[0][0] <= now or deadlines[0][2] not in shift.running):
                 _, _, run = heapq.heappop(deadlines)
                 if run in shift.running:
-                    run.interrupt(Why.TIMEOUT)
+                    run.interrupt(StopReason.TIMEOUT)
             pause = deadlines[0][0] - now if deadlines else 3600.0
             await shift.clock.bounded(self._earlier.wait(), pause)

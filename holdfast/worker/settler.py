@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from holdfast.errors import ConfigError, HoldfastError, Unavailable
-from holdfast.events import JobSucceeded, StoreTrouble
-from holdfast.faults import point
-from holdfast.job import JobState, Lease, Reason, Settled
-from holdfast.measures import BatchSettled
-from holdfast.store import Store
-from holdfast.worker.patience import Patience
-from holdfast.worker.shift import FULL, Run, Shift
-from holdfast.worker.telling import measure_settled, tell_lost, tell_rest
+from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
+from holdfast.core.events import JobSucceeded, StoreTrouble
+from holdfast.core.fault_injection import point
+from holdfast.core.metric_events import BatchSettled
+from holdfast.core.models import JobState, Lease, Reason, Settled
+from holdfast.stores.base import Store
+from holdfast.worker.backoff import RetryDelay
+from holdfast.worker.context import FULL, TaskRun, WorkerContext
+from holdfast.worker.reporting import measure_settled, tell_lost, tell_rest
 
 _LINGER = 0.004  # seconds a batch may still grow while other handlers run
 _LOCKED = 0.5  # seconds between looks at jobs that somebody else's transaction holds
@@ -23,14 +23,14 @@ _LOCKED = 0.5  # seconds between looks at jobs that somebody else's transaction 
 class Settler:
     """Empties the outcomes of one shift."""
 
-    def __init__(self, shift: Shift, store: Store, write_lines: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, shift: WorkerContext, store: Store, write_lines: Callable[[], Awaitable[object]]) -> None:
         """``write_lines``: writes what jobs have logged, which is refused once they are settled."""
         self._shift = shift
         self._store = store
         self._write_lines = write_lines
-        self._patience = Patience(shift, "settler")
+        self._patience = RetryDelay(shift, "settler")
         self._finishing = False
-        self._locked: dict[Lease, Run] = {}  # what somebody else's transaction has in hand
+        self._locked: dict[Lease, TaskRun] = {}  # what somebody else's transaction has in hand
         self._look_at = 0.0  # the clock's reading when these are tried again
 
     def finish(self) -> None:
@@ -69,7 +69,7 @@ class Settler:
             await self._write(batch)
         shift.settling.clear()
 
-    async def _write(self, batch: list[Run]) -> None:
+    async def _write(self, batch: list[TaskRun]) -> None:
         """Try until the store answers; a lease that ends meanwhile is refused by it, as after a crash."""
         while True:
             try:
@@ -95,10 +95,10 @@ class Settler:
                 return
 
     # ── after the commit ──────────────────────────────────────────────────────────────────────────────────────
-    def _answered(self, batch: Sequence[Run], answers: Sequence[Settled]) -> None:
+    def _answered(self, batch: Sequence[TaskRun], answers: Sequence[Settled]) -> None:
         shift = self._shift
         tell_success = shift.events.listens(JobSucceeded)
-        succeeded: list[Run] = []
+        succeeded: list[TaskRun] = []
         held, last_attempts = shift.held, 0
         for run, answer in zip(batch, answers, strict=True):
             if answer.locked:
@@ -119,7 +119,7 @@ class Settler:
         if shift.events.listens(BatchSettled):
             measure_settled(shift.events, len(batch), [(run.job.task, run.seconds) for run in succeeded])
 
-    def _wait_for(self, run: Run) -> None:
+    def _wait_for(self, run: TaskRun) -> None:
         """Somebody else has the job in hand: it is tried again until that is over. Its neighbours do not wait."""
         shift = self._shift
         self._look_at = shift.clock.monotonic() + _LOCKED
@@ -128,7 +128,7 @@ class Settler:
             error = f"job {run.job.id} waits to be settled: another program's transaction holds its row"
             shift.emit(StoreTrouble(service="settler", error=error, retry_in=_LOCKED))
 
-    def _tell_rest(self, run: Run, answer: Settled) -> None:
+    def _tell_rest(self, run: TaskRun, answer: Settled) -> None:
         shift, job, settlement = self._shift, run.job, run.settlement
         if not answer.accepted:
             tell_lost(shift.events, job, shift.worker_id)

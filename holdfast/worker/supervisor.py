@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 import uvloop
 
-from holdfast.config import Settings, Watch
-from holdfast.errors import ConfigError, Invalid, Unavailable
-from holdfast.events import ChildEnded, Events, SupervisorStopping
-from holdfast.executors.group import describe_exit, kill_group, when_ended
-from holdfast.stop_signals import StopRequest, StopRequests, handle_stop_signals, ignore_rest_of_burst
+from holdfast.core.errors import ConfigError, Invalid, Unavailable
+from holdfast.core.events import ChildEnded, Events, SupervisorStopping
+from holdfast.settings.settings import Settings, Watch
+from holdfast.worker.executors.process_group import describe_exit, kill_group, when_ended
+from holdfast.worker.stop_signals import StopRequest, StopRequests, handle_stop_signals, ignore_rest_of_burst
 
 RECYCLE = 84
 """Exit code of a worker that wants to be replaced by a fresh process at once (``recycle_jobs``, ``recycle_memory``)."""

@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from holdfast.errors import ConfigError, HoldfastError, Unavailable
-from holdfast.events import StoreTrouble, SweepComplete
-from holdfast.faults import point
-from holdfast.job import Job, JobState, Settled
-from holdfast.lifecycle import Lost, decide
-from holdfast.store import Store
-from holdfast.worker.patience import Patience
-from holdfast.worker.shift import Shift
-from holdfast.worker.telling import tell_recovered
+from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
+from holdfast.core.events import StoreTrouble, SweepComplete
+from holdfast.core.fault_injection import point
+from holdfast.core.lifecycle import Lost, decide
+from holdfast.core.models import Job, JobState, Settled
+from holdfast.stores.base import Store
+from holdfast.worker.backoff import RetryDelay
+from holdfast.worker.context import WorkerContext
+from holdfast.worker.reporting import tell_recovered
 
 _BATCH = 500
 _PRUNE_EVERY = 60.0  # seconds
@@ -24,10 +24,10 @@ _REFUSED = 1000  # jobs of which it is told that they cannot be settled
 class Sweeper:
     """Maintains the store for everyone."""
 
-    def __init__(self, shift: Shift, store: Store) -> None:
+    def __init__(self, shift: WorkerContext, store: Store) -> None:
         self._shift = shift
         self._store = store
-        self._patience = Patience(shift, "sweeper")
+        self._patience = RetryDelay(shift, "sweeper")
         self._pruned_at = shift.clock.monotonic()
         self._refused: set[str] = set()  # jobs that the store cannot settle, and that was told
 

@@ -14,23 +14,23 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from holdfast.app import Holdfast
-from holdfast.config import Settings
-from holdfast.errors import HoldfastError, StoreReplaced, Unavailable
-from holdfast.events import StoreTrouble, WorkerStarted, WorkerStopped, WorkerStopping
-from holdfast.executors.group import is_gone
-from holdfast.job import Lease, Order, Pulse
-from holdfast.lifecycle import Cancelled, Released
-from holdfast.stop_signals import StopRequest, StopRequests
-from holdfast.store import Store
-from holdfast.values import format_queues, mask_url
-from holdfast.worker.calls import Calls
+from holdfast.core.errors import HoldfastError, StoreReplaced, Unavailable
+from holdfast.core.events import StoreTrouble, WorkerStarted, WorkerStopped, WorkerStopping
+from holdfast.core.lifecycle import Cancelled, Released
+from holdfast.core.models import Lease, WorkerCommand, WorkerHeartbeat
+from holdfast.core.validation import format_queues, mask_url
+from holdfast.settings.settings import Settings
+from holdfast.stores.base import Store
+from holdfast.worker.context import StopReason, WorkerContext
+from holdfast.worker.executors.process_group import is_gone
 from holdfast.worker.fetcher import Fetcher
-from holdfast.worker.keeper import Keeper
-from holdfast.worker.recorder import Recorder
+from holdfast.worker.heartbeat import Heartbeat
+from holdfast.worker.invocation import HandlerInvoker
+from holdfast.worker.log_writer import LogWriter
 from holdfast.worker.reloader import Reloader
 from holdfast.worker.runner import Runner
 from holdfast.worker.settler import Settler
-from holdfast.worker.shift import Shift, Why
+from holdfast.worker.stop_signals import StopRequest, StopRequests
 from holdfast.worker.supervisor import NAME_TAKEN
 from holdfast.worker.sweeper import Sweeper
 
@@ -49,7 +49,7 @@ class Worker:
         settings = settings or app.settings
         # Minted at each start: a restarted worker under the same host name is another one.
         self.id = settings.worker_id or f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.shift = Shift(app, settings, self.id)
+        self.shift = WorkerContext(app, settings, self.id)
         self._drain = drain
         self.supervised = supervised
         self._stop_now = asyncio.Event()
@@ -78,21 +78,21 @@ class Worker:
         self.shift.stopping.set()
         self.shift.low.set()
 
-    def _obey(self, order: Order) -> None:
-        if order is Order.STOP and not self.shift.stopping.is_set():
+    def _obey(self, order: WorkerCommand) -> None:
+        if order is WorkerCommand.STOP and not self.shift.stopping.is_set():
             self.stop("ordered")
-        elif order is Order.DRAIN:
+        elif order is WorkerCommand.DRAIN:
             self.fetcher.drain()
 
-    def _interrupt(self, lease: Lease, why: Why) -> None:
+    def _interrupt(self, lease: Lease, why: StopReason) -> None:
         run = self.shift.held.get(lease)
-        if why is Why.LOST and run is not None and run.completing:
+        if why is StopReason.LOST and run is not None and run.completing:
             self.runner.doubt(run)
             return
         unstarted = self.shift.interrupt(lease, why)
         if unstarted is None:
             return
-        if why is Why.CANCEL:
+        if why is StopReason.CANCEL:
             self.shift.settle(unstarted, Cancelled())
         else:
             self.shift.forget(unstarted)
@@ -104,10 +104,10 @@ class Worker:
         store = await app.opened()
         self.calls = calls = await self._open(store)
         self.fetcher = Fetcher(shift, store, drain=self._drain)
-        self.recorder = Recorder(shift, store)
+        self.recorder = LogWriter(shift, store)
         self.runner = Runner(shift, calls, self.recorder)
         self.settler = Settler(shift, store, self.recorder.flush)
-        keeper = Keeper(shift, self._pulse, interrupt=self._interrupt, order=self._obey)
+        keeper = Heartbeat(shift, self._pulse, interrupt=self._interrupt, order=self._obey)
         self.runner.resize(shift.settings.concurrency)
         settling = asyncio.create_task(self.settler.run(), name="holdfast-settler")
         background = [
@@ -136,10 +136,10 @@ class Worker:
         finally:
             await self._wind_down(fetching, settling, background, keeper, calls)
 
-    async def _open(self, store: Store) -> Calls:
+    async def _open(self, store: Store) -> HandlerInvoker:
         """What handlers need, and our name in the store. Unavailable where a living worker has that name."""
         await self._check_name(store)  # before anything is started for nothing
-        calls = Calls(self._app, self.shift.settings)
+        calls = HandlerInvoker(self._app, self.shift.settings)
         await calls.open()
         try:
             await self._check_name(store)  # that took its time: another one may have signed on meanwhile
@@ -160,7 +160,7 @@ class Worker:
         except StoreReplaced:
             self._reason = "store_replaced"
             for lease in list(self.shift.held):  # no outcome can be stored
-                self._interrupt(lease, Why.LOST)
+                self._interrupt(lease, StopReason.LOST)
             raise
         finally:
             stopping.cancel()
@@ -171,8 +171,8 @@ class Worker:
         fetching: asyncio.Task[None],
         settling: asyncio.Task[None],
         background: list[asyncio.Task[None]],
-        keeper: Keeper,
-        calls: Calls,
+        keeper: Heartbeat,
+        calls: HandlerInvoker,
     ) -> None:
         shift = self.shift
         grace = shift.settings.grace.total_seconds()
@@ -197,7 +197,7 @@ class Worker:
         shift = self.shift
         await shift.clock.bounded(self._quiet_or_now(), shift.settings.grace.total_seconds())
         for run in list(shift.running):
-            run.interrupt(Why.RELEASE)
+            run.interrupt(StopReason.RELEASE)
         await shift.clock.bounded(self._quiet(), _AFTER_GRACE)
         for run in list(shift.running):  # it swallows its cancellation: it ends with this process
             shift.running.discard(run)
@@ -273,9 +273,9 @@ class Worker:
         self.recycled = True
         self._begin_to_stop("recycled")  # a stop signal from now on is the first
 
-    def _pulse(self) -> Pulse:
+    def _pulse(self) -> WorkerHeartbeat:
         shift = self.shift
-        return Pulse(
+        return WorkerHeartbeat(
             worker=self.id,
             host=socket.gethostname(),
             pid=os.getpid(),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.stores.base import Store
 from tests.conformance.support import Opener
 from tests.support.load import TEST_SECONDS
 from tests.support.stores import CARRIED, MIGRATED, stores_of

@@ -9,25 +9,25 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast import Holdfast
-from holdfast.clock import ManualClock
-from holdfast.job import (
+from holdfast.core.clock import ManualClock
+from holdfast.core.lifecycle import Lost, decide
+from holdfast.core.models import (
     TERMINAL,
+    BulkResult,
     Claim,
-    Ending,
     Job,
+    JobEvent,
     JobState,
     Lease,
     NewJob,
-    Operated,
-    Pulse,
     QueueInfo,
     Reason,
     Settled,
     Settlement,
+    WorkerHeartbeat,
     new_id,
 )
-from holdfast.lifecycle import Lost, decide
-from holdfast.store import Store
+from holdfast.stores.base import Store
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -169,9 +169,9 @@ async def stored(store: Store, job_id: str) -> Job:
     return job
 
 
-async def until_done(operation: Callable[[], Any], rounds: int = 50) -> list[Operated]:
+async def until_done(operation: Callable[[], Any], rounds: int = 50) -> list[BulkResult]:
     """Repeat a bounded operation until it says there is no more; every answer. It must come to an end."""
-    answers: list[Operated] = []
+    answers: list[BulkResult] = []
     for _ in range(rounds):
         answers.append(await operation())
         if not answers[-1].more:
@@ -179,12 +179,14 @@ async def until_done(operation: Callable[[], Any], rounds: int = 50) -> list[Ope
     raise AssertionError(f"still more after {rounds} rounds")
 
 
-def changed_ids(answers: Sequence[Operated]) -> list[str]:
+def changed_ids(answers: Sequence[BulkResult]) -> list[str]:
     return [job_id for answer in answers for job_id, _ in answer.changed]
 
 
-def pulse(worker: str = WORKER, **fields: Any) -> Pulse:
-    return Pulse(**{"worker": worker, "host": "here", "pid": 1, "queues": "default", "concurrency": 1, **fields})
+def pulse(worker: str = WORKER, **fields: Any) -> WorkerHeartbeat:
+    return WorkerHeartbeat(
+        **{"worker": worker, "host": "here", "pid": 1, "queues": "default", "concurrency": 1, **fields}
+    )
 
 
 class Follower:
@@ -198,9 +200,9 @@ class Follower:
     async def begin(self) -> None:
         self.mark = (await self.store.endings(None, limit=self.limit, within=self.within)).mark
 
-    async def told(self) -> list[Ending]:
+    async def told(self) -> list[JobEvent]:
         """What is new."""
-        found: list[Ending] = []
+        found: list[JobEvent] = []
         while True:
             piece = await self.store.endings(self.mark, limit=self.limit, within=self.within)
             self.mark, self.gap = piece.mark, piece.gap

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.errors import ConfigError
-from holdfast.job import JobState
+from holdfast.core.clock import ManualClock
+from holdfast.core.errors import ConfigError
+from holdfast.core.models import JobState
 from holdfast.stores import open_store
 from tests.conformance.support import lose_all, new_job, put, running, settle, state_of, stored, take_ids
 from tests.support import postgres

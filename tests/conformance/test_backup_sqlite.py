@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from holdfast.clock import ManualClock
-from holdfast.job import JobFilter, JobState, Submitted
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import JobFilter, JobState, Submitted
 from holdfast.stores import open_store
+from holdfast.stores.base import Store
 from tests.conformance.support import ended, new_job, put, running, settle, state_of
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from holdfast.clock import ManualClock
-from holdfast.job import Beat, Held, JobState, Lease, Order, new_id
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import HeartbeatReply, JobState, Lease, LeaseStatus, WorkerCommand, new_id
+from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, Opener, ending, lose, new_job, pulse, put, running, settle, stored, take
 
 
@@ -14,7 +14,7 @@ async def test_a_beat_extends_a_live_lease(store: Store, clock: ManualClock) -> 
     job = await running(store)
     for _ in range(5):
         clock.advance(LEASE.total_seconds() - 1)
-        assert await store.beat(pulse(), [job.lease], lease_for=LEASE) == Beat([Held.HELD])
+        assert await store.beat(pulse(), [job.lease], lease_for=LEASE) == HeartbeatReply([LeaseStatus.HELD])
         assert (await stored(store, job.id)).lease_until_us == clock() + LEASE // timedelta(microseconds=1)
 
     assert await store.expired(limit=10) == []
@@ -25,7 +25,7 @@ async def test_an_expired_lease_is_not_revived(store: Store, clock: ManualClock)
     job = await running(store)
     clock.advance(LEASE.total_seconds() + 1)
 
-    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [Held.LOST]
+    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
 
     assert [each.id for each in await store.expired(limit=10)] == [job.id]
     assert not (await settle(store, job)).accepted
@@ -38,7 +38,7 @@ async def test_a_superseded_lease_is_lost_and_its_successor_is_not_touched(store
     until = (await stored(store, new.id)).lease_until_us
     clock.advance(1)
 
-    assert (await store.beat(pulse("other"), [old.lease], lease_for=LEASE)).held == [Held.LOST]
+    assert (await store.beat(pulse("other"), [old.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
     assert (await stored(store, new.id)).lease_until_us == until
 
 
@@ -49,13 +49,13 @@ async def test_settled_deleted_and_unknown_leases_are_lost(store: Store) -> None
     await store.delete([deleted.id])
     leases = [settled.lease, deleted.lease, Lease(new_id(), 1)]
 
-    assert (await store.beat(pulse(), leases, lease_for=LEASE)).held == [Held.LOST] * 3
+    assert (await store.beat(pulse(), leases, lease_for=LEASE)).held == [LeaseStatus.LOST] * 3
 
 
 async def test_a_queued_job_is_not_held(store: Store) -> None:
     (job_id,) = await put(store)
 
-    assert (await store.beat(pulse(), [Lease(job_id, 0)], lease_for=LEASE)).held == [Held.LOST]
+    assert (await store.beat(pulse(), [Lease(job_id, 0)], lease_for=LEASE)).held == [LeaseStatus.LOST]
     assert (await stored(store, job_id)).lease_until_us is None
 
 
@@ -64,10 +64,10 @@ async def test_a_cancelled_running_job_is_told_at_the_beat_and_stays_held(store:
     await store.cancel([job.id])
     clock.advance(LEASE.total_seconds() - 1)
 
-    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [Held.CANCEL]
+    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.CANCEL]
 
     clock.advance(LEASE.total_seconds() - 1)
-    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [Held.CANCEL]
+    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.CANCEL]
     answer = await settle(store, job, JobState.CANCELLED)
     assert (answer.accepted, answer.state) == (True, JobState.CANCELLED)
 
@@ -80,7 +80,7 @@ async def test_verdicts_answer_the_leases_in_their_order(store: Store) -> None:
 
     held = (await store.beat(pulse(), [job.lease for job in jobs[::-1]], lease_for=LEASE)).held
 
-    assert held == ([Held.HELD, Held.CANCEL, Held.LOST] * 100)[::-1]
+    assert held == ([LeaseStatus.HELD, LeaseStatus.CANCEL, LeaseStatus.LOST] * 100)[::-1]
 
 
 async def test_the_same_job_under_two_leases_is_answered_for_each(store: Store, clock: ManualClock) -> None:
@@ -90,7 +90,7 @@ async def test_the_same_job_under_two_leases_is_answered_for_each(store: Store, 
 
     held = (await store.beat(pulse(), [old.lease, new.lease, old.lease], lease_for=LEASE)).held
 
-    assert held == [Held.LOST, Held.HELD, Held.LOST]
+    assert held == [LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.LOST]
 
 
 async def test_a_beat_without_leases_registers_the_worker(store: Store, clock: ManualClock) -> None:
@@ -99,11 +99,11 @@ async def test_a_beat_without_leases_registers_the_worker(store: Store, clock: M
     await store.beat(pulse("w", host="höst", pid=42), [], lease_for=LEASE)
     clock.advance(10)
 
-    assert await store.beat(said, [], lease_for=LEASE) == Beat([], Order.NONE)
+    assert await store.beat(said, [], lease_for=LEASE) == HeartbeatReply([], WorkerCommand.NONE)
 
     (info,) = await store.workers()
     assert (info.pulse, info.started_at_us, info.seen_at_us) == (said, started, clock())
-    assert (info.alive, info.order) == (True, Order.NONE)
+    assert (info.alive, info.order) == (True, WorkerCommand.NONE)
 
 
 async def test_a_worker_is_alive_while_its_last_beats_lease_lasts(store: Store, clock: ManualClock) -> None:
@@ -145,19 +145,22 @@ async def test_an_order_reaches_the_worker_at_its_next_beat(store: Store, opener
     for worker in ("a", "b"):
         await store.beat(pulse(worker), [], lease_for=LEASE)
 
-    assert await (await opener()).order(Order.DRAIN, ["a"]) == ["a"]
+    assert await (await opener()).order(WorkerCommand.DRAIN, ["a"]) == ["a"]
 
-    assert (await store.beat(pulse("a"), [], lease_for=LEASE)).order is Order.DRAIN
-    assert (await store.beat(pulse("b"), [], lease_for=LEASE)).order is Order.NONE
-    assert {info.pulse.worker: info.order for info in await store.workers()} == {"a": Order.DRAIN, "b": Order.NONE}
+    assert (await store.beat(pulse("a"), [], lease_for=LEASE)).order is WorkerCommand.DRAIN
+    assert (await store.beat(pulse("b"), [], lease_for=LEASE)).order is WorkerCommand.NONE
+    assert {info.pulse.worker: info.order for info in await store.workers()} == {
+        "a": WorkerCommand.DRAIN,
+        "b": WorkerCommand.NONE,
+    }
 
 
 async def test_a_later_order_replaces_an_earlier_one(store: Store) -> None:
     await store.beat(pulse("a"), [], lease_for=LEASE)
-    await store.order(Order.DRAIN, ["a"])
-    await store.order(Order.STOP, ["a"])
+    await store.order(WorkerCommand.DRAIN, ["a"])
+    await store.order(WorkerCommand.STOP, ["a"])
 
-    assert (await store.beat(pulse("a"), [], lease_for=LEASE)).order is Order.STOP
+    assert (await store.beat(pulse("a"), [], lease_for=LEASE)).order is WorkerCommand.STOP
 
 
 async def test_an_order_to_all_tells_every_living_worker(store: Store, clock: ManualClock) -> None:
@@ -166,12 +169,12 @@ async def test_an_order_to_all_tells_every_living_worker(store: Store, clock: Ma
     for worker in ("a", "b"):
         await store.beat(pulse(worker), [], lease_for=LEASE)
 
-    assert sorted(await store.order(Order.STOP)) == ["a", "b"]
+    assert sorted(await store.order(WorkerCommand.STOP)) == ["a", "b"]
 
 
 async def test_an_order_to_nobody_known_tells_nobody(store: Store) -> None:
     await store.beat(pulse("a"), [], lease_for=LEASE)
 
-    assert await store.order(Order.STOP, ["unknown"]) == []
-    assert await store.order(Order.STOP, []) == []
-    assert (await store.beat(pulse("a"), [], lease_for=LEASE)).order is Order.NONE
+    assert await store.order(WorkerCommand.STOP, ["unknown"]) == []
+    assert await store.order(WorkerCommand.STOP, []) == []
+    assert (await store.beat(pulse("a"), [], lease_for=LEASE)).order is WorkerCommand.NONE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from holdfast.clock import ManualClock
-from holdfast.job import JobFilter, JobState
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import JobFilter, JobState
+from holdfast.stores.base import Store
 from tests.conformance.support import Follower, ended, failing, new_job, put, running, take_ids
 from tests.support.keys import Keys
 

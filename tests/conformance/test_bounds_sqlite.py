@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.job import JobFilter, JobState, Operated
-from holdfast.store import Store
-from holdfast.stores.sqlite.operate import Chosen, Operate
+from holdfast.core.models import BulkResult, JobFilter, JobState
+from holdfast.stores.base import Store
+from holdfast.stores.sqlite.admin import Chosen, Operate
 from tests.conformance.support import ended, new_job, put, state_of, states_of
 
 
@@ -66,7 +66,7 @@ async def test_what_a_filter_matches_no_more_when_it_is_written_stays_as_it_is(
 
     done = await store.cancel(JobFilter(states=(JobState.QUEUED,)))
 
-    assert done == Operated([(second, JobState.CANCELLED)], [])
+    assert done == BulkResult([(second, JobState.CANCELLED)], [])
     running = await store.get(first)
     assert running is not None
     assert (running.state, running.cancelling) == (JobState.RUNNING, False)
@@ -76,7 +76,7 @@ async def test_a_filter_that_matches_nothing_waits_for_no_writer(store: Store, c
     (job_id,) = await put(store)
     connection.execute("begin immediate")
 
-    assert await store.cancel(JobFilter(queue="empty")) == Operated([], [])
+    assert await store.cancel(JobFilter(queue="empty")) == BulkResult([], [])
 
     connection.execute("rollback")
     assert await state_of(store, job_id) is JobState.QUEUED

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.job import Held, JobFilter, JobState, Operated, Reason, new_id
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import BulkResult, JobFilter, JobState, LeaseStatus, Reason, new_id
+from holdfast.stores.base import Store
 from tests.conformance.support import (
     LEASE,
     Opener,
@@ -38,7 +38,7 @@ async def test_a_waiting_job_is_cancelled_at_once_and_never_runs(store: Store, c
 
     done = await store.cancel([scheduled, queued, failed])
 
-    assert done == Operated([(id_, JobState.CANCELLED) for id_ in (scheduled, queued, failed)], [])
+    assert done == BulkResult([(id_, JobState.CANCELLED) for id_ in (scheduled, queued, failed)], [])
     for job_id in (queued, scheduled, failed):
         job = await stored(store, job_id)
         assert (job.state, job.reason, job.ended_at_us) == (JobState.CANCELLED, Reason.CANCELLED, clock())
@@ -51,10 +51,10 @@ async def test_a_running_job_is_asked_and_stays_running(store: Store, opener: Op
 
     done = await (await opener()).cancel([job.id])
 
-    assert done == Operated([(job.id, JobState.RUNNING)], [])
+    assert done == BulkResult([(job.id, JobState.RUNNING)], [])
     kept = await stored(store, job.id)
     assert (kept.state, kept.cancelling) == (JobState.RUNNING, True)
-    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [Held.CANCEL]
+    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.CANCEL]
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED])
@@ -62,7 +62,7 @@ async def test_an_ended_job_is_refused(store: Store, state: JobState) -> None:
     job_id = await ended(store, state)
     before = await store.get(job_id)
 
-    assert await store.cancel([job_id]) == Operated([], [(job_id, state)])
+    assert await store.cancel([job_id]) == BulkResult([], [(job_id, state)])
     assert await store.get(job_id) == before
 
 
@@ -72,13 +72,13 @@ async def test_an_unknown_job_is_refused_as_unknown(store: Store) -> None:
 
     done = await store.cancel([unknown, known])
 
-    assert done == Operated([(known, JobState.CANCELLED)], [(unknown, None)])
+    assert done == BulkResult([(known, JobState.CANCELLED)], [(unknown, None)])
 
 
 async def test_cancelling_nothing_changes_nothing(store: Store) -> None:
     await put(store)
 
-    assert await store.cancel([]) == Operated([], [])
+    assert await store.cancel([]) == BulkResult([], [])
     assert await store.count(JobFilter(states=(JobState.QUEUED,))) == 1
 
 
@@ -153,7 +153,7 @@ async def test_a_replayed_job_is_not_cancelled_by_an_old_request(store: Store) -
     (again,) = await take(store)
 
     assert not again.cancelling
-    assert (await store.beat(pulse(), [again.lease], lease_for=LEASE)).held == [Held.HELD]
+    assert (await store.beat(pulse(), [again.lease], lease_for=LEASE)).held == [LeaseStatus.HELD]
 
 
 async def test_a_filter_cancels_what_it_matches_and_nothing_else(store: Store) -> None:

@@ -9,9 +9,9 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.job import JobState, new_id
-from holdfast.store import EVERY_QUEUE, Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import JobState, new_id
+from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.support import (
     LEASE,
     Opener,

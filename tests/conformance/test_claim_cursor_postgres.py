@@ -15,9 +15,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.job import Job, JobState, NewJob, Reason
-from holdfast.store import Store
+from holdfast.core.models import Job, JobState, NewJob, Reason
 from holdfast.stores import open_store
+from holdfast.stores.base import Store
 from holdfast.stores.postgres import cursors
 from tests.conformance.support import ending, new_job, put, running, settle, take
 from tests.support import postgres

@@ -8,7 +8,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from holdfast.job import Finding
+from holdfast.core.models import Finding
 from holdfast.stores import open_store
 from holdfast.stores.postgres import doctor
 from tests.conformance.support import new_job, put, take

@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.errors import Invalid
-from holdfast.job import Ending, JobFilter, JobState, Reason
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.errors import Invalid
+from holdfast.core.models import JobEvent, JobFilter, JobState, Reason
+from holdfast.stores.base import Store
 from tests.conformance.support import (
     WORKER,
     Follower,
@@ -38,7 +38,7 @@ def follower(runner: asyncio.Runner, store: Store, clock: ManualClock) -> Follow
     return follower
 
 
-def brief(endings: list[Ending]) -> list[tuple[str, JobState]]:
+def brief(endings: list[JobEvent]) -> list[tuple[str, JobState]]:
     return [(each.job_id, each.state) for each in endings]
 
 
@@ -67,7 +67,7 @@ async def test_an_ending_says_what_its_job_was(store: Store, clock: ManualClock,
 
     (told,) = await follower.told()
 
-    assert told == Ending(
+    assert told == JobEvent(
         job_id=job_id,
         task="email.send",
         queue="mail",

@@ -15,13 +15,13 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.errors import Invalid
-from holdfast.job import Job, JobFilter, JobState
-from holdfast.store import Store
-from holdfast.stores.marks import FIRST
-from holdfast.stores.postgres.feed import Mark
-from holdfast.stores.postgres.links import parse_url
+from holdfast.core.clock import ManualClock
+from holdfast.core.errors import Invalid
+from holdfast.core.models import Job, JobFilter, JobState
+from holdfast.stores.base import Store
+from holdfast.stores.common.event_cursor import FIRST
+from holdfast.stores.postgres.events import SnapshotCursor
+from holdfast.stores.postgres.pool import parse_url
 from tests.conformance.support import Follower, ending, new_job, put, stored, take
 
 FOREIGN = "create temporary table if not exists anything (n int); insert into anything values (1)"
@@ -136,7 +136,7 @@ async def test_a_transaction_is_known_by_its_begin(store: Store, clock: ManualCl
         number = int(await link.fetchval("select pg_current_xact_id()::text"))
         before = clock()
         clock.advance(60)
-        seen = Mark.read((await begun(store, clock)).mark).seen
+        seen = SnapshotCursor.read((await begun(store, clock)).mark).seen
     assert abs(seen.running[number] - before) < 30_000_000
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 
-from holdfast.clock import ManualClock
-from holdfast.figures import Figures
-from holdfast.job import JobFilter, JobState
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import JobFilter, JobState
+from holdfast.core.stats import JobStats
+from holdfast.stores.base import Store
 from tests.conformance.support import WORKER, ended, ending, failing, lose, new_job, put, running, settle, take
 
 MINUTES = timedelta(minutes=5)
 
 
-async def figures(store: Store, most: int = 1000) -> Figures:
+async def figures(store: Store, most: int = 1000) -> JobStats:
     return await store.figures(recent=MINUTES, most=most)
 
 
@@ -112,4 +112,4 @@ async def test_the_rate_of_many_endings_is_that_of_the_latest(store: Store, cloc
 
 
 async def test_an_empty_store_has_none(store: Store) -> None:
-    assert await figures(store) == Figures([], 1000)
+    assert await figures(store) == JobStats([], 1000)

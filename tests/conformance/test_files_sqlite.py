@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.errors import HoldfastError, StoreMismatch, StoreReplaced, Unavailable
-from holdfast.job import JobFilter
+from holdfast.core.clock import ManualClock
+from holdfast.core.errors import HoldfastError, StoreMismatch, StoreReplaced, Unavailable
+from holdfast.core.models import JobFilter
 from holdfast.stores.sqlite import identity
 from holdfast.stores.sqlite.store import SQLiteStore
 from tests.conformance.support import LEASE, Opener, claim, ending, new_job, pulse, put, running
@@ -25,7 +25,7 @@ from tests.conformance.support import LEASE, Opener, claim, ending, new_job, pul
 OTHER_PROGRAM = """
 import asyncio, sys
 from holdfast import Holdfast
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 
 app = Holdfast(url=sys.argv[1])
 

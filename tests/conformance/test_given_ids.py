@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 
 from holdfast import Holdfast
-from holdfast.clock import ManualClock
-from holdfast.job import Held, Job, JobState, NewJob, Options, new_id
-from holdfast.log_lines import NewLine, Record
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.models import Job, JobState, LeaseStatus, NewJob, Options, new_id
+from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, WORKER, ended, pulse, put, running, settle, state_of, stored, take
 
 GIVEN = Options(given_id=True)
@@ -39,7 +39,7 @@ async def test_returning_id_never_repeats_a_fencing_token(store: Store, clock: M
 async def test_first_life_cannot_settle_or_extend_the_second(store: Store, clock: ManualClock, worker: str) -> None:
     first, second = await second_life(store, clock, worker=worker)
     assert not (await settle(store, first, result='"stale"', worker=WORKER)).accepted
-    assert (await store.beat(pulse(), [first.lease], lease_for=LEASE)).held == [Held.LOST]
+    assert (await store.beat(pulse(), [first.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
     line = NewLine(number=1, ago=timedelta(0), level="info", text="stale", fields=None)
     assert await store.record([Record(first.lease, [line])]) == [False]
     assert await state_of(store, second.id) is JobState.RUNNING
@@ -77,7 +77,7 @@ async def test_only_the_holder_settles_and_extends(store: Store, state: JobState
     """A failover or a restore may forget a claim and give its number to another worker."""
     job = await running(store)
     assert not (await settle(store, job, state, worker="other")).accepted
-    assert (await store.beat(pulse("other"), [job.lease], lease_for=LEASE)).held == [Held.LOST]
-    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [Held.HELD]
+    assert (await store.beat(pulse("other"), [job.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.HELD]
     assert await state_of(store, job.id) is JobState.RUNNING
     assert (await settle(store, job, state, worker=WORKER)).accepted

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.job import JobState, new_id
-from holdfast.store import Store
+from holdfast.core.models import JobState, new_id
+from holdfast.stores.base import Store
 from tests.conformance.support import claim, put, state_of
 
 SPELLINGS = {

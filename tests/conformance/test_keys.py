@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.job import JobFilter, JobState, Submitted
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import JobFilter, JobState, Submitted
+from holdfast.stores.base import Store
 from tests.conformance.support import Opener, ended, new_job, put, running, settle, stored
 
 DAY = timedelta(days=1)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.job import NewJob
-from holdfast.store import EVERY_QUEUE, Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import NewJob
+from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.support import SECOND, claim, failing, lose, new_job, put, running, take, take_ids
 
 

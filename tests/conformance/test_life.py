@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ConfigError, HoldfastError
-from holdfast.job import JobFilter, JobState, Submitted
-from holdfast.store import Store
+from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.core.models import JobFilter, JobState, Submitted
 from holdfast.stores import open_store
+from holdfast.stores.base import Store
 from tests.conformance.support import Opener, new_job, put, state_of, take_ids
 from tests.support.stores import STORES
 

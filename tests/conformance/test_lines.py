@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.errors import Invalid
-from holdfast.job import Job, JobFilter, JobState, Lease, new_id
-from holdfast.log_lines import LogLine, NewLine, Record
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.errors import Invalid
+from holdfast.core.job_logs import LogLine, NewLine, Record
+from holdfast.core.models import Job, JobFilter, JobState, Lease, new_id
+from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, ended, failing, lose, new_job, put, running, settle, take
 
 

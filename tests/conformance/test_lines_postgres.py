@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.store import Store
-from holdfast.stores.postgres.links import parse_url
+from holdfast.stores.base import Store
+from holdfast.stores.postgres.pool import parse_url
 from tests.conformance.support import running
 from tests.conformance.test_endings_postgres import connected
 from tests.conformance.test_lines import lines_of, record, said

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-from holdfast.clock import ManualClock
-from holdfast.job import JobFilter, JobState, Reason
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import JobFilter, JobState, Reason
+from holdfast.stores.base import Store
 from tests.conformance.support import (
     LEASE,
     MINUTE,

@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 
-from holdfast.store import Store
-from holdfast.stores.postgres.links import parse_url
+from holdfast.stores.base import Store
+from holdfast.stores.postgres.pool import parse_url
 from tests.conformance.support import new_job, put
 from tests.support.spoiling import session
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from holdfast.job import NewJob, new_id
+from holdfast.core.models import NewJob, new_id
 from holdfast.stores.sqlite.store import SQLiteStore
 
 

@@ -12,10 +12,10 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
-from holdfast.store import Store
+from holdfast.core.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
 from holdfast.stores import open_store
-from holdfast.stores.postgres import care
+from holdfast.stores.base import Store
+from holdfast.stores.postgres import maintenance
 from tests.conformance.support import put, take_ids
 from tests.support import postgres
 from tests.support.postgres import PASSWORD, USER, Postgres, installed
@@ -102,7 +102,7 @@ async def test_a_migration_lets_others_by_while_somebody_has_a_table_open(schema
 
 
 async def test_a_migration_that_cannot_have_its_lock_says_why(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(care, "_TRIES", 2)
+    monkeypatch.setattr(maintenance, "_TRIES", 2)
     with psycopg.connect(postgres.shared().url()) as reader:
         reader.execute(open_store(url(schema)).migration_sql("0..2").encode())
         reader.commit()

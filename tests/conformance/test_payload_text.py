@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.job import JobState, NewJob, Options
-from holdfast.store import Store
+from holdfast.core.models import JobState, NewJob, Options
+from holdfast.stores.base import Store
 from tests.conformance.support import ended, new_job, put, stored, take
 
 PAYLOADS = [

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.clock import ManualClock
+from holdfast.core.clock import ManualClock
 from holdfast.stores import open_store
-from holdfast.stores.sql import load_statements
+from holdfast.stores.common.named_sql import load_statements
 
 STATEMENTS = load_statements(files("holdfast.stores.sqlite") / "queries.sql")
 

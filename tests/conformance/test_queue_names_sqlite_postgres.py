@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from holdfast.job import Finding
-from holdfast.store import Store
+from holdfast.core.models import Finding
+from holdfast.stores.base import Store
 from tests.conformance.support import new_job, put, take_ids
 from tests.support.spoiling import by_hand, spoil
 

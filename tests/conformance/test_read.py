@@ -10,10 +10,10 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.errors import HoldfastError, Invalid
-from holdfast.job import Job, JobFilter, JobState, Options, Reason, instant, new_id
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.errors import HoldfastError, Invalid
+from holdfast.core.models import Job, JobFilter, JobState, Options, Reason, instant, new_id
+from holdfast.stores.base import Store
 from tests.conformance.support import ended, ending, lose, new_job, put, queues, running, settle, stored, take
 
 HOUR = timedelta(hours=1)

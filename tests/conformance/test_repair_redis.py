@@ -9,9 +9,9 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.job import Finding, JobFilter, JobState, Lease, Options, new_id
-from holdfast.store import EVERY_QUEUE, Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import Finding, JobFilter, JobState, Lease, Options, new_id
+from holdfast.stores.base import EVERY_QUEUE, Store
 from holdfast.stores.redis import repair
 from tests.conformance.support import (
     ended,

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.job import JobFilter, JobState, Operated, Pace, Reason, new_id
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import BulkResult, JobFilter, JobState, Reason, ReplayRate, new_id
+from holdfast.stores.base import Store
 from tests.conformance.support import (
     Opener,
     changed_ids,
@@ -34,7 +34,7 @@ async def test_a_replayed_job_is_ready_with_a_new_budget(store: Store, clock: Ma
     job_id = await ended(store, state, max_attempts=1)
     clock.advance(5)
 
-    assert await store.replay([job_id]) == Operated([(job_id, JobState.QUEUED)], [])
+    assert await store.replay([job_id]) == BulkResult([(job_id, JobState.QUEUED)], [])
 
     job = await stored(store, job_id)
     assert (job.state, job.attempts, job.max_attempts, job.claims) == (JobState.QUEUED, 0, 1, 1)
@@ -92,9 +92,9 @@ async def test_a_replay_without_a_payload_keeps_the_old_one(store: Store) -> Non
 async def test_a_success_is_replayed_only_by_force(store: Store) -> None:
     job_id = await ended(store, JobState.SUCCEEDED)
 
-    assert await store.replay([job_id]) == Operated([], [(job_id, JobState.SUCCEEDED)])
+    assert await store.replay([job_id]) == BulkResult([], [(job_id, JobState.SUCCEEDED)])
     assert await state_of(store, job_id) is JobState.SUCCEEDED
-    assert await store.replay([job_id], force=True) == Operated([(job_id, JobState.QUEUED)], [])
+    assert await store.replay([job_id], force=True) == BulkResult([(job_id, JobState.QUEUED)], [])
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -106,7 +106,7 @@ async def test_a_job_that_will_run_anyway_is_refused(store: Store, force: bool) 
 
     done = await store.replay([job.id, scheduled, queued, unknown], force=force)
 
-    assert done == Operated(
+    assert done == BulkResult(
         [],
         [(job.id, JobState.RUNNING), (scheduled, JobState.SCHEDULED), (queued, JobState.QUEUED), (unknown, None)],
     )
@@ -130,10 +130,10 @@ async def test_a_paced_replay_makes_one_job_ready_after_the_other(store: Store, 
     asked = [dead[1], waits, dead[2], dead[0]]
     start = clock()
 
-    done = await store.replay(asked, pace=Pace(every=timedelta(seconds=2)))
+    done = await store.replay(asked, pace=ReplayRate(every=timedelta(seconds=2)))
 
     scheduled = [(dead[2], JobState.SCHEDULED), (dead[0], JobState.SCHEDULED)]
-    assert done == Operated([(dead[1], JobState.QUEUED), *scheduled], [(waits, JobState.QUEUED)])
+    assert done == BulkResult([(dead[1], JobState.QUEUED), *scheduled], [(waits, JobState.QUEUED)])
     falls_due = [((await stored(store, job_id)).run_at_us - start) / 1e6 for job_id in asked if job_id != waits]
     assert falls_due == [0, 4, 6]  # a turn that was refused is nobody else's
     assert await take_ids(store) == [dead[1]]
@@ -151,7 +151,7 @@ async def test_a_paced_replay_goes_on_where_the_one_before_ended(store: Store, c
     start = clock()
     answers = []
     while not answers or answers[-1].more:
-        pace = Pace(every=every, after=passed * every)
+        pace = ReplayRate(every=every, after=passed * every)
         answers.append(await store.replay(JobFilter(states=(JobState.DEAD,)), limit=2, pace=pace))
         passed += len(answers[-1].changed)
 
@@ -162,7 +162,7 @@ async def test_a_paced_replay_goes_on_where_the_one_before_ended(store: Store, c
 async def test_of_ten_paced_replays_at_once_one_wins(store: Store, opener: Opener) -> None:
     stores = [store, await opener(), await opener()]
     job_id = await ended(store, JobState.DEAD)
-    pace = Pace(after=timedelta(minutes=1))
+    pace = ReplayRate(after=timedelta(minutes=1))
 
     answers = await asyncio.gather(*[stores[n % 3].replay([job_id], pace=pace) for n in range(10)])
 
@@ -174,7 +174,7 @@ async def test_of_ten_paced_replays_at_once_one_wins(store: Store, opener: Opene
 async def test_whatever_can_be_replayed_can_be_so_later(store: Store, clock: ManualClock, state: JobState) -> None:
     job_id = await ended(store, state)
 
-    await store.replay([job_id], force=True, pace=Pace(after=timedelta(seconds=3)))
+    await store.replay([job_id], force=True, pace=ReplayRate(after=timedelta(seconds=3)))
 
     job = await stored(store, job_id)
     assert (job.state, job.attempts, job.error, job.result) == (JobState.SCHEDULED, 0, None, None)

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.job import Job, JobState, Lease, Reason, Settled, Settlement, new_id
-from holdfast.lifecycle import ERROR_LIMIT, clip
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.lifecycle import ERROR_LIMIT, clip
+from holdfast.core.models import Job, JobState, Lease, Reason, Settled, Settlement, new_id
+from holdfast.stores.base import Store
 from tests.conformance.support import (
     LEASE,
     SECOND,

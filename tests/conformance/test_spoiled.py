@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.job import JobState, Reason
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import JobState, Reason
+from holdfast.stores.base import Store
 from tests.conformance.support import claim, ending, lose_all, new_job, put, running, stored, take
 from tests.support.spoiling import spoil
 

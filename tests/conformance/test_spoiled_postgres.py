@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.errors import HoldfastError
-from holdfast.job import Held, JobState
-from holdfast.store import Store
+from holdfast.core.errors import HoldfastError
+from holdfast.core.models import JobState, LeaseStatus
+from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, claim, new_job, pulse, put, running, state_of, stored, take
 from tests.support.spoiling import session
 
@@ -36,7 +36,7 @@ async def test_a_foreign_key_to_a_job_is_not_in_its_way(store: Store) -> None:
         other.execute("select from job where id = any(%s) for key share", [[held.id, waiting]])
 
         beat = await store.beat(pulse(), [held.lease], lease_for=LEASE * 2)
-        assert beat.held == [Held.HELD]
+        assert beat.held == [LeaseStatus.HELD]
         assert (await stored(store, held.id)).lease_until_us == await store.now_us() + 2 * LEASE.total_seconds() * 1e6
         assert [job.id for job in (await claim(store)).jobs] == [waiting]
 
@@ -48,7 +48,7 @@ async def test_a_worker_s_own_row_is_not_waited_for_either(store: Store) -> None
         other.execute("select from worker for update")
 
         beat = await store.beat(pulse(running=1), [held.lease], lease_for=LEASE * 2)
-        assert beat.held == [Held.HELD]
+        assert beat.held == [LeaseStatus.HELD]
         assert (await stored(store, held.id)).lease_until_us == await store.now_us() + 2 * LEASE.total_seconds() * 1e6
     # The server lets go of the row in its own time.
     while [info.pulse.running for info in await store.workers()] != [1]:

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.errors import ConfigError, ForkedConnection, HoldfastError, StoreMismatch, StoreReplaced, Unavailable
-from holdfast.job import Finding, JobFilter, JobState
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.errors import ConfigError, ForkedConnection, HoldfastError, StoreMismatch, StoreReplaced, Unavailable
+from holdfast.core.models import Finding, JobFilter, JobState
 from holdfast.stores import open_store
-from holdfast.stores.sqlite import care, writer
+from holdfast.stores.base import Store
+from holdfast.stores.sqlite import maintenance, writer
 from holdfast.stores.sqlite.store import SQLiteStore
 from tests.conformance.support import Opener, new_job, put, state_of, take_ids
 
@@ -227,7 +227,7 @@ async def test_who_reads_the_whole_file_keeps_no_reader_waiting(
         assert going_on.wait(60)
         return Finding("file", "ok", "read")
 
-    monkeypatch.setattr(care, work, take_long)
+    monkeypatch.setattr(maintenance, work, take_long)
     store = await opener()
     (job_id,) = await put(store)
     reading = asyncio.create_task(store.doctor() if verb == "doctor" else store.backup("copy.db"))

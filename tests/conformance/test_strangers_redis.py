@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.job import JobFilter, JobState, new_id
-from holdfast.store import EVERY_QUEUE, Store
+from holdfast.core.models import JobFilter, JobState, new_id
+from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.support import (
     ended,
     ending,

@@ -8,11 +8,11 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.errors import ConfigError
-from holdfast.job import JobFilter, JobState, Lease, Options, Order, new_id
-from holdfast.store import EVERY_QUEUE, Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.errors import ConfigError
+from holdfast.core.models import JobFilter, JobState, Lease, Options, WorkerCommand, new_id
 from holdfast.stores import open_store
+from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.support import (
     LEASE,
     Opener,
@@ -284,7 +284,7 @@ async def test_a_key_of_another_type_is_moved_away_and_reported(store: Store, ke
     await store.cancel(later)
     await store.expired(limit=10)
     await store.prune({}, limit=10)
-    await store.order(Order.STOP)
+    await store.order(WorkerCommand.STOP)
     await store.pause("other")
 
     assert await states_of(store, [one, other, *later]) == [JobState.DEAD, JobState.SUCCEEDED, JobState.CANCELLED]

@@ -11,9 +11,9 @@ from typing import cast
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.job import JobFilter, JobState, NewJob, Options, Submitted
-from holdfast.store import Store, TransactionalStore
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import JobFilter, JobState, NewJob, Options, Submitted
+from holdfast.stores.base import Store, TransactionalStore
 from tests.conformance.support import new_job, put, state_of, stored, take_ids
 
 

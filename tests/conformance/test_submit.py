@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.errors import HoldfastError
-from holdfast.job import JobFilter, JobState, NewJob, Options, Submitted, new_id
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.errors import HoldfastError
+from holdfast.core.models import JobFilter, JobState, NewJob, Options, Submitted, new_id
+from holdfast.stores.base import Store
 from tests.conformance.support import Opener, new_job, put, state_of, stored, take, take_ids
 
 HOUR = timedelta(hours=1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.job import JobFilter, JobState
-from holdfast.store import EVERY_QUEUE, Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import JobFilter, JobState
+from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.support import (
     Opener,
     claim,

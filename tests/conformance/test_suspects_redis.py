@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.stores.base import Store
 from tests.conformance.support import claim, lose_all, new_job, put, take, take_ids
 from tests.support.keys import Keys
 

@@ -8,12 +8,12 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.errors import ConfigError
-from holdfast.job import Held, JobFilter, JobState, Lease, as_ulid
-from holdfast.store import EVERY_QUEUE, Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.errors import ConfigError
+from holdfast.core.models import JobFilter, JobState, Lease, LeaseStatus, as_ulid
 from holdfast.stores import open_store
-from holdfast.stores.redis.ulids import read, written
+from holdfast.stores.base import EVERY_QUEUE, Store
+from holdfast.stores.redis.id_codec import read, written
 from tests.conformance.support import (
     LEASE,
     WORKER,
@@ -60,7 +60,7 @@ async def test_a_whole_life_is_written_with_ulids_and_told_with_uuids(
     (job,) = await take(store)
     assert (job.id, keys.zrange("leases", 0, -1)) == (first.id, [as_ulid(first.id)])
     leases = [job.lease, Lease(later.id, 1)]
-    assert (await store.beat(pulse(), leases, lease_for=LEASE)).held == [Held.HELD, Held.LOST]
+    assert (await store.beat(pulse(), leases, lease_for=LEASE)).held == [LeaseStatus.HELD, LeaseStatus.LOST]
     assert (await lose(store, clock, job)).state is JobState.QUEUED
     assert [each.reason for each in await store.attempts(first.id)] == ["crashed"]
     (job,) = await take(store, startable=1)

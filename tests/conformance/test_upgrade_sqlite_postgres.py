@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from holdfast.log_lines import Record
+from holdfast.core.job_logs import Record
 from tests.conformance.support import Opener, put, take
 from tests.conformance.test_lines import lines_of, said
 from tests.support.stores import STORES, migrations

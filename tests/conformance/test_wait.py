@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable
 from datetime import timedelta
 
-from holdfast.job import JobState, Order, Reason
-from holdfast.store import Store
+from holdfast.core.models import JobState, Reason, WorkerCommand
+from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, Opener, new_job, pulse, put, running, settle, stored, take
 from tests.support.load import slowness
 
@@ -160,7 +160,7 @@ async def test_resuming_wakes_the_queue(store: Store, opener: Opener) -> None:
 async def test_an_order_wakes_its_worker(store: Store, opener: Opener) -> None:
     await store.beat(pulse("w"), [], lease_for=LEASE)
 
-    assert await seconds_until_woken(await opener(), ["worker:w"], store.order(Order.STOP, ["w"])) < soon()
+    assert await seconds_until_woken(await opener(), ["worker:w"], store.order(WorkerCommand.STOP, ["w"])) < soon()
 
 
 async def test_a_cancellation_wakes_the_worker_that_runs_the_job(store: Store, opener: Opener) -> None:

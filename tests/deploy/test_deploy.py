@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from holdfast.cli import main
-from holdfast.config import SETTINGS, Settings
-from holdfast.observe.catalogue import FAMILIES
+from holdfast.settings.settings import SETTINGS, Settings
+from holdfast.telemetry.metric_definitions import FAMILIES
 from tests.support.pages import ROOT
 
 DEPLOY = ROOT / "deploy"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from atlasqueue.app import app
 
-from holdfast.observe.logs import configure_logs
+from holdfast.telemetry.logs import configure_logs
 
 
 async def submit(keys: Iterator[str]) -> None:

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from redis import Redis as Client
 
 from holdfast import Holdfast, Settings
-from holdfast.job import as_ulid, instant
-from holdfast.store import Store
+from holdfast.core.models import as_ulid, instant
 from holdfast.stores import open_store
+from holdfast.stores.base import Store
 from tests.examples import programs
 from tests.examples.common import asked, until
 from tests.examples.programs import ROOT

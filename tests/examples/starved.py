@@ -14,8 +14,8 @@ from queuectl.app import open_app
 from queuectl.config import Place
 
 from holdfast import Context, Holdfast
-from holdfast.events import JobSucceeded
-from holdfast.observe.logs import configure_logs
+from holdfast.core.events import JobSucceeded
+from holdfast.telemetry.logs import configure_logs
 from holdfast.worker import Worker
 
 

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from holdfast import Holdfast, JobState
-from holdfast.job import instant
+from holdfast.core.models import instant
 from tests.examples.atlas_support import Atlas, Instance, held
 from tests.examples.common import until
 from tests.examples.programs import ROOT

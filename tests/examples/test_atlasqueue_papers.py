@@ -20,7 +20,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from holdfast.config import SETTINGS
+from holdfast.settings.settings import SETTINGS
 from tests.examples.atlasqueue_support import DEAD, EXAMPLE, Atlasqueue
 from tests.examples.common import PATIENCE, until
 from tests.examples.programs import ROOT

@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 from holdfast import Holdfast, HoldfastError, Retry, current_job
-from holdfast.clock import ManualClock
-from holdfast.store import EVERY_QUEUE
+from holdfast.core.clock import ManualClock
+from holdfast.stores.base import EVERY_QUEUE
 from holdfast.worker import Worker
 from tests.examples.atlasqueue_support import QUEUE, Atlasqueue, rejected, starts
 from tests.examples.common import PATIENCE, until

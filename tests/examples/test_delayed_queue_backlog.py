@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.job import NewJob, new_id
+from holdfast.core.models import NewJob, new_id
 from tests.examples.delayed_support import DATABASE, LEADER, SECOND, Blocked, Delayed, lateness
 from tests.support.load import percentile, slowness
 from tests.support.redis import shared

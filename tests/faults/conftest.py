@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from holdfast.links import redis as redis_links
-from holdfast.stores.postgres import links as postgres_links
+from holdfast.stores.connections import redis as redis_links
+from holdfast.stores.postgres import pool as postgres_links
 from tests.support.fault_proxy import FaultProxy
 from tests.support.load import TEST_SECONDS
 from tests.support.redis import Redis, shared

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from holdfast.errors import Unavailable
-from holdfast.job import Finding
-from holdfast.store import Store
+from holdfast.core.errors import Unavailable
+from holdfast.core.models import Finding
 from holdfast.stores import open_store
+from holdfast.stores.base import Store
 
 RESUMED = 30.0
 """Seconds within which everything works again once the server is back, on any machine."""

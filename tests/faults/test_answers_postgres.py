@@ -9,10 +9,10 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from holdfast.errors import Unavailable
-from holdfast.job import JobFilter, JobState, Reason
-from holdfast.stores.postgres import links
-from holdfast.stores.postgres.commits import Commit, begun_commit, is_committed
+from holdfast.core.errors import Unavailable
+from holdfast.core.models import JobFilter, JobState, Reason
+from holdfast.stores.postgres import pool
+from holdfast.stores.postgres.commit_status import Commit, begun_commit, is_committed
 from tests.conformance.support import (
     ended,
     ending,
@@ -87,7 +87,7 @@ async def test_a_failure_that_was_written_and_never_answered_counts_once(proxy: 
 async def test_a_failure_that_was_written_and_never_answered_is_accepted_though_others_went_on(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "PATIENCE", 30.0)
+    monkeypatch.setattr(pool, "PATIENCE", 30.0)
     async with opened(proxied_url) as store, opened(url) as other:
         failed, released, neighbour = [await running(store) for _ in range(3)]
         proxy.cut_after(b"a needle", answer=b"SELECT 3")
@@ -112,7 +112,7 @@ async def test_successes_that_were_written_before_the_server_went_away_are_accep
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch of successes and failures takes two statements."""
-    monkeypatch.setattr(links, "PATIENCE", 0.3)
+    monkeypatch.setattr(pool, "PATIENCE", 0.3)
     async with opened(proxied_url) as store:
         succeeded, failed = await running(store), await running(store)
         batch = [ending(succeeded), failing(failed, "a needle")]
@@ -201,7 +201,7 @@ async def test_an_operation_cut_at_its_commit_says_what_it_has_done(
 async def test_a_replay_that_was_stored_and_never_answered_is_not_repeated(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "PATIENCE", 30.0)
+    monkeypatch.setattr(pool, "PATIENCE", 30.0)
     async with opened(proxied_url) as store, opened(url) as other:
         job_id = await ended(store, JobState.SUCCEEDED)
         proxy.cut_after(b"COMMIT", answer=b"COMMIT")
@@ -220,7 +220,7 @@ async def test_a_replay_that_was_stored_and_never_answered_is_not_repeated(
 async def test_an_operation_of_which_nobody_knows_says_that_it_may_have_been_done(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "PATIENCE", 0.3)
+    monkeypatch.setattr(pool, "PATIENCE", 0.3)
     async with opened(proxied_url) as store:
         (job_id,) = await put(store)
         proxy.cut_after(b"COMMIT", answer=b"COMMIT")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from redis import exceptions as driver
 
-from holdfast.errors import Unavailable
-from holdfast.job import Held, JobFilter, JobState, Reason, Submitted, new_id
-from holdfast.links import redis as links
-from holdfast.links.wire import Argument, Wire
+from holdfast.core.errors import Unavailable
+from holdfast.core.models import JobFilter, JobState, LeaseStatus, Reason, Submitted, new_id
+from holdfast.stores.connections import redis as links
+from holdfast.stores.connections.redis_protocol import Argument, Wire
 from tests.conformance.support import (
     LEASE,
     ended,
@@ -269,5 +269,5 @@ async def test_a_lease_that_was_given_twice_is_whose_worker_has_the_job(server: 
         (first,) = await take(store, worker="first")
         server.execute("HSET", key, "worker", "second")
 
-        assert (await store.beat(pulse("first"), [first.lease], lease_for=LEASE)).held == [Held.LOST]
-        assert (await store.beat(pulse("second"), [first.lease], lease_for=LEASE)).held == [Held.HELD]
+        assert (await store.beat(pulse("first"), [first.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
+        assert (await store.beat(pulse("second"), [first.lease], lease_for=LEASE)).held == [LeaseStatus.HELD]

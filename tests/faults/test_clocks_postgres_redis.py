@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.job import Held, JobState
-from holdfast.lifecycle import Lost, decide
-from holdfast.retry import Retry
-from holdfast.store import Store
+from holdfast.core.lifecycle import Lost, decide
+from holdfast.core.models import JobState, LeaseStatus
+from holdfast.core.retry import Retry
+from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, claim, new_job, pulse, put, running, settle, stored, take
 from tests.faults.support import opened
 from tests.support.stores import MIGRATED
@@ -70,7 +70,7 @@ async def test_skewed_caller_claims_for_the_length_of_a_lease(skewed: Skewed) ->
             assert seconds_from_now(instant_us) == pytest.approx(0, abs=NEAR)
 
         beat = await store.beat(pulse(), [job.lease], lease_for=2 * LEASE)
-        assert beat.held == [Held.HELD]
+        assert beat.held == [LeaseStatus.HELD]
         assert seconds_from_now((await stored(store, job_id)).lease_until_us) == pytest.approx(60, abs=NEAR)
         assert (await settle(store, job)).accepted
         assert seconds_from_now((await stored(store, job_id)).ended_at_us) == pytest.approx(0, abs=NEAR)

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.job import Held, Job, JobFilter, JobState, Options, Settlement
-from holdfast.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded, decide
-from holdfast.retry import Retry
-from holdfast.store import Store
+from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded, decide
+from holdfast.core.models import Job, JobFilter, JobState, LeaseStatus, Options, Settlement
+from holdfast.core.retry import Retry
+from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, new_job, pulse, put, settle, take
 from tests.faults.support import finding, opened, until_it_works
 from tests.support.redis import Redis
@@ -71,7 +71,7 @@ async def test_stale_write_after_an_id_returned_is_no_loss(
         answers = await store.settle([decided(job, outcome) for job, outcome in zip(stale, outcomes, strict=False)])
         assert [answer.accepted for answer in answers] == [False] * 3
         beat = await store.beat(pulse("stale"), [job.lease for job in stale], lease_for=LEASE)
-        assert beat.held == [Held.LOST] * 4
+        assert beat.held == [LeaseStatus.LOST] * 4
 
         assert (await finding(store, "losses")).level == "ok"
         for job in owned:
@@ -97,7 +97,7 @@ async def test_lost_claim_of_a_given_id_is_reported() -> None:
             server.crash_back(size)
 
             beat = await until_it_works(lambda: store.beat(pulse(), [jobs[0].lease], lease_for=LEASE))
-            assert beat.held == [Held.LOST]
+            assert beat.held == [LeaseStatus.LOST]
             assert not (await settle(store, jobs[1])).accepted
 
             assert "at least 2 acknowledged" in (await finding(store, "losses")).text
@@ -119,7 +119,7 @@ async def test_lost_claim_settles_nothing_after_a_failover() -> None:
             answers = await store.settle(late)
             assert {(answer.accepted, answer.state) for answer in answers} == {(False, JobState.RUNNING)}
             beat = await store.beat(pulse("stale"), [job.lease for job in owned], lease_for=LEASE)
-            assert beat.held == [Held.LOST] * len(OUTCOMES)
+            assert beat.held == [LeaseStatus.LOST] * len(OUTCOMES)
             assert f"at least {2 * len(OUTCOMES)} acknowledged" in (await finding(store, "losses")).text
 
             assert all([(await settle(store, job, worker="owner")).accepted for job in owned])

@@ -8,8 +8,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from holdfast.errors import Unavailable
-from holdfast.job import JobState, new_id
+from holdfast.core.errors import Unavailable
+from holdfast.core.models import JobState, new_id
 from holdfast.stores.postgres.statements import Query
 from holdfast.stores.postgres.store import PostgresStore
 from tests.conformance.support import new_job, put

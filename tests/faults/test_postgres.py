@@ -10,10 +10,10 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from holdfast.errors import Conflict, HoldfastError, Unavailable
-from holdfast.job import Job, JobFilter, JobState, Lease, Settlement, new_id
+from holdfast.core.errors import Conflict, HoldfastError, Unavailable
+from holdfast.core.models import Job, JobFilter, JobState, Lease, Settlement, new_id
 from holdfast.stores import open_store
-from holdfast.stores.postgres import links, news
+from holdfast.stores.postgres import notifications, pool
 from tests.conformance.support import LEASE, claim, ending, failing, new_job, pulse, put, running, settle, stored, take
 from tests.faults.support import opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
@@ -63,7 +63,7 @@ async def test_a_server_that_refuses_is_told_in_one_line_and_soon(proxy: FaultPr
         with pytest.raises(Unavailable) as told:
             await store.submit([new_job()])
 
-        assert time.monotonic() - begun < (links.PATIENCE + 3) * slowness()
+        assert time.monotonic() - begun < (pool.PATIENCE + 3) * slowness()
         assert "\n" not in str(told.value)
         proxy.accept()
         (answer,) = await until_it_works(lambda: store.submit([new_job()]))
@@ -83,8 +83,8 @@ async def test_a_short_absence_is_not_even_noticed(proxy: FaultProxy, proxied_ur
 async def test_a_listener_that_went_silent_costs_one_poll_and_is_replaced(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(news, "PROOF", 0.5)
-    monkeypatch.setattr(news, "PROVEN_IN", 0.5)
+    monkeypatch.setattr(notifications, "PROOF", 0.5)
+    monkeypatch.setattr(notifications, "PROVEN_IN", 0.5)
     async with opened(proxied_url) as worker, opened(proxied_url) as submitter:
         await worker.wait(["queue:default"], timeout=0.1)
         proxy.hold(of=b"LISTEN")
@@ -209,7 +209,7 @@ async def test_a_beat_does_not_wait_for_a_handler_that_holds_its_job(postgres: P
 async def test_a_beat_says_in_time_what_it_waited_for(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "PATIENCE", 600.0)
+    monkeypatch.setattr(pool, "PATIENCE", 600.0)
     async with opened(proxied_url) as store:
         job = await running(store)
         proxy.refuse()
@@ -253,7 +253,7 @@ async def test_what_a_database_has_by_default_does_not_matter(postgres: Postgres
         job = await running(store, payload='{"text":"€"}')
         assert job.payload == '{"text":"€"}'
         assert (await settle(store, job)).accepted
-    ours = links.Links(links.parse_url(postgres.url(database=database)), now=None)
+    ours = pool.PostgresPool(pool.parse_url(postgres.url(database=database)), now=None)
     for name, value in theirs.items():
         assert await ours.call(lambda link, name=name: link.fetchval(f"show {name}")) != value, name
     await ours.close()

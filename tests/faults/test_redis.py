@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 
 from holdfast import Holdfast
-from holdfast.errors import Unavailable
-from holdfast.events import StoreTrouble
-from holdfast.job import JobFilter
+from holdfast.core.errors import Unavailable
+from holdfast.core.events import StoreTrouble
+from holdfast.core.models import JobFilter
 from holdfast.stores import open_store
-from holdfast.stores.redis import news
+from holdfast.stores.redis import notifications
 from tests.conformance.support import LEASE, claim, failing, new_job, pulse, put, running, settle, stored, take
 from tests.faults.support import opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
@@ -128,8 +128,8 @@ async def test_a_half_open_connection_is_noticed_by_every_verb(
 async def test_a_listener_that_went_silent_is_replaced(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(news, "PROOF", 0.5)
-    monkeypatch.setattr(news, "PROVEN_IN", 0.5)
+    monkeypatch.setattr(notifications, "PROOF", 0.5)
+    monkeypatch.setattr(notifications, "PROVEN_IN", 0.5)
     async with opened(proxied_url) as worker, opened(proxied_url) as submitter:
         await worker.wait(["job:x"], timeout=0.1)
         job = await running(submitter)

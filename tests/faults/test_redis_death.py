@@ -10,15 +10,15 @@ from importlib.resources import files
 import pytest
 
 from holdfast import Holdfast
-from holdfast.errors import ConfigError, Unavailable
-from holdfast.job import Held, Job, JobFilter, JobState, Settlement
-from holdfast.lifecycle import Failed, Outcome, Released, Succeeded, decide
-from holdfast.retry import Retry
+from holdfast.core.errors import ConfigError, Unavailable
+from holdfast.core.lifecycle import Failed, Outcome, Released, Succeeded, decide
+from holdfast.core.models import Job, JobFilter, JobState, LeaseStatus, Settlement
+from holdfast.core.retry import Retry
 from holdfast.stores import open_store
 from holdfast.stores.redis import eviction
-from holdfast.stores.redis.address import parse_url
-from holdfast.stores.redis.links import Links
+from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.scripts import load_scripts
+from holdfast.stores.redis.url import parse_url
 from tests.conformance.support import (
     LEASE,
     ending,
@@ -149,7 +149,9 @@ async def test_a_loss_is_told_whatever_order_its_acknowledgements_had() -> None:
             (first,) = await put(store)
             size = server.written_log.stat().st_size
             (second,) = await put(store)
-            links = Links(address, now=None, lost=load_scripts(files("holdfast.stores.redis") / "scripts")["lost"])
+            links = NamespacePool(
+                address, now=None, lost=load_scripts(files("holdfast.stores.redis") / "scripts")["lost"]
+            )
             links.stored(2, second)
             links.stored(1, first)
         server.crash_back(size)
@@ -186,7 +188,7 @@ async def test_a_claim_that_a_crash_lost_is_told_by_its_worker() -> None:
             server.crash_back(size)
 
             beat = await until_it_works(lambda: store.beat(pulse(), [jobs[0].lease], lease_for=LEASE))
-            assert beat.held == [Held.LOST]
+            assert beat.held == [LeaseStatus.LOST]
             assert not (await settle(store, jobs[1])).accepted
 
             assert "at least 2 acknowledged" in (await finding(store, "losses")).text
@@ -208,7 +210,7 @@ async def test_a_worker_whose_claim_a_crash_lost_settles_nothing_of_who_claimed_
             answers = await store.settle([_decided(job, outcome) for job, outcome in zip(stale, outcomes, strict=True)])
             assert {(answer.accepted, answer.state) for answer in answers} == {(False, JobState.RUNNING)}
             beat = await store.beat(pulse("stale"), [last.lease], lease_for=LEASE)
-            assert beat.held == [Held.LOST]
+            assert beat.held == [LeaseStatus.LOST]
             assert "at least 5 acknowledged" in (await finding(store, "losses")).text
 
             answers = await other.settle([_decided(job, outcome) for job, outcome in zip(jobs, outcomes, strict=False)])

@@ -9,12 +9,12 @@ from datetime import timedelta
 import psutil
 import pytest
 
-from holdfast.errors import ConfigError, Unavailable
-from holdfast.job import JobFilter, JobState
-from holdfast.links import redis as connections
-from holdfast.store import Store
+from holdfast.core.errors import ConfigError, Unavailable
+from holdfast.core.models import JobFilter, JobState
 from holdfast.stores import open_store
-from holdfast.stores.redis import links
+from holdfast.stores.base import Store
+from holdfast.stores.connections import redis as connections
+from holdfast.stores.redis import pool
 from tests.conformance.support import ended, failing, new_job, put, queues, running, settle, stored, take, take_ids
 from tests.faults.support import opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
@@ -49,7 +49,7 @@ async def test_a_replica_is_not_written_to(hurried: None) -> None:
 
 @pytest.mark.parametrize("kind", [MAIN, *FLOORS])
 async def test_nothing_is_acknowledged_that_too_few_replicas_have(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_CONFIRMED", 0.3)
+    monkeypatch.setattr(pool, "_CONFIRMED", 0.3)
     with replicated(kind) as (primary, replica):
         url = primary.url(namespace="r", replicas="1")
         async with opened(url) as store, opened(url) as other:

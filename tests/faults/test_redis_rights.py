@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ConfigError, HoldfastError, StoreMismatch, Unavailable
+from holdfast.core.errors import ConfigError, HoldfastError, StoreMismatch, Unavailable
 from holdfast.stores import open_store
 from tests.conformance.support import new_job, put, settle, stored, take
 from tests.faults.support import finding, opened

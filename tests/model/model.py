@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from holdfast.job import MICROSECOND, TERMINAL, Held, Job, JobState, Lease, NewJob, Reason, Settlement
-from holdfast.lifecycle import CANCELLABLE, DELETABLE, LEGAL, REPLAYABLE
+from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, LEGAL, REPLAYABLE
+from holdfast.core.models import MICROSECOND, TERMINAL, Job, JobState, Lease, LeaseStatus, NewJob, Reason, Settlement
 
 AGAIN = frozenset({JobState.FAILED, JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING})
 """Where a settlement lets a job run again: a cancelling job ends instead."""
@@ -146,13 +146,13 @@ class Model:
         elif state is not JobState.SUCCEEDED:
             job.counted.add(job.claims)
 
-    def held(self, lease: Lease, now: int, extend_to: int) -> Held:
+    def held(self, lease: Lease, now: int, extend_to: int) -> LeaseStatus:
         """What a beat answers for this lease; extends it where it lives."""
         job = self.jobs.get(lease.job_id)
         if job is None or job.state is not JobState.RUNNING or job.claims != lease.claims or job.lease_until <= now:
-            return Held.LOST
+            return LeaseStatus.LOST
         job.lease_until = extend_to
-        return Held.CANCEL if job.cancelling else Held.HELD
+        return LeaseStatus.CANCEL if job.cancelling else LeaseStatus.HELD
 
     def expired(self, now: int) -> set[str]:
         return {id_ for id_, job in self.jobs.items() if job.state is JobState.RUNNING and job.lease_until <= now}

@@ -22,10 +22,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast import Holdfast
-from holdfast.clock import ManualClock
-from holdfast.job import MICROSECOND, Claim, JobFilter, JobState, Lease, NewJob, Pace, Pulse, Reason, Settlement, new_id
-from holdfast.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded, decide
-from holdfast.store import EVERY_QUEUE
+from holdfast.core.clock import ManualClock
+from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded, decide
+from holdfast.core.models import (
+    MICROSECOND,
+    Claim,
+    JobFilter,
+    JobState,
+    Lease,
+    NewJob,
+    Reason,
+    ReplayRate,
+    Settlement,
+    WorkerHeartbeat,
+    new_id,
+)
+from holdfast.stores.base import EVERY_QUEUE
 from tests.model.model import Model, ModelJob, crash_reason, reachable
 from tests.support.stores import CARRIED, MIGRATED, Home, stores_of
 
@@ -304,7 +316,7 @@ class StoreMachine(RuleBasedStateMachine):
         until = self.clock() + seconds * MICROSECONDS_PER_SECOND
         for worker in ("w1", "w2"):
             mine = [lease for lease in leases if self.workers[lease] == worker]
-            said = Pulse(worker=worker, host="h", pid=1, queues="*", concurrency=1)
+            said = WorkerHeartbeat(worker=worker, host="h", pid=1, queues="*", concurrency=1)
             beat = self.call(self.store.beat(said, mine, lease_for=timedelta(seconds=seconds)))
             assert beat.held == [self.model.held(lease, self.clock(), until) for lease in mine]
 
@@ -339,7 +351,7 @@ class StoreMachine(RuleBasedStateMachine):
     def replay(self, numbers: list[int], force: bool, after: int, every: int) -> None:
         self.meet_the_due()
         ids = self.chosen(numbers)
-        pace = Pace(after=timedelta(seconds=after), every=timedelta(seconds=every))
+        pace = ReplayRate(after=timedelta(seconds=after), every=timedelta(seconds=every))
         done = self.call(self.store.replay(ids, force=force, pace=pace))
         laters = {job_id: (after + turn * every) * 1_000_000 for turn, job_id in enumerate(dict.fromkeys(ids))}
         won = [job_id for job_id in ids if self.model.replay(job_id, self.clock(), laters[job_id], force=force)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.observe.catalogue import FAMILIES
-from holdfast.observe.figures import Family
+from holdfast.telemetry.metric_definitions import FAMILIES
+from holdfast.telemetry.metric_types import Family
 
 _PLACES = {"worker": "worker", "api": "API", "both": "both"}
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import psycopg
 
-from holdfast.stores.postgres.care import printed
-from holdfast.stores.sql import load_migrations
+from holdfast.stores.common.named_sql import load_migrations
+from holdfast.stores.postgres.maintenance import printed
 from tests.support.postgres import SUPERUSER, Postgres, shared
 
 _MANY = 1_000

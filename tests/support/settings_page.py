@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from holdfast.config import SETTINGS, Setting
+from holdfast.settings.settings import SETTINGS, Setting
 
 _HEAD = """\
 # Settings

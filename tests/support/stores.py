@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.config import PREFIX
-from holdfast.stores.sql import load_migrations
+from holdfast.settings.settings import PREFIX
+from holdfast.stores.common.named_sql import load_migrations
 from tests.support import postgres, redis
 from tests.support.schemas import migrated_schema
 

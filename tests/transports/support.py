@@ -11,9 +11,9 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast import Context, Holdfast
-from holdfast.events import KINDS, Event
-from holdfast.job import Claim, JobFilter, JobState, NewJob, Settlement, new_id
-from holdfast.store import Store
+from holdfast.core.events import KINDS, Event
+from holdfast.core.models import Claim, JobFilter, JobState, NewJob, Settlement, new_id
+from holdfast.stores.base import Store
 from holdfast.worker.worker import Worker
 from tests.support.redis import Redis
 

@@ -9,10 +9,10 @@ from collections import Counter
 import pytest
 
 from holdfast import Holdfast
-from holdfast.clock import ManualClock
-from holdfast.events import StoreTrouble, TransportAway, TransportBack
-from holdfast.job import Finding, JobFilter, JobState
-from holdfast.store import Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.events import StoreTrouble, TransportAway, TransportBack
+from holdfast.core.models import Finding, JobFilter, JobState
+from holdfast.stores.base import Store
 from tests.support.fault_proxy import FaultProxy
 from tests.transports.support import (
     QUICK,

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.job import Held, JobState, Lease, Pulse, Reason
-from holdfast.store import EVERY_QUEUE, Store
+from holdfast.core.clock import ManualClock
+from holdfast.core.models import JobState, Lease, LeaseStatus, Reason, WorkerHeartbeat
+from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.transports.support import PATIENCE, Pairing, claim, ending, new_job, put, take
 
 SECOND = timedelta(seconds=1)
@@ -225,7 +225,7 @@ async def test_a_lost_lease_needs_no_delivery(pairing: Pairing) -> None:
         await sweeper.settle([ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)])
         assert await take(sweeper) == [job.id]
 
-        pulse = Pulse(worker="w", host="h", pid=1, queues="*", concurrency=1)
+        pulse = WorkerHeartbeat(worker="w", host="h", pid=1, queues="*", concurrency=1)
         beat = await store.beat(pulse, [Lease(job.id, job.claims)], lease_for=timedelta(seconds=30))
 
-        assert beat.held == [Held.LOST]
+        assert beat.held == [LeaseStatus.LOST]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import Unavailable
-from holdfast.links.redis import Links
-from holdfast.links.redis_url import parse_server
-from holdfast.transports.base import Ear
+from holdfast.core.errors import Unavailable
+from holdfast.stores.connections.redis import RedisPool
+from holdfast.stores.connections.redis_url import parse_server
+from holdfast.transports.base import BlockingReader
 from tests.support.redis import Redis
 
 
@@ -19,9 +19,9 @@ async def test_a_server_that_dies_under_a_nudge_leaves_no_error_unseen(redis_of_
     """asyncio logs as an error what a future has failed with if nobody ever looks at it."""
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-    links = Links(parse_server(redis_of_its_own.url())[0], "atlas:jobs", patience=1, deadline=1)
+    links = RedisPool(parse_server(redis_of_its_own.url())[0], "atlas:jobs", patience=1, deadline=1)
     wire = await links.connect(protocol=2)
-    ear, stop = Ear(wire, links, int(await wire.ask("CLIENT", "ID"))), asyncio.Event()
+    ear, stop = BlockingReader(wire, links, int(await wire.ask("CLIENT", "ID"))), asyncio.Event()
     await links.command("PING")
     asking = asyncio.create_task(ear.ask("BRPOP", "nothing", "30", seconds=30, stop=stop))
     await asyncio.sleep(0.1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.events import MalformedMessage
-from holdfast.job import new_id
-from holdfast.observe.metrics import Metrics
-from holdfast.transports import carrier
+from holdfast.core.events import MalformedMessage
+from holdfast.core.models import new_id
+from holdfast.telemetry.metrics import Metrics
+from holdfast.transports import session
 from tests.transports.support import QUICK, Pairing, Recorder, counting, put, take, until, until_succeeded, working
 
 TEXTS = ("hello", "", "x" * 1_000_000, '{"id": "', "\x1b[31mred\r\n\u202e" + new_id(), '{"event": "user.created"}')
@@ -65,7 +65,7 @@ async def test_reports_of_malformed_messages_are_bounded(pairing: Pairing, monke
         if pairing.is_stream:
             assert len(pairing.entries(pairing.key() + "@malformed")) == 100
 
-        monkeypatch.setattr(carrier, "_REPORT_SPAN", 0.0)
+        monkeypatch.setattr(session, "_REPORT_SPAN", 0.0)
         pairing.push("later")
         await take(store)
         assert [each.unreported for each in events.of(MalformedMessage)] == [0] * 10 + [240]

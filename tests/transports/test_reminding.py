@@ -11,11 +11,11 @@ import psycopg
 import pytest
 
 from holdfast import Holdfast
-from holdfast.clock import ManualClock
-from holdfast.events import LeaseRejected, SweepComplete
-from holdfast.faults import Fault, arm
-from holdfast.job import JobFilter, JobState, Reason
-from holdfast.transports import reminding
+from holdfast.core.clock import ManualClock
+from holdfast.core.events import LeaseRejected, SweepComplete
+from holdfast.core.fault_injection import InjectedFault, arm
+from holdfast.core.models import JobFilter, JobState, Reason
+from holdfast.transports import reconciler
 from holdfast.worker.worker import Worker
 from tests.support.postgres import Postgres
 from tests.transports.support import (
@@ -102,7 +102,7 @@ async def test_sweeps_of_a_queue_too_deep_to_be_looked_at_repeat_nothing(
     pairing: Pairing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several workers sweep at once; what one look cannot hold is announced as the rest is taken."""
-    monkeypatch.setattr(reminding, "ROUND", 10)
+    monkeypatch.setattr(reconciler, "ROUND", 10)
     clock = ManualClock()
     async with pairing.app(now=clock) as app, pairing.app(now=clock) as other:
         stores = [await app.opened(), await other.opened()]
@@ -125,7 +125,7 @@ async def test_what_a_deep_queue_has_lost_comes_once_the_queue_can_be_looked_at(
     pairing: Pairing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though it stood behind what can be looked at, and others are in front of it by their priority."""
-    monkeypatch.setattr(reminding, "ROUND", 10)
+    monkeypatch.setattr(reconciler, "ROUND", 10)
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
         store = await app.opened()
@@ -145,7 +145,7 @@ async def test_what_a_deep_queue_has_lost_comes_while_it_stays_deep(
     pairing: Pairing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of any priority, and again where it is lost again. Several workers sweep, and nothing else is repeated."""
-    monkeypatch.setattr(reminding, "ROUND", 10)
+    monkeypatch.setattr(reconciler, "ROUND", 10)
     clock = ManualClock()
     async with pairing.app(now=clock) as app, pairing.app(now=clock) as other:
         stores = [await app.opened(), await other.opened()]
@@ -160,7 +160,7 @@ async def test_what_a_deep_queue_has_lost_comes_while_it_stays_deep(
             before = pairing.waiting()
             said = sum(await asyncio.gather(*[store.remind() for store in stores]))
             waiting = pairing.waiting()
-            assert len(waiting) > reminding.ROUND or not taken
+            assert len(waiting) > reconciler.ROUND or not taken
             assert (waiting[: len(before)], len(waiting)) == (before, len(before) + said)
             return waiting[len(before) :]
 
@@ -233,8 +233,8 @@ async def test_each_queue_has_a_list_of_the_dead_letters_that_ended_last(
 ) -> None:
     """One queue's dead push out nobody else's, and an old job that dies now is among the newest. Many lists are looked
     at in turn."""
-    monkeypatch.setattr(reminding, "MIRRORED", 2)
-    monkeypatch.setattr(reminding, "_MIRRORED_AT_ONCE", 1)
+    monkeypatch.setattr(reconciler, "MIRRORED", 2)
+    monkeypatch.setattr(reconciler, "_MIRRORED_AT_ONCE", 1)
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
         store = await app.opened()
@@ -323,7 +323,7 @@ async def test_an_announcement_that_never_came_is_made_up_for(pairing: Pairing) 
     app = pairing.app(**QUICK)
     noop(app, done)
     async with app:
-        arm(Fault("announce.before", "fail"))
+        arm(InjectedFault("announce.before", "fail"))
         handle = await app.enqueue("work")
         assert (handle.wake_up_delayed, pairing.waiting()) == (True, [])
         async with working(app):

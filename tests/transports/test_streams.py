@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from holdfast import Context
-from holdfast.events import MalformedMessage
-from holdfast.job import JobState, Lease, Pulse, Reason
+from holdfast.core.events import MalformedMessage
+from holdfast.core.models import JobState, Lease, Reason, WorkerHeartbeat
 from tests.support.redis import FLOORS, MAIN, Redis
 from tests.transports.support import (
     Pairing,
@@ -27,7 +27,7 @@ from tests.transports.support import (
 )
 
 GROUP = "holdfast"
-PULSE = Pulse(worker="w", host="h", pid=1, queues="*", concurrency=1)
+PULSE = WorkerHeartbeat(worker="w", host="h", pid=1, queues="*", concurrency=1)
 
 
 @pytest.fixture(params=[MAIN, *FLOORS])

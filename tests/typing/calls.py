@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import reveal_type
 
 from holdfast import Context, Holdfast, JobHandle
-from holdfast.job import NewJob
+from holdfast.core.models import NewJob
 
 app = Holdfast("sqlite:///never.db")
 

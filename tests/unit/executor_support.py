@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from holdfast.job import Job
+from holdfast.core.models import Job
 
 
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

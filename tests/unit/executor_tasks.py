@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.signals import Dead, RetryAfter, Snooze
-from holdfast.task import Context, Registry, Task, current_job
+from holdfast.core.control_flow import Dead, RetryAfter, Snooze
+from holdfast.tasks import Context, Registry, Task, current_job
 
 
 def process_task(function: Any) -> Task[..., Any]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast, JobFilter, ResultTimeout, Settings
-from holdfast.clock import ManualClock
-from holdfast.errors import ConfigError, Conflict, Invalid
-from holdfast.events import Event, JobCreated, JobDuplicate
+from holdfast.core.clock import ManualClock
+from holdfast.core.errors import ConfigError, Conflict, Invalid
+from holdfast.core.events import Event, JobCreated, JobDuplicate
 from holdfast.stores import open_store
 from holdfast.worker import Worker
 

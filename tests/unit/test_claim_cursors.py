@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.stores.postgres.cursors import END, INTERVAL, LONGEST, START, Cursors, Look, Place, looks
+from holdfast.stores.postgres.cursors import END, INTERVAL, LONGEST, START, Cursors, QueuePosition, ScanResult, looks
 
 CHEAP, DEAR = 0.001, 0.1  # seconds
 MANY = 500
@@ -32,17 +32,23 @@ def cursors(clock: Clock) -> Cursors:
     return Cursors(clock)
 
 
-def at(seq: int, rank: int = 0) -> Place:
-    return Place(rank, 0, seq)
+def at(seq: int, rank: int = 0) -> QueuePosition:
+    return QueuePosition(rank, 0, seq)
 
 
 def claimed(
-    cursors: Cursors, clock: Clock, last: Place | None, *, seconds: float = CHEAP, number: int = MANY, full: bool = True
-) -> Place:
+    cursors: Cursors,
+    clock: Clock,
+    last: QueuePosition | None,
+    *,
+    seconds: float = CHEAP,
+    number: int = MANY,
+    full: bool = True,
+) -> QueuePosition:
     """One claim; where it began."""
     begun, began_at = cursors.place("q"), clock.now
     clock.now += seconds
-    cursors.claimed("q", Look(begun, last, number, full, began_at, seconds))
+    cursors.claimed("q", ScanResult(begun, last, number, full, began_at, seconds))
     return begun
 
 
@@ -133,7 +139,7 @@ def test_news_of_others_hastens_the_next_look(cursors: Cursors, clock: Clock, qu
 def test_news_during_claims_is_not_forgotten_when_they_end(cursors: Cursors, clock: Clock) -> None:
     """Each claim that was under way at some news would otherwise put the look from the start off, for ever."""
     claimed(cursors, clock, at(500))
-    under_way = Look(cursors.place("q"), at(1000), MANY, True, clock.now, CHEAP)
+    under_way = ScanResult(cursors.place("q"), at(1000), MANY, True, clock.now, CHEAP)
     cursors.ready("q", START)
     cursors.claimed("q", under_way)
     assert cursors.place("q") == START
@@ -142,7 +148,7 @@ def test_news_during_claims_is_not_forgotten_when_they_end(cursors: Cursors, clo
 def test_a_claim_that_overtakes_a_look_from_the_start_does_not_carry_it_along(cursors: Cursors, clock: Clock) -> None:
     """What stands between the two was seen before that look, and the bound counts from then."""
     claimed(cursors, clock, at(500))
-    overtaking = Look(cursors.place("q"), at(1000), MANY, True, clock.now, CHEAP)
+    overtaking = ScanResult(cursors.place("q"), at(1000), MANY, True, clock.now, CHEAP)
     clock.now += INTERVAL
     assert claimed(cursors, clock, at(100)) == START
     cursors.claimed("q", overtaking)
@@ -151,7 +157,7 @@ def test_a_claim_that_overtakes_a_look_from_the_start_does_not_carry_it_along(cu
 
 def test_of_ten_thousand_queues_no_more_is_remembered(cursors: Cursors, clock: Clock) -> None:
     for n in range(10_001):
-        cursors.claimed(f"q{n}", Look(START, at(1), MANY, True, clock.now, CHEAP))
+        cursors.claimed(f"q{n}", ScanResult(START, at(1), MANY, True, clock.now, CHEAP))
     assert [cursors.place(f"q{n}") for n in (0, 9_999, 10_000)] == [START, START, at(1)]
 
 
@@ -160,7 +166,7 @@ def row(queue: str, seq: int, *, losses: int = 0, priority: int = 0) -> list[Any
     return [None, None, queue, None, None, None, None, priority, losses, 0, None, None, seq]
 
 
-def seen(rows: list[list[Any]], room: int, **slots: int) -> dict[str, tuple[Place | None, int, bool]]:
+def seen(rows: list[list[Any]], room: int, **slots: int) -> dict[str, tuple[QueuePosition | None, int, bool]]:
     found = looks(list(slots), list(slots.values()), [START] * len(slots), rows, room, 0.0, 0.0)
     return {queue: (look.last, look.number, look.full) for queue, look in found}
 
@@ -199,7 +205,7 @@ class World:
     def arrive(self) -> None:
         for _ in range(self.rng.choice([1, 20])):
             self.serial += 1
-            place = Place(self.rng.choice([-5, 0, 0]), self.rng.randrange(self.serial), self.serial)
+            place = QueuePosition(self.rng.choice([-5, 0, 0]), self.rng.randrange(self.serial), self.serial)
             insort(self.ready, place)
             self.since[place] = self.clock.now
         if self.rng.random() < 0.3:
@@ -207,7 +213,7 @@ class World:
         if self.rng.random() < 0.3:
             self.rng.choice(self.workers).heard("q")
 
-    def claim(self, cursors: Cursors) -> tuple[Cursors, Look]:
+    def claim(self, cursors: Cursors) -> tuple[Cursors, ScanResult]:
         wanted = self.rng.choice(self.sizes)
         begun = cursors.place("q")
         first = bisect_right(self.ready, begun)
@@ -217,10 +223,10 @@ class World:
         del self.ready[first : first + wanted]
         seconds = (self.cost if begun == START else 0.0) + self.rng.random() * 0.01
         last = taken[-1] if taken else None
-        return cursors, Look(begun, last, len(taken), len(taken) == wanted, self.clock.now, seconds)
+        return cursors, ScanResult(begun, last, len(taken), len(taken) == wanted, self.clock.now, seconds)
 
     def run(self, turns: int) -> None:
-        under_way: list[tuple[Cursors, Look]] = []
+        under_way: list[tuple[Cursors, ScanResult]] = []
         for _ in range(turns):
             if self.rng.random() < 0.3:
                 self.arrive()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.clock import Clock, ManualClock, SystemClock
+from holdfast.core.clock import Clock, ManualClock, SystemClock
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import Invalid, TooLarge
-from holdfast.task import PAYLOAD_LIMIT, decode_payload, encode_payload, encode_result
+from holdfast.core.errors import Invalid, TooLarge
+from holdfast.tasks import PAYLOAD_LIMIT, decode_payload, encode_payload, encode_result
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SCALARS = (

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast
-from holdfast.config import SETTINGS, Settings, Watch, file_for, set_value
-from holdfast.errors import ConfigError, Invalid
-from holdfast.retry import Retry
+from holdfast.core.errors import ConfigError, Invalid
+from holdfast.core.retry import Retry
+from holdfast.settings.settings import SETTINGS, Settings, Watch, file_for, set_value
 
 
 @pytest.fixture

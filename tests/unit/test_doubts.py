@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.job import JobState, Reason, Settlement
-from holdfast.stores.doubts import Fate, accepted_as
+from holdfast.core.models import JobState, Reason, Settlement
+from holdfast.stores.common.unconfirmed import SettlementEvidence, accepted_as
 
 SUCCEEDED = Settlement(job_id="job", claims=3, state=JobState.SUCCEEDED)
 FAILED = Settlement(job_id="job", claims=3, state=JobState.FAILED, reason=Reason.ERROR, error="boom")
@@ -14,10 +14,12 @@ SNOOZED = Settlement(job_id="job", claims=3, state=JobState.SCHEDULED, reason=Re
 ALL = (SUCCEEDED, FAILED, RELEASED, SNOOZED)
 
 
-def fate(state: JobState | None, claims: int | None = 3, left: JobState | None = None, *, error: str = "boom") -> Fate:
+def fate(
+    state: JobState | None, claims: int | None = 3, left: JobState | None = None, *, error: str = "boom"
+) -> SettlementEvidence:
     """A job that stands so, and the record of the attempt in doubt, if there is one."""
     reason = None if left is None else "error" if error == "boom" else "crashed"
-    return Fate(state, claims, None, left, reason, left and error)
+    return SettlementEvidence(state, claims, None, left, reason, left and error)
 
 
 @pytest.mark.parametrize("settlement", ALL)

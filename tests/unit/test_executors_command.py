@@ -1,4 +1,4 @@
-"""Command jobs: ``executors/command.py`` and ``group.py``. Real commands, as nasty as they come."""
+"""Command jobs: ``worker/executors/command.py`` and ``group.py``. Real commands, as nasty as they come."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.executors import command, group
-from holdfast.executors.command import run_command
-from holdfast.executors.policy import CommandPolicy
-from holdfast.job import Reason
-from holdfast.lifecycle import Failed, Outcome, Released, Succeeded
+from holdfast.core.lifecycle import Failed, Outcome, Released, Succeeded
+from holdfast.core.models import Reason
+from holdfast.tasks.command_policy import CommandPolicy
+from holdfast.worker.executors import command, process_group
+from holdfast.worker.executors.command import run_command
 from tests.support.load import slowness
 from tests.unit.executor_support import living_with, on_both_loops, until
 
@@ -69,7 +69,7 @@ async def test_input_directory_and_environment(tmp_path: Path, monkeypatch: pyte
     lines = (await result(argv=["env"], env={"MINE": "1"}))["stdout"].splitlines()
     names = {line.partition("=")[0] for line in lines}
     assert "MINE" in names
-    assert names <= {"PATH", "HOME", "LANG", "TZ", "MINE", group.MARK}
+    assert names <= {"PATH", "HOME", "LANG", "TZ", "MINE", process_group.MARK}
 
 
 def script(path: Path, text: str, mode: int = 0o755) -> list[str]:
@@ -299,7 +299,7 @@ async def test_many_at_once() -> None:
 def test_a_group_that_is_gone_is_left_alone() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
     process.wait()
-    group.kill_group(process)
+    process_group.kill_group(process)
     assert process.returncode == 0
-    assert group.kill_marked("no such mark") == 0
-    assert group.kill_marked("no such mark", Path("/no/such/directory")) == 0
+    assert process_group.kill_marked("no such mark") == 0
+    assert process_group.kill_marked("no such mark", Path("/no/such/directory")) == 0

@@ -1,4 +1,4 @@
-"""Async handlers driven inside the runner's task: ``executors/coroutine.py``."""
+"""Async handlers driven inside the runner's task: ``worker/executors/coroutine.py``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.executors.coroutine import drive
+from holdfast.worker.executors.coroutine import drive
 from tests.unit.executor_support import on_both_loops
 
 COLOUR = contextvars.ContextVar("COLOUR", default="none")

@@ -1,4 +1,4 @@
-"""What exceptions and returned values mean: ``executors/outcome.py``."""
+"""What exceptions and returned values mean: ``worker/executors/outcome.py``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import Invalid
-from holdfast.executors.coroutine import drive
-from holdfast.executors.outcome import (
+from holdfast.core.control_flow import Dead, RetryAfter, Snooze
+from holdfast.core.errors import Invalid
+from holdfast.core.lifecycle import ERROR_LIMIT, Failed, Snoozed, Succeeded
+from holdfast.core.models import Reason
+from holdfast.tasks import Task
+from holdfast.worker.executors.coroutine import drive
+from holdfast.worker.executors.outcome import (
     TRACEBACK_LIMIT,
     describe,
     outcome_of,
@@ -20,10 +24,6 @@ from holdfast.executors.outcome import (
     succeeded,
     trace,
 )
-from holdfast.job import Reason
-from holdfast.lifecycle import ERROR_LIMIT, Failed, Snoozed, Succeeded
-from holdfast.signals import Dead, RetryAfter, Snooze
-from holdfast.task import Task
 
 
 def caught(error: BaseException) -> BaseException:

@@ -1,4 +1,4 @@
-"""What may be run as a command: ``executors/policy.py``."""
+"""What may be run as a command: ``tasks/command_policy.py``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import Invalid, TooLarge
-from holdfast.executors.policy import Command, CommandPolicy
+from holdfast.core.errors import Invalid, TooLarge
+from holdfast.tasks.command_policy import CommandPayload, CommandPolicy
 
 ARGV = CommandPolicy(mode="argv")
 SHELL = CommandPolicy(mode="shell")
@@ -43,7 +43,7 @@ def test_what_is_no_command_is_refused(payload: Any, field: str) -> None:
 
 
 def test_a_command_is_read_from_text_or_object() -> None:
-    expected = Command(argv=("ls", "-l"), dead_codes=(3,))
+    expected = CommandPayload(argv=("ls", "-l"), dead_codes=(3,))
     assert ARGV.check('{"argv": ["ls", "-l"], "dead_codes": [3]}') == expected
     assert ARGV.check({"argv": ["ls", "-l"], "dead_codes": [3]}) == expected
 

@@ -1,4 +1,4 @@
-"""Handlers in killable processes: ``executors/process.py`` and its child. Real processes, a second at most."""
+"""Handlers in killable processes: ``worker/executors/process.py`` and its child. Real processes, a second at most."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.events import ChildEnded, Event, Events
-from holdfast.executors.child import _Outbox
-from holdfast.executors.process import ProcessExecutor
-from holdfast.executors.wire import Logged
-from holdfast.job import Reason
-from holdfast.lifecycle import Failed, Outcome, Released, Snoozed, Succeeded
-from holdfast.task import JobLog, Limits, Said, Task
+from holdfast.core.events import ChildEnded, Event, Events
+from holdfast.core.lifecycle import Failed, Outcome, Released, Snoozed, Succeeded
+from holdfast.core.models import Reason
+from holdfast.tasks import JobLog, Limits, LogEntry, Task
+from holdfast.worker.executors.child import _Outbox
+from holdfast.worker.executors.child_protocol import Logged
+from holdfast.worker.executors.process import ProcessExecutor
 from tests.unit import executor_tasks as tasks
 from tests.unit.executor_support import alive, job, on_both_loops, until
 
@@ -79,7 +79,7 @@ async def test_every_outcome_comes_back() -> None:
         value = await failure(executor, tasks.fail, how="value")
         assert (value.error, value.reason, value.retryable) == ("ValueError: no good", Reason.ERROR, True)
         assert value.traceback is not None
-        assert "holdfast/executors" not in value.traceback
+        assert "holdfast/worker/executors" not in value.traceback
         key = await failure(executor, tasks.fail, how="key")
         assert (key.reason, key.retryable) == (Reason.NON_RETRYABLE, False)
         assert (await failure(executor, tasks.fail, how="dead")).error == "Dead: for good"
@@ -249,10 +249,10 @@ async def test_close_ends_busy_and_idle_children_and_what_they_left(tmp_path: Pa
 
 PARENT = """
 import asyncio, sys
-from holdfast.events import Events
-from holdfast.executors.child import _Outbox
-from holdfast.executors.process import ProcessExecutor
-from holdfast.executors.wire import Logged
+from holdfast.core.events import Events
+from holdfast.worker.executors.child import _Outbox
+from holdfast.worker.executors.process import ProcessExecutor
+from holdfast.worker.executors.child_protocol import Logged
 from tests.unit import executor_tasks as tasks
 from tests.unit.executor_support import job
 
@@ -283,13 +283,13 @@ def test_children_die_with_a_worker_that_is_killed(tmp_path: Path) -> None:
 # ── logging ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @on_both_loops
 async def test_what_a_handler_logs_comes_before_its_reply() -> None:
-    kept: list[tuple[int, Said]] = []
+    kept: list[tuple[int, LogEntry]] = []
     log = JobLog(Limits(2, 100), lambda number, line: kept.append((number, line)))
     async with pool(log=Limits(2, 100)) as executor:
         assert await executor.run(tasks.tell, job("tell", '{"lines":5}'), lambda: log) == Succeeded("5")
         assert await run(executor, tasks.tell, lines=5) == Succeeded("5")  # nobody wants to know
     fields = '{{"number":{},"pid_differs":true}}'
-    assert kept == [(n + 1, Said("warning", "line", fields.format(n))) for n in range(2)]
+    assert kept == [(n + 1, LogEntry("warning", "line", fields.format(n))) for n in range(2)]
     assert log.end() == 4
 
 
@@ -297,4 +297,4 @@ def test_a_handler_does_not_notice_that_its_worker_is_gone() -> None:
     ours, theirs = socket.socketpair()
     ours.close()
     with theirs:
-        _Outbox(theirs).log(Logged(Said("info", "nobody hears this", None)))
+        _Outbox(theirs).log(Logged(LogEntry("info", "nobody hears this", None)))

@@ -1,4 +1,4 @@
-"""Sync handlers in threads: ``executors/thread.py``."""
+"""Sync handlers in threads: ``worker/executors/thread.py``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.executors.thread import LoopThreads, ThreadExecutor
+from holdfast.worker.executors.thread import LoopThreads, ThreadExecutor
 from tests.unit.executor_support import on_both_loops, until
 
 COLOUR = contextvars.ContextVar("COLOUR", default="none")

@@ -10,12 +10,13 @@ import timeit
 
 import pytest
 
-from holdfast import ConfigError, Settings, Unavailable, faults
+from holdfast import ConfigError, Settings, Unavailable
+from holdfast.core import fault_injection
 
 
 @pytest.fixture(autouse=True)
 def disarmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "_armed", {})
+    monkeypatch.setattr(fault_injection, "_armed", {})
 
 
 @pytest.mark.parametrize(
@@ -32,17 +33,17 @@ def disarmed(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_not_a_fault_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="HOLDFAST_FAULTS"):
-        list(faults.parse(text))
+        list(fault_injection.parse(text))
 
 
 def test_a_fault_strikes_once_at_its_coming() -> None:
-    faults.arm(*faults.parse(" settle.before:fail@3 "))
-    faults.point("settle.before")
-    faults.point("settle.after")
-    faults.point("settle.before")
+    fault_injection.arm(*fault_injection.parse(" settle.before:fail@3 "))
+    fault_injection.point("settle.before")
+    fault_injection.point("settle.after")
+    fault_injection.point("settle.before")
     with pytest.raises(Unavailable, match=r"settle\.before"):
-        faults.point("settle.before")
-    faults.point("settle.before")
+        fault_injection.point("settle.before")
+    fault_injection.point("settle.before")
 
 
 def run(program: str, **environment: str) -> int:
@@ -50,19 +51,26 @@ def run(program: str, **environment: str) -> int:
 
 
 def test_the_environment_kills_a_process() -> None:
-    program = "from holdfast.faults import point; point('claim.after'); point('claim.after'); print('alive')"
+    program = (
+        "from holdfast.core.fault_injection import point; point('claim.after'); point('claim.after'); print('alive')"
+    )
     assert run(program, HOLDFAST_FAULTS="claim.after:kill@2") == -signal.SIGKILL
     assert run(program, HOLDFAST_FAULTS="claim.after:kill@3") == 0
 
 
 def test_kill_at_kills_this_process() -> None:
-    program = "from holdfast import faults, testing; testing.kill_at('beat.before'); faults.point('beat.before')"
+    program = (
+        "from holdfast import testing; from holdfast.core import fault_injection;"
+        "testing.kill_at('beat.before'); fault_injection.point('beat.before')"
+    )
     assert run(program) == -signal.SIGKILL
 
 
 def test_a_point_costs_next_to_nothing_while_off() -> None:
     rounds = 20_000
-    spent = min(timeit.repeat("point('settle.before')", globals={"point": faults.point}, number=rounds, repeat=20))
+    spent = min(
+        timeit.repeat("point('settle.before')", globals={"point": fault_injection.point}, number=rounds, repeat=20)
+    )
     assert spent / rounds < 1e-6  # 47 ns where it was measured; here only that nothing is done
 
 

@@ -7,8 +7,8 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.observe.catalogue import FAMILIES
-from holdfast.observe.figures import OTHER, VALUE_MOST, Cap, Family, Figures, Histogram, Series
+from holdfast.telemetry.metric_definitions import FAMILIES
+from holdfast.telemetry.metric_types import OTHER, VALUE_MOST, Family, Histogram, LabelLimiter, MetricRegistry, Series
 
 SECONDS = Family(name="x_seconds", kind="histogram", doc="X.", labels=("of",), bounds=(0.1, 1.0, 10.0))
 EVENTS = Family(name="x_total", kind="counter", doc="X.")
@@ -43,17 +43,17 @@ def test_a_batch_counts_as_its_values_one_by_one(values: list[float]) -> None:
 
 
 def test_beyond_the_cap_values_are_counted_together() -> None:
-    cap = Cap(2)
+    cap = LabelLimiter(2)
 
     assert [cap(value) for value in ("a", "b", "c", "a", "d")] == ["a", "b", OTHER, "a", OTHER]
 
 
 def test_a_long_value_is_cut() -> None:
-    assert Cap(1)("x" * 500) == "x" * VALUE_MOST
+    assert LabelLimiter(1)("x" * 500) == "x" * VALUE_MOST
 
 
 def test_threads_do_not_lose_each_others_counts() -> None:
-    figures = Figures([EVENTS])
+    figures = MetricRegistry([EVENTS])
 
     def count() -> None:
         for _ in range(2000):

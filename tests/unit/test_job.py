@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import Invalid
-from holdfast.job import (
+from holdfast.core.errors import Invalid
+from holdfast.core.models import (
     PLAIN,
     Job,
     JobFilter,
@@ -72,7 +72,7 @@ def test_a_forked_child_makes_others_than_its_parent_also_from_the_same_seed() -
     """Only the random half differs: at the same instant both count from the same number on."""
     program = """
 import os, random
-from holdfast.job import new_id
+from holdfast.core.models import new_id
 random.seed(7)
 new_id()
 child = os.fork()

@@ -11,9 +11,8 @@ from importlib.resources import files
 
 import pytest
 
-from holdfast.errors import Conflict
-from holdfast.job import TERMINAL, Job, JobState, Reason, Settlement
-from holdfast.lifecycle import (
+from holdfast.core.errors import Conflict
+from holdfast.core.lifecycle import (
     CANCELLABLE,
     DELETABLE,
     ERROR_LIMIT,
@@ -31,7 +30,8 @@ from holdfast.lifecycle import (
     clip,
     decide,
 )
-from holdfast.stores.sql import CODES, STATES, load_statements
+from holdfast.core.models import TERMINAL, Job, JobState, Reason, Settlement
+from holdfast.stores.common.named_sql import CODES, STATES, load_statements
 
 BACKOFF = timedelta(seconds=7)
 OWN = timedelta(seconds=90)

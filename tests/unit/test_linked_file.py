@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast
-from holdfast.errors import ConfigError
+from holdfast.core.errors import ConfigError
 
 _READ = Path.read_text
 

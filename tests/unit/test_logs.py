@@ -21,8 +21,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.config import Settings
-from holdfast.events import (
+from holdfast.core.events import (
     KINDS,
     Event,
     Events,
@@ -37,10 +36,11 @@ from holdfast.events import (
     SweepComplete,
     WorkerStopping,
 )
-from holdfast.job import Job
-from holdfast.observe.logs import configure_logs, written_kinds
-from holdfast.observe.writer import LineWriter
-from holdfast.task import CURRENT, Context
+from holdfast.core.models import Job
+from holdfast.settings.settings import Settings
+from holdfast.tasks import CURRENT, Context
+from holdfast.telemetry.log_output import LineWriter
+from holdfast.telemetry.logs import configure_logs, written_kinds
 
 EVERYTHING = {"log_level": "DEBUG", "log_format": "json"}
 SAMPLES: dict[Any, object] = {
@@ -321,7 +321,7 @@ def test_a_blocked_reader_blocks_nobody_and_hears_what_it_missed() -> None:
 
 
 def test_an_urgent_line_is_written_at_once_and_takes_the_others_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.observe.writer.FLUSH_SECONDS", 3600)
+    monkeypatch.setattr("holdfast.telemetry.log_output.FLUSH_SECONDS", 3600)
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream, os.fdopen(reading, "rb") as reader:
         writer = LineWriter(stream, _dropped)
@@ -366,7 +366,7 @@ def test_a_full_disk_loses_lines_and_work_goes_on(tmp_path: Path, monkeypatch: p
 
     with (tmp_path / "log").open("w") as stream:
         writer = LineWriter(stream, _dropped)
-        monkeypatch.setattr("holdfast.observe.writer.os.write", os_write)
+        monkeypatch.setattr("holdfast.telemetry.log_output.os.write", os_write)
         writer.write(b"first line\n", urgent=True)
         assert tried.wait(60)
         while not writer._dropped:
@@ -387,7 +387,7 @@ def _pieces(stream: TextIO, lines: list[bytes], monkeypatch: pytest.MonkeyPatch)
         return write(descriptor, data)
 
     writer = LineWriter(stream, _dropped)
-    monkeypatch.setattr("holdfast.observe.writer.os.write", os_write)
+    monkeypatch.setattr("holdfast.telemetry.log_output.os.write", os_write)
     for line in lines:
         writer.write(line)
     writer.close()
@@ -411,7 +411,7 @@ def test_lines_go_out_whole_in_pieces_a_pipe_does_not_mix(monkeypatch: pytest.Mo
 
 def test_a_file_is_given_many_lines_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [b"%0200d\n" % number for number in range(200)]
-    monkeypatch.setattr("holdfast.observe.writer.FLUSH_SECONDS", 5.0)  # all of them are there when it begins
+    monkeypatch.setattr("holdfast.telemetry.log_output.FLUSH_SECONDS", 5.0)  # all of them are there when it begins
     with (tmp_path / "log").open("w") as stream:
         assert len(_pieces(stream, lines, monkeypatch)) == 1
 

@@ -1,4 +1,4 @@
-"""How much memory this process uses: ``executors/memory.py``."""
+"""How much memory this process uses: ``worker/executors/memory.py``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.executors.memory import resident_bytes
+from holdfast.worker.executors.memory import resident_bytes
 
 MIB = 1 << 20
 

@@ -9,11 +9,11 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
-from holdfast.events import Event, Events, JobDead, JobFailed, LeaseLost, SweepComplete
-from holdfast.measures import BatchSettled, JobsClaimed, JobsSubmitted, RequestAnswered, StoreAnswered
-from holdfast.observe.exposition import expose, wants_json
-from holdfast.observe.figures import OTHER
-from holdfast.observe.metrics import Metrics
+from holdfast.core.events import Event, Events, JobDead, JobFailed, LeaseLost, SweepComplete
+from holdfast.core.metric_events import BatchSettled, JobsClaimed, JobsSubmitted, RequestAnswered, StoreAnswered
+from holdfast.telemetry.exposition import expose, wants_json
+from holdfast.telemetry.metric_types import OTHER
+from holdfast.telemetry.metrics import Metrics
 
 
 def failed(kind: type[Event], task: str, seconds: float, **more: Any) -> Event:

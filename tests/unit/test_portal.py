@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from holdfast.errors import HoldfastError
-from holdfast.portal import Portal, drive, forbid_running_loop
+from holdfast.core.errors import HoldfastError
+from holdfast.core.portal import Portal, drive, forbid_running_loop
 
 
 async def _answer(value: int) -> int:

@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
-from holdfast.stores.postgres import news
-from holdfast.stores.postgres.links import Links, parse_url
-from holdfast.stores.postgres.news import News
+from holdfast.stores.postgres import notifications
+from holdfast.stores.postgres.notifications import PostgresNotifications
+from holdfast.stores.postgres.pool import PostgresPool, parse_url
 
 
 class Server:
@@ -36,8 +36,8 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Server:
     server = Server(request.param)
-    monkeypatch.setattr(news, "time", server)
-    monkeypatch.setattr(news.asyncio, "sleep", server.sleep)
+    monkeypatch.setattr(notifications, "time", server)
+    monkeypatch.setattr(notifications.asyncio, "sleep", server.sleep)
     return server
 
 
@@ -50,7 +50,7 @@ async def next_turn() -> None:
 
 async def delays(server: Server, per_second: int, topics: tuple[str, str]) -> list[float]:
     """Seconds from each of 1,000 commits, evenly spaced, until its topics have been sent."""
-    notifications = News(cast("Links", server))
+    notifications = PostgresNotifications(cast("PostgresPool", server))
     queue, job_id = topics
     found, start = [], server.now
     for number in range(1000):
@@ -82,7 +82,7 @@ def test_slow_server_gets_fewer_notifications(server: Server) -> None:
 @pytest.mark.parametrize("server", [10.0], indirect=True)
 def test_notification_is_prompt_after_the_server_was_stuck(server: Server) -> None:
     async def use() -> float:
-        notifications = News(cast("Links", server))
+        notifications = PostgresNotifications(cast("PostgresPool", server))
         for name in ("a", "b"):  # each takes 10 seconds
             notifications.tell([f"queue:{name}"])
             await notifications.flush()
@@ -97,7 +97,7 @@ def test_notification_is_prompt_after_the_server_was_stuck(server: Server) -> No
 @pytest.mark.parametrize("server", [0.001], indirect=True)
 def test_topics_that_come_meanwhile_share_a_notification(server: Server) -> None:
     async def use() -> None:
-        notifications = News(cast("Links", server))
+        notifications = PostgresNotifications(cast("PostgresPool", server))
         for name in ("a", "b", "c"):
             notifications.tell([f"queue:{name}"])
         await notifications.flush()
@@ -109,7 +109,7 @@ def test_topics_that_come_meanwhile_share_a_notification(server: Server) -> None
 @pytest.mark.parametrize("server", [0.001], indirect=True)
 def test_lone_job_takes_its_notification_along_after_silence(server: Server) -> None:
     async def use() -> list[bool]:
-        notifications = News(cast("Links", server))
+        notifications = PostgresNotifications(cast("PostgresPool", server))
         went = []
         for gap in (0.0, 0.1, 0.015, 0.015, 0.1):
             server.now += gap

@@ -10,28 +10,32 @@ from typing import Any
 import pytest
 
 from holdfast import Holdfast
-from holdfast.errors import Unavailable
-from holdfast.events import Event
-from holdfast.job import Order, Pulse, QueueInfo, WorkerInfo
-from holdfast.measures import StoreAnswered
-from holdfast.observe import queue_figures
-from holdfast.observe.figures import Cap, Reading
-from holdfast.observe.queue_figures import (
+from holdfast.core.errors import Unavailable
+from holdfast.core.events import Event
+from holdfast.core.metric_events import StoreAnswered
+from holdfast.core.models import QueueInfo, WorkerCommand, WorkerHeartbeat, WorkerInfo
+from holdfast.stores.base import Store
+from holdfast.telemetry import queue_metrics
+from holdfast.telemetry.metric_types import LabelLimiter, Reading
+from holdfast.telemetry.queue_metrics import (
     LONGEST,
     WINDOW,
-    Pace,
     QueueFigures,
-    Sight,
+    QueueSnapshot,
+    SettleRate,
     lifetime_rate,
     predicted_drain,
     readings,
 )
-from holdfast.store import Store
 
 
 def worker(name: str, ended: int, *, alive: bool = True, seconds: float = 100.0) -> WorkerInfo:
-    pulse = Pulse(worker=name, host="h", pid=1, queues="*", concurrency=1, running=0, succeeded=ended - 1, failed=1)
-    return WorkerInfo(pulse=pulse, started_at_us=0, seen_at_us=round(seconds * 1e6), alive=alive, order=Order.NONE)
+    pulse = WorkerHeartbeat(
+        worker=name, host="h", pid=1, queues="*", concurrency=1, running=0, succeeded=ended - 1, failed=1
+    )
+    return WorkerInfo(
+        pulse=pulse, started_at_us=0, seen_at_us=round(seconds * 1e6), alive=alive, order=WorkerCommand.NONE
+    )
 
 
 def shown(figures: Any) -> dict[str, Any]:
@@ -47,7 +51,7 @@ def test_what_waits_is_run_at_the_rate_of_now(waiting: int, rate: float, seconds
 
 
 def test_the_rate_is_what_the_workers_ended_between_two_looks() -> None:
-    pace = Pace()
+    pace = SettleRate()
     pace.note(0.0, {"a": 1000, "b": 5})
     assert pace.rate() is None
 
@@ -59,7 +63,7 @@ def test_the_rate_is_what_the_workers_ended_between_two_looks() -> None:
 
 
 def test_the_rate_forgets_what_is_longer_ago_than_its_window() -> None:
-    pace = Pace()
+    pace = SettleRate()
     pace.note(0.0, {"a": 0})
     pace.note(10.0, {"a": 10_000})
     for look in range(1, 5):
@@ -69,7 +73,7 @@ def test_the_rate_forgets_what_is_longer_ago_than_its_window() -> None:
 
 
 def test_a_worker_that_counts_anew_takes_nothing_away() -> None:
-    pace = Pace()
+    pace = SettleRate()
     pace.note(0.0, {"a": 1000})
     pace.note(10.0, {"a": 3})
 
@@ -85,7 +89,7 @@ def test_queues_beyond_the_cap_are_added_up_and_paused_ones_wait_for_nothing() -
         QueueInfo(name=name, paused=paused, states={"queued": queued, "dead": 1}, oldest_ready=timedelta(seconds=age))
         for name, queued, age, paused in (("a", 5, 1, False), ("b", 7, 9, False), ("c", 70, 3, True))
     ]
-    told = shown(readings(Sight(queues, [worker("a", 5)], 2.0), Cap(1)))
+    told = shown(readings(QueueSnapshot(queues, [worker("a", 5)], 2.0), LabelLimiter(1)))
 
     assert told["store_up"] == {(): 1.0}
     assert told["queue_jobs"]["a", "queued"] == 5
@@ -98,7 +102,7 @@ def test_queues_beyond_the_cap_are_added_up_and_paused_ones_wait_for_nothing() -
 
 
 def test_many_readers_ask_the_store_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_figures, "KEPT", 3600.0)  # this machine may be slow
+    monkeypatch.setattr(queue_metrics, "KEPT", 3600.0)  # this machine may be slow
 
     async def read() -> tuple[list[list[Reading]], list[str]]:
         app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.job import Attempt, Job, JobState, Options
-from holdfast.log_lines import LogLine
-from holdfast.redaction import REDACTED, Redaction
+from holdfast.core.job_logs import LogLine
+from holdfast.core.models import Attempt, Job, JobState, Options
+from holdfast.core.redaction import REDACTED, Redaction
 
 HIDDEN = REDACTED
 PAYLOAD = {

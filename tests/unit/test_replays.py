@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.desk.replays import replays_after
-from holdfast.job import Attempt, Job, JobState
+from holdfast.core.models import Attempt, Job, JobState
+from holdfast.views.replays import replays_after
 
 FAILED, DEAD, QUEUED, RUNNING = JobState.FAILED, JobState.DEAD, JobState.QUEUED, JobState.RUNNING
 SUCCEEDED, CANCELLED, SCHEDULED = JobState.SUCCEEDED, JobState.CANCELLED, JobState.SCHEDULED

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import Invalid
-from holdfast.retry import CEILING, Retry
+from holdfast.core.errors import Invalid
+from holdfast.core.retry import CEILING, Retry
 
 SECONDS = st.floats(0, CEILING.total_seconds())
 JITTERS = st.one_of(

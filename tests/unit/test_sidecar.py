@@ -10,34 +10,34 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.errors import ConfigError
-from holdfast.observe.sidecar import Page, Sidecar
+from holdfast.core.errors import ConfigError
+from holdfast.telemetry.metrics_process import MetricsPage, MetricsProcess
 from tests.support.load import slowness
 
 DEADLINE = 60.0
 
 
-def _echo(accept: str) -> Page:
-    return Page(200, f"accept: {accept}\n".encode(), "text/plain")
+def _echo(accept: str) -> MetricsPage:
+    return MetricsPage(200, f"accept: {accept}\n".encode(), "text/plain")
 
 
-def _missing(_accept: str) -> Page:
+def _missing(_accept: str) -> MetricsPage:
     raise ConfigError("something is not installed")
 
 
 @pytest.fixture
-def sidecar() -> Iterator[Sidecar]:
-    sidecar = Sidecar("127.0.0.1", 0, {"/": _echo, "/metrics": _echo, "/missing": _missing})
+def sidecar() -> Iterator[MetricsProcess]:
+    sidecar = MetricsProcess("127.0.0.1", 0, {"/": _echo, "/metrics": _echo, "/missing": _missing})
     sidecar.start()
     yield sidecar
     sidecar.stop()
 
 
-def port_of(sidecar: Sidecar) -> int:
+def port_of(sidecar: MetricsProcess) -> int:
     return int(sidecar.address.rpartition(":")[2])
 
 
-def ask(sidecar: Sidecar, method: str, path: str, **headers: str) -> tuple[int, str]:
+def ask(sidecar: MetricsProcess, method: str, path: str, **headers: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port_of(sidecar), timeout=DEADLINE)
     try:
         connection.request(method, path, headers=headers)
@@ -47,19 +47,19 @@ def ask(sidecar: Sidecar, method: str, path: str, **headers: str) -> tuple[int, 
         connection.close()
 
 
-def test_a_page_is_made_for_who_asks(sidecar: Sidecar) -> None:
+def test_a_page_is_made_for_who_asks(sidecar: MetricsProcess) -> None:
     assert ask(sidecar, "GET", "/metrics", Accept="application/json") == (200, "accept: application/json\n")
     assert ask(sidecar, "GET", "/metrics?x=1") == (200, "accept: \n")
     assert ask(sidecar, "HEAD", "/") == (200, "")
 
 
-def test_what_is_not_there_or_cannot_be_is_told(sidecar: Sidecar) -> None:
+def test_what_is_not_there_or_cannot_be_is_told(sidecar: MetricsProcess) -> None:
     assert ask(sidecar, "GET", "/nowhere") == (404, "there are /, /metrics, /missing\n")
     assert ask(sidecar, "POST", "/metrics")[0] == 405
     assert ask(sidecar, "GET", "/missing") == (501, "something is not installed\n")
 
 
-def test_clients_that_send_nothing_or_nonsense_do_not_hold_others_up(sidecar: Sidecar) -> None:
+def test_clients_that_send_nothing_or_nonsense_do_not_hold_others_up(sidecar: MetricsProcess) -> None:
     with contextlib.ExitStack() as stack:
         for number in range(100):  # more than are held; probes of Kubernetes wait a second
             silent = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(sidecar))))
@@ -75,15 +75,15 @@ def test_clients_that_send_nothing_or_nonsense_do_not_hold_others_up(sidecar: Si
         assert time.monotonic() - begun < 1 * slowness()
 
 
-def test_a_port_that_is_taken_is_told(sidecar: Sidecar) -> None:
+def test_a_port_that_is_taken_is_told(sidecar: MetricsProcess) -> None:
     with pytest.raises(ConfigError, match=r"metrics_host, metrics_port: cannot listen on 127\.0\.0\.1:\d+: "):
-        Sidecar("127.0.0.1", port_of(sidecar), {})
+        MetricsProcess("127.0.0.1", port_of(sidecar), {})
 
 
 def test_stopped_it_leaves_its_port() -> None:
-    sidecar = Sidecar("127.0.0.1", 0, {"/": _echo})
+    sidecar = MetricsProcess("127.0.0.1", 0, {"/": _echo})
     sidecar.start()
     port = port_of(sidecar)
     sidecar.stop()
 
-    Sidecar("127.0.0.1", port, {}).stop()
+    MetricsProcess("127.0.0.1", port, {}).stop()

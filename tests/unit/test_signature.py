@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import ConfigError, Invalid, TooLarge
-from holdfast.task import Context, Task, provided
+from holdfast.core.errors import ConfigError, Invalid, TooLarge
+from holdfast.tasks import Context, Task, provided
 
 
 class Client:

@@ -1,4 +1,4 @@
-"""Named statements and what they have in common: ``stores/sql.py``."""
+"""Named statements and what they have in common: ``stores/common/named_sql.py``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.stores.sql import load_statements
+from holdfast.stores.common.named_sql import load_statements
 
 
 def load(folder: Path, text: str) -> dict[str, str]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import HoldfastError, Unavailable
-from holdfast.job import JobFilter, NewJob, new_id
+from holdfast.core.errors import HoldfastError, Unavailable
+from holdfast.core.models import JobFilter, NewJob, new_id
 from holdfast.stores import open_store
-from holdfast.stores.sql import load_statements
+from holdfast.stores.common.named_sql import load_statements
 from holdfast.stores.sqlite import store as store_module
 from tests.support.load import slowness
 

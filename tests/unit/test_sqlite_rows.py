@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.stores.sqlite.rows import elements
+from holdfast.stores.sqlite.encoding import elements
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('[]{},\\":a'),

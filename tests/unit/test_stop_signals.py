@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.stop_signals import StopRequest, StopRequests
+from holdfast.core.clock import ManualClock
+from holdfast.worker.stop_signals import StopRequest, StopRequests
 
 FIRST, DUPLICATE, REPEATED = StopRequest.FIRST, StopRequest.DUPLICATE, StopRequest.REPEATED
 
@@ -40,7 +40,7 @@ def test_requests_within_a_second_of_the_first_are_duplicates(
 
 LATE = """
 import signal
-from holdfast import stop_signals
+from holdfast.worker import stop_signals
 
 stop_signals.BURST_SECONDS = float({seconds})
 stop_signals.ignore_rest_of_burst()

@@ -14,9 +14,9 @@ import pytest
 
 from holdfast import Holdfast, JobState
 from holdfast.app.submitter import Submitter
-from holdfast.errors import Conflict, Invalid, TooLarge, Unavailable
-from holdfast.job import NewJob, Submitted, new_id
-from holdfast.store import Store
+from holdfast.core.errors import Conflict, Invalid, TooLarge, Unavailable
+from holdfast.core.models import NewJob, Submitted, new_id
+from holdfast.stores.base import Store
 from holdfast.worker import Worker
 
 

@@ -16,9 +16,9 @@ import msgspec
 import pydantic
 import pytest
 
-from holdfast.errors import ConfigError, HoldfastError, Invalid
-from holdfast.job import Job, Options
-from holdfast.task import CURRENT, Context, Registry, Task, current_job, provided
+from holdfast.core.errors import ConfigError, HoldfastError, Invalid
+from holdfast.core.models import Job, Options
+from holdfast.tasks import CURRENT, Context, Registry, Task, current_job, provided
 
 if typing.TYPE_CHECKING:
     from nowhere import Missing

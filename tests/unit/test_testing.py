@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Dead, Holdfast, HoldfastError, JobFailed, ResultTimeout, Retry, Snooze, testing
-from holdfast.faults import POINTS
+from holdfast.core.fault_injection import POINTS
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast, JobFilter, JobState
-from holdfast.errors import ResultTimeout
-from holdfast.stores.sqlite.wake import Wakes
+from holdfast.core.errors import ResultTimeout
+from holdfast.stores.sqlite.notifications import Wakes
 from holdfast.worker import Worker
 
 THREADS = 8

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast import Holdfast, values
-from holdfast.errors import Invalid, TooLarge
+from holdfast import Holdfast
+from holdfast.core import validation
+from holdfast.core.errors import Invalid, TooLarge
 
 URL_FORMS = ["postgresql://{}:{}@h/d", "{}:{}@h", "redis://h/{}?password={}", "postgresql://h:1/{}?password={}"]
 PIN = "p@s:s/w?o#r%d"
@@ -40,7 +41,7 @@ HIDDEN = [
 
 @pytest.mark.parametrize("name", ["a", "0", "default", "mail.high_1-2", "a" * 64])
 def test_names_of_queues(name):
-    assert values.check_name("queue", name) == name
+    assert validation.check_name("queue", name) == name
 
 
 @pytest.mark.parametrize(
@@ -52,12 +53,12 @@ def test_names_of_queues(name):
 )
 def test_names_that_need_escaping_or_look_alike_are_refused(name):
     with pytest.raises(Invalid, match="queue"):
-        values.check_name("queue", name)
+        validation.check_name("queue", name)
 
 
 @pytest.mark.parametrize("name", ["email.send", "_private", "a:b/c-d", "Mod.func", "x" * 128])
 def test_names_of_tasks(name):
-    assert values.check_task_name(name) == name
+    assert validation.check_task_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -65,47 +66,47 @@ def test_names_of_tasks(name):
 )
 def test_bad_names_of_tasks(name):
     with pytest.raises(Invalid, match="task"):
-        values.check_task_name(name)
+        validation.check_task_name(name)
 
 
 @pytest.mark.parametrize("key", ["k", "welcome-42", "a b", "é", "e\u0301", "😀", "k" * 512])
 def test_keys_are_kept_as_they_are(key):
-    assert values.check_key(key) == key
+    assert validation.check_key(key) == key
 
 
 @pytest.mark.parametrize("key", ["", " ", "\t", "\u3000", None, 5, "\u0301", "\u0301a", *HIDDEN])
 def test_bad_keys(key):
     with pytest.raises(Invalid, match="key"):
-        values.check_key(key)
+        validation.check_key(key)
 
 
 def test_a_key_has_a_limit_that_may_be_lowered():
     with pytest.raises(TooLarge):
-        values.check_key("k" * 513)
+        validation.check_key("k" * 513)
     with pytest.raises(TooLarge):
-        values.check_key("k" * 11, limit=10)
+        validation.check_key("k" * 11, limit=10)
 
 
 @pytest.mark.parametrize("tags", ["mail", [""], ["x" * 10_240], ["a\n"], [5], [str(number) for number in range(1001)]])
 def test_bad_tags(tags):
     with pytest.raises(Invalid, match="tags"):
-        values.check_tags(tags)
+        validation.check_tags(tags)
 
 
 def test_tags_are_kept_once_each_in_their_order():
-    assert values.check_tags(["b", "a", "b"]) == ("b", "a")
-    assert values.check_tag("x" * 100) == "x" * 100
+    assert validation.check_tags(["b", "a", "b"]) == ("b", "a")
+    assert validation.check_tag("x" * 100) == "x" * 100
 
 
 @pytest.mark.parametrize("priority", [-100, 0, 100])
 def test_priorities(priority):
-    assert values.check_priority(priority) == priority
+    assert validation.check_priority(priority) == priority
 
 
 @pytest.mark.parametrize("priority", [-101, 101, 2**31, -(2**31), 1.0, 0.5, True, "5", None])
 def test_bad_priorities(priority):
     with pytest.raises(Invalid, match="priority"):
-        values.check_priority(priority)
+        validation.check_priority(priority)
 
 
 @pytest.mark.parametrize(
@@ -115,15 +116,15 @@ def test_bad_priorities(priority):
         ("2030-01-31t08:00:00z", datetime(2030, 1, 31, 8, tzinfo=UTC)),
         ("2030-01-31 08:00:00+01:00", datetime(2030, 1, 31, 7, tzinfo=UTC)),
         ("2030-01-31T08:00:00.123456789-05:30", datetime(2030, 1, 31, 13, 30, 0, 123456, tzinfo=UTC)),
-        ("2000-01-01T00:00:00Z", values.FIRST_INSTANT),
-        ("2199-12-31T23:59:59.999999Z", values.LAST_INSTANT),
-        ("1999-12-31T23:00:00-01:00", values.FIRST_INSTANT),
+        ("2000-01-01T00:00:00Z", validation.FIRST_INSTANT),
+        ("2199-12-31T23:59:59.999999Z", validation.LAST_INSTANT),
+        ("1999-12-31T23:00:00-01:00", validation.FIRST_INSTANT),
         (datetime(2030, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))), datetime(2030, 1, 1, tzinfo=UTC)),
     ],
 )
 def test_instants(text, instant):
-    assert values.parse_instant(text) == instant
-    assert values.parse_instant(text).tzinfo is UTC
+    assert validation.parse_instant(text) == instant
+    assert validation.parse_instant(text).tzinfo is UTC
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_instants(text, instant):
 )
 def test_bad_instants(value):
     with pytest.raises(Invalid, match="run_at"):
-        values.parse_instant(value)
+        validation.parse_instant(value)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_bad_instants(value):
     ],
 )
 def test_durations(value, seconds):
-    assert values.parse_duration(value) == timedelta(seconds=seconds)
+    assert validation.parse_duration(value) == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize(
@@ -202,44 +203,44 @@ def test_durations(value, seconds):
 )
 def test_bad_durations(value):
     with pytest.raises(Invalid, match="delay"):
-        values.parse_duration(value, "delay")
+        validation.parse_duration(value, "delay")
 
 
 @given(st.timedeltas(timedelta(0), timedelta(days=365)))
 def test_a_shown_duration_reads_back(span):
-    assert values.parse_duration(values.format_duration(span)) == span
+    assert validation.parse_duration(validation.format_duration(span)) == span
 
 
 @pytest.mark.parametrize(
     ("span", "text"), [(0, "0s"), (0.0015, "0.0015s"), (0.5, "500ms"), (90, "90s"), (3600, "1h"), (604800, "7d")]
 )
 def test_a_duration_is_shown_in_the_largest_exact_unit(span, text):
-    assert values.format_duration(timedelta(seconds=span)) == text
+    assert validation.format_duration(timedelta(seconds=span)) == text
 
 
 @pytest.mark.parametrize(
     ("value", "size"), [(5, 5), ("5", 5), ("64KiB", 65536), ("1 mib", 1048576), ("2GiB", 2**31), ("0B", 0)]
 )
 def test_sizes(value, size):
-    assert values.parse_size(value) == size
+    assert validation.parse_size(value) == size
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, None, "", "64KB", "64K", "-1", "1.5MiB", "9" * 5000])
 def test_bad_sizes(value):
     with pytest.raises(Invalid, match="size"):
-        values.parse_size(value)
+        validation.parse_size(value)
 
 
 @given(st.integers(0, 2**50))
 def test_a_shown_size_reads_back(size):
-    assert values.parse_size(values.format_size(size)) == size
+    assert validation.parse_size(validation.format_size(size)) == size
 
 
 @pytest.mark.parametrize("value", [1, 0, "yes", "1", "", None])
 def test_only_true_and_false_are_booleans(value):
-    assert (values.parse_boolean("TRUE"), values.parse_boolean(False)) == (True, False)
+    assert (validation.parse_boolean("TRUE"), validation.parse_boolean(False)) == (True, False)
     with pytest.raises(Invalid, match="true or false"):
-        values.parse_boolean(value)
+        validation.parse_boolean(value)
 
 
 @pytest.mark.parametrize(
@@ -247,19 +248,19 @@ def test_only_true_and_false_are_booleans(value):
 )
 def test_bad_timeouts(timeout):
     with pytest.raises(Invalid, match="timeout"):
-        values.check_timeout(timeout)
+        validation.check_timeout(timeout)
 
 
 @pytest.mark.parametrize("timeout", [-1, 0, "-1s", 1e18, timedelta(days=31)])
 def test_timeout_out_of_bounds_is_told_its_bounds(timeout):
     with pytest.raises(Invalid, match=r"timeout: .* give more than 0 seconds and at most 30 days"):
-        values.check_timeout(timeout)
+        validation.check_timeout(timeout)
 
 
 @pytest.mark.parametrize("span", ["-1", "-1s", -1, timedelta(seconds=-1)])
 def test_negative_duration_is_told_its_bounds(span):
     with pytest.raises(Invalid, match="give between 0 seconds and 175 years"):
-        values.parse_duration(span)
+        validation.parse_duration(span)
 
 
 def test_bad_timeout_of_a_task_is_told_with_its_name():
@@ -269,12 +270,12 @@ def test_bad_timeout_of_a_task_is_told_with_its_name():
 
 def test_a_bad_timeout_is_shown_as_a_span_is_written():
     with pytest.raises(Invalid, match="timeout: '0s' is not valid"):
-        values.check_timeout(timedelta(0))
+        validation.check_timeout(timedelta(0))
 
 
 def test_timeouts():
-    assert values.check_timeout(0.5) == timedelta(seconds=0.5)
-    assert values.check_timeout(timedelta(days=30)) == timedelta(days=30)
+    assert validation.check_timeout(0.5) == timedelta(seconds=0.5)
+    assert validation.check_timeout(timedelta(days=30)) == timedelta(days=30)
 
 
 @pytest.mark.parametrize(
@@ -287,19 +288,19 @@ def test_timeouts():
 )
 def test_bad_metadata(metadata):
     with pytest.raises(Invalid, match="metadata"):
-        values.check_metadata(metadata)
+        validation.check_metadata(metadata)
 
 
 def test_metadata_is_copied_and_measured_in_bytes():
     given_metadata = {"a": ["é", 1, 1.5, None, True]}
-    kept = values.check_metadata(given_metadata)
+    kept = validation.check_metadata(given_metadata)
     given_metadata["a"].clear()
     assert kept == {"a": ["é", 1, 1.5, None, True]}
-    exact = {"a": "x" * (values.METADATA_LIMIT - 8)}
-    assert values.check_metadata(exact) == exact
-    assert values.check_metadata(nested(63)) == nested(63)
+    exact = {"a": "x" * (validation.METADATA_LIMIT - 8)}
+    assert validation.check_metadata(exact) == exact
+    assert validation.check_metadata(nested(63)) == nested(63)
     with pytest.raises(TooLarge):
-        values.check_metadata({"a": "é" * (values.METADATA_LIMIT // 2)})
+        validation.check_metadata({"a": "é" * (validation.METADATA_LIMIT // 2)})
 
 
 @pytest.mark.parametrize(
@@ -312,8 +313,8 @@ def test_metadata_is_copied_and_measured_in_bytes():
     ],
 )
 def test_queues(value, queues):
-    assert values.parse_queues(value) == queues
-    assert values.parse_queues(values.format_queues(queues)) == queues
+    assert validation.parse_queues(value) == queues
+    assert validation.parse_queues(validation.format_queues(queues)) == queues
 
 
 @pytest.mark.parametrize(
@@ -338,7 +339,7 @@ def test_queues(value, queues):
 )
 def test_bad_queues(value):
     with pytest.raises(Invalid, match="queues"):
-        values.parse_queues(value)
+        validation.parse_queues(value)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +359,7 @@ def test_bad_queues(value):
     ],
 )
 def test_a_password_is_hidden(url, masked):
-    assert values.mask_url(url) == masked
+    assert validation.mask_url(url) == masked
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1), st.sampled_from(URL_FORMS))
@@ -368,4 +369,4 @@ def test_no_password_shows_whatever_is_in_it(noise, form):
     password = f".{noise}hush"  # a leading dot: "user://…" without a scheme would be a scheme
     if "password=" in form:
         password = password.replace("&", "")  # which ends a query's value
-    assert "hush" not in values.mask_url(form.format("user", password))
+    assert "hush" not in validation.mask_url(form.format("user", password))

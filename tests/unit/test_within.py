@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast, JobState
-from holdfast.errors import Conflict, Invalid
-from holdfast.stores.sqlite.wake import Wakes
+from holdfast.core.errors import Conflict, Invalid
+from holdfast.stores.sqlite.notifications import Wakes
 from holdfast.worker import Worker
 
 

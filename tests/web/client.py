@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import httpx
 
 from holdfast import Holdfast
-from holdfast.job import Job
-from holdfast.lifecycle import Failed, Outcome, Succeeded, decide
-from holdfast.retry import Retry
+from holdfast.core.lifecycle import Failed, Outcome, Succeeded, decide
+from holdfast.core.models import Job
+from holdfast.core.retry import Retry
 from holdfast.web import asgi
 
 T = TypeVar("T")

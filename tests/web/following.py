@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 
 from holdfast import Holdfast
-from holdfast.job import Job
-from holdfast.lifecycle import Outcome, decide
-from holdfast.retry import Retry
-from holdfast.web.serve import serving
+from holdfast.core.lifecycle import Outcome, decide
+from holdfast.core.models import Job
+from holdfast.core.retry import Retry
+from holdfast.web.server import serving
 
 PATIENCE = 120.0
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ConfigError, Unavailable
-from holdfast.events import ApiChange, ApiSubmission, AuditFailed, KeyRefused
-from holdfast.observe.audit_file import AuditBroken, AuditFile, add, chained, verify
-from tests.faces.cli import ROOT, Cli
+from holdfast.core.errors import ConfigError, Unavailable
+from holdfast.core.events import ApiChange, ApiSubmission, AuditFailed, KeyRefused
+from holdfast.telemetry.audit_file import AuditBroken, AuditFile, add, chained, verify
+from tests.interfaces.cli import ROOT, Cli
 from tests.web.client import UNKNOWN_ID, Api
 from tests.web.keyed import Keys, ask, id_of, refused
 
@@ -359,7 +359,7 @@ def test_several_processes_add_to_one_chain(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     program = (
         "import asyncio, sys, pathlib\n"
-        "from holdfast.observe.audit_file import AuditFile\n"
+        "from holdfast.telemetry.audit_file import AuditFile\n"
         "async def main():\n"
         "    file = AuditFile(pathlib.Path(sys.argv[1]), within=30)\n"
         "    for _ in range(5):\n"

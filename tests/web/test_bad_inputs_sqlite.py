@@ -128,7 +128,7 @@ def test_a_request_keeps_a_sensible_id_of_its_own(api: Api) -> None:
 
 
 def test_an_error_of_ours_tells_nothing_but_its_id(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.events import Event, RequestFailed
+    from holdfast.core.events import Event, RequestFailed
 
     told: list[Event] = []
     api.app.events.subscribe(told.append, RequestFailed)

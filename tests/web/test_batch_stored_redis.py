@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.events import ApiSubmission
-from holdfast.links.wire import Argument, Wire
+from holdfast.core.events import ApiSubmission
+from holdfast.stores.connections.redis_protocol import Argument, Wire
 from tests.support.redis import Redis
 from tests.web.client import Api
 

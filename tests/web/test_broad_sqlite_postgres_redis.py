@@ -12,15 +12,15 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.desk import why
-from holdfast.errors import Busy, HoldfastError, TooBroad
-from holdfast.job import JobState
+from holdfast.core.errors import Busy, HoldfastError, TooBroad
+from holdfast.core.models import JobState
+from holdfast.stores.common.named_sql import load_statements
+from holdfast.stores.common.requests import CHOOSE, Chosen
 from holdfast.stores.postgres import store as postgres_store
-from holdfast.stores.redis import links as redis_links
-from holdfast.stores.sql import load_statements
+from holdfast.stores.redis import pool as redis_links
 from holdfast.stores.sqlite import store as sqlite_store
-from holdfast.stores.verbs import CHOOSE, Chosen
-from holdfast.web import operating
+from holdfast.views import explain
+from holdfast.web import bulk
 from tests.conformance.support import pulse
 from tests.support.load import slowness
 from tests.support.postgres import shared
@@ -83,7 +83,7 @@ def test_a_filter_that_takes_long_is_refused_and_holds_up_nobody_else(slow: Api,
 def test_a_dry_run_and_the_place_in_the_line_take_no_longer(
     slow: Api, home: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operating, "CHOOSE", 0.0 if home.startswith("redis") else 0.2)
+    monkeypatch.setattr(bulk, "CHOOSE", 0.0 if home.startswith("redis") else 0.2)
     job = slow.submit()
     body = '{"filter": {"tag": "spring"}, "dry_run": true}'
 
@@ -105,7 +105,7 @@ async def beat(api: Api) -> None:
 
 
 def test_nobody_says_a_place_in_a_line_too_long_to_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(why, "_COUNTED", 2)
+    monkeypatch.setattr(explain, "_COUNTED", 2)
     with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
         first, _, _ = api.submit(), api.submit(), api.submit()
         api.run(beat(api))
@@ -134,11 +134,11 @@ def test_a_dry_run_may_take_as_long_as_the_change_and_counts_what_it_can(
 
     async def limited(self: sqlite_store.SQLiteStore, where: Any, *, most: int, seconds: float) -> int:
         asked.append(seconds)
-        if most > operating.MOST:
+        if most > bulk.MOST:
             raise TooBroad(seconds)
         return await count(self, where, most=most, seconds=seconds)
 
-    monkeypatch.setattr(operating, "MOST", 2)
+    monkeypatch.setattr(bulk, "MOST", 2)
     monkeypatch.setattr(sqlite_store.SQLiteStore, "count", limited)
     with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
         for _ in range(3):

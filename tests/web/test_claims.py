@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.events import JobCancelled, JobDead, JobFailed, JobReleased, JobSucceeded, LeaseAcquired, LeaseLost
-from holdfast.job import JobState
-from holdfast.lifecycle import Lost, decide
-from holdfast.retry import Retry
+from holdfast.core.clock import ManualClock
+from holdfast.core.events import JobCancelled, JobDead, JobFailed, JobReleased, JobSucceeded, LeaseAcquired, LeaseLost
+from holdfast.core.lifecycle import Lost, decide
+from holdfast.core.models import JobState
+from holdfast.core.retry import Retry
 from tests.web.client import JSON, Api
 from tests.web.working import ERROR, Worker
 

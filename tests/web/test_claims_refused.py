@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.job import Lease
-from holdfast.web.leases import token_of
+from holdfast.core.models import Lease
+from holdfast.web.lease_tokens import token_of
 from tests.web.client import UNKNOWN_ID, Api
 from tests.web.working import ERROR, Worker
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast.web.addresses import Proxies
-from holdfast.web.connections import Bounds, Crowd
+from holdfast.web.client_address import Proxies
+from holdfast.web.connection_limits import ConnectionLimits, ConnectionRegistry
 from tests.web.serving import Served
 
 JOB = {"type": "work", "payload": {}}
@@ -129,8 +129,8 @@ def test_no_more_connections_are_held_than_the_settings_say(tmp_path: Path) -> N
 
 
 def test_a_trusted_proxy_is_not_bounded_as_one_client() -> None:
-    bounds = Bounds(most=4, most_of_address=1, head=1.0, body=1.0, proxies=Proxies(["10.0.0.0/8"]))
-    crowd = Crowd(bounds)
+    bounds = ConnectionLimits(most=4, most_of_address=1, head=1.0, body=1.0, proxies=Proxies(["10.0.0.0/8"]))
+    crowd = ConnectionRegistry(bounds)
     assert [crowd.enters(each) for each in ("10.0.0.1", "10.0.0.1", "192.0.2.1")] == [True, True, True]
     assert not crowd.enters("192.0.2.1")  # its second
     assert not crowd.enters("10.0.0.1")  # one more than there may be in all

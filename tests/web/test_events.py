@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from holdfast.lifecycle import Failed, Succeeded
-from holdfast.web.feed import Feed, Follower
+from holdfast.core.lifecycle import Failed, Succeeded
+from holdfast.web.event_broadcast import EventBroadcaster, Subscriber
 from tests.web.following import end, events, run, served
 
 pytestmark = pytest.mark.timeout(300)
@@ -61,21 +61,21 @@ def test_every_ending_is_told_to_who_wants_it_and_after_a_break(home: str) -> No
 
 def test_what_ends_before_the_first_look_is_told(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long that look takes to begin: the store may be slow just then."""
-    follow = Feed.follow
+    follow = EventBroadcaster.follow
     ended: list[str] = []
 
     async def body() -> None:
         async with served(home) as (app, address):
 
             @asynccontextmanager
-            async def late(feed: Feed) -> AsyncIterator[Follower]:
+            async def late(feed: EventBroadcaster) -> AsyncIterator[Subscriber]:
                 ended.append((await app.enqueue("work", {})).id)
                 await end(app, ended[0], Succeeded())
                 await asyncio.sleep(1.1)  # some stores read the last second again anyhow
                 async with follow(feed) as follower:
                     yield follower
 
-            monkeypatch.setattr(Feed, "follow", late)
+            monkeypatch.setattr(EventBroadcaster, "follow", late)
             async with events(address) as stream:
                 assert await stream.kinds(1) == [("succeeded", ended[0])]
 

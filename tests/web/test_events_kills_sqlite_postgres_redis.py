@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from holdfast import Holdfast
-from holdfast.lifecycle import Failed, Succeeded
+from holdfast.core.lifecycle import Failed, Succeeded
 from tests.web.following import end
 from tests.web.serving import Served
 

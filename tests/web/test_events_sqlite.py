@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from holdfast import Holdfast, JobFilter, JobState
-from holdfast.job import Ending, Endings
-from holdfast.lifecycle import Failed, Succeeded, decide
-from holdfast.retry import Retry
-from holdfast.web import asgi, feed
-from holdfast.web.feed import Feed, Follower, Told
+from holdfast.core.lifecycle import Failed, Succeeded, decide
+from holdfast.core.models import JobEvent, JobEvents
+from holdfast.core.retry import Retry
+from holdfast.web import asgi, event_broadcast
+from holdfast.web.event_broadcast import EventBroadcaster, SeenEvents, Subscriber
 from holdfast.web.keys import revoked
 from holdfast.web.keys_file import change
 from tests.web.following import PATIENCE, end, events, run, served
@@ -25,8 +25,8 @@ from tests.web.keyed import Keys, id_of
 pytestmark = pytest.mark.timeout(300)
 
 
-def ending(number: int) -> Ending:
-    return Ending(
+def ending(number: int) -> JobEvent:
+    return JobEvent(
         job_id=f"job-{number}",
         task="work",
         queue="default",
@@ -41,20 +41,20 @@ def ending(number: int) -> Ending:
     )
 
 
-def piece(*numbers: int) -> Endings:
-    return Endings(endings=[ending(number) for number in numbers], mark="1.1", bookmark="1.1")
+def piece(*numbers: int) -> JobEvents:
+    return JobEvents(endings=[ending(number) for number in numbers], mark="1.1", bookmark="1.1")
 
 
 # ── who follows ───────────────────────────────────────────────────────────────────────────────────────────────────
 def test_what_is_repeated_is_told_once() -> None:
-    told = Told()
+    told = SeenEvents()
     assert told.new([ending(1), ending(2)]) == [ending(1), ending(2)]
     assert told.new([ending(2), ending(3)]) == [ending(3)]
 
 
 def test_who_is_far_behind_is_late_and_keeps_nothing() -> None:
     async def body() -> None:
-        follower = Follower()
+        follower = Subscriber()
         for number in range(1000):
             follower.put(piece(number))
         assert follower.late
@@ -65,7 +65,7 @@ def test_who_is_far_behind_is_late_and_keeps_nothing() -> None:
 
 def test_who_keeps_up_hears_everything_in_turn() -> None:
     async def body() -> None:
-        follower = Follower()
+        follower = Subscriber()
         for number in range(1000):
             follower.put(piece(number))
             assert await follower.next(PATIENCE) == piece(number)
@@ -77,14 +77,14 @@ def test_who_keeps_up_hears_everything_in_turn() -> None:
 
 # ── streams ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_streams_share_one_look_at_the_store(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[Feed] = []
-    look = Feed._look
+    looks: list[EventBroadcaster] = []
+    look = EventBroadcaster._look
 
-    async def counted(each: Feed) -> None:
+    async def counted(each: EventBroadcaster) -> None:
         looks.append(each)
         await look(each)
 
-    monkeypatch.setattr(Feed, "_look", counted)
+    monkeypatch.setattr(EventBroadcaster, "_look", counted)
 
     async def body() -> None:
         async with served(home) as (app, address), asyncio.TaskGroup() as group:
@@ -174,7 +174,7 @@ def test_who_makes_up_for_what_they_missed_has_one_look_at_a_time(home: str, mon
             store = await app.opened()
             endings, at_once = store.endings, [0, 0]  # now, and at most
 
-            async def counted(*given: Any, **named: Any) -> Endings:
+            async def counted(*given: Any, **named: Any) -> JobEvents:
                 at_once[:] = at_once[0] + 1, max(at_once[0] + 1, at_once[1])
                 try:
                     return await endings(*given, **named)
@@ -182,7 +182,7 @@ def test_who_makes_up_for_what_they_missed_has_one_look_at_a_time(home: str, mon
                     at_once[0] -= 1
 
             monkeypatch.setattr(store, "endings", counted)
-            feed_here = Feed(app)
+            feed_here = EventBroadcaster(app)
             await asyncio.gather(*[feed_here.missed("key", None) for _ in range(5)])
             assert at_once == [0, 1]
 
@@ -190,7 +190,7 @@ def test_who_makes_up_for_what_they_missed_has_one_look_at_a_time(home: str, mon
 
 
 def test_a_stream_ends_after_its_time_though_it_is_behind(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "_PIECE", 1)
+    monkeypatch.setattr(event_broadcast, "_PIECE", 1)
 
     async def body() -> None:
         async with served(home, event_stream_for="1ms") as (app, address):
@@ -345,7 +345,7 @@ def test_a_key_for_some_queues_hears_of_these_alone(home: str, tmp_path: Path) -
 def test_no_id_says_which_jobs_there_are_in_other_queues(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "_PIECE", 2)
+    monkeypatch.setattr(event_broadcast, "_PIECE", 2)
     keys = Keys(tmp_path)
     mail = keys.make("read", queues=("mail",))
 

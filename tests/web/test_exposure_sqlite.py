@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from holdfast import Holdfast
-from holdfast.errors import ConfigError
-from holdfast.web.serve import serve
-from tests.faces.cli import ROOT
+from holdfast.core.errors import ConfigError
+from holdfast.web.server import serve
+from tests.interfaces.cli import ROOT
 from tests.web.keyed import Keys
 from tests.web.serving import Served
 

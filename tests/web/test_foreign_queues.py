@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.job import NewJob, Submitted
+from holdfast.core.models import NewJob, Submitted
 from holdfast.web.asgi import OPERATIONS
 from tests.web.client import UNKNOWN_ID, Api
 from tests.web.keyed import Keys, ask, refused

@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from holdfast import Holdfast
-from holdfast.clock import ManualClock
-from holdfast.web.addresses import Proxies, host_of, is_unforgeable, neighbourhood
+from holdfast.core.clock import ManualClock
 from holdfast.web.asgi import Api as Application
-from holdfast.web.messages import Refusal
-from holdfast.web.rates import Rate
+from holdfast.web.client_address import Proxies, host_of, is_unforgeable, neighbourhood
+from holdfast.web.rate_limit import Rate
+from holdfast.web.responses import Refusal
 from tests.web.client import JSON, check_form
 from tests.web.keyed import Keys, refused
 

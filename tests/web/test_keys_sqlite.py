@@ -12,15 +12,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.errors import ConfigError, Conflict, Invalid
-from holdfast.events import Events, KeyRefused, KeysRead, KeysUnreadable
+from holdfast.core.clock import ManualClock
+from holdfast.core.errors import ConfigError, Conflict, Invalid
+from holdfast.core.events import Events, KeyRefused, KeysRead, KeysUnreadable
 from holdfast.web.asgi import OPERATIONS
-from holdfast.web.callers import SCOPES, Caller
 from holdfast.web.key_usage import read_usage, write_usage
 from holdfast.web.keyring import Keyring
 from holdfast.web.keys import _hash, good, judged, mint, revoked, rotated
 from holdfast.web.keys_file import change, read_keys
+from holdfast.web.principal import SCOPES, Principal
 from holdfast.web.routing import Operation
 from tests.web.client import UNKNOWN_ID, Api
 from tests.web.keyed import Keys, ask, id_of, refused
@@ -279,7 +279,7 @@ def test_a_key_that_makes_no_sense_is_not_made(name: str, scopes: tuple[str, ...
 def test_patterns_match_whole_names(
     patterns: tuple[str, ...], theirs: tuple[str, ...], others: tuple[str, ...]
 ) -> None:
-    caller = Caller(key="k", queues=patterns)
+    caller = Principal(key="k", queues=patterns)
     assert [caller.allows(queue) for queue in (*theirs, *others)] == [True] * len(theirs) + [False] * len(others)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.job import Pulse, as_ulid
-from holdfast.lifecycle import Failed, Succeeded
-from holdfast.log_lines import NewLine, Record
+from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.lifecycle import Failed, Succeeded
+from holdfast.core.models import WorkerHeartbeat, as_ulid
 from tests.web.client import UNKNOWN_ID, Api
 
 
@@ -205,7 +205,7 @@ def test_why_leaves_open_which_tasks_a_worker_has(home: str, registered: bool, c
         if registered:
             api.app.task("other")(_other)
         job_id = api.submit()["id"]
-        pulse = Pulse(worker="w-1", host="elsewhere", pid=1, queues="*", concurrency=2)
+        pulse = WorkerHeartbeat(worker="w-1", host="elsewhere", pid=1, queues="*", concurrency=2)
 
         async def beat() -> None:
             await (await api.app.opened()).beat(pulse, [], lease_for=timedelta(minutes=1))

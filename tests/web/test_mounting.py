@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from holdfast import Holdfast, Invalid
-from holdfast.job import NewJob
+from holdfast.core.models import NewJob
 from holdfast.web import asgi
 
 JOB = {"type": "work", "payload": {}}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.job import Pulse
-from holdfast.lifecycle import Failed
+from holdfast.core.lifecycle import Failed
+from holdfast.core.models import WorkerHeartbeat
 from tests.web.client import UNKNOWN_ID, Api
 
 
@@ -235,7 +235,7 @@ def test_queues_count_their_jobs_and_are_paused_and_resumed(api: Api) -> None:
 def test_workers_are_listed_and_asked_to_stop(api: Api) -> None:
     async def beat() -> None:
         store = await api.app.opened()
-        pulse = Pulse(worker="w-1", host="here", pid=1, queues="mail:2", concurrency=2)
+        pulse = WorkerHeartbeat(worker="w-1", host="here", pid=1, queues="mail:2", concurrency=2)
         await store.beat(pulse, [], lease_for=timedelta(minutes=1))
 
     assert api.get("/v1/workers") == {"workers": []}

@@ -11,12 +11,12 @@ import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from holdfast.web.connections import PIPELINED_MOST, Bounds, Connection, Crowd
+from holdfast.web.connection_limits import PIPELINED_MOST, Connection, ConnectionLimits, ConnectionRegistry
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 READ_MOST = 2 * 1024 * 1024  # several reads of a socket
-PATIENT = Bounds(most=10, most_of_address=10, head=60.0, body=60.0)
+PATIENT = ConnectionLimits(most=10, most_of_address=10, head=60.0, body=60.0)
 ENDLESS = {
     "requests": GET * 1000,
     "trailers": CHUNKED + b"0\r\n" + b"a: %b\r\n" % (b"x" * 1000) * 100,
@@ -31,7 +31,7 @@ ENDLESS = {
 class Watched(Connection):
     """Keeps count of what it reads."""
 
-    crowd = Crowd(PATIENT)
+    crowd = ConnectionRegistry(PATIENT)
     read = 0
     waiting_most = 0
     lost = False

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Holdfast
-from holdfast.events import JobDead
-from holdfast.log_lines import NewLine, Record
-from holdfast.observe.logs import configure_logs
-from tests.faces.cli import Cli
+from holdfast.core.events import JobDead
+from holdfast.core.job_logs import NewLine, Record
+from holdfast.telemetry.logs import configure_logs
+from tests.interfaces.cli import Cli
 from tests.web.client import Api
 from tests.web.keyed import Keys, ask, refused
 

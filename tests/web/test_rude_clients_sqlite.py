@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from holdfast.web import claiming
+from holdfast.web import claims
 from holdfast.web.openapi import example
 from tests.support.load import slowness
 from tests.web.serving import Served, answer_on
@@ -28,7 +28,7 @@ def whole(body: bytes = BODY, path: bytes = b"/v1/jobs") -> bytes:
     return HEAD.replace(b"/v1/jobs", path) + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
-CLAIM = json.dumps(example(claiming.CLAIM) | {"queues": ["idle"], "wait": 30}).encode()
+CLAIM = json.dumps(example(claims.CLAIM) | {"queues": ["idle"], "wait": 30}).encode()
 
 
 @pytest.fixture(scope="module")

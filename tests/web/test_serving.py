@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faces.cli import ROOT, Cli
+from tests.interfaces.cli import ROOT, Cli
 from tests.web.serving import Served
 
 JOB = {"type": "work", "payload": {}}

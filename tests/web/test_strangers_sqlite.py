@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from holdfast.events import TaskUnknown
+from holdfast.core.events import TaskUnknown
 from tests.web.client import JSON, Api
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import Unavailable
-from holdfast.job import as_ulid, new_id
+from holdfast.core.errors import Unavailable
+from holdfast.core.models import as_ulid, new_id
 from tests.web.client import JSON, Api
 
 FIELDS = {"id", "type", "status", "attempts", "max_attempts", "payload", "run_at", "created_at"}

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.job import Job
-from holdfast.traces import trace_id_of
+from holdfast.core.models import Job
+from holdfast.telemetry.traces import trace_id_of
 from tests.support.spans import Spans, identity, inside
 from tests.web.client import Api
 

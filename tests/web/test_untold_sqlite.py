@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.errors import ConfigError, ForkedConnection, HoldfastError, StoreMismatch, Unavailable
-from holdfast.events import Event, RequestFailed, StoreTrouble
-from holdfast.stores.doubts import perhaps_done, perhaps_stored
+from holdfast.core.errors import ConfigError, ForkedConnection, HoldfastError, StoreMismatch, Unavailable
+from holdfast.core.events import Event, RequestFailed, StoreTrouble
+from holdfast.stores.common.unconfirmed import perhaps_done, perhaps_stored
 from holdfast.web.problems import answer_to
 from tests.web.client import Api
 

@@ -14,27 +14,27 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.config import Settings
-from holdfast.web.callers import Caller
-from holdfast.web.messages import Refusal
-from holdfast.web.waiting import Waiting
+from holdfast.settings.settings import Settings
+from holdfast.web.principal import Principal
+from holdfast.web.responses import Refusal
+from holdfast.web.wait_limits import WaitLimiter
 from tests.web.client import Api
 from tests.web.keyed import Keys, refused
 
 CLAIM = {"worker": "w", "wait": 60}
 
 
-def waiting(**settings: int) -> Waiting:
-    return Waiting(Settings.load(environ={}, **settings))
+def waiting(**settings: int) -> WaitLimiter:
+    return WaitLimiter(Settings.load(environ={}, **settings))
 
 
 def test_a_caller_has_so_many_places_and_has_them_back() -> None:
     places = waiting(waiting_per_key=1)
-    one, near, far = (Caller(address=each) for each in ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"))
+    one, near, far = (Principal(address=each) for each in ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"))
     with places.entered(one):
         with pytest.raises(Refusal, match="setting waiting_per_key"), places.entered(near):
             pass
-        with places.entered(far), places.entered(Caller(key="k", address="2001:db8::1")):
+        with places.entered(far), places.entered(Principal(key="k", address="2001:db8::1")):
             pass
     with places.entered(near):
         pass
@@ -44,9 +44,9 @@ def test_some_connections_are_left_to_those_who_do_not_wait() -> None:
     places = waiting(connections=4)
     with contextlib.ExitStack() as there:
         for name in "abc":
-            there.enter_context(places.entered(Caller(key=name)))
+            there.enter_context(places.entered(Principal(key=name)))
         with pytest.raises(Refusal, match="three quarters"):
-            there.enter_context(places.entered(Caller(key="d")))
+            there.enter_context(places.entered(Principal(key="d")))
 
 
 def test_places_are_counted_whatever_thread_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,12 +58,12 @@ def test_places_are_counted_whatever_thread_asks(monkeypatch: pytest.MonkeyPatch
             time.sleep(0.02)
             return there
 
-    monkeypatch.setattr("holdfast.web.waiting.Counter", Slow)
+    monkeypatch.setattr("holdfast.web.wait_limits.Counter", Slow)
     places = waiting(connections=2)  # one place
 
     def enter(name: str) -> bool:
         with contextlib.suppress(Refusal):
-            there.enter_context(places.entered(Caller(key=name)))
+            there.enter_context(places.entered(Principal(key=name)))
             return True
         return False
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast
-from holdfast.job import Reason
-from holdfast.lifecycle import Failed, decide
-from holdfast.retry import Retry
+from holdfast.core.lifecycle import Failed, decide
+from holdfast.core.models import Reason
+from holdfast.core.retry import Retry
 from holdfast.web.asgi import Api
 from tools.worker_protocol.checks import Check, begun_when_lost, keeps_to_timeouts, names_its_types
 from tools.worker_protocol.course import Broken, Course

@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from holdfast import Holdfast, JobHandle
-from holdfast.events import KINDS, Event
-from holdfast.lifecycle import Lost, decide
-from holdfast.retry import Retry
+from holdfast.core.events import KINDS, Event
+from holdfast.core.lifecycle import Lost, decide
+from holdfast.core.retry import Retry
 from holdfast.testing import Harness
 
 PATIENCE = 0.02

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from holdfast import Holdfast, JobHandle, ResultTimeout, Settings
-from holdfast.cli.look import job_rows
-from holdfast.desk.why import explain, known
-from holdfast.desk.words import moment
-from holdfast.errors import Unavailable
-from holdfast.events import JobDeferred, JobUnstartable, PayloadUnfit, TaskUnknown
-from holdfast.job import Job, Reason
-from holdfast.lifecycle import Failed, Released
-from holdfast.observe.metrics import Metrics
-from holdfast.task import Registry, Task
-from holdfast.worker.judging import Unfit
+from holdfast.cli.inspect import job_rows
+from holdfast.core.errors import Unavailable
+from holdfast.core.events import JobDeferred, JobUnstartable, PayloadUnfit, TaskUnknown
+from holdfast.core.lifecycle import Failed, Released
+from holdfast.core.models import Job, Reason
+from holdfast.tasks import Registry, Task
+from holdfast.telemetry.metrics import Metrics
+from holdfast.views.explain import explain, known
+from holdfast.views.formatting import moment
+from holdfast.worker.policy import Unfit
 from tests.worker.support import Recorder, harness
 
 HOUR = 3600

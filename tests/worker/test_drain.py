@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Holdfast, Job, JobState, Retry
-from holdfast.job import Claim
+from holdfast.core.models import Claim
 from holdfast.worker import Worker
 
 

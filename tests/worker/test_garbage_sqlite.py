@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from holdfast import Holdfast, JobState
-from holdfast.events import RetryUnreadable, StoreTrouble
-from holdfast.stores.sql import STATES
+from holdfast.core.events import RetryUnreadable, StoreTrouble
+from holdfast.stores.common.named_sql import STATES
 from tests.worker.support import Recorder, harness
 
 NEIGHBOURS = 5

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Dead, Holdfast, HoldfastError, current_job, provided
-from holdfast.job import JobFilter, JobState
+from holdfast.core.models import JobFilter, JobState
 from tests.unit import executor_tasks
 from tests.worker.support import harness
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from holdfast import Holdfast
-from holdfast.config import Settings
-from holdfast.errors import ConfigError
-from holdfast.worker.overseen import Overseen
+from holdfast.core.errors import ConfigError
+from holdfast.settings.settings import Settings
+from holdfast.worker.metrics_server import MetricsServer
 from holdfast.worker.worker import Worker
 from tests.worker.watching import Watched, tells, until
 
@@ -118,7 +118,7 @@ async def test_a_blocked_worker_still_answers_and_says_so(app: Holdfast) -> None
 
 async def test_without_a_port_nothing_is_counted_or_served(app: Holdfast) -> None:
     worker = Worker(app, settings=Settings.load(url=app.settings.url))
-    with Overseen(worker.shift):
+    with MetricsServer(worker.shift):
         assert not any(thread.name == "holdfast-sidecar" for thread in threading.enumerate())
         assert app.events._subscribers == {}
 
@@ -133,6 +133,6 @@ async def test_a_port_that_others_reach_is_one_that_somebody_wanted(
     app: Holdfast, host: str, is_open: bool, refused: bool
 ) -> None:
     settings = app.settings.but(metrics_port=0, metrics_host=host, metrics_open=is_open)
-    overseen = Overseen(Worker(app, settings=settings).shift)
+    overseen = MetricsServer(Worker(app, settings=settings).shift)
     with pytest.raises(ConfigError, match="set metrics_open") if refused else contextlib.nullcontext(), overseen:
         assert not refused

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import pytest
 
 from holdfast import Holdfast
-from holdfast.executors.outcome import outcome_of
-from holdfast.job import Job
-from holdfast.lifecycle import Failed
-from holdfast.task import Task
+from holdfast.core.lifecycle import Failed
+from holdfast.core.models import Job
+from holdfast.tasks import Task
+from holdfast.worker.executors.outcome import outcome_of
 from tests.worker.hostile import ERRORS
 
 ROOT = Path(__file__).resolve().parents[2]

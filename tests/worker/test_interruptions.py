@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 
 from holdfast import Conflict, Context, Holdfast, JobCancelled, Retry
-from holdfast.events import JobCancelled as Stopped
+from holdfast.core.events import JobCancelled as Stopped
 from tests.worker.support import Recorder, forever, harness
 
 

@@ -6,7 +6,7 @@ import asyncio
 from datetime import datetime
 
 from holdfast import Context, Holdfast, Retry
-from holdfast.events import JobDead, JobFailed, LeaseLost, SweepComplete
+from holdfast.core.events import JobDead, JobFailed, LeaseLost, SweepComplete
 from tests.worker.support import Recorder, forever, gaps, harness, lose
 
 

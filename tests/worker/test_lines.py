@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast import Context, Holdfast, Retry, current_job
-from holdfast.errors import Invalid
-from holdfast.events import LinesLost
-from holdfast.job import Lease
-from holdfast.log_lines import LogLine, Record
+from holdfast.core.errors import Invalid
+from holdfast.core.events import LinesLost
+from holdfast.core.job_logs import LogLine, Record
+from holdfast.core.models import Lease
 from holdfast.testing import Harness
-from holdfast.worker.recorder import Recorder
-from holdfast.worker.shift import Shift
+from holdfast.worker.context import WorkerContext
+from holdfast.worker.log_writer import LogWriter
 from tests.unit import executor_tasks
 from tests.worker.support import Recorder as Events
 from tests.worker.support import harness
@@ -224,7 +224,7 @@ class Refusing:
 async def test_lines_that_no_store_takes_are_lost_and_told() -> None:
     app, store = Holdfast(), Refusing()
     seen = Events(app)
-    recorder = Recorder(Shift(app, app.settings, "w"), store)  # type: ignore[arg-type]
+    recorder = LogWriter(WorkerContext(app, app.settings, "w"), store)  # type: ignore[arg-type]
 
     assert await recorder.flush() is None
     assert store.asked == 0

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import psycopg
 
 from holdfast import Holdfast, JobState
-from holdfast.events import JobSucceeded, LeaseLost, StoreTrouble
+from holdfast.core.events import JobSucceeded, LeaseLost, StoreTrouble
 from holdfast.worker.worker import Worker
 from tests.worker.support import Recorder
 

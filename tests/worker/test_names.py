@@ -12,8 +12,8 @@ from datetime import timedelta
 import pytest
 
 from holdfast import Holdfast
-from holdfast.errors import Unavailable
-from holdfast.job import Order, Pulse
+from holdfast.core.errors import Unavailable
+from holdfast.core.models import WorkerCommand, WorkerHeartbeat
 from tests.worker.support import harness
 
 
@@ -40,9 +40,11 @@ async def test_an_order_for_a_dead_worker_of_the_same_name_stops_nobody(app: Hol
     async with harness(app, worker_id="mail-1") as harnessed:
         store = await app.opened()
         with subprocess.Popen(["true"]) as process:
-            dead = Pulse(worker="mail-1", host=socket.gethostname(), pid=process.pid, queues="*", concurrency=1)
+            dead = WorkerHeartbeat(
+                worker="mail-1", host=socket.gethostname(), pid=process.pid, queues="*", concurrency=1
+            )
         await store.beat(dead, [], lease_for=timedelta(seconds=30))
-        assert await store.order(Order.STOP) == ["mail-1"]
+        assert await store.order(WorkerCommand.STOP) == ["mail-1"]
         hand = await harnessed.start()
         await harnessed.advance(25)
         job = await quick.enqueue()
@@ -53,7 +55,7 @@ async def test_an_order_for_a_dead_worker_of_the_same_name_stops_nobody(app: Hol
 
 @pytest.mark.parametrize("host", ["elsewhere", socket.gethostname()], ids=["elsewhere", "here"])
 async def test_the_name_of_a_living_worker_is_refused_until_its_lease_has_ended(app: Holdfast, host: str) -> None:
-    living = Pulse(worker="mail-1", host=host, pid=os.getppid(), queues="*", concurrency=1)
+    living = WorkerHeartbeat(worker="mail-1", host=host, pid=os.getppid(), queues="*", concurrency=1)
     async with harness(app, worker_id="mail-1") as harnessed:
         store = await app.opened()
         await store.beat(living, [], lease_for=timedelta(seconds=30))
@@ -69,7 +71,7 @@ async def test_the_name_of_a_living_worker_is_refused_until_its_lease_has_ended(
 async def test_a_name_that_is_taken_while_a_worker_starts_is_refused_and_what_was_opened_is_closed(
     app: Holdfast,
 ) -> None:
-    faster = Pulse(worker="mail-1", host="elsewhere", pid=1, queues="*", concurrency=1)
+    faster = WorkerHeartbeat(worker="mail-1", host="elsewhere", pid=1, queues="*", concurrency=1)
     seen = []
 
     @app.lifespan

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from holdfast import Holdfast
-from holdfast.job import JobState
+from holdfast.core.models import JobState
 from tests.worker.support import forever, harness
 
 

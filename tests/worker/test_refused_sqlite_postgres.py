@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from holdfast import Holdfast, JobState
-from holdfast.events import StoreTrouble, SweepComplete
+from holdfast.core.events import StoreTrouble, SweepComplete
 from tests.support.spoiling import refuse_writes
 from tests.worker.support import Recorder, harness
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from holdfast import Dead, Holdfast, JobFailed, Retry, RetryAfter, Snooze
-from holdfast.events import JobDead, JobReleased, TaskUnknown
-from holdfast.events import JobFailed as AttemptFailed
-from holdfast.job import instant
+from holdfast.core.events import JobDead, JobReleased, TaskUnknown
+from holdfast.core.events import JobFailed as AttemptFailed
+from holdfast.core.models import instant
 from holdfast.testing import NotIdle
 from tests.worker.support import Recorder, gaps, harness
 

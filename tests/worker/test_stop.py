@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast import Context, Holdfast
-from holdfast.events import JobReleased, JobSucceeded, WorkerStarted, WorkerStopped, WorkerStopping
+from holdfast.core.events import JobReleased, JobSucceeded, WorkerStarted, WorkerStopped, WorkerStopping
 from tests.worker.support import Recorder, forever, harness
 
 

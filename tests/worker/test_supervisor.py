@@ -17,11 +17,11 @@ from typing import TextIO
 
 import pytest
 
-from holdfast.clock import ManualClock
-from holdfast.config import Settings, Watch
-from holdfast.events import ChildEnded, Event, Events
-from holdfast.stop_signals import STOP_SIGNALS, StopRequests
+from holdfast.core.clock import ManualClock
+from holdfast.core.events import ChildEnded, Event, Events
+from holdfast.settings.settings import Settings, Watch
 from holdfast.worker import supervisor as supervising
+from holdfast.worker.stop_signals import STOP_SIGNALS, StopRequests
 from holdfast.worker.supervisor import (
     FINISHED,
     NAME_TAKEN,
@@ -350,8 +350,8 @@ asyncio.run(main())
 
 ORPHANED = """
 import asyncio, sys
-from holdfast.config import Settings
-from holdfast.events import Events
+from holdfast.settings.settings import Settings
+from holdfast.core.events import Events
 from holdfast.worker.supervisor import Supervisor
 asyncio.run(Supervisor(sys.argv[1:], 2, Settings.load(), Events()).run())
 """

@@ -1,4 +1,4 @@
-"""The spans of submissions and attempts in one process. (Across processes: tests/faces/test_traces.py)"""
+"""The spans of submissions and attempts in one process. (Across processes: tests/interfaces/test_traces.py)"""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 
 from holdfast import Context, Dead, Holdfast, Snooze
-from holdfast.job import Job, Options
-from holdfast.observe.fields import JobFields, add_job_fields
-from holdfast.task import CURRENT
-from holdfast.traces import trace_id_of
+from holdfast.core.models import Job, Options
+from holdfast.tasks import CURRENT
+from holdfast.telemetry.log_context import JobFields, add_job_fields
+from holdfast.telemetry.traces import trace_id_of
 from tests.support.spans import Spans, identity, inside
 from tests.worker.support import harness
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from holdfast import Holdfast, Job, JobFilter, JobState, Retry
-from holdfast.events import (
+from holdfast.core.events import (
     Event,
     HandlerStart,
     JobFailed,
@@ -23,8 +23,8 @@ from holdfast.events import (
     SettingsRefused,
     StoreTrouble,
 )
-from holdfast.testing.harness import Hand, Harness
-from holdfast.worker.overseen import Overseen
+from holdfast.testing.harness import Harness, TestWorker
+from holdfast.worker.metrics_server import MetricsServer
 from holdfast.worker.worker import Worker
 from tests.worker.support import Recorder, gaps, harness
 
@@ -107,7 +107,7 @@ async def test_changed_settings_are_followed_within_five_seconds(tmp_path: Path)
             await long.enqueue(number)
         await harnessed.advance(10)
         assert len(now_running) == 1
-        with Overseen(hand.worker.shift):
+        with MetricsServer(hand.worker.shift):
             file.write_text('concurrency = 4\nlease = "2m"\n')
             await harnessed.advance(5)
             (served,) = events.of(MetricsServed)
@@ -205,7 +205,7 @@ async def test_manual_time_never_looks_like_a_blocked_loop(app: Holdfast) -> Non
 
 async def test_a_service_that_dies_takes_the_worker_down_loudly(app: Holdfast) -> None:
     async with Harness(app) as harnessed:
-        hand: Hand = await harnessed.start()
+        hand: TestWorker = await harnessed.start()
         hand.worker.fetcher._store = object()  # type: ignore[assignment]  # a bug, made up
         await app.enqueue("anything")
         with pytest.raises(AttributeError):

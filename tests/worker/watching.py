@@ -12,9 +12,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast import Holdfast, JobHandle
-from holdfast.events import Event, MetricsServed
-from holdfast.job import JobState
-from holdfast.worker.overseen import Overseen
+from holdfast.core.events import Event, MetricsServed
+from holdfast.core.models import JobState
+from holdfast.worker.metrics_server import MetricsServer
 from holdfast.worker.worker import Worker
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -26,7 +26,7 @@ class Watched:
     def __init__(self, app: Holdfast, **settings: Any) -> None:
         self.app = app
         self.worker = Worker(app, settings=app.settings.but(**{"metrics_port": 0, "grace": "0s", **settings}))
-        self._overseen = Overseen(self.worker.shift)
+        self._overseen = MetricsServer(self.worker.shift)
         self._served: list[Event] = []
         app.events.subscribe(self._served.append, MetricsServed)
 

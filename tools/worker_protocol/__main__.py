@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from tools.worker_protocol.checks import Verdict, judge
 from tools.worker_protocol.course import laid_out
 

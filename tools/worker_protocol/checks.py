@@ -8,8 +8,8 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.errors import ConfigError, HoldfastError
-from holdfast.job import Job, JobFilter, JobState, Reason, Settlement
+from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.core.models import Job, JobFilter, JobState, Reason, Settlement
 from tools.worker_protocol.course import CONCURRENCY, LEASE, Broken, Course
 from tools.worker_protocol.recorder import Said
 

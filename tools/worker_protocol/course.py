@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.app import Holdfast
-from holdfast.errors import ConfigError
-from holdfast.job import TERMINAL, Job, JobState
+from holdfast.core.errors import ConfigError
+from holdfast.core.models import TERMINAL, Job, JobState
 from holdfast.web.asgi import Api
 from holdfast.web.keys import mint
 from holdfast.web.keys_file import change
-from holdfast.web.serve import serving
+from holdfast.web.server import serving
 from tools.worker_protocol.recorder import Recorder
 
 LEASE, GRACE, CONCURRENCY = 4, 2, 4

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from atlas_jobs import counts
 from atlas_jobs.words import status
 from holdfast import Holdfast, HoldfastError, Invalid, Job
-from holdfast.job import Attempt, instant
+from holdfast.core.models import Attempt, instant
 from holdfast.web import asgi
 
 RECENT_MINUTES = 5

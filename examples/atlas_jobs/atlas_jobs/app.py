@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from holdfast import Context, Dead, Holdfast, Settings
-from holdfast.config import SETTINGS
+from holdfast.settings.settings import SETTINGS
 
 SERVER_PORT = "SERVER_PORT"
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from atlas_jobs.words import status
-from holdfast.figures import Figures, Group
+from holdfast.core.stats import CountGroup, JobStats
 
 Counts = dict[str, int]
-Which = Callable[[Group], bool]
+Which = Callable[[CountGroup], bool]
 
 MOST = 1_000_000
 """Jobs of each state that are counted at most; Atlas' counts are of all there are."""
@@ -17,17 +17,17 @@ _UNCLAIMED = "unassigned"
 """Stands for the worker of jobs that nobody has claimed yet."""
 
 
-def everything(group: Group) -> bool:
+def everything(group: CountGroup) -> bool:
     """Whatever it is."""
     return True
 
 
-def by_status(figures: Figures, which: Which = everything) -> Counts:
+def by_status(figures: JobStats, which: Which = everything) -> Counts:
     """How many jobs in each status."""
     return dict(sorted(figures.by(lambda group: status(group.state), which).items()))
 
 
-def by_worker(figures: Figures, which: Which = everything) -> dict[str, Counts]:
+def by_worker(figures: JobStats, which: Which = everything) -> dict[str, Counts]:
     """How many jobs in each status, by who claimed them last."""
     found: dict[str, Counts] = {}
     numbers = figures.by(lambda group: (group.worker or _UNCLAIMED, status(group.state)), which)
@@ -36,7 +36,7 @@ def by_worker(figures: Figures, which: Which = everything) -> dict[str, Counts]:
     return found
 
 
-def metrics(figures: Figures, minutes: int) -> dict[str, Any]:
+def metrics(figures: JobStats, minutes: int) -> dict[str, Any]:
     """All counts, of one instant; ``recent`` are the jobs that changed within so many minutes."""
     failures = figures.by(lambda group: group.failures)
     return {

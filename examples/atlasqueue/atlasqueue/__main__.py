@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from holdfast import HoldfastError
-from holdfast.observe.logs import configure_logs
+from holdfast.telemetry.logs import configure_logs
 from holdfast.worker import run_worker
 
 
@@ -59,7 +59,7 @@ def _start() -> int:
 def _serve(*, exposed: bool) -> int:
     from atlasqueue.api import site
     from atlasqueue.app import app
-    from holdfast.web.serve import serve
+    from holdfast.web.server import serve
 
     finish_logs = configure_logs(app.settings, app.events)
     try:

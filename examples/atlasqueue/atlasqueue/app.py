@@ -7,7 +7,7 @@ from typing import Any
 
 from atlasqueue import canvas, config
 from holdfast import Holdfast, Invalid
-from holdfast.job import NewJob
+from holdfast.core.models import NewJob
 
 
 class AtlasQueue(Holdfast):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast import Context, Dead, Holdfast, Invalid, JobFilter, JobHandle, JobState, Snooze
-from holdfast.job import NewJob
+from holdfast.core.models import NewJob
 
 Step = tuple[str, Mapping[str, Any]]
 """A job to be: its type and its payload."""

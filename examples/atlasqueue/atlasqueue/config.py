@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from holdfast import ConfigError, Settings
-from holdfast.config import SETTINGS
-from holdfast.values import parse_duration
+from holdfast.core.validation import parse_duration
+from holdfast.settings.settings import SETTINGS
 
 FILE = Path(__file__).parents[1] / "holdfast.toml"
 

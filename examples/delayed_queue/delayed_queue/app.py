@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from holdfast import Dead, Holdfast, Invalid, Settings
-from holdfast.config import SETTINGS
-from holdfast.job import NewJob
+from holdfast.core.models import NewJob
+from holdfast.settings.settings import SETTINGS
 
 CALLBACK = "callback"
 MAX_SECONDS = 3600

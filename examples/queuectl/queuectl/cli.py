@@ -197,7 +197,7 @@ def worker() -> None:
 @click.pass_obj
 def start(place: Place, count: int) -> None:
     """Run jobs until told to stop: SIGTERM, Ctrl-C or `queuectl worker stop` let the jobs at hand be finished."""
-    from holdfast.observe.logs import configure_logs
+    from holdfast.telemetry.logs import configure_logs
     from holdfast.worker.supervisor import Supervisor
     from queuectl.app import open_app
 
@@ -218,7 +218,7 @@ def start(place: Place, count: int) -> None:
 @click.pass_obj
 def run(place: Place) -> None:
     """Be one worker process."""
-    from holdfast.observe.logs import configure_logs
+    from holdfast.telemetry.logs import configure_logs
     from holdfast.worker import run_worker
     from queuectl.app import open_app
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from holdfast import ConfigError, Invalid, Settings, toml
-from holdfast.config import SETTINGS, Loaded
+from holdfast import ConfigError, Invalid, Settings
+from holdfast.settings import toml_file
+from holdfast.settings.settings import SETTINGS, Loaded
 
 DEFAULTS = Path(__file__).with_name("holdfast.toml")
 
@@ -182,7 +183,7 @@ class Place:
 
     def settings(self) -> Settings:
         """What Holdfast runs by. Its settings file is the JSON file, so running workers follow that."""
-        stamp = toml.stamp(self.config)
+        stamp = toml_file.stamp(self.config)
         loaded = self._load(self.read())
         return Settings(
             Loaded(

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast import Holdfast, Invalid, Job, JobState
-from holdfast.job import NewJob, new_id
+from holdfast.core.models import NewJob, new_id
 
 STATES: Mapping[str, tuple[JobState, ...]] = MappingProxyType(
     {

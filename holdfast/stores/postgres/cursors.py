@@ -36,7 +36,7 @@ _QUEUES_MOST = 10_000  # places kept; without one a claim looks from the start
 _QUEUE, _PRIORITY, _LOSSES, _RUN_AT, _SEQ = 2, 7, 8, 9, 12  # columns of a claimed job
 
 
-class Place(NamedTuple):
+class QueuePosition(NamedTuple):
     """A position in the order of a queue's ready jobs."""
 
     rank: int
@@ -44,15 +44,15 @@ class Place(NamedTuple):
     seq: int
 
 
-START = Place(-(1 << 31), -(1 << 63), -(1 << 63))
-END = Place((1 << 31) - 1, (1 << 63) - 1, (1 << 63) - 1)
+START = QueuePosition(-(1 << 31), -(1 << 63), -(1 << 63))
+END = QueuePosition((1 << 31) - 1, (1 << 63) - 1, (1 << 63) - 1)
 
 
-class Look(NamedTuple):
+class ScanResult(NamedTuple):
     """What a claim saw of one queue: everything ready from ``begun`` to ``last``, as of ``at``."""
 
-    begun: Place
-    last: Place | None  # of the jobs it took
+    begun: QueuePosition
+    last: QueuePosition | None  # of the jobs it took
     number: int  # of jobs it took
     full: bool  # as many as it wanted
     at: float
@@ -65,7 +65,7 @@ class _Queue:
     __slots__ = ("costs", "looked_at", "place", "until")
 
     def __init__(self) -> None:
-        self.place: Place | None = None
+        self.place: QueuePosition | None = None
         self.looked_at = 0.0
         self.until = 0.0  # then a look from the start is due
         self.costs: tuple[float, ...] = ()  # seconds the latest looks from the start took, beyond taking jobs
@@ -78,7 +78,7 @@ class _Queue:
     def expensive(self) -> bool:
         return len(self.costs) == _LOOKS and self.cost >= _EXPENSIVE
 
-    def looked(self, look: Look) -> None:
+    def looked(self, look: ScanResult) -> None:
         self.costs = (*self.costs, max(0.0, look.seconds - _TAKING * look.number))[-_LOOKS:]
         self.looked_at = look.at
         self.until = look.at + min(LONGEST, max(INTERVAL, _SHARE * self.cost))
@@ -94,14 +94,14 @@ class Cursors:
         self._now = now
         self._queues: dict[str, _Queue] = {}
 
-    def place(self, queue: str) -> Place:
+    def place(self, queue: str) -> QueuePosition:
         """Where a claim of this queue begins."""
         known = self._queues.get(queue)
         if known is None or known.place is None or self._now() >= known.until:
             return START
         return known.place
 
-    def claimed(self, queue: str, look: Look) -> None:
+    def claimed(self, queue: str, look: ScanResult) -> None:
         """A claim has looked into this queue."""
         known = self._queues.get(queue)
         if known is None:
@@ -118,7 +118,7 @@ class Cursors:
         if look.last is None or not (known.expensive or (look.full and look.number >= _LARGE)):
             known.place = None
 
-    def ready(self, queue: str, first: Place) -> None:
+    def ready(self, queue: str, first: QueuePosition) -> None:
         """This process made jobs of the queue ready, the first of them at ``first``: look soon, if that is in front."""
         known = self._queues.get(queue)
         if known is None or known.place is None or first >= known.place:
@@ -137,12 +137,12 @@ class Cursors:
 def looks(
     queues: Sequence[str],
     slots: Sequence[int],
-    places: Sequence[Place],
+    places: Sequence[QueuePosition],
     taken: Sequence[Any],
     room: int,
     at: float,
     seconds: float,
-) -> Iterator[tuple[str, Look]]:
+) -> Iterator[tuple[str, ScanResult]]:
     """What a claim of ``room`` jobs saw of each queue. Those whose turn did not come, it has not seen."""
     number = Counter([row[_QUEUE] for row in taken])
     last = {row[_QUEUE]: row for row in taken if not row[_LOSSES]}  # suspects come from an index of their own
@@ -153,6 +153,6 @@ def looks(
             return
         left.discard(queue)
         row = last.get(queue)
-        place = None if row is None else Place(-row[_PRIORITY], row[_RUN_AT], row[_SEQ])
+        place = None if row is None else QueuePosition(-row[_PRIORITY], row[_RUN_AT], row[_SEQ])
         full = number[queue] >= wanted or (exhausted and not left)
-        yield queue, Look(begun, place, number[queue], full, at, seconds)
+        yield queue, ScanResult(begun, place, number[queue], full, at, seconds)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.job import Finding
-from holdfast.stores.postgres.links import Connection, Links
+from holdfast.core.models import Finding
+from holdfast.stores.common.named_sql import unnamed_queue
+from holdfast.stores.postgres.pool import Connection, PostgresPool
 from holdfast.stores.postgres.statements import Query
-from holdfast.stores.sql import unnamed_queue
 
 _OLD_S = 300
 """Seconds after which a transaction is worth a word."""
@@ -49,7 +49,7 @@ where n.nspname = $1 and i.indisvalid
 """
 
 
-async def examine(links: Links, statements: Mapping[str, Query]) -> list[Finding]:
+async def examine(links: PostgresPool, statements: Mapping[str, Query]) -> list[Finding]:
     """What is to be said of this store: effective durability first."""
     address = links.address
 

@@ -6,25 +6,35 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from importlib.resources import files
 
-from holdfast.errors import ConfigError
-from holdfast.job import Completion, Delivered, Finding, JobState, Lease, NewJob, Passed, Settled, Submitted
-from holdfast.store import Dialogue
-from holdfast.stores.postgres import care, within
-from holdfast.stores.postgres.announcing import Announcing
+from holdfast.core.errors import ConfigError
+from holdfast.core.models import (
+    DeliveredClaim,
+    Finding,
+    JobState,
+    Lease,
+    NewJob,
+    Overtaken,
+    Settled,
+    Submitted,
+    TxOutcome,
+)
+from holdfast.stores.base import StatementFlow
+from holdfast.stores.common.named_sql import chosen_migrations, load_migrations, load_statements
+from holdfast.stores.common.requests import WorkerClaim
+from holdfast.stores.common.server_store import Opened, ServedStore
+from holdfast.stores.postgres import external_tx, maintenance
+from holdfast.stores.postgres.admin import Operate
 from holdfast.stores.postgres.doctor import durability, examine
-from holdfast.stores.postgres.feed import Feed
-from holdfast.stores.postgres.hot import Hot
-from holdfast.stores.postgres.links import Links, parse_url
-from holdfast.stores.postgres.news import News
-from holdfast.stores.postgres.operate import Operate
-from holdfast.stores.postgres.read import Read
+from holdfast.stores.postgres.events import Feed
+from holdfast.stores.postgres.notifications import PostgresNotifications
+from holdfast.stores.postgres.pool import PostgresPool, parse_url
+from holdfast.stores.postgres.query import Read
+from holdfast.stores.postgres.queueing import Hot
 from holdfast.stores.postgres.statements import numbered
-from holdfast.stores.served import Opened, ServedStore
-from holdfast.stores.sql import chosen_migrations, load_migrations, load_statements
-from holdfast.stores.verbs import Wish
+from holdfast.stores.postgres.transport_queries import Announcing
 
 
-class PostgresStore(ServedStore["_Opened"]):
+class PostgresStore(ServedStore["_OpenedPostgres"]):
     """A store in one schema. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one.
     ``patience``: seconds a call takes at most, where somebody waits for its answer."""
 
@@ -39,36 +49,36 @@ class PostgresStore(ServedStore["_Opened"]):
         here = files("holdfast.stores.postgres")
         self.sql = numbered(load_statements(here / "queries.sql"), self.address.schema)
         self.migrations = load_migrations(here / "migrations")
-        self._identity: within.Identity | None = None
+        self._identity: external_tx.Identity | None = None
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def _opening(self) -> _Opened:
-        return _Opened(self)
+    def _opening(self) -> _OpenedPostgres:
+        return _OpenedPostgres(self)
 
     async def absent(self) -> str | None:
-        links = Links(self.address, now=None)
+        links = PostgresPool(self.address, now=None)
         try:
-            return await care.absent(links)
+            return await maintenance.absent(links)
         finally:
             await links.close()
 
     def migration_sql(self, span: str) -> str:
-        return care.printed(chosen_migrations(self.migrations, span), self.address.schema)
+        return maintenance.printed(chosen_migrations(self.migrations, span), self.address.schema)
 
     # ── inside the caller's transaction ───────────────────────────────────────────────────────────────────────
-    async def recognition(self) -> Dialogue[None]:
+    async def recognition(self) -> StatementFlow[None]:
         if self._identity is None:
-            self._identity = await within.identity(self._open.links, self.sql)
-        return within.recognition(self.sql, self._identity, self.url)
+            self._identity = await external_tx.identity(self._open.links, self.sql)
+        return external_tx.recognition(self.sql, self._identity, self.url)
 
-    def submission(self, jobs: Sequence[NewJob]) -> Dialogue[list[Submitted]]:
-        return within.submission(self.sql, jobs, None if self.now is None else self.now())
+    def submission(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
+        return external_tx.submission(self.sql, jobs, None if self.now is None else self.now())
 
-    def completion(self, lease: Lease, result: str | None) -> Dialogue[Settled]:
-        return within.completion(self.sql, lease, result, None if self.now is None else self.now())
+    def completion(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
+        return external_tx.completion(self.sql, lease, result, None if self.now is None else self.now())
 
-    async def completed(self, lease: Lease) -> Completion:
-        return await within.completed(self._open.links, self.sql, lease)
+    async def completed(self, lease: Lease) -> TxOutcome:
+        return await external_tx.completed(self._open.links, self.sql, lease)
 
     # ── for a transport ───────────────────────────────────────────────────────────────────────────────────────
     async def claim_delivered(
@@ -81,8 +91,8 @@ class PostgresStore(ServedStore["_Opened"]):
         lease_for: timedelta,
         startable: int,
         elsewhere: bool = False,
-    ) -> Delivered:
-        wish = Wish(worker, wants, limit, lease_for, startable, False, ids, False, elsewhere)
+    ) -> DeliveredClaim:
+        wish = WorkerClaim(worker, wants, limit, lease_for, startable, False, ids, False, elsewhere)
         return await self._open.hot.claim_delivered(wish)
 
     async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
@@ -97,7 +107,7 @@ class PostgresStore(ServedStore["_Opened"]):
     async def oldest(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
         return await self._open.announcing.oldest(queue, limit=limit, aged=aged)
 
-    async def passed(self, queue: str, front: Sequence[str], *, margin: timedelta, limit: int) -> Passed:
+    async def passed(self, queue: str, front: Sequence[str], *, margin: timedelta, limit: int) -> Overtaken:
         return await self._open.announcing.passed(queue, front, margin=margin, limit=limit)
 
     async def places(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
@@ -130,17 +140,17 @@ class PostgresStore(ServedStore["_Opened"]):
         )
 
 
-class _Opened(Opened):
+class _OpenedPostgres(Opened):
     """The connections of one event loop and the verbs on them."""
 
-    links: Links
-    news: News
+    links: PostgresPool
+    news: PostgresNotifications
     hot: Hot
     operate: Operate
 
     def __init__(self, store: PostgresStore) -> None:
-        self.links = Links(store.address, now=store.now, patience=store.patience)
-        self.news = News(self.links)
+        self.links = PostgresPool(store.address, now=store.now, patience=store.patience)
+        self.news = PostgresNotifications(self.links)
         self.hot = Hot(self.links, self.news, store.sql)
         self.operate = Operate(self.links, self.news, store.sql, self.hot.ready)
         self.read = Read(self.links, store.sql)
@@ -150,4 +160,4 @@ class _Opened(Opened):
         super().__init__()
 
     async def migrate(self) -> list[str]:
-        return await care.migrate(self.links, self._migrations)
+        return await maintenance.migrate(self.links, self._migrations)

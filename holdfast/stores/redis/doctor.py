@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from holdfast.job import Finding
-from holdfast.links.redis import Script
-from holdfast.stores.redis.address import LEVELS
-from holdfast.stores.redis.care import Facts, evicts, look
-from holdfast.stores.redis.links import Links
+from holdfast.core.models import Finding
+from holdfast.stores.connections.redis import Script
+from holdfast.stores.redis.maintenance import ServerInfo, evicts, look
+from holdfast.stores.redis.pool import NamespacePool
+from holdfast.stores.redis.url import LEVELS
 
 
-async def examine(links: Links, scripts: Mapping[str, Script]) -> list[Finding]:
+async def examine(links: NamespacePool, scripts: Mapping[str, Script]) -> list[Finding]:
     """What the server's settings and counters say about this store: effective durability first."""
     facts = await look(links)
     overdue, met, sizes, unnamed = await links.run(scripts["ailing"])
@@ -40,7 +40,7 @@ _LOSES = {
 }
 
 
-def durability(facts: Facts, declared: str) -> Finding:
+def durability(facts: ServerInfo, declared: str) -> Finding:
     """What is in effect, compared with what was declared."""
     effective = "always" if declared == "waitaof" and facts.durability != "none" else facts.durability
     loses = _LOSES["unsynced" if effective == "none" and facts.settings.startswith("appendonly=yes") else effective]
@@ -55,7 +55,7 @@ def durability(facts: Facts, declared: str) -> Finding:
     return Finding("durability", "ok", text)
 
 
-def eviction(facts: Facts) -> Finding:
+def eviction(facts: ServerInfo) -> Finding:
     """Finding about the eviction policy."""
     if not evicts(facts.policy):
         return Finding("eviction", "ok", f"maxmemory-policy={facts.policy or 'hidden'}")
@@ -85,7 +85,7 @@ def _persistence(info: Mapping[str, str]) -> Finding:
     return Finding("disk", "ok" if not delayed else "warning", text, "" if not delayed else "give Redis a quicker disk")
 
 
-def _log(facts: Facts) -> Finding:
+def _log(facts: ServerInfo) -> Finding:
     torn = facts.version < (7,) and facts.info.get("aof_enabled") == "1"
     if not torn or facts.info.get("aof_last_rewrite_time_sec") != "-1":
         return Finding("log", "ok", "a script that a crash tore off is not in it")
@@ -93,7 +93,7 @@ def _log(facts: Facts) -> Finding:
     return Finding("log", "warning", text, "after each crash: redis-cli bgrewriteaof; or take Redis 7, or Valkey")
 
 
-def _failover(info: Mapping[str, str], links: Links) -> Finding:
+def _failover(info: Mapping[str, str], links: NamespacePool) -> Finding:
     there, waited = int(info.get("connected_slaves", "0")), links.address.replicas
     text = f"role={info.get('role', '?')}, {there} replicas, {waited} waited for"
     if there < waited:
@@ -107,7 +107,7 @@ def _failover(info: Mapping[str, str], links: Links) -> Finding:
     return Finding("failover", "ok", text)
 
 
-def _access(links: Links) -> Finding:
+def _access(links: NamespacePool) -> Finding:
     guarded = bool(links.address.server.options.get("password"))
     text = f"{'with' if guarded else 'without'} password, {'with' if links.address.server.secure else 'without'} TLS"
     near = ("localhost", "127.0.0.1", "::1")

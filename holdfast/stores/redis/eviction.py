@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 
-from holdfast.errors import Unavailable
-from holdfast.stores.redis.care import evicts, parse_info
-from holdfast.stores.redis.links import Links
+from holdfast.core.errors import Unavailable
+from holdfast.stores.redis.maintenance import evicts, parse_info
+from holdfast.stores.redis.pool import NamespacePool
 
 LOOK_EVERY = 5.0  # seconds
 
@@ -19,13 +19,13 @@ class EvictionWatch:
         self._look_at = 0.0
         self._policy = ""  # "" unless it evicts
 
-    async def refuse(self, links: Links) -> None:
+    async def refuse(self, links: NamespacePool) -> None:
         """Raises Unavailable while the server evicts: it might drop the job that it acknowledges."""
         await self.look(links)
         if self._policy:
             raise Unavailable(f"{_description(links, self._policy)}; config set maxmemory-policy noeviction")
 
-    async def look(self, links: Links) -> None:
+    async def look(self, links: NamespacePool) -> None:
         """Reads the policy unless that was done within ``LOOK_EVERY``; logs a change."""
         if time.monotonic() < self._look_at:
             return
@@ -41,5 +41,5 @@ class EvictionWatch:
             log.warning("%s evicts no keys any more; submissions are accepted", links.place)
 
 
-def _description(links: Links, policy: str) -> str:
+def _description(links: NamespacePool, policy: str) -> str:
     return f"{links.place} evicts keys when it is full (maxmemory-policy={policy}) and would drop jobs"

@@ -13,11 +13,11 @@ from typing import Any
 
 from redis import exceptions as driver
 
-from holdfast.job import Finding
-from holdfast.links.redis import DEADLINE, Links, in_pieces
-from holdfast.links.wire import Argument, Wire
-from holdfast.stores.redis.address import Address
-from holdfast.stores.redis.audit import FIELDS, Kept, Mend, Names, Snapshot, mends
+from holdfast.core.models import Finding
+from holdfast.stores.connections.redis import DEADLINE, RedisPool, in_pieces
+from holdfast.stores.connections.redis_protocol import Argument, Wire
+from holdfast.stores.redis.consistency import FIELDS, IndexedJob, NamespaceKeys, NamespaceSnapshot, RepairStep, mends
+from holdfast.stores.redis.url import RedisAddress
 
 _ALL = 3600.0  # seconds for everything
 _PIECE = 500  # commands on their way at once, entries read at once
@@ -26,10 +26,10 @@ _WATCHED = ("counts", "ghosts", "keys", "seq", "meta")
 """No job changes its state without one of these."""
 
 
-async def repair(address: Address, now: int) -> list[Finding]:
+async def repair(address: RedisAddress, now: int) -> list[Finding]:
     """Make everything agree; what was done. ``now``: the store's instant."""
-    names = Names(address.keys)
-    links = Links(address.server, address.prefix, most=1, deadline=_ALL)
+    names = NamespaceKeys(address.keys)
+    links = RedisPool(address.server, address.prefix, most=1, deadline=_ALL)
     try:
         for _ in range(_TRIES):
             done = await links.call(lambda link: _mended(link, names, now))
@@ -41,12 +41,12 @@ async def repair(address: Address, now: int) -> list[Finding]:
     return [Finding("repair", "error", "jobs come and go: nothing was put right", remedy)]
 
 
-def _told(done: Sequence[Mend]) -> list[Finding]:
+def _told(done: Sequence[RepairStep]) -> list[Finding]:
     found = Counter(mend.what for mend in done if mend.what)
     return [Finding("repair", "ok", f"{number} {what}") for what, number in found.items()]
 
 
-async def _mended(link: Wire, names: Names, now: int) -> list[Mend] | None:
+async def _mended(link: Wire, names: NamespaceKeys, now: int) -> list[RepairStep] | None:
     """What was done; None: something changed meanwhile, and nothing was."""
     await _ask(link, [("WATCH", *(names(name) for name in _WATCHED))])
     found = mends(await _Reading(link, names).snapshot(now))
@@ -72,19 +72,19 @@ async def _ask(link: Wire, commands: Iterable[tuple[Argument, ...]]) -> list[Any
 class _Reading:
     """One walk through a namespace, a little at a time: others are served in between."""
 
-    def __init__(self, link: Wire, names: Names) -> None:
+    def __init__(self, link: Wire, names: NamespaceKeys) -> None:
         self._link = link
         self._names = names
         self._spoiled: list[bytes] = []
 
-    async def snapshot(self, now: int) -> Snapshot:
+    async def snapshot(self, now: int) -> NamespaceSnapshot:
         """Everything that is there."""
         keys = await self._keys()
         types = await self._types(keys)
         jobs = await self._jobs([key for key in types if key.startswith(self._names.job)])
         rest = {key: kind for key, kind in types.items() if not key.startswith(self._names.job)}
         attempts = self._names("attempts:")
-        return Snapshot(
+        return NamespaceSnapshot(
             names=self._names,
             now=now,
             jobs=jobs,
@@ -120,14 +120,14 @@ class _Reading:
                     self._spoiled.append(key)
         return found
 
-    async def _jobs(self, keys: Sequence[bytes]) -> dict[bytes, Kept | None]:
-        found: dict[bytes, Kept | None] = {}
+    async def _jobs(self, keys: Sequence[bytes]) -> dict[bytes, IndexedJob | None]:
+        found: dict[bytes, IndexedJob | None] = {}
         for piece in in_pieces(keys, _PIECE):
             for key, fields in zip(
                 piece, await _ask(self._link, [("HMGET", key, *FIELDS) for key in piece]), strict=True
             ):
                 try:
-                    found[key.removeprefix(self._names.job)] = Kept.read(fields)
+                    found[key.removeprefix(self._names.job)] = IndexedJob.read(fields)
                 except ValueError:
                     self._spoiled.append(key)
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources.abc import Traversable
 
-from holdfast.links.redis import Script, script_of
+from holdfast.stores.connections.redis import Script, script_of
 
 SHARED = ("common", "moving", "taking")
 """Pieces that others begin with, no scripts themselves."""

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.resources import files
 
-from holdfast.errors import ConfigError, Invalid
-from holdfast.job import Finding
-from holdfast.stores.redis import care, doctor, repair
-from holdfast.stores.redis.address import parse_url
+from holdfast.core.errors import ConfigError, Invalid
+from holdfast.core.models import Finding
+from holdfast.stores.common.server_store import Opened, ServedStore
+from holdfast.stores.redis import doctor, maintenance, repair
+from holdfast.stores.redis.admin import Operate
+from holdfast.stores.redis.encoding import Kinds
+from holdfast.stores.redis.events import Feed
 from holdfast.stores.redis.eviction import EvictionWatch
-from holdfast.stores.redis.feed import Feed
-from holdfast.stores.redis.hot import Hot
-from holdfast.stores.redis.links import Links
-from holdfast.stores.redis.news import News
-from holdfast.stores.redis.operate import Operate
-from holdfast.stores.redis.read import Read
-from holdfast.stores.redis.rows import Kinds
+from holdfast.stores.redis.notifications import RedisNotifications
+from holdfast.stores.redis.pool import NamespacePool
+from holdfast.stores.redis.query import Read
+from holdfast.stores.redis.queueing import Hot
 from holdfast.stores.redis.scripts import load_scripts
-from holdfast.stores.served import Opened, ServedStore
+from holdfast.stores.redis.url import parse_url
 
 
-class RedisStore(ServedStore["_Opened"]):
+class RedisStore(ServedStore["_OpenedRedis"]):
     """A store in one namespace. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one.
     ``patience``: seconds a call takes at most, where somebody waits for its answer."""
 
@@ -35,13 +35,13 @@ class RedisStore(ServedStore["_Opened"]):
         self.scripts = load_scripts(files("holdfast.stores.redis") / "scripts")
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def _opening(self) -> _Opened:
-        return _Opened(self)
+    def _opening(self) -> _OpenedRedis:
+        return _OpenedRedis(self)
 
     async def absent(self) -> str | None:
-        links = Links(self.address, now=None)
+        links = NamespacePool(self.address, now=None)
         try:
-            return await care.absent(links)
+            return await maintenance.absent(links)
         finally:
             await links.close()
 
@@ -53,8 +53,8 @@ class RedisStore(ServedStore["_Opened"]):
         return await doctor.examine(self._open.links, self.scripts)
 
     async def durability(self) -> Finding:
-        facts = await care.look(self._open.links)
-        if care.evicts(facts.policy):  # nothing that it keeps is safe
+        facts = await maintenance.look(self._open.links)
+        if maintenance.evicts(facts.policy):  # nothing that it keeps is safe
             return doctor.eviction(facts)
         return doctor.durability(facts, self.address.durability)
 
@@ -68,15 +68,15 @@ class RedisStore(ServedStore["_Opened"]):
         )
 
 
-class _Opened(Opened):
+class _OpenedRedis(Opened):
     """The connections of one event loop and the verbs on them."""
 
-    links: Links
+    links: NamespacePool
 
     def __init__(self, store: RedisStore) -> None:
         kinds = Kinds()
-        self.links = Links(store.address, now=store.now, lost=store.scripts["lost"], patience=store.patience)
-        self.news = News(self.links)
+        self.links = NamespacePool(store.address, now=store.now, lost=store.scripts["lost"], patience=store.patience)
+        self.news = RedisNotifications(self.links)
         read = Read(self.links, store.scripts, kinds)
         self.read = read
         self.feed = Feed(self.links, store.scripts, read)
@@ -86,4 +86,4 @@ class _Opened(Opened):
         super().__init__()
 
     async def migrate(self) -> list[str]:
-        return await care.migrate(self.links, self._scripts)
+        return await maintenance.migrate(self.links, self._scripts)

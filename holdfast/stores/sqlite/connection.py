@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
+from holdfast.core.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
 
 APPLICATION_ID = 0x484F4C44  # "HOLD"
 OLDEST_SQLITE = (3, 38, 0)  # STRICT tables and ->>

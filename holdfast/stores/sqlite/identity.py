@@ -13,7 +13,7 @@ import sqlite3
 import time
 from contextlib import closing, suppress
 
-from holdfast.errors import StoreMismatch, StoreReplaced, Unavailable
+from holdfast.core.errors import StoreMismatch, StoreReplaced, Unavailable
 from holdfast.stores.sqlite.connection import BUSY_SECONDS, bare_connection
 
 _PAUSE = 0.005  # seconds between attempts to have the file alone

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from holdfast.errors import Busy, HoldfastError, TooBroad
+from holdfast.core.errors import Busy, HoldfastError, TooBroad
 from holdfast.stores.sqlite.connection import connect, translated
 from holdfast.stores.sqlite.identity import FileIdentity
 
@@ -72,7 +72,7 @@ class Searcher(Reader):
         self._leaving = True
 
 
-class Door:
+class SearchSlot:
     """A connection and a thread for one kind of search."""
 
     def __init__(self, path: str, identity: FileIdentity) -> None:
@@ -96,11 +96,11 @@ class Door:
         self._searcher.close()
 
 
-class Doors:
+class SearchPool:
     """One for changes, which may take long, one for what is mostly quick, and one for the rest."""
 
     def __init__(self, path: str, identity: FileIdentity) -> None:
-        self.changes, self.unsuccessful, self.others = (Door(path, identity) for _ in range(3))
+        self.changes, self.unsuccessful, self.others = (SearchSlot(path, identity) for _ in range(3))
 
     def close(self) -> None:
         """Close all three."""

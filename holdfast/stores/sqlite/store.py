@@ -14,47 +14,56 @@ from datetime import timedelta
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from holdfast.errors import ForkedConnection, HoldfastError
-from holdfast.figures import Figures
-from holdfast.job import (
+from holdfast.core.errors import ForkedConnection, HoldfastError
+from holdfast.core.job_logs import LogPage, Record
+from holdfast.core.lifecycle import CANCELLABLE, DELETABLE
+from holdfast.core.models import (
     Attempt,
-    Beat,
+    BulkResult,
     Claim,
-    Completion,
-    Endings,
     Finding,
+    HeartbeatReply,
     Job,
+    JobEvents,
     JobFilter,
     JobState,
     Lease,
     NewJob,
-    Operated,
-    Order,
-    Pace,
     Page,
-    Pulse,
     QueueInfo,
+    ReplayRate,
     Settled,
     Settlement,
     Submitted,
+    TxOutcome,
+    WorkerCommand,
+    WorkerHeartbeat,
     WorkerInfo,
 )
-from holdfast.lifecycle import CANCELLABLE, DELETABLE
-from holdfast.log_lines import LogPage, Record
-from holdfast.portal import drive, running_loop
-from holdfast.store import AT_ONCE, Dialogue, Selection
-from holdfast.stores.sql import chosen_migrations, load_migrations, load_statements
-from holdfast.stores.sqlite import care, within
+from holdfast.core.portal import drive, running_loop
+from holdfast.core.stats import JobStats
+from holdfast.stores.base import AT_ONCE, Selection, StatementFlow
+from holdfast.stores.common.named_sql import chosen_migrations, load_migrations, load_statements
+from holdfast.stores.common.requests import (
+    CHOOSE,
+    Chosen,
+    WorkerClaim,
+    awaited_jobs,
+    costs_its_page,
+    is_unsuccessful,
+    named,
+    replayable,
+)
+from holdfast.stores.sqlite import external_tx, maintenance
+from holdfast.stores.sqlite.admin import Operate
 from holdfast.stores.sqlite.connection import check_owner, check_place, connect, create_private, translated
-from holdfast.stores.sqlite.feed import Feed
-from holdfast.stores.sqlite.hot import Hot
+from holdfast.stores.sqlite.events import Feed
 from holdfast.stores.sqlite.identity import FileIdentity, check_side_files
-from holdfast.stores.sqlite.operate import Operate
-from holdfast.stores.sqlite.read import Read
-from holdfast.stores.sqlite.readers import Doors, Reader
-from holdfast.stores.sqlite.wake import Wakes
+from holdfast.stores.sqlite.notifications import Wakes
+from holdfast.stores.sqlite.query import Read
+from holdfast.stores.sqlite.queueing import Hot
+from holdfast.stores.sqlite.readers import Reader, SearchPool
 from holdfast.stores.sqlite.writer import Transaction, Writer
-from holdfast.stores.verbs import CHOOSE, Chosen, Wish, awaited_jobs, costs_its_page, is_unsuccessful, named, replayable
 
 T = TypeVar("T")
 
@@ -81,7 +90,7 @@ class SQLiteStore:
         self._operate = Operate(self._sql)
         self._read = Read(self._sql)
         self._feed = Feed(self._sql)
-        self._opened: _Opened | None = None
+        self._opened: _OpenedSqlite | None = None
         self._lock = threading.Lock()
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -92,34 +101,34 @@ class SQLiteStore:
             elif self._opened.forked:
                 raise ForkedConnection(_FORKED)
 
-    def _opening(self) -> _Opened:
+    def _opening(self) -> _OpenedSqlite:
         check_place(self.path)
         with translated(self.path):
             create_private(self.path)
             opened = self._opened_together()
             try:
-                if not opened.reader.look(lambda reader: care.is_current(reader, self._migrations)):
+                if not opened.reader.look(lambda reader: maintenance.is_current(reader, self._migrations)):
                     opened.migrated = opened.writer.write(self._migrating)
             except BaseException:
                 opened.close()
                 raise
         return opened
 
-    def _opened_together(self) -> _Opened:
+    def _opened_together(self) -> _OpenedSqlite:
         """Opens the files that every other open store uses: once more if their last user removes them meanwhile."""
         while True:
             seen = check_side_files(self.path, self._patience)
             check_owner(self.path)
-            opened = _Opened(self.path, self._now, self._patience)
+            opened = _OpenedSqlite(self.path, self._now, self._patience)
             if seen is None or seen == opened.identity.inodes:
                 return opened
             opened.close()
 
     async def absent(self) -> str | None:
-        return care.absent(self.path)
+        return maintenance.absent(self.path)
 
     def _migrating(self, transaction: Transaction) -> list[str]:
-        return care.migrate(transaction.connection, self._migrations, self.path)
+        return maintenance.migrate(transaction.connection, self._migrations, self.path)
 
     async def close(self) -> None:
         with self._lock:
@@ -133,13 +142,13 @@ class SQLiteStore:
         return applied + await opened.writer.call(self._migrating)
 
     def migration_sql(self, span: str) -> str:
-        return care.printed(chosen_migrations(self._migrations, span))
+        return maintenance.printed(chosen_migrations(self._migrations, span))
 
     def blocking(self, call: Coroutine[Any, Any, T]) -> T:
         return drive(call)
 
     @property
-    def _open(self) -> _Opened:
+    def _open(self) -> _OpenedSqlite:
         opened = self._opened
         if opened is None:
             raise HoldfastError("this store is not open; await open() first, or use the application as a context")
@@ -187,7 +196,7 @@ class SQLiteStore:
         elsewhere: bool = False,
     ) -> Claim:
         startable = limit if startable is None else startable
-        wish = Wish(worker, wants, limit, lease_for, startable, alone, only, promote, elsewhere)
+        wish = WorkerClaim(worker, wants, limit, lease_for, startable, alone, only, promote, elsewhere)
         opened = self._open
         return await opened.writer.call(
             lambda transaction: self._hot.claim(transaction, wish),
@@ -202,7 +211,7 @@ class SQLiteStore:
             return []
         return await self._open.writer.call(lambda transaction: self._hot.settle(transaction, settlements))
 
-    async def beat(self, pulse: Pulse, leases: Sequence[Lease], *, lease_for: timedelta) -> Beat:
+    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta) -> HeartbeatReply:
         return await self._open.writer.call(
             lambda transaction: self._hot.beat(transaction, pulse, leases, lease_for=lease_for)
         )
@@ -228,19 +237,19 @@ class SQLiteStore:
             await opened.wakes.wait(topics, timeout, settled)
 
     # ── inside the caller's transaction ───────────────────────────────────────────────────────────────────────
-    async def recognition(self) -> Dialogue[None]:
-        return within.recognition(self.path)
+    async def recognition(self) -> StatementFlow[None]:
+        return external_tx.recognition(self.path)
 
-    def submission(self, jobs: Sequence[NewJob]) -> Dialogue[list[Submitted]]:
+    def submission(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
         self._open.identity.check()
         return self._hot.submission(jobs, self._now())
 
-    def completion(self, lease: Lease, result: str | None) -> Dialogue[Settled]:
+    def completion(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
         self._open.identity.check()
-        return within.completion(self._sql, lease, result, self._now)
+        return external_tx.completion(self._sql, lease, result, self._now)
 
-    async def completed(self, lease: Lease) -> Completion:
-        return await self._open.writer.call(lambda transaction: within.completed(transaction, self._sql, lease))
+    async def completed(self, lease: Lease) -> TxOutcome:
+        return await self._open.writer.call(lambda transaction: external_tx.completed(transaction, self._sql, lease))
 
     # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
     async def promote(self, *, limit: int) -> int:
@@ -259,7 +268,7 @@ class SQLiteStore:
         )
 
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
-    async def cancel(self, selection: Selection, *, limit: int = 1000) -> Operated:
+    async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         chosen = await self._chosen(selection, CANCELLABLE, limit, unasked=True)
         return await self._operated(chosen, lambda transaction: self._operate.cancel(transaction, chosen))
 
@@ -270,15 +279,15 @@ class SQLiteStore:
         force: bool = False,
         payload: str | None = None,
         limit: int = 1000,
-        pace: Pace = AT_ONCE,
-    ) -> Operated:
+        pace: ReplayRate = AT_ONCE,
+    ) -> BulkResult:
         chosen = await self._chosen(selection, replayable(force=force), limit)
         return await self._operated(
             chosen,
             lambda transaction: self._operate.replay(transaction, chosen, force=force, payload=payload, pace=pace),
         )
 
-    async def delete(self, selection: Selection, *, limit: int = 1000) -> Operated:
+    async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         chosen = await self._chosen(selection, DELETABLE, limit)
         return await self._operated(chosen, lambda transaction: self._operate.delete(transaction, chosen))
 
@@ -293,8 +302,8 @@ class SQLiteStore:
             seconds=CHOOSE,
         )
 
-    async def _operated(self, chosen: Chosen, operation: Callable[[Transaction], Operated]) -> Operated:
-        return await self._open.writer.call(operation) if chosen.ids else Operated([], [])
+    async def _operated(self, chosen: Chosen, operation: Callable[[Transaction], BulkResult]) -> BulkResult:
+        return await self._open.writer.call(operation) if chosen.ids else BulkResult([], [])
 
     async def pause(self, queue: str) -> None:
         await self._open.writer.call(lambda transaction: self._operate.pause(transaction, queue, paused=True))
@@ -302,7 +311,7 @@ class SQLiteStore:
     async def resume(self, queue: str) -> None:
         await self._open.writer.call(lambda transaction: self._operate.pause(transaction, queue, paused=False))
 
-    async def order(self, order: Order, workers: Sequence[str] | None = None) -> list[str]:
+    async def order(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         return await self._open.writer.call(lambda transaction: self._operate.order(transaction, order, workers))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -342,11 +351,11 @@ class SQLiteStore:
     async def workers(self) -> list[WorkerInfo]:
         return await self._reading(lambda reader: self._read.workers(reader, self._now()))
 
-    async def figures(self, *, recent: timedelta, most: int) -> Figures:
+    async def figures(self, *, recent: timedelta, most: int) -> JobStats:
         now_us = self._now()
         return await self._reading(lambda reader: self._feed.figures(reader, now_us, recent=recent, most=most))
 
-    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> Endings:
+    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
         now_us = self._now()
         return await self._reading(lambda reader: self._feed.endings(reader, now_us, after, limit=limit, within=within))
 
@@ -354,7 +363,7 @@ class SQLiteStore:
     async def doctor(self) -> list[Finding]:
         self._open.identity.check()
         durability, now_us = self._open.durability, self._now()
-        return [durability, *await _aside(lambda: care.examine(self._sql, self.path, now_us))]
+        return [durability, *await _aside(lambda: maintenance.examine(self._sql, self.path, now_us))]
 
     async def durability(self) -> Finding:
         self._open.identity.check()
@@ -365,13 +374,13 @@ class SQLiteStore:
 
     async def backup(self, path: str) -> None:
         self._open.identity.check()
-        await _aside(lambda: care.copy(self.path, path))
+        await _aside(lambda: maintenance.copy(self.path, path))
 
     async def now_us(self) -> int:
         return self._now()
 
 
-class _Opened:
+class _OpenedSqlite:
     """What an open store holds, and lets go of together."""
 
     def __init__(self, path: str, now: Callable[[], int], patience: float | None) -> None:
@@ -383,10 +392,10 @@ class _Opened:
         self.reader = Reader(path, first, identity)  # for whatever takes its time
         self.glance = Reader(path, connect(path), identity)  # for quick looks before a claim or a wait
         self.readers = ThreadPoolExecutor(1, thread_name_prefix="holdfast-reader")
-        self.doors = None if patience is None else Doors(path, identity)
+        self.doors = None if patience is None else SearchPool(path, identity)
         self.wakes = Wakes(path, self._version)
         self.writer = Writer(path, now, self.wakes, identity, patience)
-        self.durability = care.durability(self.writer.connection)  # stays so; and later it may wait for a lock
+        self.durability = maintenance.durability(self.writer.connection)  # stays so; and later it may wait for a lock
         _mark_in_children(self)
 
     def _version(self) -> int:
@@ -412,7 +421,7 @@ async def _aside(work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work)
 
 
-def _mark_in_children(opened: _Opened) -> None:
+def _mark_in_children(opened: _OpenedSqlite) -> None:
     """A connection used across fork() commits the parent's open transaction: children are told not to."""
     reference = weakref.ref(opened)
 

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
-from holdfast.errors import HoldfastError, Unavailable
-from holdfast.portal import running_loop
+from holdfast.core.errors import HoldfastError, Unavailable
+from holdfast.core.portal import running_loop
 from holdfast.stores.sqlite.connection import DRIVER_ERRORS, bare_connection, connect, translate
+from holdfast.stores.sqlite.fair_lock import FairLock
 from holdfast.stores.sqlite.identity import FileIdentity
-from holdfast.stores.sqlite.turnstile import Turnstile
-from holdfast.stores.sqlite.wake import Wakes
+from holdfast.stores.sqlite.notifications import Wakes
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Transaction:
 
 
 Operation = Callable[[Transaction], T]
-Look = Callable[[], T | None]
+SearchCall = Callable[[], T | None]
 
 
 class _Pending(Generic[T]):
@@ -68,7 +68,7 @@ class _Pending(Generic[T]):
 
     __slots__ = ("_operation", "_taken", "error", "future", "look", "loop", "result")
 
-    def __init__(self, operation: Operation[T], look: Look[T] | None, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, operation: Operation[T], look: SearchCall[T] | None, loop: asyncio.AbstractEventLoop) -> None:
         self._operation = operation
         self._taken = threading.Lock()  # by its transaction, or by a caller who has waited enough: never by both
         self.look = look
@@ -109,7 +109,7 @@ class Writer:
         self._locked_out = False  # waiting for others to let go of the lock
         self.connection = connect(path)
         self._lock = bare_connection(path, timeout=0.0, shared=True)  # holds the write lock while the log is copied
-        self._turnstile = Turnstile(path)
+        self._turnstile = FairLock(path)
         self._own = threading.Lock()  # the connection is one: this process's threads take turns on it
         self._starting = threading.Lock()  # not the one above: that is held for as long as another program writes
         self._pending: queue.SimpleQueue[_Pending[Any] | None] = queue.SimpleQueue()
@@ -118,7 +118,7 @@ class Writer:
         self._version = 0
 
     # ── callers ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def call(self, operation: Operation[T], look: Look[T] | None = None) -> T:
+    async def call(self, operation: Operation[T], look: SearchCall[T] | None = None) -> T:
         """Run ``operation`` in a transaction. ``look`` may answer from a reader first, sparing everyone a turn."""
         loop = running_loop()
         if loop is None:
@@ -150,7 +150,7 @@ class Writer:
                 self._thread = threading.Thread(target=self._run, name="holdfast-writer", daemon=True)
                 self._thread.start()
 
-    def write(self, operation: Operation[T], look: Look[T] | None = None) -> T:
+    def write(self, operation: Operation[T], look: SearchCall[T] | None = None) -> T:
         """``call`` for a thread without an event loop: runs here and now."""
         if look is not None and (seen := look()) is not None:
             return seen

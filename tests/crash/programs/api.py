@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.events import ApiStarted, Event, JobSucceeded, LeaseLost
-from holdfast.observe.logs import configure_logs
-from holdfast.web.serve import serve
+from holdfast.core.events import ApiStarted, Event, JobSucceeded, LeaseLost
+from holdfast.telemetry.logs import configure_logs
+from holdfast.web.server import serve
 from tests.crash.ledger import append
 from tests.crash.programs.tasks import LEDGER, app
 

@@ -8,8 +8,8 @@ import warnings
 from pathlib import Path
 
 from holdfast import ForkedConnection, Holdfast
-from holdfast.job import JobFilter
-from holdfast.store import Store
+from holdfast.core.models import JobFilter
+from holdfast.stores.base import Store
 from tests.crash.ledger import append
 
 LEDGER = Path(os.environ["CRASH_LEDGER"])

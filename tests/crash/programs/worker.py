@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.events import (
+from holdfast.core.events import (
     Event,
     JobDead,
     JobReleased,
@@ -15,7 +15,7 @@ from holdfast.events import (
     WorkerStarted,
     WorkerStopping,
 )
-from holdfast.observe.logs import configure_logs
+from holdfast.telemetry.logs import configure_logs
 from holdfast.worker.process import run_worker
 from tests.crash.ledger import append
 from tests.crash.programs.tasks import LEDGER, app

@@ -9,7 +9,7 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
-from holdfast.job import Finding, JobFilter
+from holdfast.core.models import Finding, JobFilter
 from holdfast.stores import open_store
 from tests.crash.checker import SINCE_A_LOSS
 from tests.crash.database import database_of

@@ -12,9 +12,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from holdfast.job import NewJob, new_id
-from holdfast.store import Store
+from holdfast.core.models import NewJob, new_id
 from holdfast.stores import open_store
+from holdfast.stores.base import Store
 from tests.crash.report import Report
 from tests.crash.scenarios.kinds import REDIS
 from tests.crash.scenarios.load import DRAINED, Load

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from holdfast import Context, Holdfast
-from holdfast.job import NewJob
+from holdfast.core.models import NewJob
 
 _TIMEOUT = 2.0  # seconds for Redis; without it a sweep finds the job
 _MAX_CONNECTIONS = 10

@@ -1,0 +1,192 @@
+"""A task that knows its application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from holdfast.app.handle import JobHandle
+from holdfast.app.submitter import JobOptions, draft_job
+from holdfast.app.sync import awaited
+from holdfast.core.models import NewJob, new_id
+from holdfast.core.portal import forbid_running_loop
+from holdfast.core.retry import Retry
+from holdfast.core.validation import advised, check_tags
+from holdfast.tasks import Task
+
+if TYPE_CHECKING:
+    from holdfast.app.application import Holdfast
+    from holdfast.settings.settings import Settings
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+_ELSEWHERE = frozenset({"apply_async", "defer", "delay", "defer_async", "enqueue_async", "kiq", "schedule", "send"})
+
+
+class BoundTask(Task[P, R], Generic[P, R]):
+    """What ``@app.task`` makes of a function. Calling it just calls the function."""
+
+    __slots__ = ("_app", "_plain")
+
+    def __init__(self, app: Holdfast, name: str, function: Callable[..., Any], **options: Any) -> None:
+        super().__init__(name, function, **options)
+        self._app = app
+        self._plain: ConfiguredTask[P, R] = ConfiguredTask(app, self, JobOptions(), None)
+
+    if not TYPE_CHECKING:  # to a type checker, other attributes are errors as ever
+
+        def __getattr__(self, name: str) -> Any:
+            """What other queues call submitting is answered with what it is called here."""
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _ELSEWHERE:
+                text += "; to submit a job: await task.enqueue(…), or task.sync.enqueue(…) where there is no event loop"
+            raise AttributeError(text, name=name, obj=self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Just call the function: with its context, if it takes one, and without any queue."""
+        return self.function(*args, **kwargs)
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+        """A job with these arguments, not submitted yet: for ``app.enqueue_many``."""
+        return self._plain.job(*args, **kwargs)
+
+    @awaited
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Submit a job with these arguments. When this returns, it is stored."""
+        return await self._plain.submit(*args, **kwargs)
+
+    @advised
+    def options(
+        self,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        delay: float | timedelta | str | None = None,
+        run_at: datetime | str | None = None,
+        key: str | None = None,
+        key_for: float | timedelta | str | None = None,
+        max_attempts: int | UnsetType | None = UNSET,
+        timeout: float | timedelta | str | None = None,
+        retry: Retry | str | None = None,
+        tags: tuple[str, ...] | list[str] = (),
+        metadata: dict[str, object] | None = None,
+        id: str | None = None,
+        connection: Any = None,
+    ) -> ConfiguredTask[P, R]:
+        """Say more about the jobs to be enqueued through the answer; None leaves a value to task and settings;
+        max_attempts=None is no limit.
+
+        delay, key_for, timeout: seconds, a timedelta, or text like "5m".
+        run_at: an aware datetime, or RFC 3339 text with offset.
+        key: an idempotency key: at most one job is created for it; key_for: it lives at least that long.
+        connection: submit inside the transaction of this connection of yours, to the same database.
+
+        Raises `Invalid` at once for a value that is not valid.
+        """
+        draft = JobOptions(
+            id=id,
+            queue=queue,
+            priority=priority,
+            delay=delay,
+            run_at=run_at,
+            key=key,
+            key_for=key_for,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            retry=retry,
+            tags=check_tags(tags) if tags else (),
+            metadata=metadata,
+        )
+        prepared = ConfiguredTask(self._app, self, draft, connection)
+        prepared.check()
+        return prepared
+
+    @property
+    def sync(self) -> Sync[P, R]:
+        """For blocking callers: ``task.sync.enqueue(…)``."""
+        return self._plain.sync
+
+
+class ConfiguredTask(Generic[P, R]):
+    """A task with options for its next jobs."""
+
+    __slots__ = ("_app", "_connection", "_draft", "_settings", "_task", "_template")
+
+    def __init__(self, app: Holdfast, task: BoundTask[P, R], draft: JobOptions, connection: Any) -> None:
+        self._app = app
+        self._task = task
+        self._draft = draft
+        self._connection = connection
+        self._template: NewJob | None = None
+        self._settings: Settings | None = None  # those that the template was checked with
+
+    def check(self) -> NewJob:
+        """A job without arguments that carries the options. Raises `Invalid` where one is not valid."""
+        settings = self._app.settings
+        template = draft_job(self._task.name, "{}", with_defaults(self._draft, self._task), settings)
+        self._template, self._settings = template, settings
+        return template
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+        """A job with these arguments and options, not submitted yet."""
+        payload = self._task.encode(args, kwargs, self._app.settings.payload_limit)
+        template = self._template
+        if template is None or self._settings is not self._app.settings:  # checked once, not once a job
+            template = self.check()
+        fresh = new_id() if self._draft.id is None else template.id
+        return msgspec.structs.replace(template, id=fresh, payload=payload)
+
+    @awaited
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Submit a job with these arguments. When this returns it is stored (or, with ``connection``, part of that
+        connection's transaction)."""
+        return await self.submit(*args, **kwargs)
+
+    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """``enqueue`` for those who run the coroutine themselves."""
+        return await self._app.submit(self.job(*args, **kwargs), connection=self._connection)
+
+    @property
+    def is_within(self) -> bool:
+        """Whether its jobs are submitted inside a transaction of the caller's."""
+        return self._connection is not None
+
+    @property
+    def sync(self) -> Sync[P, R]:
+        """For blocking callers."""
+        return Sync(self._app, self)
+
+
+class Sync(Generic[P, R]):
+    """The blocking face of a prepared task: written out, unlike the others, to stay typed."""
+
+    __slots__ = ("_app", "_prepared")
+
+    def __init__(self, app: Holdfast, prepared: ConfiguredTask[P, R]) -> None:
+        self._app = app
+        self._prepared = prepared
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Submit a job with these arguments, blocking until it is stored."""
+        forbid_running_loop("await task.enqueue(…) itself instead of task.sync.enqueue(…)")
+        return self._app.block(self._prepared.submit(*args, **kwargs), here=self._prepared.is_within)
+
+
+def with_defaults(draft: JobOptions, task: Task[..., Any]) -> JobOptions:
+    """The draft, with what the task says where the draft says nothing."""
+    said: dict[str, Any] = {}
+    if draft.queue is None:
+        said["queue"] = task.queue
+    if draft.priority is None:
+        said["priority"] = task.priority
+    if draft.max_attempts is UNSET:
+        said["max_attempts"] = task.max_attempts
+    if task.tags:
+        said["tags"] = (*task.tags, *(tag for tag in draft.tags if tag not in task.tags))
+    return msgspec.structs.replace(draft, **said)

@@ -1,0 +1,128 @@
+"""How an application comes by its tasks, middlewares, lifespan and dependencies."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_type_hints, overload
+
+import msgspec
+
+from holdfast.app.bound_task import BoundTask
+from holdfast.core.errors import ConfigError
+from holdfast.core.retry import Retry, as_retry
+from holdfast.core.validation import advised, check_name, check_tags, check_timeout
+from holdfast.tasks import Context, ErrorMatch, Executor, Registry
+
+if TYPE_CHECKING:
+    from holdfast.app.application import Holdfast, Middleware
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Decorator:
+    """``@app.task(…)``: keeps the function's parameters, without a leading Context, and what it returns."""
+
+    def __init__(self, app: Holdfast, name: str | None, options: dict[str, Any]) -> None:
+        self._app = app
+        self._name = name
+        self._options = options
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], Awaitable[R]]) -> BoundTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R]) -> BoundTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> BoundTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> BoundTask[P, R]: ...
+    def __call__(self, function: Callable[..., Any]) -> BoundTask[..., Any]:
+        if self._name is None and function.__module__ == "__main__":
+            raise ConfigError(
+                f"@app.task on {function.__qualname__}: this module runs as __main__, and a worker would know it by "
+                f'another name; give it one: @app.task("{function.__name__}")'
+            )
+        name = self._name or f"{function.__module__}.{function.__qualname__}".replace(".<locals>", "")
+        task: BoundTask[..., Any] = BoundTask(self._app, name, function, **self._options)
+        self._app.registry.register(task)
+        return task
+
+
+class TaskRegistration:
+    """The registering half of ``Holdfast``."""
+
+    registry: Registry
+    middlewares: list[Middleware]
+    lifespans: list[Callable[[Holdfast], AbstractAsyncContextManager[Any]]]
+    providers: dict[type, Callable[[], Any]]
+
+    @advised
+    def task(
+        self,
+        name: str | None = None,
+        *,
+        queue: str = "default",
+        retry: Retry | str | None = None,
+        max_attempts: int | msgspec.UnsetType | None = msgspec.UNSET,
+        timeout: float | timedelta | str | None = None,
+        executor: Executor | None = None,
+        retry_on: ErrorMatch = (),
+        dead_on: ErrorMatch = (),
+        priority: int = 0,
+        tags: Sequence[str] = (),
+    ) -> Decorator:
+        """Register a function as a task: ``@app.task("email.send", max_attempts=5)``.
+
+        name: what jobs call it (default: module and function name). timeout: what one attempt may take: seconds, a
+        timedelta, or text like "5m". retry: a Retry, or text as the settings take it, like "fixed:10" or "1,5,25".
+        max_attempts: executions a job may have, None for no limit. executor: "async", "thread" or "process".
+        retry_on, dead_on: exception classes or predicates that are, or are not, worth another attempt.
+        """
+        if callable(name):
+            raise ConfigError("@app.task needs parentheses: write @app.task() or @app.task('name')")
+        of_task = "timeout" if name is None else f"timeout of task {name!r}"
+        options = {
+            "queue": check_name("queue", queue),
+            "retry": None if retry is None else as_retry(retry),
+            "max_attempts": max_attempts,
+            "timeout": None if timeout is None else check_timeout(timeout, of_task).total_seconds(),
+            "executor": executor,
+            "retry_on": retry_on,
+            "dead_on": dead_on,
+            "priority": priority,
+            "tags": check_tags(tags) if tags else (),
+        }
+        return Decorator(self, name, options)  # type: ignore[arg-type]  # a Register is only ever a Holdfast
+
+    def middleware(self, function: F) -> F:
+        """Wrap every job: ``async def middleware(job, call_next): return await call_next(job)``; first is outermost."""
+        if not inspect.iscoroutinefunction(function):
+            raise ConfigError(f"middleware {function.__qualname__} must be an async function (job, call_next)")
+        self.middlewares.append(function)
+        return function
+
+    def lifespan(self, manager: F) -> F:
+        """Run around each worker process: an async context manager function that takes the application."""
+        if inspect.iscoroutinefunction(manager) or inspect.isasyncgenfunction(manager):
+            raise ConfigError(f"lifespan {manager!r}: decorate it with contextlib.asynccontextmanager first")
+        self.lifespans.append(manager)
+        return manager
+
+    def provide(self, factory: F) -> F:
+        """Register a dependency by its return annotation; a handler asks with ``http: Client = provided()``.
+
+        The factory is called once per worker process. It returns the value, awaits it, or is an async generator or
+        context manager around it, closed when the worker stops.
+        """
+        kind = get_type_hints(inspect.unwrap(factory)).get("return")
+        arguments = getattr(kind, "__args__", ())
+        if arguments and not isinstance(kind, type):
+            kind = arguments[0]  # AsyncIterator[Client] provides a Client
+        if not isinstance(kind, type):
+            raise ConfigError(f"provider {factory.__qualname__} needs a return annotation: the class it provides")
+        self.providers[kind] = factory
+        return factory

@@ -1,0 +1,146 @@
+"""Where one call of the program was told to look: application, store, settings file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from holdfast import Holdfast, Settings
+from holdfast.cli.output import note
+from holdfast.core.errors import ConfigError, NotFound
+from holdfast.core.validation import mask_url
+from holdfast.settings.settings import SETTINGS
+
+
+class Session:
+    """The common options of one call, and what follows from them."""
+
+    def __init__(self) -> None:
+        self.app: str | None = None
+        self.url: str | None = None
+        self.config: str | None = None
+        self.json = False
+
+    def settings(self, **arguments: Any) -> Settings:
+        """The settings without an application; ``arguments`` are options of the command, None where not given."""
+        try:
+            return Settings.load(path=self.config, url=self.url, app=self.app, **arguments)
+        except ConfigError as error:
+            for name, value in {"url": self.url, "app": self.app, **arguments}.items():
+                start, said, wrong = str(error).partition(f"argument: {name}")
+                if value is not None and said and not start and wrong[0] in ":.":  # a part of it: queues.mail
+                    raise click.UsageError(f"{_option(name)}: {wrong[1:].strip()}") from None
+            raise
+
+    @contextmanager
+    def application(self, *, creating: bool = False) -> Iterator[Holdfast]:
+        """The application, closed at the end: the target if one is named, else one without tasks.
+
+        ``creating``: a database that is not there is made; else NotFound says so.
+        """
+        with opened(self.load(), creating=creating) as app:
+            yield app
+
+    @contextmanager
+    def jobs(self, *, creating: bool = False) -> Iterator[Holdfast]:
+        """An application for what needs no task: with ``--url`` the target's code is not even imported."""
+        app = self.load() if self.url is None else Holdfast(settings=self.settings())
+        with opened(app, creating=creating):
+            yield app
+
+    def load(self, **arguments: Any) -> Holdfast:
+        """The application, not opened. What this call was told goes before what the application's code says."""
+        settings = self.settings(**arguments)
+        if settings.app is None:
+            return Holdfast(settings=settings)
+        from holdfast.cli.loading import load_application
+
+        app = load_application(settings.app, settings.source("app"))
+        told = {name: value for name, value in {"url": self.url, **arguments}.items() if value is not None}
+        if told or self.config:
+            said = _said_in_code(app.settings)
+            file = self.config or (app.settings.file if app.settings.stamp else None)
+            app.settings = Settings.load(path=file, **{**said, **told, "app": settings.app})
+        return app
+
+    def with_tasks(self, purpose: str, **arguments: Any) -> Holdfast:
+        """``load``, for what is pointless without tasks; ConfigError if no application is named anywhere.
+
+        Command jobs need no task: where the settings enable them an application is not asked for.
+        """
+        settings = self.settings(**arguments)
+        if settings.app is None and settings.commands == "off":
+            raise ConfigError(
+                f"{purpose} needs an application: give --app module:name, set HOLDFAST_APP, "
+                "or write `holdfast config set app module:name`"
+            )
+        return self.load(**arguments)
+
+
+def _option(name: str) -> str:
+    """What the user wrote for this argument: ``--port`` for ``api_port``."""
+    for parameter in click.get_current_context().command.params:
+        if parameter.name == name:
+            return parameter.opts[0]
+    return f"--{name}"
+
+
+@contextmanager
+def opened(app: Holdfast, *, creating: bool = False) -> Iterator[Holdfast]:
+    """The application, closed at the end."""
+    app.new_store()  # a URL that names no store is refused here, before any call on it is made
+    try:
+        absent = None if creating else missing_database(app)
+        if absent is not None:
+            raise NotFound("; ".join(absent))
+        yield app
+    finally:
+        app.sync.close()
+
+
+def url_source(app: Holdfast) -> str:
+    """The place that named the store, for a remark. A URL in the application's code is no argument of this call."""
+    source = app.settings.source("url")
+    session = click.get_current_context().find_object(Session)
+    if source != "argument" or session is None or session.url is not None:
+        return source
+    return f"the code of {session.settings().app}"
+
+
+def store_of(app: Holdfast) -> str:
+    """Where the application's jobs are kept, without a password."""
+    return mask_url(app.new_store().url)
+
+
+@contextmanager
+def told_if_made(app: Holdfast) -> Iterator[None]:
+    """Around what stores the first job: whoever is in the wrong directory learns that its database is a new one."""
+    is_new = app.block(app.new_store().absent()) is not None
+    yield
+    if is_new:
+        note(f"made a new database: {store_of(app)} (url from {url_source(app)})")
+
+
+def missing_database(app: Holdfast) -> tuple[str, str] | None:
+    """What to say, and what to advise, where the application's jobs have no place yet; None where they have."""
+    absent = app.block(app.new_store().absent())
+    if absent is None:
+        return None
+    remedy = (
+        "`holdfast migrate` makes it, as do the first job and the first worker (`holdfast enqueue`, "
+        "`holdfast worker start`); if it should be there, correct the url or the directory you are in"
+    )
+    return f"{absent} (url from {url_source(app)})", remedy
+
+
+def _said_in_code(settings: Settings) -> dict[str, Any]:
+    """What an application's code said about its settings, as arguments for loading them anew."""
+    said: dict[str, Any] = {}
+    for name in SETTINGS:
+        if settings.source(name) == "argument":
+            # The text form reads back for every kind; a URL's hides its password, so that goes as it is.
+            said[name] = settings.url if name == "url" else settings.entry(name).text
+    return said

@@ -1,0 +1,163 @@
+"""``main``: the whole tree of commands, and what errors, Ctrl-C and a closed pipe come to.
+
+Exit codes: 0 done, 1 failed, 2 usage, 75 try again, 78 configuration, 130 interrupted, 141 the reader went away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from holdfast.cli.api import api
+from holdfast.cli.audit import audit
+from holdfast.cli.base import CONTEXT, ExampleGroup, common_options
+from holdfast.cli.completion import completion
+from holdfast.cli.config import config
+from holdfast.cli.context import Session
+from holdfast.cli.dev import develop
+from holdfast.cli.dlq import dlq
+from holdfast.cli.enqueue import enqueue
+from holdfast.cli.inspect import count_jobs, list_jobs, show_job, status
+from holdfast.cli.keys import keys
+from holdfast.cli.maintenance import backup, doctor, migrate
+from holdfast.cli.operations import cancel, delete, replay
+from holdfast.cli.output import as_json
+from holdfast.cli.queue import queue
+from holdfast.cli.retry_schedule import retry_schedule
+from holdfast.cli.run import run
+from holdfast.cli.stats import stats
+from holdfast.cli.watch import watch
+from holdfast.cli.why import why
+from holdfast.cli.worker import worker
+from holdfast.core.errors import HoldfastError, Invalid
+from holdfast.core.fault_injection import check_environment
+from holdfast.views.formatting import safe
+
+INTERRUPTED = 130
+READER_GONE = 141
+
+
+class Program(ExampleGroup):
+    """The root: every way out of the program leads through here."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        words = sys.argv[1:] if args is None else list(args)
+        try:
+            _check_words(words)
+            code = super().main(words, prog_name or "holdfast", complete_var, standalone_mode=False, **extra)
+        except (HoldfastError, click.ClickException) as error:
+            _fail(error, words)
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("holdfast: interrupted", err=True)
+            sys.exit(INTERRUPTED)
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        check_environment()
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The interpreter flushes once more at its end: let that go nowhere instead of complaining.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return READER_GONE
+        return code
+
+
+def _check_words(words: Sequence[str]) -> None:
+    for place, word in enumerate(words, 1):
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise click.UsageError(f"argument {place} is not valid UTF-8: {safe(word)}") from None
+
+
+def _fail(error: HoldfastError | click.ClickException, words: Sequence[str]) -> NoReturn:
+    """Say what is wrong in one line (and once more as JSON where that was asked for), and leave."""
+    message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(message, err=True)
+        sys.exit(error.exit_code)
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None and error.ctx.command is run:
+        message += " If it is the program's, put -- before the program: holdfast run -- PROGRAM ..."
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        click.echo(error.ctx.get_usage(), err=True)
+        click.echo(f"Try '{error.ctx.command_path} --help'.", err=True)
+    click.echo(f"holdfast: {safe(message, lines=True)}", err=True)
+    if "--json" in words:
+        told: dict[str, Any] = {"type": type(error).__name__, "message": message, "exit_code": error.exit_code}
+        if isinstance(error, Invalid):
+            told |= {"field": error.field, "remedy": error.remedy}
+        click.echo(as_json({"error": told}), err=True)
+    sys.exit(error.exit_code)
+
+
+def _print_version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if not value or context.resilient_parsing:
+        return
+    import sqlite3
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        number = version("holdfast")
+    except PackageNotFoundError:
+        number = "(not installed: running from its source)"
+    click.echo(f"holdfast {number}, Python {sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}")
+    context.exit()
+
+
+@click.group(cls=Program, context_settings=CONTEXT, params=common_options())
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
+@click.pass_context
+def main(context: click.Context) -> None:
+    """A durable job queue: you give it work, and it never lets go of it.
+
+    The common options may stand before a command's name or after it. What is said here goes before the environment
+    (HOLDFAST_...), which goes before the settings file (holdfast.toml).
+
+    Exit codes: 0 done, 1 failed, 2 usage, 75 try again later, 78 configuration.
+    """
+    context.ensure_object(Session)
+
+
+for _each in (
+    worker,
+    develop,
+    api,
+    enqueue,
+    run,
+    status,
+    stats,
+    list_jobs,
+    count_jobs,
+    show_job,
+    watch,
+    why,
+    cancel,
+    replay,
+    delete,
+    dlq,
+    queue,
+    keys,
+    audit,
+    config,
+    retry_schedule,
+    backup,
+    migrate,
+    doctor,
+    completion,
+):
+    main.add_command(_each)

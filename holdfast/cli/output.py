@@ -1,0 +1,166 @@
+"""Printing: tables, JSON, and never a control character that came from data."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from holdfast.views.documents import plain
+from holdfast.views.formatting import UNSAFE, safe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_WORD, _TEXT, _GAP = 20, 24, 3  # columns: the least of a word and of text, and between two of a table
+_WIDE = 4000  # columns of what is no terminal: nothing is cut or wrapped there
+STATE_STYLES: Mapping[str, str] = {
+    "queued": "blue",
+    "scheduled": "magenta",
+    "waiting": "magenta",
+    "running": "cyan",
+    "failed": "yellow",
+    "succeeded": "green",
+    "dead": "red",
+    "cancelled": "dim",
+    "ok": "green",
+    "warning": "yellow",
+    "error": "red",
+}
+
+
+class Column(NamedTuple):
+    """One column of a table.
+
+    ``kind``: an "id" or a "number" is never cut or wrapped; a "word" stays on its line, cut if it must be; "text"
+    goes on in the next line. ``spare``: left out where the terminal is too narrow, the last one first.
+    """
+
+    title: str
+    kind: str = "word"
+    spare: bool = False
+
+
+# ── JSON ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def print_json(document: object) -> None:
+    """One JSON document: spread out on a terminal, else on one line."""
+    click.echo(as_json(document, spread=sys.stdout.isatty()))
+
+
+def print_json_line(document: object) -> None:
+    """One line of JSON lines."""
+    click.echo(as_json(document))
+    sys.stdout.flush()
+
+
+def as_json(document: object, *, spread: bool = False) -> str:
+    """JSON text. What ``safe`` writes out is escaped here, so the document still reads back as it was."""
+    text = json.dumps(document, ensure_ascii=False, indent=2 if spread else None, default=plain)
+
+    def escape(found: re.Match[str]) -> str:
+        return found.group() if found.group() == "\n" else f"\\u{ord(found.group()):04x}"
+
+    return UNSAFE.sub(escape, text)
+
+
+# ── tables ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def console(*, stderr: bool = False) -> Console:
+    """Where rich prints: as wide as the terminal, endlessly wide elsewhere. Colours: on a terminal, unless NO_COLOR."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        file=stream,
+        width=None if stream.isatty() else _WIDE,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=False,
+    )
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> Table:
+    """A table of safe text; cells that are names of states get their colour."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    to = console()
+    listed = [[safe("-" if cell is None else cell) for cell in row] for row in rows]
+    made = Table(box=box.SIMPLE_HEAD if to.is_terminal else None, pad_edge=False, header_style="bold")
+    shown = fitting(columns, listed, to.width)
+    for place in shown:
+        column = columns[place]
+        made.add_column(
+            column.title,
+            justify="right" if column.kind == "number" else "left",
+            no_wrap=column.kind != "text",
+            overflow="ellipsis" if column.kind == "word" else "fold",
+            min_width=_least(column, listed, place),
+        )
+    for row in listed:
+        made.add_row(*(Text(row[place], style=STATE_STYLES.get(row[place], "")) for place in shown))
+    return made
+
+
+def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """The places of the columns that fit: spare ones go, the last one first."""
+    shown = list(range(len(columns)))
+    spare = [place for place in shown if columns[place].spare]
+    while spare and sum(_least(columns[place], rows, place) + _GAP for place in shown) > width:
+        shown.remove(spare.pop())
+    return shown
+
+
+def _least(column: Column, rows: Sequence[Sequence[str]], place: int) -> int:
+    """The narrowest a column may become."""
+    natural = max([len(column.title), *(len(row[place]) for row in rows)])
+    return min(natural, {"word": _WORD, "text": _TEXT}.get(column.kind, natural))
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, empty: str = "nothing") -> None:
+    """Print a table; ``empty`` where it has no row."""
+    listed = list(rows)
+    if not listed:
+        click.echo(empty)
+        return
+    to = console()
+    with to.capture() as captured:
+        to.print(table(columns, listed))
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip(), color=to.is_terminal)
+
+
+def print_facts(facts: Iterable[tuple[str, object]]) -> None:
+    """Names and values below one another; a None is left out."""
+    listed = [(name, safe(value)) for name, value in facts if value is not None]
+    width = max((len(name) for name, _ in listed), default=0)
+    for name, value in listed:
+        click.echo(f"{click.style(name.ljust(width), dim=True)}  {value}")
+
+
+def note(text: str) -> None:
+    """A remark beside the output: it goes to stderr, so that stdout stays what was asked for."""
+    click.echo(safe(text), err=True)
+
+
+def heading(text: str) -> None:
+    """The title of the next part."""
+    click.echo()
+    click.secho(text, bold=True)
+
+
+def block(text: str) -> None:
+    """Text of several lines, indented, safe."""
+    for line in text.splitlines():
+        click.echo("  " + safe(line.replace("\t", "    ")))
+
+
+def pretty_json(text: str | None) -> str:
+    """Stored JSON text, spread out."""
+    return "null" if text is None else as_json(json.loads(text), spread=True)

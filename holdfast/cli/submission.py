@@ -1,0 +1,191 @@
+"""What may be said about a job to be submitted, and submitting it so that Ctrl-C leaves no doubt."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, TypeVar
+
+import click
+
+from holdfast import Holdfast, JobHandle, Retry
+from holdfast.cli.context import Session, told_if_made
+from holdfast.cli.output import note, print_json
+from holdfast.cli.wait import await_result
+from holdfast.core.errors import Invalid, JobCancelled, JobFailed
+from holdfast.core.models import NewJob
+from holdfast.core.validation import nearest, parse_duration, parse_instant, parse_timeout
+from holdfast.tasks import decode_payload
+from holdfast.views.documents import job_document, plain
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+OPTIONS = (
+    "id",
+    "queue",
+    "priority",
+    "delay",
+    "run_at",
+    "key",
+    "key_for",
+    "max_attempts",
+    "timeout",
+    "retry",
+    "tags",
+    "metadata",
+)
+"""What may be said of a job beside its task and payload."""
+
+
+class Interrupted(click.ClickException):
+    """Ctrl-C while a job was being submitted; the message says what became of it."""
+
+    exit_code = 130
+
+
+def job_options(function: F) -> F:
+    """The options of a job to be submitted; the command gets those that were given as ``options``."""
+    attempts = "Attempts it may have: a number, or unlimited."
+    decorators = [
+        click.option("--queue", "-Q", metavar="NAME", help="The lane it waits in [the task's, else default]."),
+        click.option("--priority", type=int, metavar="N", help="From -100 to 100; higher runs first."),
+        click.option("--delay", metavar="SPAN", help="Not before this long from now: 90, 5m, 2h."),
+        click.option("--run-at", metavar="INSTANT", help="Not before this instant: 2030-01-31T08:00:00Z."),
+        click.option("--key", metavar="TEXT", help="Idempotency key: at most one job exists for it."),
+        click.option("--key-for", metavar="SPAN", help="How long the key lives at least."),
+        click.option("--max-attempts", metavar="N", help=attempts),
+        click.option("--timeout", metavar="SPAN", help="How long one attempt may take."),
+        click.option("--retry", metavar="POLICY", help='When to try again: fixed:10, "1,5,25", exponential:base=5.'),
+        click.option("--tag", "tags", metavar="TEXT", multiple=True, help="A tag to find it by."),
+        click.option("--metadata", metavar="JSON", help="An object of your own, kept with the job."),
+        click.option("--id", metavar="UUID", help="The job's id; the same id again is harmless."),
+    ]
+
+    @functools.wraps(function)
+    def gathered(*args: Any, **said: Any) -> Any:
+        given = {name: said.pop(name) for name in OPTIONS}
+        return function(
+            *args, options={name: value for name, value in given.items() if value not in (None, ())}, **said
+        )
+
+    decorated: Any = gathered
+    for decorator in reversed(decorators):
+        decorated = decorator(decorated)
+    return decorated  # type: ignore[no-any-return]  # click's decorators hand the function through
+
+
+def wait_options(function: F) -> F:
+    """``--wait`` and ``--wait-for``."""
+    wait = click.option("--wait", is_flag=True, help="Wait for the job to end, and print its result.")
+    limit = click.option("--wait-for", metavar="SPAN", help="The same, but at most this long; then exit 75.")
+    return wait(limit(function))
+
+
+def parse_options(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as text (or as JSON has them) to what ``app.draft`` takes; Invalid names the one that is wrong."""
+    options: dict[str, Any] = {}
+    for name, value in said.items():
+        if name not in OPTIONS:
+            raise Invalid("option", name, f"there are {', '.join(OPTIONS)}{nearest(name, OPTIONS)}")
+        options[name] = _parse_option(name, value)
+    return options
+
+
+def _parse_option(name: str, value: Any) -> Any:
+    match name:
+        case "timeout":
+            return parse_timeout(value)
+        case "delay" | "key_for":
+            return parse_duration(value, name)
+        case "run_at":
+            return parse_instant(value, name)
+        case "retry":
+            return Retry.parse(value) if isinstance(value, str) else Retry.from_builtins(value)
+        case "max_attempts" if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+            return int(value)
+        case "metadata" if isinstance(value, str):
+            return parse_object("metadata", value)
+        case _:
+            return value
+
+
+def parse_object(field: str, text: str) -> dict[str, Any]:
+    """A JSON object from the command line."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Invalid(field, text, f"give a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise Invalid(field, text, 'give a JSON object, such as {"name": "value"}')
+    return value
+
+
+def read_payload(text: str | None, limit: int) -> dict[str, Any]:
+    """The payload given as an argument; ``-`` reads it from stdin."""
+    if text == "-":
+        return decode_payload(read_input(limit), limit)
+    return {} if text is None else decode_payload(text, limit)
+
+
+def read_input(limit: int) -> bytes:
+    """What stdin holds, up to one byte more than the limit: an endless one is refused without being read."""
+    return standard_input().read(limit + 1)
+
+
+def standard_input() -> BinaryIO:
+    """Stdin as bytes; Invalid if nobody feeds it but a keyboard."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise Invalid("-", "stdin", "it is closed; pipe the input in, or name a file")
+    if sys.stdin.isatty():
+        raise Invalid("-", "stdin", "this is a terminal; pipe the input in, as in: cat payload.json | holdfast ...")
+    return sys.stdin.buffer
+
+
+def submit_one(app: Holdfast, job: NewJob) -> JobHandle[Any]:
+    """Store one job. Ctrl-C meanwhile ends in a message that says whether it is stored."""
+    try:
+        with told_if_made(app):
+            handle = app.block(app.submit(job))
+    except KeyboardInterrupt:
+        raise Interrupted(_standing(app, job)) from None
+    registered = app.registry.names()
+    if registered and job.task not in registered and job.task != "command":
+        note(f"warning: the application has no task {job.task}{nearest(job.task, registered)}")
+    return handle
+
+
+def _standing(app: Holdfast, job: NewJob) -> str:
+    again = f"--key {job.key}" if job.key is not None else f"--id {job.id}"
+    fresh = Holdfast(settings=app.settings)
+    try:
+        fresh.sync.get(job.id)
+    except Exception:
+        return f"interrupted: it is not known whether job {job.id} is stored; repeating it with {again} is harmless"
+    finally:
+        fresh.sync.close()
+    return f"interrupted, but job {job.id} is stored"
+
+
+def print_submitted(session: Session, app: Holdfast, job: NewJob, handle: JobHandle[Any]) -> None:
+    """The id on stdout, and beside it what happened."""
+    if session.json:
+        print_json(plain(job_document(app.sync.get(handle.id))) | {"created": handle.created})
+        return
+    click.echo(handle.id)
+    if not handle.created:
+        note(f"this job was there already{f', under the key {job.key}' if job.key else ''}; nothing new was stored")
+
+
+def await_end(app: Holdfast, handle: JobHandle[Any], most: str | None) -> int:
+    """Wait for the job to end; 0 if it succeeded, else 1. ResultTimeout where it goes on."""
+    limit = None if most is None else parse_duration(most, "wait-for").total_seconds()
+    try:
+        await_result(app, handle, limit)
+    except (JobFailed, JobCancelled) as outcome:
+        note(f"holdfast: {outcome}")
+        return 1
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted, but job {handle.id} is stored and goes on") from None
+    return 0

@@ -1,0 +1,1 @@
+"""The pure core: models, transitions, validation, events. No I/O, no store, no settings."""

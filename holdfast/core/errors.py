@@ -1,0 +1,176 @@
+"""Every error Holdfast raises, and what each face makes of it. ``code`` is the stable word for one over HTTP.
+
+HoldfastError                exit 1    HTTP 500   something went wrong in Holdfast itself
+├── Invalid                  exit 2    HTTP 422   a value we refuse: names the field, the value, the remedy
+│   └── TooLarge             exit 2    HTTP 413   over a size limit
+├── TooBroad                 exit 1    HTTP 422   a filter that takes too long to look for, where somebody waits
+├── ConfigError              exit 78   HTTP 500   a setting, URL, module or file we cannot work with
+│   └── StoreMismatch        exit 78   HTTP 500   the file or database is not ours, or newer than this program
+├── NotFound                 exit 1    HTTP 404   no such job, queue, worker
+├── Conflict                 exit 1    HTTP 409   the state does not allow it
+│   └── LeaseLost            exit 1    HTTP 409   somebody else holds the job now; nothing was written
+├── Unavailable              exit 75   HTTP 503   the store is away or full, a name is taken; try again
+│   ├── Busy                 exit 75   HTTP 503   others look for jobs by a filter, and there was no turn
+│   └── StoreReplaced        exit 75   HTTP 503   files of an open store were replaced; restart the program
+├── ForkedConnection         exit 1    HTTP 500   a store opened before fork() was used after it
+├── AuditBroken              exit 1    HTTP 500   an audit file is not whole (`telemetry/audit_file.py`)
+└── JobOutcome               exit 1    HTTP 200   raised by JobHandle.result()
+    ├── JobFailed                                 the job is dead
+    ├── JobCancelled                              the job was cancelled
+    └── ResultTimeout                             the job has not ended in time (also a TimeoutError)
+
+What a handler raises to say how its attempt ends stands in `signals.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_SHOWN = 64
+
+
+def shown(value: object) -> str:
+    """``value`` as an error message may show it: quoted, one line, at most 64 characters."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+class HoldfastError(Exception):
+    """Base of every error on this page but the handler signals."""
+
+    exit_code = 1
+    http_status = 500
+    code = "internal"
+
+
+class Invalid(HoldfastError):
+    """A value that is refused. Nothing was stored or changed."""
+
+    exit_code = 2
+    http_status = 422
+    code = "invalid"
+
+    def __init__(
+        self, field: str, value: object, remedy: str, problem: str = "is not valid", *, code: str | None = None
+    ) -> None:
+        super().__init__(f"{field}: {shown(value)} {problem}; {remedy}")
+        self.field = field
+        self.value = value
+        self.remedy = remedy
+        if code is not None:
+            self.code = code
+
+
+class TooLarge(Invalid):
+    """A value over its size limit."""
+
+    http_status = 413
+    code = "too_large"
+
+
+class TooBroad(HoldfastError):
+    """What a filter says was not found in the time that others can be kept waiting. Nothing was changed."""
+
+    http_status = 422
+    code = "too_broad"
+    remedy = "narrow the filter: dead and cancelled jobs are found by their status at once; of others ask for fewer"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"what the filter says was not found within {seconds:g} s")
+
+
+class ConfigError(HoldfastError):
+    """A setting, URL, module or file that cannot be worked with."""
+
+    exit_code = 78
+    code = "configuration"
+
+
+class StoreMismatch(ConfigError):
+    """The file or database belongs to another program, is damaged, or was made by a newer Holdfast."""
+
+
+class NotFound(HoldfastError):
+    """There is no such job, queue or worker."""
+
+    http_status = 404
+    code = "not_found"
+
+
+class InvalidId(Invalid, NotFound):
+    """Text that is no job's id. It is also a `NotFound`, since no job can have it."""
+
+
+class Conflict(HoldfastError):
+    """The state of the thing does not allow what was asked.
+
+    ``stored``: where a batch was stored before that was found, the ids of the jobs it stored, in its order, None for
+    those it did not store.
+    """
+
+    http_status = 409
+    code = "conflict"
+    stored: Sequence[str | None] = ()
+
+
+class LeaseLost(Conflict):
+    """The lease was superseded or has expired: the write changed nothing."""
+
+    code = "lease_lost"
+
+
+class Unavailable(HoldfastError):
+    """The store cannot be reached, is busy or is full, or a living worker has that name. Trying again later is right.
+
+    ``stored``: as with a conflict, where it is known that a part of a batch was stored.
+    ``outcome``: what is known of what was asked, in words for those too who may not know where the store is.
+    """
+
+    exit_code = 75
+    http_status = 503
+    code = "unavailable"
+    stored: Sequence[str | None] = ()
+    alike = True
+    """Whether every other call fares the same now."""
+
+    def __init__(self, message: str, *, outcome: str = "") -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+class Busy(Unavailable):
+    """So many look for jobs by a filter that this one found no turn. Nothing was changed."""
+
+    alike = False
+
+
+class StoreReplaced(Unavailable):
+    """The files of an open store were removed or replaced. A worker or an API ends with this error; start it again."""
+
+
+class ForkedConnection(HoldfastError):
+    """A store opened before ``fork()`` was used in the child. Open it again in the child."""
+
+
+class JobOutcome(HoldfastError):
+    """A job did not end in success; ``job_id`` names it."""
+
+    http_status = 200
+
+    def __init__(self, job_id: str, message: str) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class JobFailed(JobOutcome):
+    """The job is dead: its last error is the message."""
+
+
+class JobCancelled(JobOutcome):
+    """The job was cancelled before it succeeded."""
+
+
+class ResultTimeout(JobOutcome, TimeoutError):
+    """The job had not ended when the wait for its result was over. The job goes on."""
+
+    exit_code = 75

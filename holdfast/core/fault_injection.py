@@ -1,0 +1,120 @@
+"""Fault injection: named points in the code where a test kills, freezes or fails this process. Off unless switched on.
+
+    HOLDFAST_FAULTS="settle.before:kill@3,claim.after:freeze@1"
+
+kills the process (SIGKILL) when it comes to ``settle.before`` for the third time and stops it (SIGSTOP, until SIGCONT)
+when it first comes to ``claim.after``. ``fail`` raises Unavailable instead, as a store that is away does. Without
+``@n`` a fault strikes at the first time; each strikes once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from types import MappingProxyType
+
+from holdfast.core.errors import ConfigError, Unavailable, shown
+
+FAULTS_VARIABLE = "HOLDFAST_FAULTS"
+
+POINTS = frozenset(
+    {
+        "submit.before",
+        "submit.after",
+        "announce.before",
+        "claim.before",
+        "claim.after",
+        "handler.before",
+        "handler.after",
+        "settle.before",
+        "settle.after",
+        "beat.before",
+        "sweep.before_settle",
+        "sweep.after_settle",
+    }
+)
+"""Every point there is: around the writes that move a job, and where a process may die between two of them."""
+
+
+def _kill(_: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _freeze(_: str) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _fail(name: str) -> None:
+    raise Unavailable(f"a fault was injected at {name}")
+
+
+_DEEDS = MappingProxyType({"kill": _kill, "freeze": _freeze, "fail": _fail})
+
+
+class InjectedFault:
+    """What happens at one point, and at which coming."""
+
+    def __init__(self, name: str, deed: str, nth: int = 1) -> None:
+        """ConfigError for a point or a deed that there is not."""
+        if name not in POINTS:
+            raise ConfigError(
+                f"{FAULTS_VARIABLE}: there is no point {shown(name)}; there are {', '.join(sorted(POINTS))}"
+            )
+        if deed not in _DEEDS or nth < 1:
+            raise ConfigError(
+                f"{FAULTS_VARIABLE}: {name}:{deed}@{nth} is not a fault; write {', '.join(_DEEDS)} and @1 or more"
+            )
+        self.name = name
+        self._deed: Callable[[str], None] = _DEEDS[deed]
+        self._left = nth
+
+    def come(self) -> None:
+        """The code came to the point."""
+        self._left -= 1
+        if self._left == 0:
+            self._deed(self.name)
+
+
+def parse(text: str) -> Iterator[InjectedFault]:
+    """The faults that ``HOLDFAST_FAULTS`` asks for."""
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, _, rest = part.partition(":")
+        deed, at, nth = rest.partition("@")
+        if at and not nth.isdecimal():
+            raise ConfigError(f"{FAULTS_VARIABLE}: {shown(part)} is not a fault; write point:deed or point:deed@number")
+        yield InjectedFault(name, deed, int(nth) if at else 1)
+
+
+# The one piece of state a whole process shares: a point must be reachable from everywhere and cost next to nothing.
+_armed: dict[str, InjectedFault] = {}
+
+
+def arm(fault: InjectedFault) -> None:
+    """Have this fault strike, instead of another one at its point."""
+    _armed[fault.name] = fault
+
+
+def point(name: str) -> None:
+    """A place where a fault may strike. One look into an empty dictionary while none is armed."""
+    if _armed and name in _armed:
+        _armed[name].come()
+
+
+def _arm_from_environment() -> ConfigError | None:
+    """Arms the faults of ``HOLDFAST_FAULTS``. Returns the mistake in it: an import must not fail for it."""
+    try:
+        for fault in parse(os.environ.get(FAULTS_VARIABLE, "")):
+            arm(fault)
+    except ConfigError as error:
+        return error
+    return None
+
+
+_mistake = _arm_from_environment()
+
+
+def check_environment() -> None:
+    """Raises ``ConfigError`` if ``HOLDFAST_FAULTS`` had a mistake when this process started."""
+    if _mistake is not None:
+        raise ConfigError(str(_mistake))

@@ -1,0 +1,211 @@
+"""The state table, and what becomes of a job after an attempt. Pure: no clock, no store, no I/O.
+
+    submit ──▶ scheduled ──due──▶ queued ──claim──▶ running ──┬─▶ succeeded
+               waiting ──ready──▶   ▲                 │       ├─▶ dead
+               failed ──due────────▶┘◀──released──────┘       ├─▶ cancelled
+                  ▲                                           └─▶ failed (retryable, budget left)
+                  └───────────────────────────────────────────────┘
+
+Every store guards its writes by states itself, and is held to ``LEGAL`` by ``tests/model``. At run time the sets beside
+it choose what a call by filter may take: ``CANCELLABLE``, ``REPLAYABLE``, ``DELETABLE``. ``decide`` turns the outcome
+of an attempt into the one ``Settlement`` that a store then writes if its guard still holds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Protocol
+
+import msgspec
+
+from holdfast.core.errors import Conflict
+from holdfast.core.models import Job, JobState, Reason, Settlement
+
+LEGAL: Mapping[JobState, frozenset[JobState]] = {
+    JobState.SCHEDULED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
+    JobState.WAITING: frozenset({JobState.QUEUED, JobState.DEAD, JobState.CANCELLED}),
+    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
+    JobState.FAILED: frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.CANCELLED}),
+    JobState.RUNNING: frozenset(
+        {
+            JobState.SUCCEEDED,
+            JobState.FAILED,
+            JobState.DEAD,
+            JobState.CANCELLED,
+            JobState.QUEUED,
+            JobState.SCHEDULED,
+            JobState.WAITING,
+        }
+    ),
+    JobState.SUCCEEDED: frozenset({JobState.QUEUED, JobState.SCHEDULED}),
+    JobState.DEAD: frozenset({JobState.QUEUED, JobState.SCHEDULED}),
+    JobState.CANCELLED: frozenset({JobState.QUEUED, JobState.SCHEDULED}),
+}
+"""From each state, where a job may go. Out of a terminal state leads only an operator's replay: at once, or paced."""
+
+CANCELLABLE = frozenset(state for state, to in LEGAL.items() if JobState.CANCELLED in to)
+REPLAYABLE = frozenset({JobState.DEAD, JobState.FAILED, JobState.CANCELLED})
+"""States replay accepts; ``succeeded`` too, when forced."""
+DELETABLE = frozenset(JobState) - {JobState.RUNNING}
+
+UNFIT = frozenset({Reason.NO_HANDLER, Reason.PAYLOAD})
+"""Reasons of a job that one worker cannot run and another may: the other has newer or older code."""
+
+ERROR_LIMIT = 4096
+"""Characters of an error text that are kept."""
+
+
+class Succeeded(msgspec.Struct, frozen=True, gc=False):
+    """The handler returned; ``result`` is JSON text, None for None."""
+
+    result: str | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The attempt failed. ``delay`` overrides the policy (``RetryAfter``)."""
+
+    error: str
+    reason: Reason = Reason.ERROR
+    traceback: str | None = None
+    retryable: bool = True
+    delay: timedelta | None = None
+
+
+class Snoozed(msgspec.Struct, frozen=True, gc=False):
+    """The handler wants to run again later."""
+
+    delay: timedelta
+
+
+class Released(msgspec.Struct, frozen=True, gc=False):
+    """A stopping worker gives the job back; or one that could not even start it: then ``error`` says why, and
+    ``delay`` keeps it from being tried again at once. A job that waits for a worker that can run it has the ``reason``
+    why this one cannot."""
+
+    error: str | None = None
+    delay: timedelta | None = None
+    reason: Reason = Reason.RELEASED
+
+
+class Cancelled(msgspec.Struct, frozen=True, gc=False):
+    """An operator's cancellation has stopped the handler."""
+
+
+class Lost(msgspec.Struct, frozen=True, gc=False):
+    """The lease ran out: the process died, froze or was cut off."""
+
+
+Outcome = Succeeded | Failed | Snoozed | Released | Cancelled | Lost
+
+
+class Backoff(Protocol):
+    """How long to wait after the n-th failure; ``retry.Retry`` is the implementation."""
+
+    def delay(self, failures: int, rng: random.Random) -> timedelta: ...
+
+
+def decide(job: Job, outcome: Outcome, backoff: Backoff, rng: random.Random) -> Settlement:
+    """The settlement of ``job``'s running attempt. ``backoff`` is asked only when the job will be retried."""
+    match outcome:
+        case Succeeded(result=result):
+            return Settlement(
+                job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED, result=result, worker=job.worker
+            )
+        case Failed():
+            return _after_failure(job, outcome, backoff, rng)
+        case Snoozed(delay=delay):
+            return _given_back(job, Reason.SNOOZED, delay)
+        case Released(error=error, delay=delay, reason=reason):
+            return _given_back(job, reason, delay, error)
+        case Cancelled():
+            return Settlement(
+                job_id=job.id,
+                claims=job.claims,
+                state=JobState.CANCELLED,
+                reason=Reason.CANCELLED,
+                error="cancelled",
+                worker=job.worker,
+            )
+        case Lost():
+            return _after_loss(job)
+
+
+def _after_failure(job: Job, failed: Failed, backoff: Backoff, rng: random.Random) -> Settlement:
+    spent = budget_spent(job)
+    alive = failed.retryable and not spent
+    delay = None
+    if alive:
+        delay = failed.delay if failed.delay is not None else backoff.delay(job.attempts, rng)
+    return Settlement(
+        job_id=job.id,
+        claims=job.claims,
+        state=JobState.FAILED if alive else JobState.DEAD,
+        # A dead job says why it is dead: the budget, unless this very failure was final by itself, or killed a process.
+        reason=Reason.BUDGET if failed.retryable and spent and failed.reason is not Reason.CRASHED else failed.reason,
+        error=clip(failed.error),
+        traceback=failed.traceback,
+        delay=delay,
+        worker=job.worker,
+    )
+
+
+def _given_back(job: Job, reason: Reason, delay: timedelta | None, error: str | None = None) -> Settlement:
+    return Settlement(
+        job_id=job.id,
+        claims=job.claims,
+        state=JobState.SCHEDULED if delay else JobState.QUEUED,
+        reason=reason,
+        error=None if error is None else clip(error),
+        delay=delay,
+        refund=True,
+        worker=job.worker,
+    )
+
+
+def _after_loss(job: Job) -> Settlement:
+    """A lost lease counts as a failed attempt, so a job that kills its process ends dead. The rest go on at once."""
+    who = f"worker {job.worker}" if job.worker else "its worker"
+    message = f"lease expired: {who} died, froze or was cut off during attempt {job.attempts}"
+    if job.cancelling:
+        state = JobState.CANCELLED
+    elif budget_spent(job):
+        state = JobState.DEAD
+    else:
+        state = JobState.QUEUED
+    return Settlement(
+        job_id=job.id,
+        claims=job.claims,
+        state=state,
+        reason=Reason.CANCELLED if state is JobState.CANCELLED else Reason.CRASHED,
+        error=message,
+        expired=True,
+        worker=job.worker,
+    )
+
+
+def budget_spent(job: Job) -> bool:
+    """Whether the attempt now running is the last one allowed."""
+    return job.max_attempts is not None and job.attempts >= job.max_attempts
+
+
+def must_start(job: Job) -> bool:
+    """Returns True if a claimed job must not be buffered: its last lease was lost, or it is on its last attempt."""
+    return job.losses > 0 or budget_spent(job)
+
+
+def clip(error: str) -> str:
+    """An error text as it is stored: at most ``ERROR_LIMIT`` characters, lone surrogates written out."""
+    return error[:ERROR_LIMIT].encode("utf-8", "backslashreplace").decode()[:ERROR_LIMIT]
+
+
+def check_replay(job_id: str, state: JobState, *, force: bool) -> None:
+    """Raise Conflict, saying what to do instead, where ``state`` does not allow a replay."""
+    if state in REPLAYABLE or (force and state is JobState.SUCCEEDED):
+        return
+    advice = {
+        JobState.SUCCEEDED: "it has succeeded; force the replay if it must run again",
+        JobState.RUNNING: "it is running; cancel it first",
+    }.get(state, f"it is {state} and will run by itself")
+    raise Conflict(f"job {job_id} cannot be replayed: {advice}")

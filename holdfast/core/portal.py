@@ -1,0 +1,95 @@
+"""Blocking callers: one way in, and no second copy of anything.
+
+Everything in Holdfast is written once, as coroutines. A caller without an event loop has them run the way its store
+says (``Store.blocking``): ``drive`` runs a coroutine that never waits for a loop to its end in the calling thread, a
+``Portal`` runs any coroutine on an event loop in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
+from typing import Any, TypeVar
+
+from holdfast.core.errors import HoldfastError
+
+T = TypeVar("T")
+
+
+def drive(call: Coroutine[Any, Any, T]) -> T:
+    """Run ``call`` to its end in this thread. It must not wait for an event loop."""
+    try:
+        call.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    call.close()
+    raise HoldfastError("this call waits for an event loop and cannot be driven in the calling thread")
+
+
+_AT_EXIT = 2.0  # seconds the last words of a portal may take
+
+
+class Portal:
+    """An event loop in a daemon thread, for callers without one."""
+
+    def __init__(self, *, at_exit: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """``at_exit`` is run on the loop before it ends, with the process at the latest."""
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="holdfast-portal", daemon=True)
+        self._thread.start()
+        self._at_exit = at_exit
+        atexit.register(self.end)
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """What ``call`` returns or raises. Interrupted, it is cancelled."""
+        running = asyncio.run_coroutine_threadsafe(call, self.loop)
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()
+            raise
+
+    def is_here(self) -> bool:
+        """Whether the caller runs on this portal's loop."""
+        return running_loop() is self.loop
+
+    def end(self) -> None:
+        """Say the last words and end the thread."""
+        atexit.unregister(self.end)
+        if not self._thread.is_alive():
+            return
+        last_words = asyncio.run_coroutine_threadsafe(self._part(), self.loop)
+        wait([last_words], timeout=_AT_EXIT)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=_AT_EXIT)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+    async def _part(self) -> None:
+        """The last words; then, as ``asyncio.run`` does it, what still goes on is cancelled and may end in peace."""
+        try:
+            await self._at_exit()
+        finally:
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs in this thread, if any."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def forbid_running_loop(advice: str) -> None:
+    """Raise, with ``advice``, when called from inside an event loop: blocking there would stop it."""
+    if running_loop() is None:
+        return
+    raise HoldfastError(f"this blocks, and an event loop runs in this thread; {advice}")

@@ -1,0 +1,175 @@
+"""What of a job nobody is shown: the fields that the setting ``redacted`` names, wherever jobs are looked at.
+
+Handlers, and workers in other languages, get everything. ``*`` in a path is any one field, ``**`` any number of them;
+a list is passed through: ``payload.cards.number`` is the number of every card.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core.job_logs import LogLine
+from holdfast.core.models import Attempt, Job
+
+REDACTED = "[redacted]"
+_LEAST = 4  # characters of a hidden value that is looked for in error texts: shorter ones are in every text
+_SAID_MOST = 100  # hidden values that are looked for
+
+Path = tuple[str, ...]
+
+
+class Redaction:
+    """Made of the dotted paths of the setting."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        split = [tuple(path.split(".")) for path in paths]
+        self._of = {
+            root: tuple(path[1:] for path in split if path[0] == root)
+            for root in ("payload", "result", "metadata", "lines")
+        }
+        self._errors = ("error",) in split
+        self.hides = bool(split)
+        """Whether anything is hidden; error texts may quote it."""
+
+    def job(self, job: Job) -> Job:
+        """The job without what is hidden of it."""
+        hidden: list[Any] = []
+        changes: dict[str, Any] = {}
+        payload = self._text("payload", job.payload, hidden)
+        if payload != job.payload:
+            changes["payload"] = payload
+        if job.result is not None and self._of["result"]:
+            changes["result"] = self._text("result", job.result, hidden)
+        metadata = job.carried.metadata
+        if metadata is not None and self._of["metadata"]:
+            found = _without(metadata, self._of["metadata"], hidden)
+            kept = found if isinstance(found, dict) else {REDACTED: True}
+            changes["options"] = msgspec.structs.replace(job.carried, metadata=kept)
+        if job.error is not None:
+            changes["error"] = self._error(job.error, hidden)
+        return msgspec.structs.replace(job, **changes) if changes else job
+
+    def attempts(self, job: Job, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """The attempts of this job without what is hidden of it."""
+        hidden = self._hidden(job)
+        return [
+            msgspec.structs.replace(
+                each,
+                error=None if each.error is None else self._error(each.error, hidden),
+                traceback=None if each.traceback is None else self._error(each.traceback, hidden),
+            )
+            for each in attempts
+        ]
+
+    def lines(self, job: Job, lines: Sequence[LogLine]) -> list[LogLine]:
+        """What this job has logged, without what is hidden of its lines, or of the job where they quote it."""
+        if not self.hides:
+            return list(lines)
+        hidden = self._hidden(job)
+        return [self._line(each, hidden) for each in lines]
+
+    def _line(self, line: LogLine, hidden: Sequence[Any]) -> LogLine:
+        own: list[Any] = []
+        fields = line.fields
+        if fields is not None:
+            try:
+                found = _without(json.loads(fields), self._of["lines"], own)
+            except (ValueError, RecursionError):
+                found = REDACTED  # spoiled: what is in it cannot be told apart
+            fields = json.dumps(_unquoted(found, list(_texts(hidden))), ensure_ascii=False, separators=(",", ":"))
+        text = REDACTED if () in self._of["lines"] else _unquoted(line.text, list(_texts([*hidden, *own])))
+        return msgspec.structs.replace(line, text=text, fields=fields)
+
+    def _hidden(self, job: Job) -> list[Any]:
+        """The values of the job that are hidden."""
+        hidden: list[Any] = []
+        self._text("payload", job.payload, hidden)
+        if job.result is not None:
+            self._text("result", job.result, hidden)
+        _without(job.carried.metadata, self._of["metadata"], hidden)
+        return hidden
+
+    def _text(self, root: str, text: str, hidden: list[Any]) -> str:
+        paths = self._of[root]
+        if not paths:
+            return text
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return json.dumps(REDACTED)  # spoiled: what is in it cannot be told apart
+        return json.dumps(_without(value, paths, hidden), ensure_ascii=False, separators=(",", ":"))
+
+    def _error(self, text: str, hidden: Sequence[Any]) -> str:
+        """An error text without the hidden values it quotes."""
+        if self._errors:
+            return REDACTED
+        return str(_unquoted(text, list(_texts(hidden))))
+
+
+def _without(value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:
+    """The value with everything replaced that one of the paths leads to."""
+    if any(not path or path == ("**",) for path in paths):
+        hidden.append(value)
+        return REDACTED
+    match value:
+        case list():
+            return [_without(each, paths, hidden) for each in value]
+        case dict():
+            return {name: _inside(name, each, paths, hidden) for name, each in value.items()}
+    return value
+
+
+def _unquoted(value: Any, said: Sequence[str]) -> Any:
+    """The value with these texts replaced in every text of it, and numbers that are one of them."""
+    match value:
+        case str():
+            for each in said:
+                value = value.replace(each, REDACTED)
+            return value
+        case list():
+            return [_unquoted(each, said) for each in value]
+        case dict():
+            return {name: _unquoted(each, said) for name, each in value.items()}
+    return REDACTED if str(value) in said else value
+
+
+def _inside(name: str, value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:
+    further = [left for path in paths for left in _onward(name, path)]
+    return _without(value, further, hidden) if further else value
+
+
+def _onward(name: str, path: Path) -> Iterator[Path]:
+    """What is left of a path behind the field of this name."""
+    if path[0] == "**":
+        yield path
+        yield from _onward(name, path[1:])
+    elif path[0] in ("*", name):
+        yield path[1:]
+
+
+def _texts(hidden: Sequence[Any]) -> Iterator[str]:
+    """The hidden values as texts that may quote them, the longest first."""
+    found: set[str] = set()
+    for each in _scalars(hidden):
+        if len(found) >= _SAID_MOST:
+            break
+        text = each if isinstance(each, str) else str(each)
+        if len(text) >= _LEAST and not isinstance(each, bool) and each is not None:
+            found.add(text)
+    yield from sorted(found, key=len, reverse=True)
+
+
+def _scalars(value: Any) -> Iterator[Any]:
+    match value:
+        case list():
+            for each in value:
+                yield from _scalars(each)
+        case dict():
+            for each in value.values():
+                yield from _scalars(each)
+        case _:
+            yield value

@@ -1,0 +1,286 @@
+"""When to try again: a retry policy turns the number of failures into a delay. Pure.
+
+The delay after the n-th failed execution is ``jitter(min(cap, base * factor ** (n + offset)))``, or the n-th of a
+list whose last entry repeats. Jitter is one of
+
+    none           exactly that
+    full           anything from nothing to that
+    add:M          that and up to M seconds more
+    scale:LO:HI    that times a number between LO and HI
+
+How many attempts there are is the job's budget (``max_attempts``), not the policy's.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.core.errors import Invalid
+from holdfast.core.validation import check_span, nearest, parse_count, parse_duration
+
+CEILING = timedelta(days=365)
+"""No policy waits longer, whatever its formula says: ``now + delay`` stays an instant every store can keep."""
+
+_CEILING = CEILING.total_seconds()
+_FACTOR_LIMIT = 1000.0
+_OFFSET_LIMIT = 100
+_LIST_LIMIT = 100
+_SCHEDULE_LIMIT = 10_000
+_SCALE_LIMIT = 10.0
+_EXPONENT_LIMIT = 10**9  # beyond it a count of failures no longer fits the arithmetic of floats
+
+_FORMS = 'immediate, "exponential:base=5,factor=2,cap=3600,jitter=full", "fixed:10" or "1,5,25,125"'
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A retry policy. ``Retry()`` is the default: 5 s doubling up to an hour, with full jitter.
+
+    Times are seconds; ``exponential``, ``fixed`` and ``listed`` take timedeltas and text like ``5m`` too. ``cap`` None:
+    only the ceiling of 365 days. Where ``delays`` are given, they stand instead of the formula. Usually made by
+    ``exponential``, ``fixed``, ``listed``, ``immediate`` or ``parse``.
+    """
+
+    base: float = 5.0
+    factor: float = 2.0
+    offset: int = -1
+    cap: float | None = 3600.0
+    delays: tuple[float, ...] = ()
+    jitter: str = "full"
+
+    def __post_init__(self) -> None:
+        _number("retry.base", self.base, 0, _CEILING)
+        if _number("retry.factor", self.factor, 0, _FACTOR_LIMIT) == 0:
+            raise Invalid("retry.factor", self.factor, "give more than 0; 1 keeps the delay as it is")
+        parse_count(self.offset, "retry.offset", least=-_OFFSET_LIMIT, most=_OFFSET_LIMIT, text=False)
+        if self.cap is not None and _number("retry.cap", self.cap, 0, _CEILING) < self.base:
+            raise Invalid("retry.cap", self.cap, f"give at least the base, {_plain(self.base)} seconds, or None")
+        _check_delays(self.delays)
+        _spread(self.jitter)
+
+    @classmethod
+    def exponential(
+        cls,
+        base: float | timedelta | str = 5,
+        factor: float = 2,
+        cap: float | timedelta | str | None = 3600,
+        *,
+        offset: int = -1,
+        jitter: str = "full",
+    ) -> Retry:
+        """Growing by ``factor`` from ``base`` up to ``cap``; offset -1 makes the first delay the base itself."""
+        return cls(
+            base=_seconds("retry.base", base),
+            factor=factor,
+            cap=None if cap is None else _seconds("retry.cap", cap),
+            offset=offset,
+            jitter=jitter,
+        )
+
+    @classmethod
+    def fixed(cls, delay: float | timedelta | str, *, jitter: str = "none") -> Retry:
+        """Always the same delay."""
+        return cls.listed([delay], jitter=jitter)
+
+    @classmethod
+    def listed(cls, delays: Iterable[float | timedelta | str], *, jitter: str = "none") -> Retry:
+        """One delay after another; the last repeats."""
+        seconds = tuple(_seconds("retry.delays", delay) for delay in delays)
+        if not seconds:
+            raise Invalid("retry.delays", [], "give at least one delay")
+        return cls(delays=seconds, jitter=jitter)
+
+    @classmethod
+    def immediate(cls) -> Retry:
+        """No delay at all."""
+        return cls(base=0, factor=1, offset=0, cap=None, jitter="none")
+
+    @classmethod
+    def parse(cls, text: str) -> Retry:
+        """Parses a policy as settings and the command line write it.
+
+        ``exponential``, with ``name=value`` after a colon to change single parameters; ``immediate``;
+        ``fixed:SECONDS``; or the delays themselves with commas between. Times may be written as ``5m``.
+        """
+        head, _, tail = _as_text(text).strip().partition(":")
+        if head[:1].isdigit():
+            return _parse_listed(text.split(","))
+        if head == "fixed":
+            return _parse_listed(tail.split(","), most=1)
+        if head == "immediate" and not tail:
+            return Retry.immediate()
+        if head != "exponential":
+            raise Invalid("retry", text, f"write {_FORMS}{nearest(head, ('exponential', 'immediate', 'fixed'))}")
+        return Retry(**_parse_options(tail))
+
+    def __str__(self) -> str:
+        """What ``parse`` reads back."""
+        if self.delays:
+            return ",".join([*map(_plain, self.delays), *([] if self.jitter == "none" else [f"jitter={self.jitter}"])])
+        if self == Retry.immediate():
+            return "immediate"
+        cap = "none" if self.cap is None else _plain(self.cap)
+        formula = f"base={_plain(self.base)},factor={_plain(self.factor)},cap={cap}"
+        return f"exponential:{formula},offset={self.offset},jitter={self.jitter}"
+
+    def to_builtins(self) -> dict[str, Any]:
+        """As stored with a job: complete, so that later defaults do not change it."""
+        return {**msgspec.structs.asdict(self), "delays": list(self.delays)}
+
+    @classmethod
+    def from_builtins(cls, stored: object) -> Retry:
+        """What ``to_builtins`` made. Unknown names, wrong types and values out of range are refused."""
+        try:
+            return msgspec.convert(stored, cls)
+        except msgspec.ValidationError as error:
+            raise Invalid("retry", stored, f"give a policy as Retry.to_builtins() writes it: {error}") from None
+
+    def delay(self, failures: int, rng: random.Random) -> timedelta:
+        """How long to wait after that many failed executions (1 after the first)."""
+        nominal = self._nominal(failures)
+        low, high, more = _spread(self.jitter)
+        least, most = self.bounds(failures)
+        jittered = nominal * rng.uniform(low, high) + rng.uniform(0, more)
+        # The rounding of floats may step over a bound by the last digit.
+        return min(max(timedelta(seconds=min(jittered, _CEILING)), least), most)
+
+    def bounds(self, failures: int) -> tuple[timedelta, timedelta]:
+        """The least and the most ``delay`` can answer."""
+        nominal = self._nominal(failures)
+        low, high, more = _spread(self.jitter)
+        return (
+            timedelta(seconds=min(nominal * low, _CEILING)),
+            timedelta(seconds=min(nominal * high + more, _CEILING)),
+        )
+
+    def schedule(self, attempts: int) -> list[timedelta]:
+        """The waits between that many attempts (one fewer), without jitter."""
+        parse_count(attempts, "attempts", least=1, most=_SCHEDULE_LIMIT, text=False)
+        return [timedelta(seconds=self._nominal(failures)) for failures in range(1, attempts)]
+
+    def _nominal(self, failures: int) -> float:
+        """Seconds, before jitter; never above the ceiling, however many failures."""
+        count = min(max(failures, 1), _EXPONENT_LIMIT)
+        if self.delays:
+            return self.delays[min(count, len(self.delays)) - 1]
+        if self.base == 0:
+            return 0.0
+        try:
+            grown = self.base * self.factor ** (count + self.offset)
+        except OverflowError:
+            grown = math.inf
+        return min(grown, _CEILING if self.cap is None else self.cap, _CEILING)
+
+
+def as_retry(policy: object, field: str = "retry") -> Retry:
+    """A policy given as such or as text; Invalid, with what people of other queues look for, for anything else."""
+    if isinstance(policy, Retry):
+        return policy
+    if isinstance(policy, str):
+        return Retry.parse(policy)
+    raise Invalid(field, policy, 'give a policy: Retry.fixed(3), or text like "1,5,25"; how often is max_attempts=…')
+
+
+def _as_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise Invalid("retry", value, f"write {_FORMS}")
+    return value
+
+
+def _check_delays(delays: object) -> None:
+    if not isinstance(delays, tuple) or len(delays) > _LIST_LIMIT:
+        raise Invalid("retry.delays", delays, f"give a tuple of at most {_LIST_LIMIT} delays")
+    for delay in delays:
+        _number("retry.delays", delay, 0, _CEILING)
+
+
+def _spread(jitter: object) -> tuple[float, float, float]:
+    """What a jitter does to a delay: times a number from ``low`` to ``high``, and up to ``more`` seconds on top."""
+    mode, *numbers = jitter.split(":") if isinstance(jitter, str) else [""]
+    match mode, len(numbers):
+        case "none", 0:
+            return 1.0, 1.0, 0.0
+        case "full", 0:
+            return 0.0, 1.0, 0.0
+        case "add", 1:
+            return 1.0, 1.0, _parse_number("retry.jitter", numbers[0], 0, _CEILING)
+        case "scale", 2:
+            low = _parse_number("retry.jitter", numbers[0], 0, _SCALE_LIMIT)
+            return low, _parse_number("retry.jitter", numbers[1], low, _SCALE_LIMIT), 0.0
+    raise Invalid("retry.jitter", jitter, "write none, full, add:SECONDS or scale:LOW:HIGH")
+
+
+def _number(field: str, value: object, least: float, most: float) -> float:
+    """``value`` if it is a number within the bounds; NaN is in none."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        spans = "; exponential(), fixed() and listed() take spans too" if isinstance(value, str | timedelta) else ""
+        raise Invalid(field, value, f"give a number from {least:g} to {_plain(most)}{spans}")
+    return value
+
+
+def _parse_number(field: str, text: str, least: float, most: float) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise Invalid(field, text, f"give a number from {least:g} to {_plain(most)}") from None
+    return _number(field, number, least, most)
+
+
+def _parse_seconds(field: str, text: str) -> float:
+    """A number in any spelling ``__str__`` may choose (``1e-06``), or a span such as ``5m``."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = None
+    return parse_duration(text, field).total_seconds() if number is None else _number(field, number, 0, _CEILING)
+
+
+def _seconds(field: str, delay: float | timedelta | str) -> float:
+    return check_span(delay, field).total_seconds()
+
+
+def _plain(number: float) -> str:
+    """A number as people write it: no ``.0``, no exponent for what a policy may hold, and exact."""
+    return str(int(number)) if number == int(number) else repr(number)
+
+
+def _parse_listed(parts: list[str], most: int = _LIST_LIMIT) -> Retry:
+    jitter = "none"
+    delays = [part.strip() for part in parts]
+    if len(delays) > 1 and delays[-1].startswith("jitter="):
+        jitter = delays.pop().removeprefix("jitter=")
+    if len(delays) > most:
+        raise Invalid("retry", ",".join(parts), f"give at most {most} delays")
+    return Retry.listed([_parse_seconds("retry.delays", delay) for delay in delays], jitter=jitter)
+
+
+def _parse_options(text: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or name not in _OPTIONS or name in options:
+            known = ", ".join(_OPTIONS)
+            raise Invalid("retry", part, f"write name=value, each once, of {known}{nearest(name, _OPTIONS)}")
+        options[name] = _parse_option(name, value)
+    return options
+
+
+_OPTIONS = ("base", "factor", "cap", "offset", "jitter")
+
+
+def _parse_option(name: str, value: str) -> float | int | str | None:
+    field = f"retry.{name}"
+    if name == "jitter":
+        return value
+    if name == "factor":
+        return _parse_number(field, value, 0, _FACTOR_LIMIT)
+    if name == "offset":
+        return parse_count(value, field, least=-_OFFSET_LIMIT, most=_OFFSET_LIMIT)
+    if name == "cap" and value == "none":
+        return None
+    return _parse_seconds(field, value)

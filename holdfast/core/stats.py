@@ -1,0 +1,129 @@
+"""Figures of a queue at a bounded cost: what a store counts, and what can be read from it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.core.models import TERMINAL, JobState
+
+K = TypeVar("K")
+Kinds = frozenset[JobState]
+
+BUCKETS: tuple[Kinds, ...] = (
+    frozenset({JobState.QUEUED}),
+    frozenset({JobState.SCHEDULED, JobState.FAILED}),
+    frozenset({JobState.RUNNING}),
+    frozenset({JobState.SUCCEEDED}),
+    frozenset({JobState.DEAD}),
+    frozenset({JobState.CANCELLED}),
+)
+"""States that are counted together: as an index, or a structure, has them."""
+
+
+class CountGroup(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """So many jobs that are alike. ``later``: they are not due yet. ``recent``: something happened to them lately."""
+
+    queue: str
+    state: JobState
+    worker: str | None
+    attempts: int
+    later: bool
+    recent: bool
+    number: int
+    seconds: float = 0.0  # the latest attempts of those that ended took so long, together
+    longest: float = 0.0
+    age: float = 0.0  # seconds since the first of those that ended did
+
+    @property
+    def failures(self) -> int:
+        """Executions that failed, of each of them."""
+        unfailed = self.state in (JobState.RUNNING, JobState.SUCCEEDED)
+        return max(0, self.attempts - (1 if unfailed else 0))
+
+
+class JobStats(msgspec.Struct, frozen=True):
+    """What was counted: of each of the ``BUCKETS`` at most ``most`` jobs, of what has ended the latest."""
+
+    groups: list[CountGroup]
+    most: int
+    beyond: Kinds = frozenset()
+    """Other states of which there may be more: others' jobs were counted in their place."""
+    ages: Mapping[JobState, float] = {}
+    """Of ended jobs of all queues, how many seconds ago the first that was counted ended; empty: ``groups`` say it."""
+
+    def number(self, which: Callable[[CountGroup], bool] = lambda group: True) -> int:
+        """How many jobs were counted, of some groups."""
+        return sum(group.number for group in self.groups if which(group))
+
+    def by(
+        self, key: Callable[[CountGroup], K], which: Callable[[CountGroup], bool] = lambda group: True
+    ) -> Mapping[K, int]:
+        """How many jobs were counted, of some groups, by what ``key`` says of each."""
+        found: Counter[K] = Counter()
+        for group in self.groups:
+            if which(group):
+                found[key(group)] += group.number
+        return found
+
+    @property
+    def at_least(self) -> Kinds:
+        """States of which there may be more jobs than were counted."""
+        return filled(self.by(lambda group: group.state), self.most) | self.beyond
+
+    def ended_per_second(self, recent: timedelta) -> float:
+        """How many jobs ended a second of late; ``recent``: what was asked for as lately."""
+        ages, rate = self.ages or self._ages(), 0.0
+        lately = self.by(lambda group: group.state, lambda group: group.recent)
+        for state in TERMINAL:
+            rate += lately.get(state, 0) / window(recent, ages.get(state, 0.0), whole=state not in self.at_least)
+        return rate
+
+    def _ages(self) -> Mapping[JobState, float]:
+        ages: dict[JobState, float] = {}
+        for group in self.groups:
+            if group.state in TERMINAL:
+                ages[group.state] = max(group.age, ages.get(group.state, 0.0))
+        return ages
+
+    def of(self, allows: Callable[[str], bool]) -> JobStats:
+        """Those of some queues."""
+        own = [group for group in self.groups if allows(group.queue)]
+        return JobStats(own, self.most, self.at_least, self.ages or self._ages())
+
+
+def filled(numbers: Mapping[JobState, int], most: int, buckets: Sequence[Kinds] = BUCKETS) -> Kinds:
+    """States of which there may be more jobs than these numbers, where at most ``most`` of each bucket were counted."""
+    full = [bucket for bucket in buckets if sum(numbers.get(state, 0) for state in bucket) >= most]
+    return frozenset(state for bucket in full for state in bucket)
+
+
+def window(recent: timedelta, age: float, *, whole: bool) -> float:
+    """The seconds of which all endings were seen: ``recent``, or where it was not the ``whole``, the ``age`` of the
+    first. Never less than one: many may end in an instant."""
+    seconds = recent.total_seconds()
+    return max(1.0, seconds if whole else min(seconds, age))
+
+
+def gathered(groups: Iterable[CountGroup]) -> list[CountGroup]:
+    """Groups that are alike, as one."""
+    found: dict[tuple[object, ...], CountGroup] = {}
+    for each in groups:
+        key = (each.queue, each.state, each.worker, each.attempts, each.later, each.recent)
+        known = found.get(key)
+        found[key] = each if known is None else _together(known, each)
+    return list(found.values())
+
+
+def _together(one: CountGroup, other: CountGroup) -> CountGroup:
+    return msgspec.structs.replace(
+        one,
+        number=one.number + other.number,
+        seconds=one.seconds + other.seconds,
+        longest=max(one.longest, other.longest),
+        age=max(one.age, other.age),
+    )

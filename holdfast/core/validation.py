@@ -1,0 +1,380 @@
+"""What a single value may be, checked the same at every door: client, CLI, HTTP, settings, import.
+
+``check_…`` returns the value it was given; ``parse_…`` turns text (or an already typed value) into a value. Both
+raise Invalid, which names the field, the value and the remedy. ``field`` is what the user calls the thing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import ipaddress
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, ParamSpec, TypeVar
+
+from holdfast.core.errors import Invalid, TooLarge
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+KEY_LIMIT = 512
+"""Characters of an idempotency key."""
+TAG_LIMIT = 100
+"""Characters of one tag."""
+TAGS_LIMIT = 100
+"""Tags of one job."""
+METADATA_LIMIT = 16 * 1024
+"""Bytes of a job's metadata as JSON."""
+DEPTH_LIMIT = 64
+"""Objects and arrays inside one another, the outermost included. Ours: interpreters differ in what they follow."""
+TIMEOUT_LIMIT = timedelta(days=30)
+LONGEST = timedelta(days=175 * 366)
+"""No span is longer: the instant after it is one that every store can keep."""
+FIRST_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
+LAST_INSTANT = datetime(2199, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+
+RATE_PATTERN = "^([1-9][0-9]{0,5})/([smhd])$"
+"""How many in which time."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]{0,127}")
+_WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_INSTANT = re.compile(
+    r"(?P<year>\d{4})-\d\d-\d\d[Tt ](?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:[Zz]|[+-]\d\d:[0-5]\d)", re.ASCII
+)
+_DURATION = re.compile(r"(-?\d{1,12}(?:\.\d{1,9})?)\s*(ms|s|m|h|d)?", re.ASCII)
+_RATE = re.compile(RATE_PATTERN)
+_SIZE = re.compile(r"(\d{1,18})\s*(B|KiB|MiB|GiB)?", re.ASCII | re.IGNORECASE)
+_COUNT = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SECRET = re.compile(r"(?:password|passwd|pwd|secret|token)\s*=\s*", re.IGNORECASE)
+
+_UNITS = {
+    "d": timedelta(days=1),
+    "h": timedelta(hours=1),
+    "m": timedelta(minutes=1),
+    "s": timedelta(seconds=1),
+    "ms": timedelta(milliseconds=1),
+}
+_SIZES = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024, "B": 1}
+
+# Categories of characters that hide, reorder or break text: control, format (bidi, zero-width), surrogate,
+# line and paragraph separators.
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def check_name(field: str, text: object) -> str:
+    """A queue's (or other lane's) name. ASCII in one case, so that no two names look alike or need escaping."""
+    if not isinstance(text, str) or not _NAME.fullmatch(text):
+        raise Invalid(field, text, "use 1 to 64 of a-z 0-9 . _ - and begin with a letter or a digit")
+    return text
+
+
+def check_task_name(text: object, field: str = "task") -> str:
+    """The name a task is registered under."""
+    if not isinstance(text, str) or not _TASK_NAME.fullmatch(text):
+        raise Invalid(field, text, "use 1 to 128 of A-Z a-z 0-9 . _ - : / and begin with a letter, a digit or _")
+    return text
+
+
+def check_worker_id(field: str, text: object) -> str:
+    """What a worker process is called in the store."""
+    if not isinstance(text, str) or not _WORKER_ID.fullmatch(text):
+        raise Invalid(field, text, "use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or a digit")
+    return text
+
+
+def check_key(text: object, field: str = "key", *, limit: int = KEY_LIMIT) -> str:
+    """An idempotency key. Compared character by character: ``é`` composed and decomposed are two keys."""
+    return _check_text(field, text, limit)
+
+
+def check_tag(text: object, field: str = "tag") -> str:
+    """One tag of a job."""
+    return _check_text(field, text, TAG_LIMIT)
+
+
+def check_tags(tags: Iterable[object], field: str = "tags") -> tuple[str, ...]:
+    """A job's tags, each kept once, in their order."""
+    if isinstance(tags, str | bytes):
+        raise Invalid(field, tags, f"give a list of tags: [{tags!r}]")
+    kept = tuple(dict.fromkeys(check_tag(tag, field) for tag in tags))
+    if len(kept) > TAGS_LIMIT:
+        raise Invalid(field, f"{len(kept)} tags", f"give at most {TAGS_LIMIT}")
+    return kept
+
+
+def _check_text(field: str, text: object, limit: int) -> str:
+    if not isinstance(text, str):
+        raise Invalid(field, text, "give text")
+    if not text.strip():
+        raise Invalid(field, text, "give at least one visible character")
+    if len(text) > limit:
+        raise TooLarge(field, text, f"give at most {limit} characters; these are {len(text)}")
+    for position, character in enumerate(text):
+        if unicodedata.category(character) in _UNSEEN:
+            what = f"U+{ord(character):04X} at character {position + 1}"
+            raise Invalid(field, text, f"remove {what}: control, bidirectional and invisible characters are refused")
+    if unicodedata.combining(text[0]):
+        raise Invalid(field, text, "do not begin with a combining mark")
+    return text
+
+
+def check_priority(value: object, field: str = "priority") -> int:
+    """Higher runs first."""
+    return parse_count(value, field, least=-100, most=100, text=False)
+
+
+def check_timeout(value: object, field: str = "timeout") -> timedelta:
+    """How long one attempt may take: a span as ``check_span`` takes it, above nothing and at most 30 days."""
+    _refuse_bare_number(value, field)
+    return parse_timeout(value, field)
+
+
+def parse_timeout(value: object, field: str = "timeout") -> timedelta:
+    """How long one attempt may take, as ``check_timeout``, and from a command line: bare ``"5"`` is five seconds."""
+    span = _as_span(value, field)
+    if span is None or not timedelta(0) < span <= TIMEOUT_LIMIT:
+        given = format_duration(value) if isinstance(value, timedelta) else value
+        raise Invalid(field, given, "give more than 0 seconds and at most 30 days; leave it out for no timeout")
+    return span
+
+
+def check_metadata(value: object, field: str = "metadata") -> dict[str, Any]:
+    """A JSON object of the submitter's own. The answer is a copy, so later changes to the argument do not show."""
+    if not isinstance(value, dict):
+        raise Invalid(field, value, "give a JSON object")
+    try:
+        encoded = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+        copy: dict[str, Any] = json.loads(encoded)
+        faithful = copy == value
+    except (TypeError, ValueError, RecursionError) as error:
+        # The value itself may be what cannot be shown (endless, too deep), so the message names only the cause.
+        raise Invalid(field, f"{type(error).__name__}: {error}", "give only what JSON can hold") from None
+    if len(encoded) > METADATA_LIMIT:
+        raise TooLarge(field, f"{len(encoded)} bytes", f"give at most {METADATA_LIMIT} bytes of JSON")
+    if not faithful:
+        raise Invalid(field, value, "use text for keys and lists instead of tuples: JSON would change the rest")
+    if is_too_deep(copy):
+        raise Invalid(field, f"an object nested deeper than {DEPTH_LIMIT} levels", f"nest at most {DEPTH_LIMIT} levels")
+    return copy
+
+
+def is_too_deep(value: object) -> bool:
+    """Whether JSON values stand inside one another in more than ``DEPTH_LIMIT`` levels."""
+    level: list[Any] = [value]
+    for _ in range(DEPTH_LIMIT + 1):
+        level = [each for each in level if isinstance(each, dict | list)]
+        if not level:
+            return False
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return True
+
+
+def parse_instant(value: object, field: str = "run_at") -> datetime:
+    """An aware datetime, or RFC 3339 text with its offset, as UTC: from the year 2000 to the year 2199."""
+    when = _as_datetime(value)
+    if when is None or when.utcoffset() is None:
+        raise Invalid(field, value, "give a date, a time and an offset, such as 2030-01-31T08:00:00Z or …+01:00")
+    # The year first: near the ends of the calendar the conversion to UTC overflows.
+    if not 1999 <= when.year <= 2200 or not FIRST_INSTANT <= (utc := when.astimezone(UTC)) <= LAST_INSTANT:
+        raise Invalid(field, value, "give an instant from 2000-01-01 to 2199-12-31 UTC")
+    return utc
+
+
+def _as_datetime(value: object) -> datetime | None:
+    if isinstance(value, datetime):
+        return value
+    if not isinstance(value, str) or not _INSTANT.fullmatch(value):
+        return None
+    try:
+        return datetime.fromisoformat(value.upper())
+    except ValueError:  # 30 February, +25:00
+        return None
+
+
+def parse_duration(value: object, field: str = "duration") -> timedelta:
+    """A span: a number of seconds, ``"30s"``, ``"500ms"``, ``"5m"``, ``"2h"``, ``"7d"``, or a timedelta; up to 175
+    years."""
+    span = _as_span(value, field)
+    if span is None or not timedelta(0) <= span <= LONGEST:
+        raise Invalid(field, value, "give between 0 seconds and 175 years")
+    return span
+
+
+def _as_span(value: object, field: str) -> timedelta | None:
+    """The span that is written, within any bounds; None for no number, and beyond the bounds of a timedelta."""
+    number = value
+    if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+        number = float(match[1]) * _UNITS[match[2] or "s"].total_seconds()
+    if not isinstance(number, timedelta | int | float) or isinstance(number, bool):
+        raise Invalid(field, value, 'write a number of seconds, or a span such as "30s", "5m", "2h" or "7d"')
+    try:
+        return number if isinstance(number, timedelta) else timedelta(seconds=number)
+    except (ValueError, OverflowError):
+        return None
+
+
+def parse_rate(value: object, field: str = "rate") -> timedelta:
+    """How long from one to the next, at a rate such as ``"10/s"``, ``"90/m"``, ``"500/h"`` or ``"1/d"``."""
+    match = _RATE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise Invalid(field, value, 'give how many in a second, minute, hour or day: "10/s", "90/m", "500/h", "1/d"')
+    return _UNITS[match[2]] / int(match[1])
+
+
+def check_span(value: object, field: str) -> timedelta:
+    """A span as code says it: seconds as a number, a timedelta, or text with its unit. Bare ``"5"`` is refused: it is a
+    number that somebody forgot to convert."""
+    _refuse_bare_number(value, field)
+    return parse_duration(value, field)
+
+
+def _refuse_bare_number(value: object, field: str) -> None:
+    if isinstance(value, str) and not value.strip()[-1:].isalpha():
+        raise Invalid(field, value, 'give seconds as a number, a timedelta, or text with a unit such as "5m"')
+
+
+def format_duration(span: timedelta) -> str:
+    """``span`` in the largest unit that shows it exactly; ``parse_duration`` reads it back."""
+    if not span:
+        return "0s"
+    for unit, length in _UNITS.items():
+        if not span % length:
+            return f"{span // length}{unit}"
+    whole, rest = divmod(span, _UNITS["s"])
+    return f"{whole}.{rest.microseconds:06d}".rstrip("0") + "s"
+
+
+def parse_size(value: object, field: str = "size") -> int:
+    """Bytes: a whole number, or ``"64KiB"``, ``"1MiB"``, ``"2GiB"``."""
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+        units = {unit.lower(): length for unit, length in _SIZES.items()}
+        return int(match[1]) * units[(match[2] or "B").lower()]
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise Invalid(field, value, 'write a number of bytes, or a size such as "256KiB" or "1MiB"')
+
+
+def format_size(size: int) -> str:
+    """``size`` in the largest unit that shows it exactly; ``parse_size`` reads it back."""
+    for unit, length in _SIZES.items():
+        if size >= length and size % length == 0:
+            return f"{size // length}{unit}"
+    return "0B"
+
+
+def parse_boolean(value: object, field: str = "value") -> bool:
+    """``true`` or ``false``."""
+    if isinstance(value, bool):
+        return value
+    words = {"true": True, "false": False}
+    if isinstance(value, str) and value.strip().lower() in words:
+        return words[value.strip().lower()]
+    raise Invalid(field, value, "write true or false")
+
+
+def parse_count(value: object, field: str = "value", *, least: int, most: int, text: bool = True) -> int:
+    """A whole number from ``least`` to ``most``; written out as text only where ``text`` allows it."""
+    number = value
+    if text and isinstance(value, str) and _COUNT.fullmatch(value.strip()):
+        number = int(value)
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+        raise Invalid(field, value, f"give a whole number from {least} to {most}")
+    return number
+
+
+def parse_queues(value: object, field: str = "queues") -> dict[str, int | None]:
+    """Which queues, and how many jobs of each at once: ``"mail:10,default"``, or a mapping of names to numbers.
+
+    None stands for no bound of its own; the name ``*`` for every queue.
+    """
+    if isinstance(value, str):
+        pairs = [(name.strip(), share.strip() if colon else None) for name, colon, share in _split_queues(value)]
+    elif isinstance(value, dict):
+        pairs = list(value.items())
+    else:
+        raise Invalid(field, value, 'write "mail:10,default:5", or "*" for every queue')
+    queues: dict[str, int | None] = {}
+    for name, share in pairs:
+        if name != "*":
+            check_name(field, name)
+        if name in queues:
+            raise Invalid(field, value, f"name the queue {name} once")
+        queues[name] = None if share is None else parse_count(share, f"{field}.{name}", least=1, most=10_000)
+    if not queues:
+        raise Invalid(field, value, 'name at least one queue, or "*" for every queue')
+    return queues
+
+
+def _split_queues(text: str) -> list[tuple[str, str, str]]:
+    return [part.partition(":") for part in text.split(",")] if text.strip() else []
+
+
+def format_queues(queues: Mapping[str, int | None]) -> str:
+    """What ``parse_queues`` reads."""
+    return ",".join(name if share is None else f"{name}:{share}" for name, share in queues.items())
+
+
+def mask_url(url: str) -> str:
+    """``url`` with ``***`` for every password, also where the password was not percent-encoded as it should be.
+
+    In doubt it hides too much: from the first colon after the scheme to the last ``@``, and the values of query
+    parameters (or connection keywords) that are called password, secret or token.
+    """
+    scheme = _SCHEME.match(url)
+    start = scheme.end() if scheme else 0
+    spans = [(match.end(), _until(url, "&", match.end())) for match in _SECRET.finditer(url)]
+    colon, at = url.find(":", start), url.rfind("@")
+    if start <= colon < at and not url.startswith("sqlite://"):
+        spans.append((colon + 1, at))
+    masked, shown_from = "", 0
+    for first, last in sorted(spans):
+        if first > shown_from or not masked:
+            masked += url[shown_from:first] + "***"
+        shown_from = max(shown_from, last)
+    return masked + url[shown_from:]
+
+
+def _until(text: str, stop: str, start: int) -> int:
+    found = text.find(stop, start)
+    return len(text) if found < 0 else found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach that address of its own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """``; did you mean …?`` where one of ``words`` is close to ``word``; else nothing. To append to a remedy."""
+    close = difflib.get_close_matches(word.lower(), words, n=3)
+    close.sort(key=lambda each: sorted(each) != sorted(word.lower()))  # swapped letters are the likeliest mistake
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def advised(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that answers a misspelt keyword with the one that may have been meant."""
+    known = frozenset(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not known.issuperset(kwargs):
+            wrong = min(set(kwargs) - known)
+            name = function.__name__
+            raise TypeError(f"{name}() got an unexpected keyword argument {wrong!r}{nearest(wrong, known)}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def is_plain(text: str) -> bool:
+    """Whether text is one line, without control characters or characters that no file can hold."""
+    return bool(text) and not re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text)

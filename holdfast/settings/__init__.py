@@ -1,0 +1,1 @@
+"""Settings: the table, types, sources and conflicts."""

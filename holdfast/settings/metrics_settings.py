@@ -1,0 +1,33 @@
+"""The settings of metrics and health."""
+
+from __future__ import annotations
+
+from holdfast.settings.setting import Setting
+from holdfast.settings.types import HOST, METRIC_PREFIX, count, span, unless
+
+
+class MetricsSettings:
+    """What a process tells those who watch over it."""
+
+    __slots__ = ()
+
+    metrics_prefix = Setting(METRIC_PREFIX, "holdfast_", "What the name of every metric begins with.")
+    metrics_labels = Setting(
+        count(1, 10_000), 100, "Tasks, and queues, that metrics tell apart; later ones are counted as other."
+    )
+    metrics_port = Setting(
+        unless("none", count(0, 65_535)),
+        "none",
+        "The port on which a worker tells its metrics and health; 0: a free one. Of several processes each takes the "
+        "next one.",
+    )
+    metrics_host = Setting(
+        HOST,
+        "127.0.0.1",
+        "The address of that port, which asks for no key: one that others can reach needs `metrics_open`.",
+    )
+    health_within = Setting(
+        span("3s", "1d"),
+        "60s",
+        "A worker is healthy if it fetched jobs, or knew that there are none, within this time beyond its poll.",
+    )

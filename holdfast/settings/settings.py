@@ -1,0 +1,483 @@
+"""Settings: one frozen value, validated once at the edge, each part of it knowing where it was said.
+
+    default  <  holdfast.toml or [tool.holdfast] in pyproject.toml  <  environment HOLDFAST_…  <  argument
+
+The body of ``Settings`` is the table that everything is made from: parsing, ``config list``, the reference pages.
+A value not said (an argument that is None, an empty environment variable) leaves what a lower source said.
+Every problem of every source is reported at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
+
+from holdfast.core.errors import ConfigError, Invalid, shown
+from holdfast.core.fault_injection import FAULTS_VARIABLE
+from holdfast.core.retry import Retry
+from holdfast.core.validation import KEY_LIMIT, nearest
+from holdfast.settings import toml_file
+from holdfast.settings.conflicts import conflicts
+from holdfast.settings.http_settings import HttpSettings
+from holdfast.settings.metrics_settings import MetricsSettings
+from holdfast.settings.setting import PREFIX, Setting
+from holdfast.settings.types import (
+    FLAG,
+    FOLDERS,
+    LEVEL,
+    PATHS,
+    PROGRAMS,
+    QUEUES,
+    REDIS_KEY,
+    REDIS_URL,
+    RETRY,
+    TARGET,
+    URL,
+    VARIABLES,
+    WORKER_ID,
+    anchored,
+    choice,
+    count,
+    size,
+    span,
+    unless,
+)
+
+FILE_VARIABLE = "HOLDFAST_CONFIG"
+"""Names the settings file, instead of looking for one."""
+"""Switches on fault injection (``holdfast.core.fault_injection``): no setting, and not unknown either."""
+
+
+class ConfigEntry(NamedTuple):
+    """One line of ``config list``."""
+
+    name: str
+    text: str  # as a settings file could say it; passwords hidden
+    source: str
+    form: str
+    doc: str
+
+
+class Loaded(NamedTuple):
+    """What a ``Settings`` is made of."""
+
+    values: Mapping[str, Any]
+    sources: Mapping[str, str]  # of those that were said
+    file: Path
+    stamp: toml_file.Stamp
+    warnings: tuple[str, ...]
+    again: Callable[[], Settings]
+
+
+class SourcedValue(NamedTuple):
+    """One value as one source gave it."""
+
+    name: str
+    value: object
+    source: str
+
+
+class Settings(HttpSettings, MetricsSettings):
+    """What the whole program runs by. Made by ``load``; frozen."""
+
+    __slots__ = ("__dict__", "_loaded")
+    _loaded: Loaded
+
+    url = Setting(
+        URL,
+        "sqlite:///holdfast.db",
+        "Where jobs are kept. A relative SQLite path starts at the folder of the settings file that says it; "
+        "said elsewhere, at the working directory.",
+    )
+    transport = Setting(
+        choice("none", "redis_list", "redis_stream"),
+        "none",
+        "What carries the wake-ups: the store itself, or a Redis that holds the ids of ready jobs (on PostgreSQL).",
+    )
+    transport_url = Setting(
+        unless("none", REDIS_URL), "none", "The Redis of the transport, with the parameters of its driver only."
+    )
+    transport_key = Setting(
+        REDIS_KEY, "{holdfast}:ready", "The transport's key for queue default; :QUEUE is appended for another."
+    )
+    transport_dead_key = Setting(
+        REDIS_KEY, "{holdfast}:dead", "The key of the list, or stream, of dead letters, in the same way."
+    )
+    app = Setting(unless("none", TARGET), "none", "The application whose tasks commands and workers use.")
+    queues = Setting(
+        QUEUES, "*", "Queues a worker serves, each with how many of its jobs may run at once there: mail:10,default."
+    )
+    concurrency = Setting(count(1, 10_000), 10, "Jobs one worker process runs at once.")
+    prefetch = Setting(
+        FLAG,
+        True,
+        "Whether a worker claims short jobs a moment before they can start, and writes outcomes together. "
+        "If false, it holds no more jobs than run at once and writes each outcome at once: a crash repeats fewer jobs, "
+        "and short jobs run slower.",
+    )
+    processes = Setting(count(1, 256), 1, "Worker processes that one command starts and watches.")
+    worker_id = Setting(
+        unless("minted", WORKER_ID),
+        "minted",
+        "What this worker process is called, where jobs say who ran them; minted: a new name at each start. "
+        "No two living workers may share one.",
+    )
+    lease = Setting(
+        span("30ms", "1d"),
+        "30s",
+        "How long a claimed job stays its worker's without a beat; a job of a crashed worker waits this long.",
+    )
+    beat = Setting(span("10ms", "8h"), "10s", "How often a worker renews its leases; at most a third of the lease.")
+    sweep = Setting(span("10ms", "1d"), "5s", "How often a worker looks for expired leases, due jobs and old rows.")
+    poll = Setting(span("10ms", "1h"), "5s", "How long an idle worker waits at most before it asks the store again.")
+    grace = Setting(span("0s", "1d"), "30s", "How long a stopping worker lets running jobs finish.")
+    retry = Setting(RETRY, Retry(), "When a failed attempt is tried again, for tasks that do not say.")
+    max_attempts = Setting(unless("unlimited", count(1, 1_000_000)), 5, "Attempts of a job, for tasks that do not say.")
+    max_attempts_limit = Setting(
+        unless("unlimited", count(1, 1_000_000)), 25, "The highest number of attempts a submission may ask for."
+    )
+    timeout = Setting(
+        unless("none", span("1ms", "30d")), "none", "How long one attempt may take, for tasks that do not say."
+    )
+    command_timeout = Setting(
+        unless("none", span("1ms", "30d")),
+        "300s",
+        "How long one attempt of a command job may take, for jobs that do not say.",
+    )
+    commands = Setting(
+        choice("off", "argv", "shell"),
+        "off",
+        "Whether command jobs run: not at all, as a program with arguments, or also as shell text.",
+    )
+    command_allow = Setting(
+        PROGRAMS, "", "Programs (names or paths) command jobs may start; empty: any, once commands are on."
+    )
+    command_environment = Setting(
+        VARIABLES,
+        "LC_ALL",
+        "Environment variables passed on to command jobs beside PATH, HOME, LANG and TZ; their payloads may set them.",
+    )
+    command_roots = Setting(
+        FOLDERS, "", "Absolute directories under one of which the cwd of a command job must lie; empty: anywhere."
+    )
+    output_limit = Setting(size("0B", "80KiB"), "64KiB", "How much is kept of a command's output, and of its errors.")
+    unknown_task = Setting(
+        choice("defer", "retry", "dead"),
+        "defer",
+        "What becomes of a job whose task is not registered in the worker: given back as long as defer_for says, "
+        "failed and retried, or dead at once.",
+    )
+    defer_for = Setting(
+        span("0s", "30d"),
+        "1h",
+        "How long a job that its worker cannot run (its task is unknown there, or its payload does not fit) is given "
+        "back for another worker. Then it is dead; 0s: at once.",
+    )
+    payload_limit = Setting(size("1KiB", "64MiB"), "256KiB", "The largest payload of a job.")
+    result_limit = Setting(size("1KiB", "64MiB"), "1MiB", "The largest result of a job.")
+    key_limit = Setting(count(1, KEY_LIMIT), KEY_LIMIT, "Characters of an idempotency key.")
+    strict_idempotency = Setting(
+        FLAG, False, "Whether the same key with a different submission is a conflict instead of the first job."
+    )
+    role = Setting(
+        choice("auto", "leader", "follower"),
+        "auto",
+        "Whether the worker does maintenance; a follower leaves it to others.",
+    )
+    keep_succeeded = Setting(
+        unless("forever", span("0s", "36500d")), "7d", "How long succeeded jobs and their results are kept."
+    )
+    keep_cancelled = Setting(unless("forever", span("0s", "36500d")), "7d", "How long cancelled jobs are kept.")
+    keep_dead = Setting(unless("forever", span("0s", "36500d")), "forever", "How long dead letters are kept.")
+    recycle_jobs = Setting(
+        unless("none", count(1, 1_000_000_000)), "none", "Jobs after which a worker process is replaced by a fresh one."
+    )
+    recycle_memory = Setting(
+        unless("none", size("1MiB", "1024GiB")),
+        "none",
+        "Memory above which a worker process is replaced by a fresh one.",
+    )
+    job_lines = Setting(
+        count(0, 10_000),
+        200,
+        "Log lines of one run, by `context.log`, that are stored with its job; 0: none. Each further run, after a "
+        "failure, a snooze or a replay, may add as many.",
+    )
+    job_line_size = Setting(size("64B", "64KiB"), "4KiB", "How large such a line may be: its text, and its fields.")
+    log_level = Setting(LEVEL, "INFO", "The least important log lines that are written.")
+    redacted = Setting(
+        PATHS,
+        "",
+        "Fields of payloads that nobody is shown, by dotted path from payload, result, metadata, lines (fields of "
+        "log lines) or error: payload.card.number, payload.*.secret, payload.**.password, result.token, error.",
+    )
+    traces = Setting(
+        FLAG, False, "Whether submissions and attempts are spans of OpenTelemetry, which the extra `otel` installs."
+    )
+    log_format = Setting(
+        choice("auto", "json", "pretty"), "auto", "How log lines look; auto: pretty on a terminal, else JSON."
+    )
+    job_log_level = Setting(LEVEL, "DEBUG", "The level of the lines each single job writes.")
+
+    def __init__(self, loaded: Loaded) -> None:
+        object.__setattr__(self, "_loaded", loaded)
+        self.__dict__.update(loaded.values)  # each job asks for several: as attributes they cost no call
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"settings are frozen: {name} cannot be set")
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        path: str | Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        directory: str | Path | None = None,
+        **arguments: object,
+    ) -> Settings:
+        """Read every source and check everything. ConfigError lists all problems, each with its place and remedy.
+
+        ``path`` names the file (it must exist); without it HOLDFAST_CONFIG does, or ``file_for`` looks for one.
+        ``environ`` is the process's and ``directory`` the working directory, unless given.
+        """
+        environ = os.environ if environ is None else environ
+        try:
+            folder = Path(directory or ".").absolute()
+            file = file_for(path=path, environ=environ, directory=folder)
+            there = bool(path or environ.get(FILE_VARIABLE)) or file.exists()
+        except OSError as error:  # running programs load again, too, long after their directory was there
+            place = error.filename or "the working directory"
+            problem = f"{place}: cannot be looked at for a settings file ({error.strerror})"
+            raise ConfigError(f"{problem}; start in a directory that is there and may be read") from None
+        problems: list[str] = []
+        document = _read(file, _label(file, folder), problems) if there else None
+        said = [
+            *_from_document(document, _label(file, folder), file.parent),
+            *_from_environment(environ),
+            *(SourcedValue(name, value, "argument") for name, value in arguments.items() if value is not None),
+        ]
+        values, sources = _resolve(said, problems)
+        if problems:
+            raise ConfigError(_listed(problems))
+        return cls(
+            Loaded(
+                values=MappingProxyType(values),
+                sources=MappingProxyType(sources),
+                file=file,
+                stamp=document.stamp if document else None,
+                warnings=tuple(_unknown_variables(environ)),
+                again=lambda: cls.load(path=path, environ=environ, directory=folder, **arguments),
+            )
+        )
+
+    @property
+    def file(self) -> Path:
+        """The settings file that was read, or would be written."""
+        return self._loaded.file
+
+    @property
+    def stamp(self) -> toml_file.Stamp:
+        """The version of the file these settings came from."""
+        return self._loaded.stamp
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is odd but hinders nothing."""
+        return self._loaded.warnings
+
+    @property
+    def recycles(self) -> bool:
+        """Whether worker processes are to be replaced in time."""
+        return self.recycle_jobs is not None or self.recycle_memory is not None
+
+    def value(self, name: str) -> Any:
+        """The value of the setting of that name, as its attribute gives it."""
+        return self._loaded.values[_known(name)]
+
+    def source(self, name: str) -> str:
+        """Where the setting was said: ``default``, ``holdfast.toml:3``, ``HOLDFAST_LEASE`` or ``argument``."""
+        return self._loaded.sources.get(_known(name), "default")
+
+    def entry(self, name: str) -> ConfigEntry:
+        """The setting as ``config get`` shows it."""
+        kind, doc = SETTINGS[_known(name)].kind, SETTINGS[name].doc
+        return ConfigEntry(name, kind.show(self.value(name)), self.source(name), kind.form, doc)
+
+    def items(self) -> Iterator[ConfigEntry]:
+        """Every setting, in the order of the table."""
+        return map(self.entry, SETTINGS)
+
+    def changes(self, newer: Settings) -> dict[str, str]:
+        """The settings that differ in ``newer``, as text."""
+        return {name: newer.entry(name).text for name in SETTINGS if self.value(name) != newer.value(name)}
+
+    def but(self, **arguments: object) -> Settings:
+        """These settings with some values said anew, as arguments; ConfigError or Invalid as ``load``."""
+        values, sources, again = dict(self._loaded.values), dict(self._loaded.sources), self._loaded.again
+        for name, value in arguments.items():
+            values[name], sources[name] = SETTINGS[_known(name)].kind.parse(name, value), "argument"
+        if problems := [problem for _, problem in conflicts(values)]:
+            raise ConfigError(_listed(problems))
+        return Settings(
+            self._loaded._replace(
+                values=MappingProxyType(values),
+                sources=MappingProxyType(sources),
+                again=lambda: again().but(**arguments),
+            )
+        )
+
+    def reloaded(self) -> Settings:
+        """The settings as they are now, from the same sources. ConfigError as ``load``."""
+        return self._loaded.again()
+
+
+SETTINGS: Mapping[str, Setting[Any]] = MappingProxyType(
+    {
+        name: setting
+        for table in (Settings, HttpSettings, MetricsSettings)
+        for name, setting in vars(table).items()
+        if isinstance(setting, Setting)
+    }
+)
+"""The table: every setting by name."""
+
+
+class Watch:
+    """Notices when the settings file changes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stamp = settings.stamp
+
+    def changed(self) -> Settings | None:
+        """New settings if the file changed and they differ; else None. Cheap while nothing changes.
+
+        A file that is broken now raises ConfigError, once for each time it is changed; the old settings stay.
+        """
+        stamp = toml_file.stamp(self._settings.file)
+        if stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        newer, older = self._settings.reloaded(), self._settings
+        self._settings, self._stamp = newer, newer.stamp
+        return newer if older.changes(newer) else None
+
+
+def file_for(
+    *,
+    path: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    directory: str | Path | None = None,
+) -> Path:
+    """The settings file: the named one, the nearest one found, or the one that would be made."""
+    environ = os.environ if environ is None else environ
+    folder = Path(directory or ".").absolute()
+    named = path or environ.get(FILE_VARIABLE)
+    return folder / named if named else toml_file.locate(folder) or folder / toml_file.FILE_NAME
+
+
+def set_value(path: str | Path, name: str, text: str) -> None:
+    """Write one setting into the file, keeping the rest of it as it is.
+
+    Invalid if the name or the value is wrong, ConfigError if the file as a whole would not be valid; then nothing
+    is written.
+    """
+    setting = SETTINGS[_known(name)]
+    value = setting.kind.parse(name, text)
+
+    def check(fresh: Path) -> None:
+        problems: list[str] = []
+        document = _read(fresh, Path(path).name, problems)
+        _resolve(_from_document(document, Path(path).name, Path(path).parent), problems)
+        if problems:
+            raise ConfigError(_listed(problems))
+
+    toml_file.write(Path(path), name, _for_toml(value, text), check)
+
+
+def _for_toml(value: object, text: str) -> object:
+    """As a person would write it in the file: numbers, booleans and lists bare, all else as it was said."""
+    if isinstance(value, tuple):
+        return list(value)
+    return value if isinstance(value, bool) or (isinstance(value, int) and text.strip().isdigit()) else text
+
+
+def _known(name: str) -> str:
+    if name not in SETTINGS:
+        raise Invalid("setting", name, f"see `holdfast config list` for the names{nearest(name, SETTINGS)}")
+    return name
+
+
+def _read(file: Path, label: str, problems: list[str]) -> toml_file.Document | None:
+    try:
+        return toml_file.read(file, label)
+    except ConfigError as error:
+        problems.append(str(error))
+        return None
+
+
+def _label(file: Path, folder: Path) -> str:
+    """What messages call the file: short where it lies in the working directory."""
+    return str(file.relative_to(folder)) if file.is_relative_to(folder) else str(file)
+
+
+def _from_document(document: toml_file.Document | None, label: str, folder: Path) -> list[SourcedValue]:
+    if document is None:
+        return []
+    return [
+        SourcedValue(
+            name,
+            anchored(value, folder) if name == Settings.url.name else value,
+            f"{label}:{document.lines[name]}" if name in document.lines else label,
+        )
+        for name, value in document.values.items()
+    ]
+
+
+def _from_environment(environ: Mapping[str, str]) -> list[SourcedValue]:
+    return [
+        SourcedValue(name, environ[setting.variable], setting.variable)
+        for name, setting in SETTINGS.items()
+        if environ.get(setting.variable, "").strip()
+    ]
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    known = {setting.variable: name for name, setting in SETTINGS.items()} | {FILE_VARIABLE: "", FAULTS_VARIABLE: ""}
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in known:
+            close = nearest(variable.removeprefix(PREFIX), SETTINGS)
+            yield f"environment variable {variable} is not a setting and has no effect{close}"
+
+
+def _resolve(said: list[SourcedValue], problems: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The value of every setting and the source of those that were said; what is wrong goes to ``problems``."""
+    values = {name: setting.default for name, setting in SETTINGS.items()}
+    sources: dict[str, str] = {}
+    wrong: set[str] = set()
+    for name, value, source in said:
+        if name not in SETTINGS:
+            problems.append(f"{source}: {shown(name)} is not a setting{nearest(name, SETTINGS) or '; remove it'}")
+            continue
+        try:
+            values[name], sources[name] = SETTINGS[name].kind.parse(name, value), source
+        except Invalid as error:
+            wrong.add(name)
+            problems.append(f"{source}: {error}")
+    if "beat" not in sources:  # a lease alone may be said: the beat that nobody named follows it
+        values["beat"] = min(values["beat"], timedelta(microseconds=values["lease"] // timedelta(microseconds=3)))
+    for involved, problem in conflicts(values):
+        if wrong.isdisjoint(involved):
+            places = ", ".join(dict.fromkeys(sources[name] for name in involved if name in sources))
+            problems.append(f"{places}: {problem}")
+    return values, sources
+
+
+def _listed(problems: list[str]) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    return "\n".join([f"{len(problems)} problems with the settings:", *(f"  {problem}" for problem in problems)])

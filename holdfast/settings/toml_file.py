@@ -1,0 +1,239 @@
+"""TOML files as settings need them: found, read with the line each key stands on, edited in place.
+
+Reading uses the standard parser. Writing uses tomlkit, which keeps comments and layout; it is imported only there,
+because workers and short commands never write.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.core.errors import ConfigError
+
+FILE_NAME = "holdfast.toml"
+PROJECT_NAME = "pyproject.toml"
+SIZE_LIMIT = 1024 * 1024
+
+Stamp = tuple[int, int, int] | None
+"""What tells one version of a file from the next; None: there is no file."""
+
+
+class Document(msgspec.Struct, frozen=True):
+    """The settings one file holds."""
+
+    values: dict[str, Any]
+    lines: dict[str, int]  # where each value stands, from 1
+    stamp: Stamp
+
+
+def section(path: Path) -> tuple[str, ...]:
+    """The table of the file that holds the settings; () for the file itself."""
+    return ("tool", "holdfast") if path.name == PROJECT_NAME else ()
+
+
+def locate(directory: Path) -> Path | None:
+    """The settings file of the directory or the nearest one above it; None: there is none.
+
+    The way up ends at the root of a repository, and before a directory in which anybody may put a file.
+    """
+    for folder in (directory, *directory.parents):
+        if folder != directory and _open_to_all(folder):
+            return None
+        if (folder / FILE_NAME).exists():
+            return folder / FILE_NAME
+        if _mentions_us(folder / PROJECT_NAME):
+            return folder / PROJECT_NAME
+        if (folder / ".git").exists():
+            return None
+    return None
+
+
+def _open_to_all(folder: Path) -> bool:
+    return bool(folder.stat().st_mode & stat.S_IWOTH)
+
+
+def _mentions_us(path: Path) -> bool:
+    """Whether a project file has our table; one that cannot be parsed counts if it seems to, so that it is reported."""
+    if not path.is_file():
+        return False
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    try:
+        return b"holdfast" in content and "holdfast" in tomllib.loads(content.decode()).get("tool", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return b"tool.holdfast" in content
+
+
+def stamp(path: Path) -> Stamp:
+    """The version of the file that stands there now."""
+    try:
+        return _stamp(path.stat())
+    except OSError:
+        return None
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def read(path: Path, label: str) -> Document:
+    """The settings in the file. ``label`` is what messages call it. ConfigError names file, line and remedy."""
+    version = stamp(path)  # before the content: a change in between is then seen as one
+    text = _read_text(path, label)
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(_syntax_problem(label, text, str(error))) from None
+    keys = section(path)
+    for key in keys:
+        table = table.get(key, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{label}: {'.'.join(keys)} is not a table; write [{'.'.join(keys)}]")
+    lines: dict[str, int] = {}
+    for found, line in _lines(text):
+        if found[:-1] == keys:
+            lines.setdefault(found[-1], line)
+    return Document(table, lines, version)
+
+
+def _read_text(path: Path, label: str) -> str:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise ConfigError(f"{label}: this is {kind}; name a TOML file")
+        if status.st_size > SIZE_LIMIT:
+            raise ConfigError(f"{label}: {status.st_size} bytes are no settings file; name a TOML file under 1 MiB")
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"{label}: no such file; create it, or name another") from None
+    except OSError as error:
+        raise ConfigError(f"{label}: cannot be read ({error.strerror}); correct its owner or permissions") from None
+    if content.startswith(b"\xef\xbb\xbf"):
+        raise ConfigError(f"{label}:1: begins with a byte order mark; save it as UTF-8 without one")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{label}:{line}: not UTF-8; save it as UTF-8") from None
+
+
+def _syntax_problem(label: str, text: str, message: str) -> str:
+    found = re.search(r" \(at line (\d+), column \d+\)| \(at end of document\)", message)
+    line = found[1] if found and found[1] else str(text.count("\n") + 1)
+    what = message[: found.start()] if found else message
+    remedy = "it stands twice: keep one" if "overwrite" in what or "twice" in what else "correct it"
+    return f"{label}:{line}: not valid TOML: {what}; {remedy}"
+
+
+def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Each key path of a valid document with the line its statement begins on.
+
+    A statement is the shortest run of lines that is TOML by itself; that holds for headers, pairs and comments.
+    """
+    table: tuple[str, ...] = ()
+    statement, start = "", 1
+    for number, line in enumerate(text.split("\n"), 1):
+        begins = not statement
+        statement += line + "\n"
+        # Only these can end a value of several lines. Trying every line would parse a long array once per line.
+        if not begins and not any(end in line for end in ("]", '"""', "'''")):
+            continue
+        try:
+            parsed = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            continue
+        header = statement.lstrip().startswith("[")
+        path = tuple(_descend(parsed))
+        for length in range(1, len(path) + 1):
+            yield (*(() if header else table), *path[:length]), start
+        table = path if header else table
+        statement, start = "", number + 1
+
+
+def _descend(parsed: dict[str, Any]) -> Iterator[str]:
+    """The one key at each level of a parsed statement."""
+    level: object = parsed
+    while isinstance(level, dict) and level:
+        key, level = next(iter(level.items()))
+        yield key
+        if isinstance(level, list) and level:
+            level = level[0]
+
+
+def write(path: Path, name: str, value: object, check: Callable[[Path], None]) -> None:
+    """Set one value of the file, keeping everything else as it is, comments too; make the file if there is none.
+
+    The new file stands beside the old one until ``check`` has read it without complaint; then it takes its place in
+    one step. Two writers at once wait for each other.
+    """
+    import tomlkit
+
+    path = path.resolve()  # a symbolic link keeps being one
+    with _locked(path.parent):
+        text = _read_text(path, path.name) if path.exists() else ""
+        try:
+            document = tomlkit.parse(text)
+        except tomlkit.exceptions.ParseError as error:
+            raise ConfigError(f"{path.name}: not valid TOML: {error}; correct it by hand first") from None
+        table: Any = document
+        for depth, key in enumerate(section(path)):
+            if key not in table:
+                table[key] = tomlkit.table(is_super_table=depth + 1 < len(section(path)))
+            table = table[key]
+        table[name] = value
+        _replace(path, tomlkit.dumps(document), check)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}; make the directory first") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, text: str, check: Callable[[Path], None]) -> None:
+    # In a directory of its own, so that the checked file has the name that decides which table is read.
+    try:
+        fresh_folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        fresh = fresh_folder / path.name
+        try:
+            _write_durably(fresh, text, like=path)
+            check(fresh)
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+            fresh_folder.rmdir()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}); nothing was changed") from None
+
+
+def _write_durably(fresh: Path, text: str, *, like: Path) -> None:
+    with fresh.open("w", encoding="utf-8", newline="") as file:
+        if like.exists():
+            status = like.stat()
+            os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
+            if os.geteuid() == 0:  # or the service that owns the file could no longer read it
+                os.fchown(file.fileno(), status.st_uid, status.st_gid)
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

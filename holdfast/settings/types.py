@@ -1,0 +1,214 @@
+"""Kinds of values, for the table of settings: a value's form, how it is read and how it is shown, in one."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from ipaddress import ip_network
+from pathlib import Path
+from types import MappingProxyType
+from typing import Generic, NamedTuple, TypeVar
+from urllib.parse import quote
+
+from holdfast.core.errors import Invalid
+from holdfast.core.retry import Retry
+from holdfast.core.validation import (
+    check_worker_id,
+    format_duration,
+    format_queues,
+    format_size,
+    is_plain,
+    mask_url,
+    nearest,
+    parse_boolean,
+    parse_count,
+    parse_duration,
+    parse_queues,
+    parse_size,
+)
+
+T = TypeVar("T")
+
+
+class Kind(NamedTuple, Generic[T]):
+    """What a value may be: what the reference calls it, how it is read, how it is shown."""
+
+    form: str
+    parse: Callable[[str, object], T]  # field, value
+    show: Callable[[T], str]
+
+
+def span(least: str, most: str) -> Kind[timedelta]:
+    """A duration within bounds."""
+    low, high = parse_duration(least), parse_duration(most)
+
+    def parse(field: str, value: object) -> timedelta:
+        length = parse_duration(value, field)
+        if not low <= length <= high:
+            raise Invalid(field, value, f"give from {least} to {most}")
+        return length
+
+    return Kind(f"duration, {least} to {most}", parse, format_duration)
+
+
+def size(least: str, most: str) -> Kind[int]:
+    """A number of bytes within bounds."""
+    low, high = parse_size(least), parse_size(most)
+
+    def parse(field: str, value: object) -> int:
+        number = parse_size(value, field)
+        if not low <= number <= high:
+            raise Invalid(field, value, f"give from {least} to {most}")
+        return number
+
+    return Kind(f"size, {least} to {most}", parse, format_size)
+
+
+def count(least: int, most: int) -> Kind[int]:
+    """A whole number within bounds."""
+    return Kind(
+        f"whole number, {least} to {most}",
+        lambda field, value: parse_count(value, field, least=least, most=most),
+        str,
+    )
+
+
+def choice(*words: str) -> Kind[str]:
+    """One of these words, in any case."""
+
+    def parse(field: str, value: object) -> str:
+        for word in words:
+            if isinstance(value, str) and value.strip().lower() == word.lower():
+                return word
+        raise Invalid(field, value, f"write one of {', '.join(words)}{nearest(str(value), words)}")
+
+    return Kind(" or ".join(words), parse, str)
+
+
+def names(what: str, pattern: str) -> Kind[tuple[str, ...]]:
+    """A list of names, or its text with commas between; each matches ``pattern``."""
+
+    def parse(field: str, value: object) -> tuple[str, ...]:
+        listed = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+        if not isinstance(listed, list | tuple):
+            raise Invalid(field, value, 'write a list of names, ["a", "b"], or "a,b"')
+        for name in listed:
+            if not isinstance(name, str) or not is_plain(name) or not re.fullmatch(pattern, name):
+                raise Invalid(field, name, f"each entry is {what}")
+        return tuple(listed)
+
+    return Kind("names with commas between", parse, ",".join)
+
+
+def unless(word: str, kind: Kind[T]) -> Kind[T | None]:
+    """``kind``, or ``word`` for None."""
+
+    def parse(field: str, value: object) -> T | None:
+        if isinstance(value, str) and value.strip().lower() == word:
+            return None
+        try:
+            return kind.parse(field, value)
+        except Invalid as error:
+            raise Invalid(error.field, error.value, f'{error.remedy}; or "{word}"') from None
+
+    return Kind(f"{kind.form}, or {word}", parse, lambda value: word if value is None else kind.show(value))
+
+
+# ── kinds of one setting only ─────────────────────────────────────────────────────────────────────────────────────────
+def _url(remedy: str) -> Kind[str]:
+    """A URL. ``remedy``: what to write instead of what is none."""
+
+    def parse(field: str, value: object) -> str:
+        if not isinstance(value, str) or not re.match(r"[a-z][a-z0-9+.-]*://", value) or not is_plain(value):
+            raise Invalid(field, mask_url(value) if isinstance(value, str) else value, remedy)
+        return value
+
+    return Kind("URL", parse, mask_url)
+
+
+def _parse_target(field: str, value: object) -> str:
+    module, _, attribute = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
+        raise Invalid(field, value, "write module:attribute, such as shop.jobs:app")
+    return f"{module}:{attribute}"
+
+
+def _parse_retry(field: str, value: object) -> Retry:
+    if isinstance(value, Retry):
+        return value
+    if not isinstance(value, str):
+        raise Invalid(field, value, 'write a policy as text, such as "exponential:base=5,cap=3600" or "1,5,25,125"')
+    return Retry.parse(value)
+
+
+def _parse_redis_key(field: str, value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[!-~]{1,100}", value):
+        raise Invalid(field, value, "give 1 to 100 visible ASCII characters, such as shop:jobs")
+    return value
+
+
+def _parse_metric_prefix(field: str, value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]{0,63})?", value):
+        raise Invalid(field, value, "write letters, digits and underscores, such as holdfast_; it begins with no digit")
+    return value
+
+
+def _parse_file(field: str, value: object) -> str:
+    if not isinstance(value, str) or not is_plain(value):
+        raise Invalid(field, value, "write a file's path")
+    return value
+
+
+def _parse_host(field: str, value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9.:_-]{1,253}", value):
+        raise Invalid(field, value, "write an address or a host name, such as 127.0.0.1, :: or localhost")
+    return value
+
+
+def _parse_networks(field: str, value: object) -> tuple[str, ...]:
+    listed = names("an address or a network, such as 10.0.0.0/8", r"[0-9A-Fa-f.:/]+").parse(field, value)
+    for each in listed:
+        try:
+            ip_network(each)
+        except ValueError:
+            raise Invalid(field, each, "give an address or a network, such as 10.0.0.0/8") from None
+    return listed
+
+
+FLAG: Kind[bool] = Kind(
+    "true or false", lambda field, value: parse_boolean(value, field), lambda flag: str(flag).lower()
+)
+QUEUES: Kind[Mapping[str, int | None]] = Kind(
+    "queues with commas between, * for every one",
+    lambda field, value: MappingProxyType(parse_queues(value, field)),
+    lambda queues: format_queues(dict(queues)),
+)
+FILE: Kind[str] = Kind("file", _parse_file, str)
+HOST: Kind[str] = Kind("address or host name", _parse_host, str)
+SERVICE: Kind[str] = Kind("name", check_worker_id, str)
+WORKER_ID: Kind[str] = Kind("name", check_worker_id, str)
+RETRY: Kind[Retry] = Kind("retry policy", _parse_retry, str)
+URL = _url("write a store's URL, such as sqlite:///holdfast.db")
+REDIS_URL = _url("write the URL of a Redis, such as redis://localhost:6379/0")
+TARGET: Kind[str] = Kind("module:attribute", _parse_target, str)
+REDIS_KEY: Kind[str] = Kind("Redis key", _parse_redis_key, str)
+METRIC_PREFIX: Kind[str] = Kind("metric prefix", _parse_metric_prefix, str)
+PROGRAMS = names("a program's name or path", r"[^,]+")
+FOLDERS = names("an absolute directory", r"/[^,]*")
+VARIABLES = names("a variable's name", r"[A-Za-z_][A-Za-z0-9_]*")
+HOSTS = names("a host name, without a port", r"[A-Za-z0-9._-]{1,253}")
+ORIGINS = names("an origin, such as https://app.example or http://localhost:3000", r"https?://[a-z0-9.:\[\]-]+")
+PATHS = names(
+    "a dotted path from payload, result, metadata, lines or error, such as payload.card.number",
+    r"(payload|result|metadata|lines)(\.[^.,]+)*|error",
+)
+NETWORKS: Kind[tuple[str, ...]] = Kind("addresses or networks with commas between", _parse_networks, ",".join)
+LEVEL = choice("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+def anchored(url: object, folder: Path) -> object:
+    """A relative SQLite URL as one that starts at ``folder``; anything else as it is."""
+    path = re.fullmatch(r"sqlite:///((?!/|%2f|:memory:)[^?#]+)", url, re.IGNORECASE) if isinstance(url, str) else None
+    return url if path is None else f"sqlite:///{quote(os.fsencode(folder))}/{path[1]}"

@@ -1,0 +1,417 @@
+"""THE BOUNDARY. What a store promises, in words; `tests/conformance` says it in code, once for all stores.
+
+Every store keeps these promises:
+
+1. What ``submit`` answered survives ``kill -9`` of anything at any instant.
+2. At most one live lease per job. A write under a lost or expired lease changes nothing and says so.
+3. Every claim grows ``claims``. ``attempts`` grows with each claim and is given back only by a refunding settlement.
+4. A job whose lease ran out is found by ``expired`` and can be settled by anyone, once.
+5. An idempotency key creates at most one job while it lives; every caller gets that job, losers of a race too.
+6. Within a queue: higher priority first, then earlier eligible time, then submission order.
+7. ``claim`` never delivers a job before its ``run_at``.
+8. A batch is one transaction: all of it or nothing. Answers come in the order of the questions. (Redis: each 200 of a
+   batch, in order; where a later piece fails the call raises, and repeating it is harmless.)
+9. A store decides nothing. It applies transitions if their guard holds. One rule is its own, because only it can
+   see the flag in the same write: a settlement that is no ending (to failed, queued, scheduled, waiting) ends a job
+   whose cancellation was asked for as ``cancelled``.
+10. A store owns time. Callers hand over durations; instants come only from the store's own clock.
+11. An id is a UUID as ``job.parse_id`` spells it. In any other spelling it is nobody's.
+
+Stores raise the errors of ``holdfast.core.errors`` and nothing of their drivers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Coroutine, Generator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from holdfast.core.job_logs import LogPage, Record
+from holdfast.core.models import (
+    Attempt,
+    BulkResult,
+    Claim,
+    DeliveredClaim,
+    Delivery,
+    Finding,
+    HeartbeatReply,
+    Job,
+    JobEvents,
+    JobFilter,
+    JobState,
+    Lease,
+    NewJob,
+    Overtaken,
+    Page,
+    QueueInfo,
+    ReplayRate,
+    Settled,
+    Settlement,
+    Submitted,
+    TxOutcome,
+    WorkerCommand,
+    WorkerHeartbeat,
+    WorkerInfo,
+)
+from holdfast.core.stats import JobStats
+
+T = TypeVar("T")
+
+Selection = Sequence[str] | JobFilter
+"""Which jobs an operation is for: ids, or everything a filter matches."""
+
+AT_ONCE = ReplayRate()
+"""All of them now."""
+
+EVERY_QUEUE = "*"
+"""In ``claim``'s wants: every queue there is, served in turn."""
+
+
+class Store(Protocol):
+    """The durable source of truth."""
+
+    url: str
+    """As opened, without password."""
+
+    # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def open(self) -> None:
+        """Connect and check: ours, the right schema (migrating an old or empty one), safe to use. Idempotent."""
+
+    async def absent(self) -> str | None:
+        """Where nobody has opened this store yet, what is not there, in words; None where it stands. Needs no opening,
+        and makes nothing."""
+
+    async def close(self) -> None:
+        """Finish what is under way and let go. Idempotent."""
+
+    async def migrate(self) -> list[str]:
+        """Bring the schema up to date; the names of the migrations that were applied, by opening the store too."""
+
+    def migration_sql(self, span: str) -> str:
+        """The migrations after FROM up to TO (``FROM..TO``, from 0) as SQL, for a migration tool of one's own.
+
+        With what they are noted in. Opens nothing; Invalid for what names no migrations."""
+
+    def blocking(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run one of this store's calls for a caller without an event loop, as fast as this store can."""
+
+    # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store the jobs in one transaction and wake their queues' workers after it."""
+
+    async def claim(
+        self,
+        worker: str,
+        wants: Mapping[str, int],
+        *,
+        limit: int,
+        lease_for: timedelta,
+        startable: int | None = None,
+        alone: bool = False,
+        only: Sequence[str] | None = None,
+        promote: bool = True,
+        elsewhere: bool = False,
+    ) -> Claim:
+        """Take up to ``limit`` ready jobs, of each queue at most what it wants (queue → free slots).
+
+        ``startable``: how many of them may be jobs that must start at once, because a crash before that costs them too
+        much (None: all). Those are jobs whose last lease was lost, which a claim passes over beyond that number, and
+        jobs on their last attempt: at the first one beyond it the claim of its queue ends, and says ``held_back``.
+        ``alone``: take exactly one job that lost two or more leases in a row, and nothing beside it.
+        ``only``: just these ids (a transport delivered them). ``promote``: make due jobs of these queues ready first.
+        ``elsewhere``: the worker may claim through other processes too, so what a claim took whose answer was lost is
+        not given back: nobody here can tell it from what the worker has begun.
+        """
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        """Apply each settlement whose guard holds. Failed attempts are recorded; endings wake who awaits them.
+
+        What somebody else's transaction has in hand is not waited for, but answered as ``locked``.
+        """
+
+    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta) -> HeartbeatReply:
+        """Register the worker, extend its live leases, and say what became of each."""
+
+    async def record(self, records: Sequence[Record]) -> list[bool]:
+        """Keep log lines with their jobs, each record under its lease; which were. Refused: the lease is not the job's
+        any more, or has expired. One under which the job succeeded still stands. A line that is there already, by lease
+        and number, stays as it is: a call whose answer was lost may be repeated."""
+
+    async def leave(self, worker: str) -> None:
+        """The worker has stopped: forget it."""
+
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        """Return when one of the topics may have news, at the latest after ``timeout`` seconds.
+
+        Topics: ``queue:NAME`` or ``queue:*`` (something became ready), ``job:ID`` (it ended) or ``job:*`` (any),
+        ``worker:ID`` (an order, or a cancellation of one of its jobs). May return early, never late.
+        """
+
+    # ── maintenance: bounded, safe from anyone at any time ────────────────────────────────────────────────────
+    async def promote(self, *, limit: int) -> int:
+        """Make due jobs of every queue ready; how many."""
+
+    async def expired(self, *, limit: int) -> list[Job]:
+        """Running jobs whose lease ran out. The remedy is ``settle``."""
+
+    async def remind(self) -> int:
+        """Tell the transport again of ready jobs that it has lost; how many. A store that wakes its waiters itself has
+        nothing to tell."""
+
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        """Delete jobs of each terminal state that ended longer ago than given, keys that outlived their job and
+        workers that fell silent long ago; how many jobs."""
+
+    # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
+    async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
+        """Cancel what waits; ask what runs to stop (its state stays ``running`` until its worker settles it)."""
+
+    async def replay(
+        self,
+        selection: Selection,
+        *,
+        force: bool = False,
+        payload: str | None = None,
+        limit: int = 1000,
+        pace: ReplayRate = AT_ONCE,
+    ) -> BulkResult:
+        """Queue again with a new budget, error cleared, history kept. ``payload`` replaces the stored one. Those that
+        are not to run at once, by ``pace``, become ``scheduled``."""
+
+    async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
+        """Remove jobs that are not running, with their keys and history."""
+
+    async def pause(self, queue: str) -> None:
+        """No later claim takes a job of this queue."""
+
+    async def resume(self, queue: str) -> None:
+        """Undo ``pause``."""
+
+    async def order(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
+        """Tell these workers (None: every living one) to stop or drain; the ids that were told."""
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def get(self, job_id: str) -> Job | None: ...
+
+    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
+        """These jobs in their order, each without its payload, result and key; None for one that is not there."""
+
+    async def by_key(self, key: str) -> Job | None: ...
+
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
+        """The jobs these keys stand for, whole, in their order; None where there is none. Who asks bounds how many."""
+
+    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        """Newest first, by keyset: a page costs the same however deep."""
+
+    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
+        """How many jobs match, counted up to ``most``. ``seconds``: that it may take where somebody waits, if not as
+        few as any look by a filter."""
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        """Attempts that did not succeed, oldest first."""
+
+    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        """The log lines of a job, oldest first, of all its attempts."""
+
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+        """Every queue that has jobs or is paused, by name, with how many of its jobs ended a second within ``recent``.
+
+        At a bounded price: ``at_least`` of each names states of which it may have more. Where all queues together have
+        more than ``most`` ended jobs of a state, the latest are looked at, and a queue that has only earlier ones is
+        left out."""
+
+    async def glance(self, *, most: int) -> list[QueueInfo]:
+        """The queues in which something waits, runs or is dead, and the paused ones, by name, at a bounded price.
+
+        Jobs that are queued, scheduled, failed, running or dead are counted. Where a queue has more than ``most`` in a
+        state, or all queues together of running or dead ones, it may be told fewer than there are."""
+
+    async def workers(self) -> list[WorkerInfo]: ...
+
+    async def figures(self, *, recent: timedelta, most: int) -> JobStats:
+        """How many jobs there are by queue, state, worker and attempts, and to which of them something happened within
+        ``recent``; of each of ``figures.BUCKETS`` at most ``most`` jobs are looked at."""
+
+    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+        """What ended, and which attempts failed, after a mark; None: from now on, which is no ending yet.
+
+        Passes nothing by, however late its transaction is committed, but what was replayed, deleted or pruned before
+        anybody asked, and what ended longer than ``within`` ago: nothing leads back further, whoever made up the mark.
+        May tell again what it has told, where that was at most about a second ago. A mark that is older than ``within``
+        is answered as a gap. Invalid for what is no mark.
+        """
+
+    # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def doctor(self) -> list[Finding]:
+        """What this store knows to check about itself: effective durability first."""
+
+    async def durability(self) -> Finding:
+        """The first of these alone: what is in effect now."""
+
+    async def repair(self) -> list[Finding]:
+        """Put right what can be put right without losing a job: what was done, nothing where there was nothing to do.
+        May be repeated, and while others are at work."""
+
+    async def backup(self, path: str) -> None:
+        """A consistent copy while everything goes on."""
+
+    async def now_us(self) -> int:
+        """The store's clock."""
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """One statement for the caller's own connection. Each ``?`` in it stands for the next parameter; on SQLite also
+    ``?1``, as its own driver has it."""
+
+    sql: str
+    parameters: Sequence[object] = ()
+
+
+Rows: TypeAlias = Sequence[Sequence[Any]]
+
+StatementFlow: TypeAlias = Generator[Statement, Rows, T]
+"""What to say on the caller's own connection: each statement it yields is to be answered with all its rows, and in the
+end it returns the answer. It does no I/O, so any driver and any thread can hold it."""
+
+
+class TransactionalStore(Store, Protocol):
+    """A store in which jobs can be submitted, and ended, inside a transaction the caller holds.
+
+    A dialogue neither begins nor ends a transaction. What it wrote exists once the caller commits; rolled back, it
+    never was. Wake-ups come with the commit.
+    """
+
+    dialect: str
+    """What its database speaks: ``sqlite`` or ``postgresql``."""
+
+    async def recognition(self) -> StatementFlow[None]:
+        """Find out whether a connection is one to this very store; Invalid, saying to what else, if it is not."""
+
+    def submission(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
+        """``submit``, but for the commit."""
+
+    def completion(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
+        """End a running job as ``succeeded`` under its lease. From then on, until the caller's transaction ends, nobody
+        else can take or settle the job. Not accepted: nothing was changed."""
+
+    async def completed(self, lease: Lease) -> TxOutcome:
+        """What became of a ``completion`` once its caller had it in hand. Waits for nobody's transaction."""
+
+
+class AnnouncingStore(TransactionalStore, Protocol):
+    """A store whose ready jobs a transport can carry: it says which ids those are, and takes jobs by their ids."""
+
+    async def claim_delivered(
+        self,
+        worker: str,
+        wants: Mapping[str, int],
+        ids: Sequence[str],
+        *,
+        limit: int,
+        lease_for: timedelta,
+        startable: int,
+        elsewhere: bool = False,
+    ) -> DeliveredClaim:
+        """``claim`` of these ids, and of what it says the rest. Makes nothing ready: ``next_due`` is 0 where something
+        is due. Every id is a UUID in its canonical form."""
+
+    async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
+        """Make due jobs of these queues (None: of every queue) ready; their ids by queue, in the order of claims."""
+
+    async def ready_queues(self) -> list[str]:
+        """The queues that have ready jobs and are not paused."""
+
+    async def depths(self, mosts: Mapping[str, int]) -> dict[str, int]:
+        """How many jobs are ready in each of these queues, counted up to the number given with it."""
+
+    async def oldest(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
+        """Of the first ``limit`` ready jobs of a queue, those that have been so for ``aged`` at least."""
+
+    async def passed(self, queue: str, front: Sequence[str], *, margin: timedelta, limit: int) -> Overtaken:
+        """Of each priority the oldest ready jobs of a queue that were so more than ``margin`` before any ready one of
+        ``front`` was: ``limit`` at most, and as many that were lost once."""
+
+    async def places(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
+        """Queue and state of each of these jobs that exists."""
+
+    async def dead_queues(self) -> list[str]:
+        """The queues that have dead jobs."""
+
+    async def newest_dead(self, queue: str, *, limit: int) -> list[str]:
+        """Of a queue's dead jobs the ``limit`` that ended last, in the order of their ends."""
+
+    async def tell(self, topics: Sequence[str]) -> None:
+        """Wake whoever waits for these topics, here or elsewhere. Beside those of ``wait`` there is ``due:QUEUE``: when
+        its next job falls due may have changed, or it was resumed."""
+
+
+class Transport(Protocol):
+    """Carries the ids of ready jobs from who made them ready to a worker: a hint. It may lose, repeat or delay, and
+    nothing breaks: the store is the truth. Belongs to one event loop. Raises the errors of ``holdfast.core.errors``."""
+
+    place: str
+    """The server in words."""
+
+    async def probe(self) -> None:
+        """Raise unless everything can be read and written."""
+
+    async def close(self) -> None:
+        """Let go."""
+
+    async def announce(self, ready: Mapping[str, Sequence[str]]) -> None:
+        """These jobs are ready, by queue and in this order."""
+
+    async def receive(self, wants: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
+        """What waits, in the order of its arrival: of each queue at most what it wants, of ``closed`` ones nothing."""
+
+    async def listen(
+        self, queues: Sequence[str], *, closed: Collection[str], timeout: float, stop: asyncio.Event
+    ) -> list[Delivery]:
+        """Wait until something arrives for one of the queues, for ``timeout`` seconds or until ``stop`` is set, and
+        take it. Not to be cancelled: that might lose what it takes."""
+
+    async def done(self, deliveries: Sequence[Delivery]) -> None:
+        """What these stood for is settled, or was none of ours."""
+
+    async def set_aside(self, deliveries: Sequence[Delivery]) -> str:
+        """Removes messages that hold no job id. Returns where they are kept for inspection; "" for nowhere."""
+
+    async def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """These are for somebody else, the first of them first."""
+
+    async def touch(self, deliveries: Sequence[Delivery]) -> None:
+        """Somebody still works on what these stand for."""
+
+    async def backlog(self, queues: Sequence[str]) -> dict[str, int]:
+        """How many ids wait for each queue."""
+
+    async def held(self, queue: str, *, most: int) -> set[str] | None:
+        """All ids that wait for the queue; None where they are more than ``most``."""
+
+    async def front(self, queue: str, *, most: int) -> tuple[list[str], int]:
+        """Those ids of the queue that come next, and how many ``again`` has announced that may still wait."""
+
+    async def again(self, queue: str, passed: Overtaken) -> int:
+        """Announce what others have passed by, but for what may still wait since the last time; how many that were."""
+
+    async def bury(self, dead: Mapping[str, Sequence[str]]) -> None:
+        """These jobs, by queue, are dead letters."""
+
+    async def graves(self) -> list[str]:
+        """The queues that have a list of dead letters."""
+
+    async def mirror(self, queue: str, dead: Sequence[str]) -> None:
+        """Make a queue's list of dead letters hold exactly these."""
+
+    async def recover(self) -> list[Delivery]:
+        """What was delivered to who has died since is ours now. Clears away what nobody needs."""
+
+    async def begin_sweep(self) -> bool:
+        """Whether nobody else sweeps now; then nobody will until ``end_sweep``, or for some seconds."""
+
+    async def end_sweep(self) -> None:
+        """Others may sweep again."""

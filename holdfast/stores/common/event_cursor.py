@@ -1,0 +1,79 @@
+"""Marks in the feed of endings for stores in which what ends later is seen later: one writer, or scripts one by one.
+
+There an instant, and a place among its endings, say how far somebody has read. What sets a clock back a little, as a
+takeover by a replica may, is met by reading the last moments again.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import NamedTuple
+
+from holdfast.core.errors import Invalid
+from holdfast.core.models import MICROSECOND, JobEvent, JobEvents
+
+OVERLAP_US = 1_000_000
+"""What is read again, in case the clock was set back."""
+LAST = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+"""Behind every job of an instant."""
+FIRST = "00000000-0000-0000-0000-000000000000"
+"""Before every job of an instant."""
+_MARK = re.compile(r"(\d{1,17})\.(\d{1,17})(?:\.([0-9a-f-]{36})\.(\d{1,16}))?", re.ASCII)
+
+Place = tuple[int, str, int]
+"""Instant, job and claims of an ending."""
+
+
+class EventCursor(NamedTuple):
+    """How far somebody has read: to a place, or, where that was all there was, to its instant."""
+
+    looked: int
+    at: int
+    job_id: str | None = None
+    claims: int = 0
+
+    @classmethod
+    def read(cls, text: str) -> EventCursor:
+        """From its text; Invalid for what is none."""
+        found = _MARK.fullmatch(text)
+        if found is None:
+            raise not_a_mark(text)
+        return cls(int(found[1]), int(found[2]), found[3], int(found[4] or 0))
+
+    def __str__(self) -> str:
+        place = "" if self.job_id is None else f".{self.job_id}.{self.claims}"
+        return f"{self.looked}.{self.at}{place}"
+
+    def begin(self, earliest_us: int) -> Place:
+        """Behind which place to go on; not before the earliest instant, whatever it says."""
+        place = (self.at - OVERLAP_US, "", 0) if self.job_id is None else (self.at, self.job_id, self.claims)
+        return max(place, (earliest_us - OVERLAP_US, "", 0))
+
+    def piece(self, endings: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
+        """One that ends here."""
+        outside = self if self.job_id in (None, LAST) else self._replace(job_id=FIRST, claims=0)
+        return JobEvents(endings=endings, mark=str(self), bookmark=str(outside), more=more, gap=gap)
+
+    def is_gap(self, now_us: int, within: timedelta) -> bool:
+        """Whether that is too long ago, or in no past of this store."""
+        return not now_us - within // MICROSECOND <= self.looked <= now_us + OVERLAP_US * 60
+
+
+def place_of(ending: JobEvent) -> Place:
+    """Where an ending stands in the feed."""
+    return ending.ended_at_us, ending.job_id, ending.claims
+
+
+def piece(mark: EventCursor, found: list[JobEvent], limit: int, now_us: int) -> JobEvents:
+    """The first ``limit`` of what was found behind a mark, in order; there may be more of it."""
+    if len(found) > limit:
+        return EventCursor(now_us, *place_of(found[limit - 1])).piece(found[:limit], more=True)
+    if not found:
+        return mark._replace(looked=now_us).piece([])
+    return EventCursor(now_us, max(mark.at, found[-1].ended_at_us)).piece(found)
+
+
+def not_a_mark(text: str) -> Invalid:
+    """What is raised for it."""
+    return Invalid("after", text, "give the id of an event, unchanged")

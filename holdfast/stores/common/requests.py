@@ -1,0 +1,109 @@
+"""What the verb families of every store are handed: a claim's wish, the jobs that an operation is for, and errors of
+jobs that another program spoiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.core.errors import Invalid
+from holdfast.core.job_logs import LogLine, LogPage
+from holdfast.core.lifecycle import REPLAYABLE
+from holdfast.core.models import JobFilter, JobState
+
+FORGOTTEN_AFTER = timedelta(days=1)
+"""How long a worker that fell silent is still listed."""
+
+GLANCED = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED, JobState.RUNNING, JobState.DEAD})
+"""States whose jobs ``glance`` counts: those that still want something."""
+
+UNSUCCESSFUL = frozenset({JobState.DEAD, JobState.CANCELLED})
+"""States of few jobs among millions, which are found without a look at the others."""
+
+BEAT_PATIENCE = 0.25
+"""Of a lease: how long a beat waits for a server that is away, so that there is time for another."""
+
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What reading JSON that another program spoiled may raise: it is not what we write, or nested too deep."""
+
+CHOOSE = 8.0
+"""Seconds that a change by a filter may look for its jobs where somebody waits: it is rare, and has to be done."""
+UPKEEP = 8.5
+"""Seconds more than others that upkeep may take where a store is patient for a moment only: nobody waits for it."""
+_JOBS_A_SECOND, _CHARACTERS_A_SECOND = 2500, 4e6  # that every store writes, with room to spare
+CLAIMED_A_SECOND = 100
+"""Jobs that every store hands over, whatever their size."""
+
+_LAST_LINE = (1 << 31) - 1
+
+
+class WorkerClaim(msgspec.Struct, frozen=True):
+    """What a claim asks for; see ``Store.claim``."""
+
+    worker: str
+    wants: Mapping[str, int]
+    limit: int
+    lease_for: timedelta
+    startable: int
+    alone: bool
+    only: Sequence[str] | None
+    promote: bool
+    elsewhere: bool = False
+
+
+class Chosen(NamedTuple):
+    """Jobs an operation is to try."""
+
+    ids: list[str]
+    more: bool  # whether more would match
+    guard: Mapping[str, Any] | None  # what a filter chose them by, which must still hold; None: they were named
+
+
+def weight(jobs: int, characters: int = 0) -> float:
+    """Seconds more that a call may take for writing so many jobs with so many characters in all."""
+    return jobs / _JOBS_A_SECOND + characters / _CHARACTERS_A_SECOND
+
+
+def named(ids: Sequence[str], limit: int) -> Chosen:
+    """Jobs chosen by id."""
+    once = list(dict.fromkeys(ids))
+    return Chosen(once[:limit], len(once) > limit, None)
+
+
+def is_unsuccessful(where: JobFilter) -> bool:
+    """Whether it asks for dead or cancelled jobs only."""
+    return bool(where.states) and UNSUCCESSFUL.issuperset(where.states)
+
+
+def costs_its_page(where: JobFilter) -> bool:
+    """Whether finding a page of what matches passes by nothing else: it needs no turn among those who search."""
+    return where == JobFilter(states=where.states) and (not where.states or is_unsuccessful(where))
+
+
+def replayable(*, force: bool) -> frozenset[JobState]:
+    """The states a replay may leave."""
+    return REPLAYABLE | {JobState.SUCCEEDED} if force else REPLAYABLE
+
+
+def line_place(cursor: str | None) -> tuple[int, int]:
+    """The claims and the number of the last log line that is known already."""
+    if cursor is None:
+        return 0, 0
+    places = cursor.split("-")
+    if len(places) != 2 or not all(each.isascii() and each.isdecimal() and len(each) <= 16 for each in places):
+        raise Invalid("cursor", cursor, "give the cursor of an earlier page, unchanged")
+    return int(places[0]), min(int(places[1]), _LAST_LINE)
+
+
+def line_page(lines: list[LogLine], limit: int) -> LogPage:
+    """A page of ``limit`` lines, of which one more was asked for."""
+    last = lines[limit - 1] if len(lines) > limit else None
+    return LogPage(lines[:limit], None if last is None else f"{last.claims}-{last.number}")
+
+
+def awaited_jobs(topics: Sequence[str]) -> list[str]:
+    """The jobs whose endings these topics wait for; ``job:*`` stands for endings, but for no job."""
+    return [topic.removeprefix("job:") for topic in topics if topic.startswith("job:") and topic != "job:*"]

@@ -1,0 +1,362 @@
+"""What the stores on a server have in common: one opening for each event loop, since connections belong to one, and
+every verb handed to its family."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Generic, Protocol, TypeVar
+
+from holdfast.core.errors import ForkedConnection, HoldfastError
+from holdfast.core.job_logs import LogPage, Record
+from holdfast.core.lifecycle import CANCELLABLE, DELETABLE
+from holdfast.core.models import (
+    Attempt,
+    BulkResult,
+    Claim,
+    HeartbeatReply,
+    Job,
+    JobEvents,
+    JobFilter,
+    JobState,
+    Lease,
+    NewJob,
+    Page,
+    QueueInfo,
+    ReplayRate,
+    Settled,
+    Settlement,
+    Submitted,
+    WorkerCommand,
+    WorkerHeartbeat,
+    WorkerInfo,
+)
+from holdfast.core.portal import Portal
+from holdfast.core.stats import JobStats
+from holdfast.stores.base import AT_ONCE, Selection
+from holdfast.stores.common.requests import Chosen, WorkerClaim, awaited_jobs, named, replayable
+
+T = TypeVar("T")
+OpenedT = TypeVar("OpenedT", bound="Opened")
+
+
+class Hot(Protocol):
+    """The verbs of every job's way."""
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]: ...
+    async def claim(self, wish: WorkerClaim) -> Claim: ...
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]: ...
+    async def beat(
+        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+    ) -> HeartbeatReply: ...
+    async def record(self, records: Sequence[Record]) -> list[bool]: ...
+
+
+class Operate(Protocol):
+    """Operating, and the upkeep anyone may do."""
+
+    async def leave(self, worker: str) -> None: ...
+    async def promote(self, *, limit: int) -> int: ...
+    async def expired(self, *, limit: int) -> list[Job]: ...
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int: ...
+    async def choose(
+        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False
+    ) -> Chosen: ...
+    async def cancel(self, chosen: Chosen) -> BulkResult: ...
+    async def replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult: ...
+    async def delete(self, chosen: Chosen) -> BulkResult: ...
+    async def pause(self, queue: str, *, paused: bool) -> None: ...
+    async def order(self, order: WorkerCommand, workers: Sequence[str] | None) -> list[str]: ...
+
+
+class Read(Protocol):
+    """Looking."""
+
+    async def get(self, job_id: str) -> Job | None: ...
+    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]: ...
+    async def by_key(self, key: str) -> Job | None: ...
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]: ...
+    async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page: ...
+    async def count(self, where: JobFilter, *, most: int | None, seconds: float | None) -> int: ...
+    async def attempts(self, job_id: str) -> list[Attempt]: ...
+    async def lines(self, job_id: str, *, limit: int, cursor: str | None) -> LogPage: ...
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]: ...
+    async def glance(self, most: int) -> list[QueueInfo]: ...
+    async def workers(self) -> list[WorkerInfo]: ...
+    async def now_us(self) -> int: ...
+    async def over(self, job_ids: Sequence[str]) -> bool: ...
+
+
+class Feed(Protocol):
+    """What happened."""
+
+    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents: ...
+    async def figures(self, *, recent: timedelta, most: int) -> JobStats: ...
+
+
+class ServedNotifications(Protocol):
+    """Waiting."""
+
+    async def wait(self, topics: Sequence[str], timeout: float, settled: Callable[[], Awaitable[bool]]) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Closing(Protocol):
+    """What can be let go of."""
+
+    async def close(self) -> None: ...
+
+
+class Opened(ABC):
+    """What a store holds for one event loop, and lets go of together. Made in that loop."""
+
+    links: Closing
+    news: ServedNotifications
+    hot: Hot
+    operate: Operate
+    read: Read
+    feed: Feed
+
+    def __init__(self) -> None:
+        self._watching = asyncio.create_task(self._close_with_loop(), name="holdfast-connections")
+
+    async def _close_with_loop(self) -> None:
+        """``asyncio.run`` cancels what is left before it ends: the last moment to part in peace."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self.news.close()
+            await self.links.close()
+
+    async def close(self) -> None:
+        """Let go."""
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+
+    @abstractmethod
+    async def migrate(self) -> list[str]:
+        """Check that what is there is ours, and bring it up to date; what was applied."""
+
+
+class ServedStore(ABC, Generic[OpenedT]):
+    """All of ``Store`` but what differs from server to server."""
+
+    def __init__(self) -> None:
+        self._opened: dict[asyncio.AbstractEventLoop, OpenedT] = {}
+        self._migrated: list[str] = []  # what opening applied, for who asks
+        self._portal: Portal | None = None
+        self._callers = 0  # in the portal
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    @abstractmethod
+    def _opening(self) -> OpenedT:
+        """What to hold for the running event loop, not connected yet."""
+
+    # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def open(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._opened.get(loop) is not None:
+            _ = self._open
+            return
+        self._check_process()
+        opened = self._opening()
+        try:
+            self._migrated += await opened.migrate()
+        except BaseException:
+            await opened.close()
+            raise
+        if loop in self._opened:  # somebody else was quicker
+            await opened.close()
+            return
+        for ended in [each for each in self._opened if each.is_closed()]:
+            del self._opened[ended]
+        self._opened[loop] = opened
+
+    async def close(self) -> None:
+        opened = self._opened.pop(asyncio.get_running_loop(), None)
+        if opened is not None and self._process == os.getpid():
+            await opened.close()
+        portal = self._portal
+        if portal is not None and self._process == os.getpid() and not portal.is_here():
+            self._portal = None
+            await asyncio.to_thread(portal.end)
+
+    async def migrate(self) -> list[str]:
+        applied, self._migrated = self._migrated, []
+        return applied + await self._open.migrate()
+
+    def blocking(self, call: Coroutine[Any, Any, T]) -> T:
+        with self._lock:
+            if self._portal is None or self._process != os.getpid():
+                self._portal, self._callers = Portal(at_exit=self.close), 0
+            portal = self._portal
+            self._callers += 1
+        try:
+            return portal.run(call)
+        finally:
+            self._leave(portal)
+
+    def _leave(self, portal: Portal) -> None:
+        """A call of ``blocking`` is over. The last one to see the store closed ends the portal and its thread."""
+        with self._lock:
+            if portal is not self._portal:
+                return
+            self._callers -= 1
+            if not self._callers and portal.loop not in self._opened:
+                portal.end()  # while nobody can have another: its last words, ``close``, end the one they find
+                self._portal = None
+
+    @property
+    def _open(self) -> OpenedT:
+        self._check_process()
+        opened = self._opened.get(asyncio.get_running_loop())
+        if opened is None:
+            raise HoldfastError("this store is not open; await open() first, or use the application as a context")
+        return opened
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise ForkedConnection("this store was opened before fork(); make another one in the child process")
+
+    # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        return await self._open.hot.submit(jobs) if jobs else []
+
+    async def claim(
+        self,
+        worker: str,
+        wants: Mapping[str, int],
+        *,
+        limit: int,
+        lease_for: timedelta,
+        startable: int | None = None,
+        alone: bool = False,
+        only: Sequence[str] | None = None,
+        promote: bool = True,
+        elsewhere: bool = False,
+    ) -> Claim:
+        startable = limit if startable is None else startable
+        wish = WorkerClaim(worker, wants, limit, lease_for, startable, alone, only, promote, elsewhere)
+        return await self._open.hot.claim(wish)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        return await self._open.hot.settle(settlements) if settlements else []
+
+    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta) -> HeartbeatReply:
+        return await self._open.hot.beat(pulse, leases, lease_for=lease_for)
+
+    async def record(self, records: Sequence[Record]) -> list[bool]:
+        return await self._open.hot.record(records) if records else []
+
+    async def leave(self, worker: str) -> None:
+        await self._open.operate.leave(worker)
+
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        opened = self._open
+        awaited = awaited_jobs(topics)
+
+        async def settled() -> bool:
+            return bool(awaited) and await opened.read.over(awaited)
+
+        await opened.news.wait(topics, timeout, settled)
+
+    # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
+    async def promote(self, *, limit: int) -> int:
+        return await self._open.operate.promote(limit=limit)
+
+    async def expired(self, *, limit: int) -> list[Job]:
+        return await self._open.operate.expired(limit=limit)
+
+    async def remind(self) -> int:
+        return 0
+
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        return await self._open.operate.prune(ended_for, limit=limit)
+
+    # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
+    async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
+        chosen = await self._chosen(selection, CANCELLABLE, limit, unasked=True)
+        return await self._open.operate.cancel(chosen) if chosen.ids else BulkResult([], [])
+
+    async def replay(
+        self,
+        selection: Selection,
+        *,
+        force: bool = False,
+        payload: str | None = None,
+        limit: int = 1000,
+        pace: ReplayRate = AT_ONCE,
+    ) -> BulkResult:
+        chosen = await self._chosen(selection, replayable(force=force), limit)
+        operate = self._open.operate
+        return (
+            await operate.replay(chosen, force=force, payload=payload, pace=pace) if chosen.ids else BulkResult([], [])
+        )
+
+    async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
+        chosen = await self._chosen(selection, DELETABLE, limit)
+        return await self._open.operate.delete(chosen) if chosen.ids else BulkResult([], [])
+
+    async def _chosen(
+        self, selection: Selection, legal: frozenset[JobState], limit: int, *, unasked: bool = False
+    ) -> Chosen:
+        if not isinstance(selection, JobFilter):
+            return named(selection, limit)
+        return await self._open.operate.choose(selection, legal, limit, unasked=unasked)
+
+    async def pause(self, queue: str) -> None:
+        await self._open.operate.pause(queue, paused=True)
+
+    async def resume(self, queue: str) -> None:
+        await self._open.operate.pause(queue, paused=False)
+
+    async def order(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
+        return await self._open.operate.order(order, workers)
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def get(self, job_id: str) -> Job | None:
+        return await self._open.read.get(job_id)
+
+    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
+        return await self._open.read.outlines(job_ids) if job_ids else []
+
+    async def by_key(self, key: str) -> Job | None:
+        return await self._open.read.by_key(key)
+
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
+        return await self._open.read.by_keys(keys) if keys else []
+
+    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        return await self._open.read.find(where, limit=limit, cursor=cursor)
+
+    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
+        return await self._open.read.count(where, most=most, seconds=seconds)
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        return await self._open.read.attempts(job_id)
+
+    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        return await self._open.read.lines(job_id, limit=limit, cursor=cursor)
+
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+        return await self._open.read.queues(recent=recent, most=most)
+
+    async def glance(self, *, most: int) -> list[QueueInfo]:
+        return await self._open.read.glance(most)
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await self._open.read.workers()
+
+    async def figures(self, *, recent: timedelta, most: int) -> JobStats:
+        return await self._open.feed.figures(recent=recent, most=most)
+
+    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+        return await self._open.feed.endings(after, limit=limit, within=within)
+
+    async def now_us(self) -> int:
+        return await self._open.read.now_us()

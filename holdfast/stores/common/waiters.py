@@ -1,0 +1,86 @@
+"""Who waits for which topics in this process: shared by the stores, whatever carries their news between processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+_MISSED_MOST = 1000  # topics kept for whoever waits next; a process that only submits has many
+
+
+class Waiter:
+    """One call of ``wait``."""
+
+    __slots__ = ("topics", "wake")
+
+    def __init__(self, topics: frozenset[str], wake: Callable[[], object]) -> None:
+        self.topics = topics
+        self.wake = wake
+
+    def hears(self, told: Iterable[str]) -> bool:
+        """Whether one of these topics is for this waiter."""
+        return any(
+            topic in self.topics or (topic.endswith(":*") and self._wants(topic[:-1])) or self._any_of(topic)
+            for topic in told
+        )
+
+    def _wants(self, kind: str) -> bool:
+        return any(topic.startswith(kind) for topic in self.topics)
+
+    def _any_of(self, topic: str) -> bool:
+        return topic[: topic.index(":") + 1] + "*" in self.topics
+
+
+class PendingTopics:
+    """News of queues and workers that nobody waited for, kept for who waits next. Its owner has the lock."""
+
+    def __init__(self) -> None:
+        self._topics: set[str] = set()
+
+    def keep(self, topics: Iterable[str]) -> None:
+        """Nobody heard these. The ending of a job is seen by looking."""
+        self._topics.update(topic for topic in topics if not topic.startswith("job:"))
+        if len(self._topics) > _MISSED_MOST:
+            self._topics = {"queue:*", "worker:*", "due:*"}
+
+    def take(self, waiter: Waiter) -> bool:
+        """Whether there was something for this waiter: it is told once."""
+        missed = {topic for topic in self._topics if waiter.hears((topic,))}
+        self._topics -= missed
+        return bool(missed)
+
+
+class Waiters:
+    """The waiters of this process. News of a queue or worker that nobody waits for is kept for who waits next."""
+
+    def __init__(self) -> None:
+        self._listed: set[Waiter] = set()
+        self._missed = PendingTopics()
+        self._lock = threading.Lock()
+
+    def tell(self, topics: Iterable[str]) -> None:
+        """Wake whoever waits for one of these. From any thread, if their ``wake`` may be called from there."""
+        told = [topic for topic in topics if ":" in topic]
+        if not told:
+            return
+        with self._lock:
+            heard = [waiter for waiter in self._listed if waiter.hears(told)]
+            if not heard:
+                self._missed.keep(told)
+        for waiter in heard:
+            waiter.wake()
+
+    @contextmanager
+    def listed(self, waiter: Waiter) -> Iterator[None]:
+        """While this lasts the waiter hears what is told; what it missed, at once."""
+        with self._lock:
+            self._listed.add(waiter)
+            missed = self._missed.take(waiter)
+        if missed:
+            waiter.wake()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._listed.discard(waiter)

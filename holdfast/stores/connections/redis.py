@@ -1,0 +1,423 @@
+"""Connections to Redis: opened within a deadline, retried with jitter, dropped at the first doubt.
+
+Every call has a deadline on our side. A connection whose call was cut short for any reason but an error that the
+server answered is never used again: a late answer must not reach the next caller. A call that finds the server away
+tries again for ``PATIENCE`` seconds, then raises Unavailable; whoever must go on for ever (the worker's services) calls
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import re
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from redis import exceptions as driver
+from redis.asyncio.connection import Connection as PlainConnection
+
+from holdfast.core.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
+from holdfast.stores.connections.redis_protocol import Argument, Heard, Wire
+from holdfast.stores.connections.redis_url import Server
+
+T = TypeVar("T")
+
+PATIENCE = 1.5  # seconds a call waits for a server that is away: over HTTP its answer comes within two
+DEADLINE = 10.0  # seconds a call may take
+_CONNECT = 3.0  # seconds until a host that does not answer is given up
+_BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
+
+_AWAY = (OSError, TimeoutError, driver.ConnectionError, driver.TimeoutError, driver.InvalidResponse, EOFError)
+# What a server answers that cannot serve us now. The driver takes the code off the errors it knows; of those a script
+# met the code stands in the middle of the text.
+_ELSEWHERE = (
+    driver.ReadOnlyError,
+    driver.MasterDownError,
+    driver.ClusterDownError,
+    driver.ClusterError,
+    driver.TryAgainError,
+    driver.AskError,
+)
+_ELSEWHERE_TEXT = re.compile(
+    r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK|BUSY|UNBLOCKED)\b|read.only replica"
+)
+_MOVED = re.compile(r"MOVED \d+ (.*):(\d+)$")
+_FULL_TEXT = "when used memory > 'maxmemory'"
+_UNWRITABLE = re.compile(r"\b(MISCONF|NOREPLICAS)\b")
+_FORBIDDEN = re.compile(
+    r"\b(NOPERM|NOAUTH|WRONGPASS|DENIED|ACL)\b|permission|non local key|invalid username", re.IGNORECASE
+)
+_UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED\S*\s*(?:certificate verify failed: )?([^(]*)")
+_NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE")
+
+
+class Unconfirmed(Exception):
+    """It was done, and those who were to have it in time had not."""
+
+
+class Script(NamedTuple):
+    """One script as the server knows it."""
+
+    name: str
+    text: str
+    sha: str
+
+
+def script_of(name: str, text: str) -> Script:
+    """A script of this text."""
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+class RedisPool:
+    """The connections of one event loop: at most ``most``, made when they are needed."""
+
+    def __init__(
+        self,
+        server: Server,
+        prefix: str,
+        *,
+        most: int = 8,
+        patience: float | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        """``prefix``: what every key begins with. ``patience`` and ``deadline``: seconds a call waits for a server that
+        is away, and may take in all, the wait for a connection included, if not as usual."""
+        self.server = server
+        self._prefix = prefix
+        self._patience = patience
+        self._deadline = deadline
+        self._idle: deque[Wire] = deque()
+        self._room = asyncio.Semaphore(most)
+        self._closed = False
+        self._busy: set[Wire] = set()
+        self._target: tuple[str, int] | None = None  # of the primary, once it was asked for
+        self._failures = 0  # to connect, one after another
+        self._connect_at = 0.0  # not before
+        self._trouble = ""  # of the latest try to connect
+
+    # ── connections ───────────────────────────────────────────────────────────────────────────────────────────
+    async def connect(self, heard: Heard | None = None, **options: Any) -> Wire:
+        """A new connection to the primary, or an error of the driver. ``heard`` is told what is published."""
+        given = {**self.server.options, **options}
+        if "path" not in given:
+            given["host"], given["port"] = await self._primary()
+        return await _connected(given, self._connect_in, heard)
+
+    @property
+    def _connect_in(self) -> float:
+        """Seconds to connect: fewer than the deadline, so that a try that fails is known for one."""
+        return _CONNECT if self._deadline is None else min(_CONNECT, self._deadline * 2 / 3)
+
+    async def _primary(self) -> tuple[str, int]:
+        """Where the primary is now, or is said to be."""
+        if self.server.kind == "direct":
+            return self.server.hosts[0]
+        if self._target is None:
+            self._target = await self._located()
+        return self._target
+
+    async def _located(self) -> tuple[str, int]:
+        """Where the primary is: the first of the URL's hosts to know says it. A silent one leaves the others time."""
+        trouble: Exception = driver.ConnectionError(f"none of them knows a primary called {self.server.service!r}")
+        for host, port in self.server.hosts:
+            given = {**self.server.options, "host": host, "port": port}
+            given.pop("db", None)
+            try:
+                found = await self._asked(given, self._connect_in / len(self.server.hosts))
+            except (*_AWAY, driver.RedisError) as error:
+                trouble = error
+                continue
+            if found is not None:
+                return found
+        raise trouble
+
+    async def _asked(self, given: dict[str, Any], seconds: float) -> tuple[str, int] | None:
+        """What one sentinel, or one node of the cluster, says."""
+        try:
+            link = await _connected(given, seconds)
+        except driver.AuthenticationError:
+            if self.server.kind != "sentinel" or "password" not in given:
+                raise
+            # Sentinels mostly have no password of their own, and refuse one that is offered.
+            link = await _connected({**given, "username": None, "password": None}, seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                if self.server.kind == "sentinel":
+                    found = await link.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.server.service)
+                    return None if found is None else (found[0].decode(), int(found[1]))
+                await link.ask("EXISTS", self._prefix)
+                return given["host"], given["port"]
+        except driver.ResponseError as error:
+            moved = _MOVED.match(str(error))
+            if moved is None:
+                raise
+            return moved[1] or given["host"], int(moved[2])
+        finally:
+            link.close()
+
+    async def _with_link(self, once: Callable[[Wire], Awaitable[T]], give_up: float) -> T:
+        """Run ``once`` on a connection. After any failure but an error the server answered it is thrown away."""
+        async with self._room:
+            link = await self._taken(give_up)
+            self._busy.add(link)
+            try:
+                result = await once(link)
+            except BaseException as error:
+                if isinstance(error, driver.ResponseError | UnicodeEncodeError):  # the connection is as good as before
+                    self._give_back(link)
+                else:
+                    link.close()
+                if isinstance(error, _AWAY) or _is_elsewhere(error):
+                    self.forget()
+                raise
+            else:
+                self._give_back(link)
+                return result
+            finally:
+                self._busy.discard(link)
+
+    async def _taken(self, give_up: float) -> Wire:
+        if self._closed:
+            raise HoldfastError("this store was closed meanwhile")
+        link = self._spare() or await self._made(give_up)
+        try:
+            link.greeted = link.greeted or await self._greet(link)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def _spare(self) -> Wire | None:
+        while self._idle:
+            link = self._idle.pop()
+            if link.is_connected:
+                return link
+        return None
+
+    async def _made(self, give_up: float) -> Wire:
+        if self._connect_at > max(give_up, time.monotonic()):
+            raise ConnectionError(self._trouble)
+        await asyncio.sleep(max(0.0, self._connect_at - time.monotonic()))
+        try:
+            link = await self.connect()
+        except _AWAY as error:
+            self._trouble = _line(error)
+            # However many calls there are: a server that comes back is not met by a herd.
+            self._failures += 1
+            pause = min(_BACKOFF_MOST, _BACKOFF * 2**self._failures)
+            self._connect_at = time.monotonic() + pause * random.uniform(0.5, 1.5)
+            self._target = None
+            raise
+        self._failures = 0
+        return link
+
+    async def _greet(self, link: Wire) -> bool:
+        """What comes before the first call on each connection. False: it could not be done yet."""
+        return True
+
+    def _give_back(self, link: Wire) -> None:
+        if self._closed:
+            link.close()
+        else:
+            self._idle.append(link)
+
+    def forget(self) -> None:
+        """The server has gone, or takes no more writes: so have these. The primary is looked for anew."""
+        self._target = None
+        while self._idle:
+            self._idle.pop().close()
+
+    async def close(self) -> None:
+        """Let go of every connection; calls under way fail."""
+        self._closed = True
+        self.forget()
+        for link in list(self._busy):
+            link.close()
+
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
+    async def evaluate(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Any:
+        """What the script answers."""
+        (reply,) = await self.evaluate_each(script, keys, [arguments])
+        return reply
+
+    async def evaluate_each(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        pieces: Sequence[Sequence[Argument]],
+        *,
+        doubt: Callable[[], object] | None = None,
+        patience: float | None = None,
+        extra: float = 0.0,
+        after: Callable[[Wire], Awaitable[object]] | None = None,
+        partly: Callable[[list[Any]], object] | None = None,
+    ) -> list[Any]:
+        """What the script answers to each of these arguments. They go out one behind the other, none before all of them
+        are known to be what Redis can take; an error of one leaves the others done.
+
+        ``doubt``, ``patience``, ``extra``: see ``call``; ``doubt`` is told only once something was sent. ``after`` is
+        done on the same connection before the answers count; ``partly`` is told of all answers if one of them is an
+        error.
+        """
+        head: tuple[Argument, ...] = ("EVALSHA", script.sha, len(keys), *keys)
+        sent: list[bool] = []
+
+        async def once(link: Wire) -> list[Any]:
+            sent.append(True)
+            commands = [(*head, *piece) for piece in pieces]
+            unsure = len(pieces) > 1 and script.sha not in link.scripts
+            if unsure:  # else the first might find it unknown, and a later one, since somebody brought it, known
+                commands.insert(0, ("SCRIPT", "LOAD", script.text))
+                link.scripts.add(script.sha)
+            replies = (await link.ask_each(commands))[int(unsure) :]
+            missed = [place for place, reply in enumerate(replies) if isinstance(reply, driver.NoScriptError)]
+            if missed:  # flushed, or a new server; EVAL brings the source along, so this cannot miss again
+                source = ("EVAL", script.text, *head[2:])
+                answers = await link.ask_each([(*source, *pieces[place]) for place in missed])
+                for place, answer in zip(missed, answers, strict=True):
+                    replies[place] = answer
+            for error in replies:
+                if isinstance(error, driver.ResponseError):
+                    if partly is not None:
+                        partly(replies)
+                    if _is_elsewhere(error) and not all(isinstance(each, driver.ResponseError) for each in replies):
+                        raise driver.ConnectionError(str(error)) from error  # gone halfway: nobody hears what was done
+                    raise error
+            if after is not None:
+                await after(link)
+            return replies
+
+        return await self.call(
+            once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience, extra=extra
+        )
+
+    async def command(self, *words: Argument) -> Any:
+        """What the server answers to one command."""
+        return await self.call(lambda link: link.ask(*words))
+
+    async def call(
+        self,
+        once: Callable[[Wire], Awaitable[T]],
+        *,
+        doubt: Callable[[], object] | None = None,
+        patience: float | None = None,
+        extra: float = 0.0,
+    ) -> T:
+        """Run ``once`` on a connection, again while the server is away. ``doubt`` is told of each failure after which
+        nobody knows whether it ran; ``patience``: seconds, if fewer than usual; ``extra``: seconds more that it may
+        take in all."""
+        usual = PATIENCE if self._patience is None else self._patience
+        give_up = time.monotonic() + (usual if patience is None else min(patience, usual))
+        ends = asyncio.get_running_loop().time() + (self._deadline or DEADLINE) + extra
+        while True:
+            try:
+                async with asyncio.timeout_at(ends):
+                    return await self._with_link(once, give_up)
+            except driver.AuthenticationError as error:
+                raise ConfigError(f"{self.place} refuses us: {_line(error)}; check the URL and its rights") from error
+            except Unconfirmed as error:
+                if doubt is not None:
+                    doubt()
+                remedy = "try again, under the same key or id nothing is done twice"
+                raise Unavailable(f"{self.place} did it, but {error}; {remedy}") from error
+            except asyncio.CancelledError:
+                if doubt is not None:
+                    doubt()
+                raise
+            except _AWAY as error:
+                if doubt is not None:
+                    doubt()
+                self._check_tls(error)
+                if isinstance(error, TimeoutError):
+                    self.forget()
+                if max(time.monotonic(), self._connect_at) > give_up or isinstance(error, TimeoutError):
+                    asked = "; does that port speak TLS?" if self.server.secure else ""
+                    raise Unavailable(f"{self.place} cannot be reached: {_line(error)}{asked}") from error
+                await asyncio.sleep(_BACKOFF * random.uniform(0.5, 1.5))
+            except (driver.ResponseError, driver.ClusterError) as error:
+                if not _is_elsewhere(error):
+                    raise self._translated(error) from error
+                if time.monotonic() > give_up:
+                    raise Unavailable(f"{self.place}: {_line(error)}; try again") from error
+                await asyncio.sleep(5 * _BACKOFF * random.uniform(0.5, 1.5))
+            except UnicodeEncodeError as error:
+                raise Invalid("job", error.object, "write it as UTF-8, without lone surrogates") from error
+            except driver.RedisError as error:
+                raise Unavailable(f"{self.place}: {_line(error)}") from error
+
+    def _check_tls(self, error: BaseException) -> None:
+        """No patience mends a certificate that is not trusted, or a port that does not speak TLS."""
+        text = _line(error)
+        if untrusted := _UNTRUSTED.search(text):
+            why = untrusted[1].strip(" .")
+            raise ConfigError(
+                f"{self.place}: its certificate is not trusted: {why}; give the file of who signed it as "
+                "?ssl_ca_certs=FILE, and the host as the certificate has it"
+            ) from error
+        if self.server.secure and _NO_TLS.search(text):
+            raise ConfigError(f"{self.place} does not speak TLS; write redis://, or give its port for TLS") from error
+
+    def _translated(self, error: Exception) -> HoldfastError:
+        text = _line(error)
+        if _FULL_TEXT in text:
+            return Unavailable(f"{self.place} is full (maxmemory); make room, or raise maxmemory")
+        if _UNWRITABLE.search(text):
+            return Unavailable(f"{self.place} takes no writes: {text}")
+        if isinstance(error, driver.NoPermissionError) or _FORBIDDEN.search(text):
+            return ConfigError(f"{self.place} refuses us: {text}; check the URL and its rights")
+        if "'SENTINEL'" in text or "`SENTINEL`" in text:
+            return ConfigError(f"{self.place} is no sentinel; write redis://, or give the sentinels' hosts and ports")
+        if "unknown command" in text.lower():
+            return ConfigError(f"{self.place}: {text}; Holdfast needs Redis 6.2 or newer, or Valkey")
+        if "WRONGTYPE" in text:
+            return StoreMismatch(f"{self.place}: a key of {self._prefix!r} is not ours: {text}")
+        return HoldfastError(f"{self.place}: {text}")
+
+    @property
+    def place(self) -> str:
+        """The server in words."""
+        if path := self.server.options.get("path"):
+            return f"Redis at {path}"
+        return "Redis at " + ",".join(f"{host}:{port}" for host, port in self.server.hosts)
+
+
+async def _connected(given: dict[str, Any], seconds: float, heard: Heard | None = None) -> Wire:
+    """A connection the driver made with these options, and secured; its error where that takes too long."""
+    given = {"protocol": 2, "socket_timeout": None, "socket_connect_timeout": seconds, **given}
+    link = given.pop("connection_class", PlainConnection)(**given)
+    try:
+        async with asyncio.timeout(seconds):
+            await link.connect()
+        return Wire(link, heard)
+    except BaseException:
+        await _discard(link)
+        raise
+
+
+async def _discard(link: Any) -> None:
+    try:
+        await link.disconnect(nowait=True)
+    except _AWAY:
+        return
+
+
+def _is_elsewhere(error: BaseException) -> bool:
+    if isinstance(error, _ELSEWHERE):
+        return True
+    return isinstance(error, driver.ResponseError) and _ELSEWHERE_TEXT.search(str(error)) is not None
+
+
+def in_pieces(items: Sequence[T], most: int) -> Iterable[Sequence[T]]:
+    """The items in pieces that one script handles."""
+    for start in range(0, len(items), most):
+        yield items[start : start + most]
+
+
+def _line(error: BaseException) -> str:
+    """An error in one line."""
+    silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    return " ".join(str(error).split()) or silent

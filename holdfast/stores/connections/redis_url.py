@@ -1,0 +1,84 @@
+"""Where a Redis is: what a URL says of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+
+from redis.asyncio.connection import parse_url as parse_driver_url
+
+from holdfast.core.errors import ConfigError
+
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_PORT, _SENTINEL_PORT = 6379, 26379
+
+
+class Server(NamedTuple):
+    """Where it is and how to get there."""
+
+    kind: str
+    """``direct``, ``sentinel`` or ``cluster``."""
+    hosts: tuple[tuple[str, int], ...]
+    service: str
+    """The name of the primary, for Sentinel."""
+    options: dict[str, Any]
+    """What the driver's connections are made with, the host apart."""
+    shown: str
+    """The URL without its password."""
+    secure: bool
+    """Over TLS."""
+
+
+def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> tuple[Server, dict[str, str]]:
+    """The server, and the parameters of the URL that are called as ``own`` says; the others are the driver's.
+
+    ConfigError, naming the ``field``, for what cannot be read."""
+    parts = urlsplit(url)
+    said = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if "\0" in unquote(url):
+        raise ConfigError(f"{field}: it holds a NUL character; write it without")
+    if said.get("password"):
+        raise ConfigError(f"{field}: give the password before the host (user:password@host), not as a parameter")
+    for name in _FILES:
+        if name in said and not Path(said[name]).is_file():
+            raise ConfigError(f"{field}: {name}={said[name]!r}: there is no such file")
+    ours = {name: said.pop(name) for name in own if name in said}
+    scheme, _, kind = parts.scheme.replace("valkey", "redis").partition("+")
+    secure = "rediss" if scheme in ("rediss", "rediss+") else scheme
+    user, at, places = parts.netloc.rpartition("@")
+    hosts = _hosts(field, places, _SENTINEL_PORT if kind == "sentinel" else _PORT)
+    path, service = parts.path, ""
+    if kind == "sentinel":
+        service, _, database = parts.path.removeprefix("/").partition("/")
+        path = f"/{database}" if database else ""
+        if not service:
+            raise ConfigError(f"{field}: name the primary that the sentinels know: redis+sentinel://host,host/NAME/0")
+    netloc = f"{user}{at}{_netloc(hosts[0])}" if scheme != "unix" else parts.netloc
+    try:
+        options = dict(parse_driver_url(urlunsplit((secure, netloc, path, urlencode(said), ""))))
+    except ValueError as error:
+        raise ConfigError(f"{field}: {error}") from error
+    if secure == "rediss":  # older drivers check the certificate and not whose it is
+        options.setdefault("ssl_check_hostname", options.get("ssl_cert_reqs") != "none")
+    name = quote(unquote(user.partition(":")[0]), safe="") + at
+    told = {each: value for each, value in (said | ours).items() if "password" not in each}
+    shown = urlunsplit((parts.scheme, name + places, parts.path, urlencode(told), ""))
+    server = Server(kind or "direct", hosts, unquote(service), options, shown, secure == "rediss")
+    return server, ours
+
+
+def _hosts(field: str, places: str, port: int) -> tuple[tuple[str, int], ...]:
+    found = []
+    for place in places.split(","):
+        one = urlsplit(f"//{place}")
+        try:
+            found.append((one.hostname or "localhost", one.port or port))
+        except ValueError as error:
+            raise ConfigError(f"{field}: {place!r} is no host and port; {error}") from error
+    return tuple(found)
+
+
+def _netloc(host: tuple[str, int]) -> str:
+    return f"[{host[0]}]:{host[1]}" if ":" in host[0] else f"{host[0]}:{host[1]}"

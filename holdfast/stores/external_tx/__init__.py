@@ -1,0 +1,126 @@
+"""Jobs inside a transaction that the caller holds, on the caller's own connection.
+
+connection_adapter.py   the interface of any connection
+adapters/               one adapter a database library, imported only where that library is in use
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from importlib import import_module
+from typing import Any, Protocol, TypeVar, cast
+
+from holdfast.core.errors import Invalid
+from holdfast.core.models import Lease, NewJob, Settled, Submitted
+from holdfast.core.portal import running_loop
+from holdfast.stores.base import StatementFlow, Store, TransactionalStore
+from holdfast.stores.external_tx.connection_adapter import ConnectionAdapter, is_failed, refuse_failed
+
+T = TypeVar("T")
+
+_KINDS = {
+    "sqlite3.Connection": "sqlite",
+    "asyncpg.connection.Connection": "asyncpg",
+    "asyncpg.pool.PoolConnectionProxy": "asyncpg",
+    "psycopg.Connection": "psycopg",
+    "psycopg.AsyncConnection": "psycopg_async",
+    "sqlalchemy.engine.base.Connection": "sqlalchemy",
+    "sqlalchemy.orm.session.Session": "sqlalchemy",
+    "sqlalchemy.orm.scoping.scoped_session": "sqlalchemy",
+    "sqlalchemy.ext.asyncio.engine.AsyncConnection": "sqlalchemy_async",
+    "sqlalchemy.ext.asyncio.session.AsyncSession": "sqlalchemy_async",
+    "sqlalchemy.ext.asyncio.scoping.async_scoped_session": "sqlalchemy_async",
+    "django.db.backends.base.base.BaseDatabaseWrapper": "django",
+    "django.utils.connection.ConnectionProxy": "django",
+}
+"""The module for each kind of connection, by the full name of its class, or of one that it inherits from."""
+
+_OF_A_LOOP = frozenset({"asyncpg", "psycopg_async", "sqlalchemy_async"})
+"""Those whose connections belong to an event loop."""
+
+_WANTED = (
+    "give a connection of sqlite3, asyncpg, psycopg or Django, or a session or connection of SQLAlchemy "
+    "(one connection, not the pool or the engine), to the database of this application; or leave it out"
+)
+
+
+class Reach(Protocol):
+    """How a coroutine of the store's is run from where the caller is: on its event loop, or without one."""
+
+    def __call__(self, call: Coroutine[Any, Any, T], /) -> Coroutine[Any, Any, T]: ...
+
+
+class ExternalTransactions:
+    """What an application does inside its callers' transactions.
+
+    On a connection without an event loop everything happens in the thread of the caller, and nothing there waits for a
+    loop: ``portal.drive`` can run it.
+    """
+
+    def __init__(self, opened: Callable[[], Coroutine[Any, Any, Store]], reach: Reach) -> None:
+        self._opened = opened
+        self._reach = reach
+        self._known: weakref.WeakKeyDictionary[Store, weakref.WeakSet[object]] = weakref.WeakKeyDictionary()
+
+    async def submit(self, connection: object, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Submit on ``connection``: the jobs exist once its owner commits, and never if they roll back."""
+        store = await self._transactional()
+        caller = await self._recognised(store, connection)
+        return await _hold(caller, store.submission(jobs))
+
+    async def complete(self, connection: object, lease: Lease, result: str | None) -> Settled:
+        """End a running job on ``connection``: it has succeeded once its owner commits."""
+        store = await self._transactional()
+        caller = await self._recognised(store, connection)
+        return await _hold(caller, store.completion(lease, result))
+
+    async def _transactional(self) -> TransactionalStore:
+        return cast(TransactionalStore, await self._reach(self._opened()))
+
+    async def _recognised(self, store: TransactionalStore, connection: object) -> ConnectionAdapter:
+        """The connection, ready, and known to be one to this store."""
+        caller = await _caller(connection)
+        known = self._known.setdefault(store, weakref.WeakSet())
+        if caller.physical is not None and caller.physical in known:
+            return caller
+        if caller.dialect != store.dialect:
+            raise Invalid(
+                "connection",
+                caller.dialect,
+                f"it is open on another database; this application's jobs are in {store.url}",
+            )
+        await _hold(caller, await self._reach(store.recognition()))
+        if caller.physical is not None:
+            known.add(caller.physical)
+        return caller
+
+
+async def _caller(connection: object) -> ConnectionAdapter:
+    names = (f"{each.__module__}.{each.__qualname__}" for each in type(connection).__mro__)
+    kind = next((_KINDS[name] for name in names if name in _KINDS), None)
+    if kind is None:
+        raise Invalid("connection", connection, _WANTED)
+    if kind in _OF_A_LOOP and running_loop() is None:
+        raise Invalid(
+            "connection", type(connection).__name__, "it belongs to an event loop: await the call there, without .sync"
+        )
+    held: Callable[[object], Coroutine[Any, Any, ConnectionAdapter]] = import_module(f"{__name__}.adapters.{kind}").held
+    return await held(connection)
+
+
+async def _hold(caller: ConnectionAdapter, dialogue: StatementFlow[T]) -> T:
+    """Hold the dialogue on the caller's connection. The errors of its driver are for the caller, who knows them."""
+    try:
+        statement = next(dialogue)
+        while True:
+            try:
+                rows = await caller.fetch(statement)
+            except Exception as error:
+                if is_failed(error):
+                    raise refuse_failed() from error
+                raise
+            statement = dialogue.send(rows)
+    except StopIteration as stop:
+        answer: T = stop.value
+        return answer

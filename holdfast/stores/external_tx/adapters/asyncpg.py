@@ -1,0 +1,26 @@
+"""A connection of asyncpg, or what its pool gives for one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.stores.base import Rows, Statement
+from holdfast.stores.external_tx.connection_adapter import ConnectionAdapter, placed, refuse_alone, refuse_closed
+
+if TYPE_CHECKING:
+    import asyncpg
+
+
+async def held(connection: asyncpg.Connection) -> ConnectionAdapter:
+    """The connection as a caller's: inside ``async with connection.transaction()``."""
+    physical = getattr(connection, "_con", connection)  # a pool's proxy has no public way to what it stands for
+    if physical is None or connection.is_closed():
+        raise refuse_closed()
+    if not connection.is_in_transaction():
+        raise refuse_alone("begin one first: async with connection.transaction()")
+
+    async def fetch(statement: Statement) -> Rows:
+        rows = await connection.fetch(placed(statement.sql, "${}"), *statement.parameters)
+        return [tuple(row) for row in rows]
+
+    return ConnectionAdapter("postgresql", fetch, physical)

@@ -1,0 +1,204 @@
+"""Between rows and nouns: state codes, texts with NUL, batches as arrays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.core.job_logs import LogLine, Record
+from holdfast.core.models import MICROSECOND, Attempt, Job, JobFilter, NewJob, Options, Settlement, microseconds
+from holdfast.stores.common.named_sql import CODES, STATES
+from holdfast.stores.common.requests import UNREADABLE
+
+_NUL = "␀"
+"""PostgreSQL's text holds every character but NUL, which stands there as ␀0; and ␀ itself as ␀␀."""
+_ESCAPED = re.compile(f"{_NUL}([0{_NUL}])")
+
+_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+_encode = msgspec.json.Encoder().encode
+_options = msgspec.json.Decoder(Options).decode
+
+
+def is_id(text: str) -> bool:
+    """Whether a job can have this id at all: PostgreSQL reads a UUID in any spelling, and a job's has one."""
+    return _ID.fullmatch(text) is not None
+
+
+def to_text(text: str) -> str:
+    """``text`` as PostgreSQL can hold it."""
+    if _NUL in text:
+        text = text.replace(_NUL, _NUL + _NUL)
+    return text.replace("\0", f"{_NUL}0") if "\0" in text else text
+
+
+def from_text(text: str) -> str:
+    """What ``to_text`` was given."""
+    if _NUL not in text:
+        return text
+    return _ESCAPED.sub(lambda found: "\0" if found[1] == "0" else _NUL, text)
+
+
+def text_or_none(text: str | None) -> str | None:
+    """``to_text`` for what may be missing."""
+    return None if text is None else to_text(text)
+
+
+def _back(text: str | None) -> str | None:
+    return None if text is None else from_text(text)
+
+
+def span_us(span: timedelta | None) -> int | None:
+    """A duration in microseconds."""
+    return None if span is None else span // MICROSECOND
+
+
+def claimed_job(row: Sequence[Any]) -> Job:
+    """A job as a claim delivers it. UNREADABLE for options another program spoiled."""
+    options = None if row[11] is None else _options(row[11])
+    job = Job(*row[:11], options)  # type: ignore[call-arg]  # the slice has the first eleven fields
+    if _NUL in job.payload:
+        job = msgspec.structs.replace(job, payload=from_text(job.payload))
+    return job
+
+
+def shown_job(row: Sequence[Any]) -> Job:
+    """A job as a reader is shown it. Options another program spoiled are left out."""
+    fields = list(row)
+    try:
+        fields[11] = None if row[11] is None else _options(row[11])
+    except UNREADABLE:
+        fields[11] = None
+    fields[3] = from_text(row[3])
+    fields[12] = STATES[row[12]]
+    for place in (18, 19, 20):  # error, result, key
+        fields[place] = _back(row[place])
+    return Job(*fields)
+
+
+def shown_attempt(row: Sequence[Any]) -> Attempt:
+    """An attempt from its row."""
+    claims, attempt, worker, started_at, ended_at, state, reason, error, traceback = row
+    return Attempt(claims, attempt, worker, started_at, ended_at, STATES[state], reason, _back(error), _back(traceback))
+
+
+def shown_line(row: Sequence[Any]) -> LogLine:
+    """A log line from its row."""
+    claims, number, attempt, at, level, text, fields = row
+    return LogLine(claims, number, attempt, at, from_text(level), from_text(text), _back(fields))
+
+
+def are_alike(jobs: Sequence[NewJob]) -> bool:
+    """Whether these jobs differ in their ids and payloads alone."""
+    first = jobs[0]
+    return all(
+        job.queue == first.queue
+        and job.task == first.task
+        and job.priority == first.priority
+        and job.delay == first.delay
+        and job.run_at_us == first.run_at_us
+        and job.max_attempts == first.max_attempts
+        and job.options == first.options
+        for job in jobs
+    )
+
+
+def alike_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
+    """Alike jobs as the parameters of ``insert_alike_jobs``."""
+    first = jobs[0]
+    return {
+        "ids": [job.id for job in jobs],
+        "payloads": [to_text(job.payload) for job in jobs],
+        "queue": first.queue,
+        "task": first.task,
+        "rank": -first.priority,
+        "run_at": first.run_at_us,
+        "delay": span_us(first.delay),
+        "max_attempts": first.max_attempts,
+        "options": None if first.options is None else encode_options(first.options),
+    }
+
+
+def job_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
+    """A batch as the parameters of the insert statements."""
+    return {
+        "ids": [job.id for job in jobs],
+        "queues": [job.queue for job in jobs],
+        "tasks": [job.task for job in jobs],
+        "payloads": [to_text(job.payload) for job in jobs],
+        "ranks": [-job.priority for job in jobs],
+        "run_ats": [job.run_at_us for job in jobs],
+        "delays": [span_us(job.delay) for job in jobs],
+        "max_attempts": [job.max_attempts for job in jobs],
+        "options": [None if job.options is None else encode_options(job.options) for job in jobs],
+    }
+
+
+def encode_options(options: Options) -> str:
+    """Options as they are stored."""
+    return _encode(options).decode()
+
+
+def key_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
+    """What batches with keys have beside the columns of their jobs. The tags stand beside the options once more, for
+    PostgreSQL finds nothing in JSON that holds a NUL anywhere."""
+    return {
+        "keys": [text_or_none(job.key) for job in jobs],
+        "keep_for": [span_us(job.key_for) for job in jobs],
+        "tags": [_encode(job.options.tags).decode() if job.options and job.options.tags else None for job in jobs],
+    }
+
+
+def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, Any]:
+    """A batch as the parameters of ``settle_rest``."""
+    return {
+        "ids": [each.job_id for each in settlements],
+        "claims": [each.claims for each in settlements],
+        "states": [CODES[each.state] for each in settlements],
+        "reasons": [each.reason for each in settlements],
+        "results": [text_or_none(each.result) for each in settlements],
+        "errors": [text_or_none(each.error) for each in settlements],
+        "tracebacks": [text_or_none(each.traceback) for each in settlements],
+        "delays": [span_us(each.delay) for each in settlements],
+        "refunds": [each.refund for each in settlements],
+        "expireds": [each.expired for each in settlements],
+        "workers": [each.worker for each in settlements],
+    }
+
+
+def record_columns(records: Sequence[Record]) -> dict[str, Any]:
+    """A batch as the parameters of ``record``."""
+    lines = [(turn, line) for turn, each in enumerate(records, 1) for line in each.lines]
+    return {
+        "ids": [each.lease.job_id for each in records],
+        "claims": [each.lease.claims for each in records],
+        "turns": [turn for turn, _ in lines],
+        "numbers": [line.number for _, line in lines],
+        "agos": [span_us(line.ago) for _, line in lines],
+        "levels": [to_text(line.level) for _, line in lines],
+        "texts": [to_text(line.text) for _, line in lines],
+        "fields": [text_or_none(line.fields) for _, line in lines],
+    }
+
+
+def filter_parameters(where: JobFilter) -> dict[str, Any]:
+    """A filter as the parameters of ``matching``; None leaves a condition out."""
+    return {
+        "states": [CODES[state] for state in where.states] if where.states else None,
+        "queue": where.queue,
+        "tasks": list(where.tasks) or None,
+        "tag": where.tag,
+        "reason": where.reason,
+        "worker": where.worker,
+        "error": text_or_none(where.error),
+        "created_after": None if where.created_after is None else microseconds(where.created_after),
+        "created_before": None if where.created_before is None else microseconds(where.created_before),
+    }
+
+
+EVERYTHING: Mapping[str, Any] = filter_parameters(JobFilter())
+"""The filter that leaves nothing out."""

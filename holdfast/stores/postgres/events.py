@@ -1,0 +1,195 @@
+"""The feed of endings. Transactions are not seen in the order in which they began, or dated what they wrote: so a mark
+says which transactions had been seen, and the next piece is what has become visible since. See docs/adr/0026.
+And figures of what there is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from holdfast.core.models import MICROSECOND, JobEvent, JobEvents
+from holdfast.core.stats import CountGroup, JobStats
+from holdfast.stores.common.event_cursor import FIRST, Place, not_a_mark, place_of
+from holdfast.stores.common.named_sql import STATES
+from holdfast.stores.postgres.encoding import from_text
+from holdfast.stores.postgres.pool import PostgresPool
+from holdfast.stores.postgres.statements import Query
+
+LAG_US = 10_000_000
+"""How long after its begin a statement may get its transaction's number: as long as a statement may take."""
+_AHEAD_US = 60_000_000  # how far ahead of the clock a mark may be: somebody set it back
+_SNAPSHOT = r"\d{1,17}\.\d{1,18}(?:\.\d{1,18}-\d{1,17}){0,2000}"
+_JOB = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_MARK = re.compile(rf"({_SNAPSHOT})(?:~({_SNAPSHOT})~(\d{{1,17}})\.({_JOB})\.(\d{{1,18}}))?", re.ASCII)
+
+
+class TransactionSnapshot(NamedTuple):
+    """Which transactions were over: those whose number is below ``top`` and not among the ``running`` ones. For each of
+    these, the instant before which it can have dated nothing."""
+
+    at: int
+    top: int
+    running: Mapping[int, int]
+
+    @classmethod
+    def read(cls, text: str) -> TransactionSnapshot:
+        """From its text; Invalid for what PostgreSQL could not have written."""
+        at, top, *running = text.split(".")
+        pairs = (each.split("-") for each in running)
+        lows = {int(top) - int(below): int(at) - 1000 * int(age) for below, age in pairs}
+        if not all(0 < xid < int(top) for xid in lows):
+            raise not_a_mark(text)
+        return cls(int(at), int(top), lows)
+
+    def __str__(self) -> str:
+        running = (f".{self.top - xid}-{-(-(self.at - low) // 1000)}" for xid, low in sorted(self.running.items()))
+        return f"{self.at}.{self.top}" + "".join(running)
+
+    @property
+    def native(self) -> str:
+        """As PostgreSQL writes it."""
+        running = sorted(self.running)
+        return f"{min([self.top, *running])}:{self.top}:{','.join(map(str, running))}"
+
+    def followed_by(self, at: int, top: int, running: list[int]) -> TransactionSnapshot:
+        """A later one: what is new among the running ones began behind this one."""
+        return TransactionSnapshot(at, top, {xid: self.running.get(xid, self.at - LAG_US) for xid in running})
+
+    def low(self, later: TransactionSnapshot) -> int:
+        """Before which instant nothing is dated that became visible between this one and a later one."""
+        over = [low for xid, low in self.running.items() if xid not in later.running]
+        return min([self.at - LAG_US, *over])
+
+
+class SnapshotCursor(NamedTuple):
+    """How far somebody has read: all that was ``seen``; and of what is ``shown`` since, up to a place."""
+
+    seen: TransactionSnapshot
+    shown: TransactionSnapshot | None = None
+    place: Place = (0, FIRST, 0)
+
+    @classmethod
+    def read(cls, text: str) -> SnapshotCursor:
+        """From its text; Invalid for what is none."""
+        found = _MARK.fullmatch(text)
+        if found is None:
+            raise not_a_mark(text)
+        if found[2] is None:
+            return cls(TransactionSnapshot.read(found[1]))
+        return cls(
+            TransactionSnapshot.read(found[1]),
+            TransactionSnapshot.read(found[2]),
+            (int(found[3]), found[4], int(found[5])),
+        )
+
+    def __str__(self) -> str:
+        if self.shown is None:
+            return str(self.seen)
+        at, job_id, claims = self.place
+        return f"{self.seen}~{self.shown}~{at}.{job_id}.{claims}"
+
+    def piece(self, found: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
+        """One that ends here, without attempts of jobs that are just being deleted."""
+        outside = self._replace(place=(self.place[0], FIRST, 0))
+        there = [each for each in found if each.task]
+        return JobEvents(endings=there, mark=str(self), bookmark=str(outside), more=more, gap=gap)
+
+    def is_gap(self, at: int, number: int, earliest: int) -> bool:
+        """Whether that is too long ago, or in no past of this server."""
+        known = all(0 < each.top <= number for each in (self.seen, self.shown or self.seen))
+        return not known or not earliest <= self.seen.at <= at + _AHEAD_US
+
+
+class Feed:
+    """The verbs, over the store's named statements."""
+
+    def __init__(self, links: PostgresPool, statements: Mapping[str, Query]) -> None:
+        self._links = links
+        self._sql = statements
+
+    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+        """What became visible since a mark."""
+        mark = None if after is None else SnapshotCursor.read(after)
+        ((at, number),) = await self._links.fetch(self._sql["number"])
+        earliest = at - within // MICROSECOND
+        if mark is None or mark.is_gap(at, number, earliest):
+            begin = await self._begun(at, number, earliest)
+            return SnapshotCursor(begin).piece([], gap=mark is not None)
+        shown = mark.shown or mark.seen.followed_by(at, *await self._running())
+        found = await self._between(mark, shown, earliest - LAG_US, limit + 1)
+        if len(found) > limit:
+            return SnapshotCursor(mark.seen, shown, place_of(found[limit - 1])).piece(found[:limit], more=True)
+        return SnapshotCursor(shown).piece(found)
+
+    async def _begun(self, at: int, number: int, earliest: int) -> TransactionSnapshot:
+        """From now on. A transaction has dated nothing before it began; where that is hidden from our role, or our
+        clock is another, nothing before ``earliest`` is looked for."""
+        starts = dict(await self._links.fetch(self._sql["transactions"], top=number))
+        top, running = await self._running()
+        older = {xid: starts.get(xid, earliest) for xid in running if xid < number}
+        known = {xid: max(earliest, start if start <= at else 0) for xid, start in older.items()}
+        return TransactionSnapshot(at, top, dict.fromkeys(running, at - LAG_US) | known)
+
+    async def _running(self) -> tuple[int, list[int]]:
+        """The next transaction's number, and the running ones. A snapshot does not list who has a higher number than
+        all that are over: so a number is taken before, and whoever is not listed got its own later."""
+        ((native,),) = await self._links.fetch(self._sql["snapshot"])
+        _, top, running = native.split(":")
+        return int(top), [int(xid) for xid in running.split(",") if xid]
+
+    async def figures(self, *, recent: timedelta, most: int) -> JobStats:
+        """How many jobs there are, of each kind."""
+        rows = await self._links.fetch(self._sql["figures"], recent=recent // MICROSECOND, most=most)
+        groups = [
+            CountGroup(
+                queue=queue,
+                state=STATES[code],
+                worker=worker,
+                attempts=attempts,
+                later=later,
+                recent=lately,
+                number=number,
+                seconds=max(0.0, seconds),
+                longest=max(0.0, longest),
+                age=age,
+            )
+            for queue, code, worker, attempts, later, lately, number, seconds, longest, age in rows
+        ]
+        return JobStats(groups, most)
+
+    async def _between(
+        self, mark: SnapshotCursor, shown: TransactionSnapshot, earliest: int, limit: int
+    ) -> list[JobEvent]:
+        seen, (at, job_id, claims) = mark.seen, mark.place
+        rows = await self._links.fetch(
+            self._sql["endings"],
+            low=max(seen.low(shown), at, earliest),
+            at=at,
+            job=job_id,
+            claims=claims,
+            seen=seen.native,
+            shown=shown.native,
+            top=shown.top,
+            limit=limit,
+        )
+        return [_ending(row) for row in rows]
+
+
+def _ending(row: Any) -> JobEvent:
+    job_id, task, queue, code, claims, attempt, worker, started_at, ended_at, reason, error = row
+    return JobEvent(
+        job_id=job_id,
+        task=task or "",
+        queue=queue or "",
+        state=STATES[code],
+        claims=claims,
+        attempt=attempt,
+        worker=worker,
+        started_at_us=started_at,
+        ended_at_us=ended_at,
+        reason=reason,
+        error=None if error is None else from_text(error),
+    )

@@ -1,0 +1,458 @@
+"""Connections to PostgreSQL: opened within a deadline, retried with jitter, dropped at the first doubt.
+
+Every statement has a deadline on our side. A connection whose statement failed for any reason but a refusal by the
+server is never used again: a late answer must not reach the next caller. A call that finds the server away tries again
+for ``PATIENCE`` seconds, then raises Unavailable; whoever must go on for ever (the worker's services) calls again.
+Where somebody waits for the answer, over HTTP, a call has one deadline for all that it waits for: a server that is
+frozen, or a network that swallows everything, refuses no connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
+
+import asyncpg
+from asyncpg.connect_utils import SessionAttribute
+
+from holdfast.core.errors import Busy, ConfigError, HoldfastError, Invalid, StoreMismatch, TooBroad, Unavailable
+from holdfast.stores.common.unconfirmed import perhaps_done
+from holdfast.stores.postgres.commit_status import Commit, begun_commit, is_committed
+from holdfast.stores.postgres.statements import Query
+
+T = TypeVar("T")
+Connection: TypeAlias = Any  # asyncpg.Connection: the driver ships no types
+Rows: TypeAlias = list[Any]
+
+PATIENCE = 1.5  # seconds a call waits for a server that is away: over HTTP its answer comes within two
+DEADLINE = 10.0  # seconds a statement may take
+_CONNECT = 3.0  # seconds until a host that does not answer is given up
+_CLOSED = "this store was closed meanwhile"
+_BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
+_SEARCH, _SEARCH_ROOM = 0.65, 0.2  # of the patience there: what the server may search for, and the wait for a turn
+_PARTING = 0.5  # seconds to have the server give up what was given up here
+_LOCK = 0.8  # of the patience: the wait for a row that somebody holds
+_CONFLICTS = 8  # times a deadlock or serialization failure is tried again
+
+_AWAY = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.IdleSessionTimeoutError,
+    asyncpg.TransactionTimeoutError,
+    asyncpg.ReadOnlySQLTransactionError,
+)
+_CONFLICT = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+_FULL = (asyncpg.InsufficientResourcesError, asyncpg.OperatorInterventionError)
+_REFUSED = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+)
+
+
+class Locked(Unavailable):
+    """Somebody's open transaction has held a row for longer than the statement waits."""
+
+    alike = False
+
+
+class Turn(Enum):
+    """What a read by a filter is for. Of each kind few go at a time, where somebody waits: the other connections are
+    for everybody else, and what may take long is in the way of its own kind only."""
+
+    CHANGE = "change"
+    UNSUCCESSFUL = "unsuccessful"  # mostly quick
+    OTHER = "other"
+
+
+_TURNS = {Turn.CHANGE: 2, Turn.UNSUCCESSFUL: 1, Turn.OTHER: 2}
+
+
+class DuplicateKey(HoldfastError):
+    """A row of that key is there already."""
+
+
+class PostgresAddress(NamedTuple):
+    """Where the jobs are: what the URL says."""
+
+    dsn: str
+    schema: str
+    pooled: bool
+    """Behind a pooler in transaction mode: no prepared statements, no LISTEN; workers poll."""
+    shown: str
+    """The URL without its password."""
+    libpq: str
+    """The same for PostgreSQL's own programs, which do not know our parameters."""
+
+
+def parse_url(url: str) -> PostgresAddress:
+    """``postgresql://user@host:port,host:port/database?schema=holdfast&pooled=1``; other parameters are libpq's."""
+    parts = _split(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    schema = options.pop("schema", "holdfast")
+    if not schema.isascii() or not schema.replace("_", "a").isalnum() or schema[0].isdigit() or len(schema) > 48:
+        raise ConfigError(f"url: schema={schema!r} is not valid; give a name of ASCII letters, digits and _, up to 48")
+    pooled = options.pop("pooled", "0")
+    if pooled not in ("0", "1"):
+        raise ConfigError(f"url: pooled={pooled!r} is not valid; give 1 behind a pooler in transaction mode, else 0")
+    said = {"schema": schema} if schema != "holdfast" else {}
+    said |= {"pooled": "1"} if pooled == "1" else {}
+    if any("password" in name for name in options):
+        raise ConfigError(
+            "url: give the password before the host (user:password@host) or as PGPASSWORD, not as a parameter"
+        )
+    dsn = _joined(parts.netloc, parts.path, options)
+    user, at, hosts = parts.netloc.rpartition("@")
+    name = quote(unquote(user.partition(":")[0]), safe="") + at
+    shown = _joined(name + hosts, parts.path, options | said)
+    return PostgresAddress(dsn, schema, pooled == "1", shown, _joined(name + hosts, parts.path, options))
+
+
+def _joined(place: str, path: str, options: Mapping[str, str]) -> str:
+    return f"postgresql://{place}{path}{'?' if options else ''}{urlencode(options)}"
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of a URL that can only be read in one way. The messages do not show it: parts of a password that was
+    not percent-encoded may stand anywhere."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = None
+    if "\0" in unquote(url):
+        raise ConfigError("url: it holds a NUL character; write it without")
+    hosts = "" if parts is None else parts.netloc.rpartition("@")[2]
+    behind = "" if parts is None else parts.path + parts.query
+    if parts is None or parts.fragment or "@" in behind or not all(map(_HOST.fullmatch, hosts.split(","))):
+        raise ConfigError(
+            "url: it cannot be read as postgresql://user:password@host:port/database; percent-encode : / ? # @ in user "
+            "and password (as %3A %2F %3F %23 %40)"
+        )
+    return parts
+
+
+class PostgresPool:
+    """The connections of one event loop: at most ``most``, made when they are needed. ``patience``: seconds for a whole
+    call, the wait for a connection included, where somebody waits for its answer."""
+
+    def __init__(
+        self, address: PostgresAddress, *, now: Callable[[], int] | None, most: int = 8, patience: float | None = None
+    ) -> None:
+        self.address = address
+        self._now = now
+        self._patience = patience
+        self._turns = {turn: asyncio.Semaphore(number) for turn, number in _TURNS.items()}
+        self._idle: deque[Connection] = deque()
+        self._room = asyncio.Semaphore(most)
+        self._closed = False
+        self._busy: set[Connection] = set()
+        self._parting: set[Connection] = set()
+        self._failures = 0  # to connect, one after another
+        self._connect_at = 0.0  # not before
+        self._trouble = ""  # of the latest try to connect
+
+    # ── connections ───────────────────────────────────────────────────────────────────────────────────────────
+    async def connect(self) -> Connection:
+        """A new connection, to the host that takes writes; an error of the driver if there is none."""
+        address = self.address
+        try:
+            return await asyncpg.connect(
+                address.dsn,
+                timeout=_CONNECT if self._patience is None else _SEARCH * self._patience,
+                command_timeout=DEADLINE,
+                target_session_attrs=SessionAttribute.read_write if "," in address.dsn else SessionAttribute.any,
+                statement_cache_size=0 if address.pooled else 100,
+                server_settings={} if address.pooled else _session(self._patience),
+            )
+        except asyncpg.TargetServerAttributeNotMatched as error:
+            raise ConnectionError("no host of the URL takes writes") from error
+        except asyncpg.ProtocolViolationError as error:
+            if "startup parameter" not in str(error):
+                raise
+            raise ConfigError(f"url: a pooler is in between ({_line(error)}); add ?pooled=1 to the URL") from error
+        except (asyncpg.UndefinedObjectError, asyncpg.InvalidParameterValueError) as error:
+            raise ConfigError(f"url: the server refuses a parameter of it: {_line(error)}") from None
+        except ValueError as error:
+            raise ConfigError(f"url: {error}") from error
+
+    async def _with_link(self, once: Callable[[Connection], Awaitable[T]], give_up: float) -> T:
+        """Run ``once`` on a connection. After any failure but a refusal by the server it is thrown away."""
+        async with self._room:
+            link = await self._taken(give_up)
+            self._busy.add(link)
+            try:
+                result = await once(link)
+            except BaseException as error:
+                if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _AWAY):
+                    self._give_back(link)
+                elif isinstance(error, asyncio.CancelledError) and self._patience is not None:
+                    self._part(link)
+                else:
+                    link.terminate()
+                if isinstance(error, _AWAY):
+                    self._drop_idle()
+                if self._closed and isinstance(error, AttributeError):  # the driver's, whose connection we took away
+                    raise HoldfastError(_CLOSED) from error
+                raise
+            finally:
+                self._busy.discard(link)
+            self._give_back(link)
+            return result
+
+    async def _taken(self, give_up: float) -> Connection:
+        if self._closed:
+            raise HoldfastError(_CLOSED)
+        while self._idle:
+            link = self._idle.pop()
+            if not link.is_closed():
+                return link
+        if self._connect_at > max(give_up, time.monotonic()):
+            raise ConnectionError(self._trouble)
+        await asyncio.sleep(max(0.0, self._connect_at - time.monotonic()))
+        try:
+            link = await self.connect()
+        except _AWAY as error:
+            self._trouble = _line(error)
+            # However many calls there are: a server that comes back is not met by a herd.
+            self._failures += 1
+            pause = min(_BACKOFF_MOST, _BACKOFF * 2**self._failures)
+            self._connect_at = time.monotonic() + pause * random.uniform(0.5, 1.5)
+            raise
+        self._failures = 0
+        return link
+
+    def _part(self, link: Connection) -> None:
+        """Leave a connection whose call was given up, once the driver has had time to have the server give it up too:
+        else what nobody waits for would go on there, on more and more connections."""
+        self._parting.add(link)
+
+        def end() -> None:
+            self._parting.discard(link)
+            link.terminate()
+
+        asyncio.get_running_loop().call_later(_PARTING, end)
+
+    def _give_back(self, link: Connection) -> None:
+        if self._closed:
+            link.terminate()
+        else:
+            self._idle.append(link)
+
+    def _drop_idle(self) -> None:
+        """The server has gone, or takes no more writes: so have these."""
+        while self._idle:
+            self._idle.pop().terminate()
+
+    async def close(self) -> None:
+        """Let go of every connection; calls under way fail."""
+        self._closed = True
+        while self._idle:
+            link = self._idle.pop()
+            try:
+                await link.close(timeout=1.0)
+            except _AWAY:
+                link.terminate()
+        for link in [*self._busy, *self._parting]:
+            link.terminate()
+
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
+    async def fetch(
+        self,
+        query: Query,
+        *,
+        doubt: Callable[[], object] | None = None,
+        patience: float | None = None,
+        extra: float = 0.0,
+        **values: Any,
+    ) -> Rows:
+        """The rows of one statement, as a transaction of its own."""
+        arguments = self._arguments(query, values)
+        sent: list[bool] = []
+
+        async def once(link: Connection) -> Rows:
+            sent.append(True)
+            rows: Rows = await link.fetch(query.sql, *arguments)
+            return rows
+
+        return await self.call(
+            once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience, extra=extra
+        )
+
+    async def search(self, query: Query, turn: Turn, *, seconds: float | None = None, **values: Any) -> Rows:
+        """The rows of a statement that may have to look at every job there is. Where somebody waits, the server ends it
+        after so many seconds, and a few of them cannot take all connections."""
+        patience = self._patience
+        if patience is None:
+            return await self.fetch(query, **values)
+        arguments = self._arguments(query, values)
+        if seconds is None:
+            seconds, room = _SEARCH * patience, _SEARCH_ROOM * patience
+        else:
+            await self.hear()
+            room = patience
+
+        async def once(link: Connection) -> Rows:
+            await link.execute(f"begin read only; set local statement_timeout = {1000 * seconds:.0f}")
+            try:
+                rows: Rows = await link.fetch(query.sql, *arguments)
+            except asyncpg.PostgresError:
+                if not link.is_closed():
+                    await link.execute("rollback")
+                raise
+            await link.execute("commit")
+            return rows
+
+        try:
+            async with asyncio.timeout(room):
+                await self._turns[turn].acquire()
+        except TimeoutError:
+            raise Busy(f"{self._place()} is busy: others look for jobs by a filter; try again") from None
+        try:
+            return await self.call(once, extra=seconds - _SEARCH * patience)
+        except Unavailable as error:
+            if isinstance(error.__cause__, asyncpg.QueryCanceledError):
+                raise TooBroad(seconds) from error
+            raise
+        finally:
+            self._turns[turn].release()
+
+    async def hear(self) -> None:
+        """A sign of life of the server, where somebody waits: ahead of what may take longer than it may be silent."""
+        if self._patience is not None:
+            await self.call(lambda link: link.execute("select 1"))
+
+    async def transaction(
+        self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]], *, extra: float = 0.0
+    ) -> T:
+        """Run ``work(fetch)`` in one transaction. It may run more than once, but never again once it is committed."""
+        unanswered: list[tuple[Commit, T]] = []  # a commit that was perhaps sent, and what it would mean
+
+        async def once(link: Connection) -> T:
+            async def fetch(query: Query, **values: Any) -> Rows:
+                rows: Rows = await link.fetch(query.sql, *self._arguments(query, values))
+                return rows
+
+            if unanswered:
+                commit, result = unanswered[0]
+                if await is_committed(link, commit):
+                    return result
+                unanswered.clear()
+            transaction = link.transaction()
+            await transaction.start()
+            try:
+                result = await work(fetch)
+                unanswered.append((await begun_commit(link), result))
+            except asyncpg.PostgresError:
+                if not link.is_closed():
+                    await transaction.rollback()
+                raise
+            await transaction.commit()
+            return result
+
+        try:
+            return await self.call(once, extra=extra)
+        except Unavailable as error:
+            if not unanswered:
+                raise
+            raise perhaps_done(error) from error
+
+    def _arguments(self, query: Query, values: Mapping[str, Any]) -> list[Any]:
+        now = None if self._now is None else self._now()
+        return [now if name == "now" else values[name] for name in query.names]
+
+    async def call(
+        self,
+        once: Callable[[Connection], Awaitable[T]],
+        *,
+        doubt: Callable[[], object] | None = None,
+        patience: float | None = None,
+        extra: float = 0.0,
+    ) -> T:
+        """Run ``once`` on a connection, again while the server is away or others are in its way. ``doubt`` is told of
+        each failure after which nobody knows whether the server has done it; ``patience``: seconds, if fewer than
+        usual; ``extra``: seconds more that it may take in all, where somebody waits, for what is large."""
+        give_up = time.monotonic() + (PATIENCE if patience is None else min(patience, PATIENCE))
+        ends = None if self._patience is None else asyncio.get_running_loop().time() + self._patience + extra
+        conflicts = 0
+        while True:
+            try:
+                async with asyncio.timeout_at(ends):
+                    return await self._with_link(once, give_up)
+            except _CONFLICT as error:
+                conflicts += 1
+                if conflicts >= _CONFLICTS:
+                    raise Unavailable(f"{self._place()}: {_line(error)}; try again") from error
+                await asyncio.sleep(random.uniform(0, 0.01 * 2**conflicts))
+            except _AWAY as error:
+                if doubt is not None:
+                    doubt()
+                silent = isinstance(error, TimeoutError)
+                if silent:
+                    self._drop_idle()
+                if max(time.monotonic(), self._connect_at) > give_up or silent:
+                    writes = not isinstance(error, asyncpg.ReadOnlySQLTransactionError)
+                    trouble = "cannot be reached" if writes else "takes no writes"
+                    raise Unavailable(f"{self._place()} {trouble}: {_line(error)}") from error
+                await asyncio.sleep(_BACKOFF * random.uniform(0.5, 1.5))
+            except asyncpg.LockNotAvailableError as error:
+                raise Locked(f"{self._place()}: {_line(error)}") from error
+            except _FULL as error:
+                raise Unavailable(f"{self._place()}: {_line(error)}") from error
+            except _REFUSED as error:
+                raise ConfigError(
+                    f"{self._place()} refuses us: {_line(error)}; check the URL and its rights"
+                ) from error
+            except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.InvalidSchemaNameError) as error:
+                raise StoreMismatch(f"{self._place()}: {_line(error)}; run: holdfast migrate") from error
+            except (asyncpg.DataError, UnicodeEncodeError) as error:
+                raise Invalid("value", _line(error), "it does not fit into PostgreSQL") from error
+            except asyncpg.UniqueViolationError as error:
+                raise DuplicateKey(f"{self._place()}: {_line(error)}") from error
+            except asyncpg.PostgresError as error:
+                raise HoldfastError(f"{self._place()}: {_line(error)}") from error
+
+    def _place(self) -> str:
+        return f"PostgreSQL at {urlsplit(self.address.shown).netloc.rpartition('@')[2] or 'its default place'}"
+
+
+# What our statements rest on, whatever the role, the database or the server has by default. Every plan is made once,
+# without the values: made for the first ones, it would rest on statistics of a moment when nothing was running, and
+# compare every row with every other (PERFORMANCE lesson 10).
+_SESSION = {
+    "application_name": "holdfast",
+    "default_transaction_isolation": "read committed",
+    "standard_conforming_strings": "on",
+    "idle_session_timeout": "0",
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+    "statement_timeout": "30s",
+    "lock_timeout": "8s",  # sooner than DEADLINE: then the connection can go on, and the error says what was waited for
+    "idle_in_transaction_session_timeout": "30s",
+}
+
+
+def _session(patience: float | None) -> dict[str, str]:
+    """The same where somebody waits: a row that others hold is an error of its own before the call's deadline."""
+    return _SESSION if patience is None else _SESSION | {"lock_timeout": f"{1000 * _LOCK * patience:.0f}ms"}
+
+
+def _line(error: BaseException) -> str:
+    """An error in one line."""
+    silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    return " ".join(str(error).split()) or silent

@@ -1,0 +1,181 @@
+"""Reading: jobs, counts, queues, workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from holdfast.core.errors import Invalid
+from holdfast.core.job_logs import LogPage
+from holdfast.core.models import (
+    MICROSECOND,
+    Attempt,
+    Job,
+    JobFilter,
+    JobState,
+    Page,
+    QueueInfo,
+    WorkerCommand,
+    WorkerHeartbeat,
+    WorkerInfo,
+)
+from holdfast.stores.common.named_sql import CODES, STATES
+from holdfast.stores.common.queue_counts import CountRow, queues_of
+from holdfast.stores.common.requests import costs_its_page, is_unsuccessful, line_page, line_place
+from holdfast.stores.postgres.encoding import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
+from holdfast.stores.postgres.pool import PostgresPool, Rows, Turn
+from holdfast.stores.postgres.statements import Query
+
+_NEWEST = str(UUID(int=(1 << 128) - 1))
+
+
+class Read:
+    """The verbs, over the store's named statements."""
+
+    def __init__(self, links: PostgresPool, statements: Mapping[str, Query]) -> None:
+        self._links = links
+        self._sql = statements
+
+    async def get(self, job_id: str) -> Job | None:
+        """One job by id."""
+        rows = await self._links.fetch(self._sql["get"], id=job_id) if is_id(job_id) else []
+        return shown_job(rows[0]) if rows else None
+
+    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
+        """These jobs, without what may be large."""
+        rows = await self._links.fetch(self._sql["outlines"], ids=list(filter(is_id, job_ids)))
+        found = {row[0]: shown_job(row) for row in rows}
+        return [found.get(job_id) for job_id in job_ids]
+
+    async def by_key(self, key: str) -> Job | None:
+        """The job a key stands for."""
+        rows = await self._links.fetch(self._sql["key_owner"], key=to_text(key))
+        return await self.get(rows[0][0]) if rows else None
+
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
+        """The jobs these keys stand for."""
+        texts = list(map(to_text, keys))
+        owners = dict(await self._links.fetch(self._sql["key_owners"], keys=texts))
+        rows = await self._links.fetch(self._sql["get_many"], ids=list(owners.values())) if owners else []
+        jobs = {row[0]: shown_job(row) for row in rows}
+        return [jobs.get(owners.get(text, "")) for text in texts]
+
+    async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
+        """A page of jobs, newest first; the cursor is the last id of the page before."""
+        values = filter_parameters(where) | {"before": _NEWEST if cursor is None else _place(cursor)}
+        # Dead letters are few among millions, and found by their index; successes are many, and soon met.
+        if is_unsuccessful(where):
+            rows = []
+            for state in set(where.states):
+                rows += await self._page(where, "find_ended", state=CODES[state], limit=limit + 1, **values)
+            rows = sorted(rows, key=lambda row: str(row[0]), reverse=True)[: limit + 1]
+        else:
+            rows = await self._page(where, "find", limit=limit + 1, **values)
+        jobs = [shown_job(row) for row in rows[:limit]]
+        return Page(jobs=jobs, cursor=jobs[-1].id if len(rows) > limit else None)
+
+    async def _page(self, where: JobFilter, name: str, **values: Any) -> Rows:
+        if costs_its_page(where):
+            return await self._links.fetch(self._sql[name], **values)
+        return await self._links.search(self._sql[name], _turn(where), **values)
+
+    async def count(self, where: JobFilter, *, most: int | None, seconds: float | None) -> int:
+        """How many jobs match, counted up to ``most``."""
+        turn = _turn(where) if seconds is None else Turn.CHANGE
+        values = filter_parameters(where) | {"most": most}
+        if not is_unsuccessful(where):
+            return int((await self._links.search(self._sql["count"], turn, seconds=seconds, **values))[0][0])
+        number = 0
+        for state in set(where.states):
+            ((found,),) = await self._links.search(
+                self._sql["count_ended"], turn, seconds=seconds, state=CODES[state], **values
+            )
+            number += int(found)
+        return number if most is None else min(number, most)
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        """The attempts of a job that did not succeed."""
+        rows = await self._links.fetch(self._sql["attempts"], id=job_id) if is_id(job_id) else []
+        return [shown_attempt(row) for row in rows]
+
+    async def lines(self, job_id: str, *, limit: int, cursor: str | None) -> LogPage:
+        """A page of what a job has logged."""
+        claims, number = line_place(cursor)
+        if not is_id(job_id):
+            return LogPage([], None)
+        rows = await self._links.fetch(self._sql["lines"], id=job_id, claims=claims, number=number, limit=limit + 1)
+        return line_page([shown_line(row) for row in rows], limit)
+
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+        """Every queue with its counts."""
+        return await self._looked_at(recent, most, (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED))
+
+    async def glance(self, most: int) -> list[QueueInfo]:
+        """The queues in which something is going on."""
+        return await self._looked_at(timedelta(0), most, (JobState.DEAD,))
+
+    async def _looked_at(self, recent: timedelta, most: int, ended: Sequence[JobState]) -> list[QueueInfo]:
+        named = [name for (name,) in await self._links.fetch(self._sql["glance_queues"])]
+        rows = await self._links.fetch(
+            self._sql["glance"],
+            queues=named,
+            mosts=[most] * len(named),
+            most=most,
+            ended=[CODES[state] for state in ended],
+            recent=recent // MICROSECOND,
+        )
+        looks = [CountRow(queue, STATES[code], *rest) for queue, code, *rest in rows]
+        found = queues_of(looks, dict(await self._links.fetch(self._sql["known_queues"])), recent=recent, most=most)
+        ready = [name for name, queue in found.items() if JobState.QUEUED in queue.states]
+        for name, run_in in await self._links.fetch(self._sql["oldest_ready"], queues=ready) if ready else []:
+            found[name] = replace(found[name], oldest_ready=_age(run_in))
+        return list(found.values())
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Every registered worker, the longest running first."""
+        found = []
+        for row in await self._links.fetch(self._sql["workers"]):
+            pulse = WorkerHeartbeat(
+                worker=row[0],
+                host=row[1],
+                pid=row[2],
+                queues=row[3],
+                concurrency=row[4],
+                running=row[5],
+                succeeded=row[6],
+                failed=row[7],
+            )
+            started_at, seen_at, ordered, alive = row[8:]
+            found.append(
+                WorkerInfo(
+                    pulse=pulse, started_at_us=started_at, seen_at_us=seen_at, alive=alive, order=WorkerCommand(ordered)
+                )
+            )
+        return found
+
+    async def over(self, job_ids: Sequence[str]) -> bool:
+        """Whether one of these jobs has ended, or is gone."""
+        return not all(map(is_id, job_ids)) or bool(await self._links.fetch(self._sql["over"], ids=job_ids))
+
+    async def now_us(self) -> int:
+        """The server's clock."""
+        ((now,),) = await self._links.fetch(self._sql["clock"])
+        return int(now)
+
+
+def _turn(where: JobFilter) -> Turn:
+    return Turn.UNSUCCESSFUL if is_unsuccessful(where) else Turn.OTHER
+
+
+def _place(cursor: str) -> str:
+    if not is_id(cursor):
+        raise Invalid("cursor", cursor, "give the cursor of an earlier page, unchanged")
+    return cursor
+
+
+def _age(run_in: int | None) -> timedelta | None:
+    return None if run_in is None else timedelta(microseconds=max(0, -run_in))

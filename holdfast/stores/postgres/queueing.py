@@ -1,0 +1,462 @@
+"""The hot path: submit, claim, settle, beat. Each is one statement, but for due jobs and the rare ways to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+import msgspec
+
+from holdfast.core.errors import HoldfastError, Unavailable
+from holdfast.core.job_logs import Record
+from holdfast.core.lifecycle import must_start
+from holdfast.core.models import (
+    Claim,
+    DeliveredClaim,
+    HeartbeatReply,
+    Job,
+    JobState,
+    Lease,
+    LeaseStatus,
+    NewJob,
+    Reason,
+    Settled,
+    Settlement,
+    Submitted,
+    WorkerCommand,
+    WorkerHeartbeat,
+)
+from holdfast.stores.base import EVERY_QUEUE
+from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, UNREADABLE, WorkerClaim, weight
+from holdfast.stores.common.unconfirmed import perhaps_stored
+from holdfast.stores.postgres.cursors import END, START, Cursors, QueuePosition, looks
+from holdfast.stores.postgres.encoding import (
+    alike_columns,
+    are_alike,
+    claimed_job,
+    is_id,
+    job_columns,
+    key_columns,
+    record_columns,
+    span_us,
+    to_text,
+)
+from holdfast.stores.postgres.notifications import PostgresNotifications
+from holdfast.stores.postgres.pool import DuplicateKey, PostgresPool, Rows
+from holdfast.stores.postgres.settlement import Settling
+from holdfast.stores.postgres.statements import Query
+
+PROMOTE_MOST = 1000
+"""Due jobs made ready by one claim; more are made ready by the next."""
+_QUEUES_MOST = 32  # queues that one statement looks into
+_TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim looks again for what others promote
+_REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed
+_SHOWN = 13  # columns of a claimed job, its place in the order included
+_QUEUE = 2  # the column of its queue
+
+
+NOBODY = "00000000-0000-0000-0000-000000000000"
+"""The id of no job. Of no ids at all a planner that sees them concludes that any partial index will do."""
+
+
+class Hot:
+    """The verbs, over the store's named statements."""
+
+    def __init__(self, links: PostgresPool, news: PostgresNotifications, statements: Mapping[str, Query]) -> None:
+        self._links = links
+        self._news = news
+        self._sql = statements
+        self._cursors = Cursors()
+        self._known: list[str] = []  # queues that may have ready jobs, in their order
+        self._known_at = -_REFRESH
+        self._served = ""  # the queue a claim of every queue served last
+        self._answered_at: dict[str, int] = {}  # by worker: the server's instant of its latest claim that was answered
+        self._unanswered: set[str] = set()  # workers whose claim was sent and never answered
+        self._settling = Settling(links, statements, self._tell)
+        news.on_queue = self._heard
+
+    def ready(self, queue: str, first: QueuePosition = START) -> None:
+        """This process made jobs of the queue ready, none in front of ``first``."""
+        self._cursors.ready(queue, first)
+        self._know(queue)
+
+    def _heard(self, queue: str) -> None:
+        """Others made something ready in this queue ("*": in some queue)."""
+        if queue == EVERY_QUEUE:
+            self._known_at = -_REFRESH
+            self._cursors.heard(None)
+        else:
+            self._cursors.heard(queue)
+            self._know(queue)
+
+    def _know(self, queue: str) -> None:
+        place = bisect_right(self._known, queue)
+        if not place or self._known[place - 1] != queue:
+            self._known.insert(place, queue)
+
+    def _tell(self, firsts: Mapping[str, QueuePosition], ended: Sequence[str] = (), *, heard: bool = False) -> None:
+        for queue, first in firsts.items():
+            self.ready(queue, first)
+        topics = {f"queue:{queue}" for queue in firsts}
+        if heard:
+            self._news.came_along(topics)
+        else:
+            self._news.tell(topics, ended)
+
+    # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Insert the batch in one statement."""
+        doubts: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
+        try:
+            answers, heard = await self._submit(
+                jobs,
+                functools.partial(
+                    self._links.fetch,
+                    doubt=lambda: doubts.append(True),
+                    extra=weight(len(jobs), sum(len(job.payload) for job in jobs)),
+                ),
+            )
+        except Unavailable as error:
+            raise perhaps_stored(error) if doubts else error from error.__cause__
+        if doubts:
+            answers = [
+                Submitted(answer.job_id, answer.created or answer.job_id == job.id)
+                for job, answer in zip(jobs, answers, strict=True)
+            ]
+        self._tell(_firsts(jobs, answers), heard=heard)
+        return answers
+
+    async def _submit(
+        self, jobs: Sequence[NewJob], fetch: Callable[..., Awaitable[Rows]]
+    ) -> tuple[list[Submitted], bool]:
+        """The answers; and whether others have heard of the jobs, as they were committed."""
+        if any(job.key is not None or (job.options is not None and job.options.tags) for job in jobs):
+            rows = await fetch(self._sql["insert_keyed_jobs"], **job_columns(jobs), **key_columns(jobs))
+            answers = [Submitted(job_id, created) for _, job_id, created in sorted(rows, key=lambda row: row[0])]
+            return answers, False
+        if are_alike(jobs):
+            news = self._news.along(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}
+            with suppress(DuplicateKey):
+                await fetch(
+                    self._sql["insert_lone_job" if news else "insert_alike_jobs"], **alike_columns(jobs), **news
+                )
+                return [Submitted(job.id, True) for job in jobs], bool(news)
+        return _created(jobs, await fetch(self._sql["insert_jobs"], **job_columns(jobs))), False
+
+    # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
+    async def claim(self, wish: WorkerClaim) -> Claim:
+        """Make due jobs ready, take what is wanted, say when the next falls due."""
+        wants = {queue: slots for queue, slots in wish.wants.items() if slots > 0}
+        if wish.only is not None:
+            return await self._claim_named(wish)
+        if wish.alone:
+            return await self._claim_quarantined(wish, wants)
+        claiming = _Claiming(wish, wants)
+        try:
+            await self._claim_wanted(claiming)
+        except HoldfastError:
+            if not claiming.jobs:  # else nobody would know of their leases; the next claim meets the error
+                raise
+        return claiming.claim()
+
+    async def _claim_wanted(self, claiming: _Claiming) -> None:
+        await self._claim_from(claiming, self._turn(claiming))
+        if EVERY_QUEUE not in claiming.wants:
+            return
+        await self._claim_untried(claiming)  # of what it has just made ready itself
+        if not claiming.jobs or self._stale:  # empty-handed it answers only when it is sure
+            await self._refresh()
+            await self._claim_untried(claiming)
+
+    async def _claim_untried(self, claiming: _Claiming) -> None:
+        untried = [queue for queue in self._turn(claiming) if queue not in claiming.tried]
+        if untried:
+            await self._claim_from(claiming, untried)
+
+    def _turn(self, claiming: _Claiming) -> list[str]:
+        """The queues to try in the order of their turn: those named, and after them all others for the star."""
+        named = sorted(queue for queue in claiming.wants if queue != EVERY_QUEUE)
+        others = []
+        if EVERY_QUEUE in claiming.wants:
+            others = [queue for queue in self._known if queue not in claiming.wish.wants]
+        after, after_others = bisect_right(named, self._served), bisect_right(others, self._served)
+        return named[after:] + named[:after] + others[after_others:] + others[:after_others]
+
+    async def _claim_from(self, claiming: _Claiming, queues: list[str]) -> None:
+        """Take from these queues until the claim is full. Without any, still look for what falls due."""
+        for first in range(0, max(1, len(queues)), _QUEUES_MOST):
+            batch = queues[first : first + _QUEUES_MOST]
+            if claiming.full or (not batch and claiming.looked):
+                return
+            tries = 0
+            while await self._claim_batch(claiming, batch):
+                promoted = await self._promote(claiming)
+                claiming.promoted += promoted
+                claiming.due_in = None
+                tries += 1
+                if promoted or tries == _TRIES:
+                    claiming.promote = False
+                else:  # somebody else is making them ready; taken in between, later jobs would go before them
+                    await asyncio.sleep(_MOMENT)
+
+    async def _claim_batch(self, claiming: _Claiming, queues: list[str]) -> bool:
+        """One statement; whether it held back because something is due."""
+        wish = claiming.wish
+        slots = [claiming.slots(queue) for queue in queues]
+        places = [self._cursors.place(queue) for queue in queues]
+        room = wish.limit - len(claiming.jobs)
+        at = time.monotonic()
+        rows = await self._links.fetch(
+            self._sql["claim"],
+            doubt=lambda: self._unanswered.add(wish.worker),
+            extra=room / CLAIMED_A_SECOND,
+            queues=queues,
+            slots=slots,
+            ranks=[place.rank for place in places],
+            run_ats=[place.run_at for place in places],
+            seqs=[place.seq for place in places],
+            anywhere=EVERY_QUEUE in claiming.wants,
+            promote=claiming.promote,
+            startable=max(0, min(room, claiming.startable)),
+            limit=room,
+            worker=wish.worker,
+            lease_for=span_us(wish.lease_for),
+        )
+        seconds = time.monotonic() - at
+        due, due_in, until, quarantined, held_back = rows[0][_SHOWN:]
+        claiming.looked = True
+        claiming.tried += queues
+        claiming.quarantined = claiming.quarantined or quarantined
+        claiming.held_back = claiming.held_back or held_back is not None
+        claiming.until_us = until
+        claiming.fall_due(due_in)
+        taken = [] if rows[0][0] is None else rows
+        jobs = await self._readable(taken)
+        claiming.take(jobs)
+        await self._give_back_unanswered(wish, until - (span_us(wish.lease_for) or 0))
+        if due:
+            return True
+        for queue, look in looks(queues, slots, places, taken, room, at, seconds):
+            self._cursors.claimed(queue, look)
+        served = {row[_QUEUE] for row in taken[-1:]} | ({held_back} - {None})
+        if served:
+            self._served = max(served, key=queues.index)
+        if not taken and any(place != START for place in places):
+            return await self._claim_batch(claiming, queues)  # behind the cursors there is nothing: from the start
+        return False
+
+    async def _give_back_unanswered(self, wish: WorkerClaim, claimed_at: int) -> None:
+        """A claim that was cut off may have taken jobs nobody here knows: what this worker took between the last claim
+        that was answered and this one was never started."""
+        worker = wish.worker
+        if wish.elsewhere:
+            return
+        since, self._answered_at[worker] = self._answered_at.get(worker), claimed_at
+        if worker not in self._unanswered:
+            return
+        self._unanswered.discard(worker)
+        if since is None:  # an earlier process may have had its name: those leases end by themselves
+            return
+        try:
+            rows = await self._links.fetch(self._sql["taken_between"], worker=worker, since=since, before=claimed_at)
+            released = [
+                Settlement(job_id=job_id, claims=claims, state=JobState.QUEUED, reason=Reason.RELEASED, refund=True)
+                for job_id, claims in rows
+            ]
+            if released:
+                await self.settle(released)
+        except HoldfastError:  # these end by themselves too; what was claimed now must not be lost with them
+            return
+
+    async def _promote(self, claiming: _Claiming) -> int:
+        if EVERY_QUEUE in claiming.wants:
+            rows = await self._links.fetch(self._sql["promote_anywhere"], limit=PROMOTE_MOST)
+        else:
+            rows = await self._links.fetch(self._sql["promote_queues"], queues=list(claiming.wants), limit=PROMOTE_MOST)
+        for queue, rank, run_at, _ in rows:
+            self.ready(queue, QueuePosition(rank, run_at, 0))
+        return len(rows)
+
+    @property
+    def _stale(self) -> bool:
+        return time.monotonic() - self._known_at > _REFRESH
+
+    async def _refresh(self) -> None:
+        rows = await self._links.fetch(self._sql["ready_queues"])
+        self._known = [queue for (queue,) in rows]
+        self._known_at = time.monotonic()
+
+    async def _claim_quarantined(self, wish: WorkerClaim, wants: Mapping[str, int]) -> Claim:
+        queues = [queue for queue in wants if queue != EVERY_QUEUE]
+        if EVERY_QUEUE in wants:
+            await self._refresh()
+            queues += [queue for queue in self._known if queue not in wish.wants]
+        rows = await self._links.fetch(
+            self._sql["claim_quarantined"],
+            doubt=lambda: self._unanswered.add(wish.worker),
+            queues=queues,
+            worker=wish.worker,
+            lease_for=span_us(wish.lease_for),
+        )
+        if rows:
+            await self._give_back_unanswered(wish, rows[0][_SHOWN] - (span_us(wish.lease_for) or 0))
+        return Claim(jobs=await self._readable(rows), lease_until_us=rows[0][_SHOWN] if rows else None)
+
+    async def claim_delivered(self, wish: WorkerClaim) -> DeliveredClaim:
+        """Take those of ``wish.only`` that are ready."""
+        wants = {queue: slots for queue, slots in wish.wants.items() if queue != EVERY_QUEUE}
+        ids = list(wish.only or ())
+        rows = await self._links.fetch(
+            self._sql["claim_delivered"],
+            doubt=lambda: self._unanswered.add(wish.worker),
+            extra=wish.limit / CLAIMED_A_SECOND,
+            ids=ids or [NOBODY],
+            queues=list(wants),
+            slots=list(wants.values()),
+            others=wish.wants.get(EVERY_QUEUE, 0),
+            anywhere=EVERY_QUEUE in wish.wants,
+            most=1 << 30 if wish.alone else 1,
+            startable=1 << 30 if wish.alone else wish.startable,
+            limit=1 if wish.alone else wish.limit,
+            worker=wish.worker,
+            lease_for=span_us(wish.lease_for),
+        )
+        due_in, until, quarantined, left, paused, held_back = rows[0][_SHOWN:]
+        await self._give_back_unanswered(wish, until - (span_us(wish.lease_for) or 0))
+        jobs = await self._readable([] if rows[0][0] is None else rows)
+        claim = Claim(
+            jobs=jobs,
+            refused=len(ids) - len(jobs) - len(left),
+            next_due=None if due_in is None else timedelta(microseconds=max(0, due_in)),
+            quarantined=quarantined,
+            held_back=held_back,
+            lease_until_us=until if jobs else None,
+        )
+        return DeliveredClaim(claim, left, frozenset(paused))
+
+    async def _claim_named(self, wish: WorkerClaim) -> Claim:
+        """A claim of ids by who has not asked a transport: what is left is refused too."""
+        named = msgspec.structs.replace(wish, only=list(dict.fromkeys(filter(is_id, wish.only or ()))))
+        if wish.promote:
+            await self._links.fetch(self._sql["promote_delivered"], ids=list(named.only or ()))
+        delivered = await self.claim_delivered(named)
+        return msgspec.structs.replace(delivered.claim, refused=len(wish.only or ()) - len(delivered.claim.jobs))
+
+    async def _readable(self, rows: Rows) -> list[Job]:
+        """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
+        try:
+            return [claimed_job(row) for row in rows]
+        except UNREADABLE:
+            jobs = []
+            for row in rows:
+                try:
+                    jobs.append(claimed_job(row))
+                except UNREADABLE as error:
+                    text = to_text(f"the stored job cannot be read: {error}")
+                    await self._links.fetch(self._sql["bury"], id=row[0], error=text)
+            return jobs
+
+    # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        """Apply what is still guarded; what was refused is told where it stands."""
+        return await self._settling.settle(settlements)
+
+    # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
+    async def record(self, records: Sequence[Record]) -> list[bool]:
+        """Keep the lines of leases that stand; which do."""
+        possible = [each for each in records if is_id(each.lease.job_id)]
+        if len(possible) < len(records):
+            kept = iter(await self.record(possible) if possible else [])
+            return [is_id(each.lease.job_id) and next(kept) for each in records]
+        rows = await self._links.fetch(self._sql["record"], **record_columns(records))
+        standing = {turn for (turn,) in rows}
+        return [turn in standing for turn in range(1, len(records) + 1)]
+
+    # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta) -> HeartbeatReply:
+        """Extend what is still held; what each lease has become."""
+        rows = await self._links.fetch(
+            self._sql["beat"],
+            patience=BEAT_PATIENCE * lease_for.total_seconds(),
+            ids=[lease.job_id for lease in leases],
+            claims=[lease.claims for lease in leases],
+            lease_for=span_us(lease_for),
+            **msgspec.structs.asdict(pulse),
+        )
+        held = [LeaseStatus.LOST] * len(leases)
+        for _, turn, alive, cancelling in rows:
+            if alive:
+                held[turn - 1] = LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD
+        return HeartbeatReply(held=held, order=WorkerCommand(rows[0][0]))
+
+
+class _Claiming:
+    """One claim's progress through its queues."""
+
+    def __init__(self, wish: WorkerClaim, wants: Mapping[str, int]) -> None:
+        self.wish = wish
+        self.wants = wants
+        self.startable = wish.startable
+        self.promote = wish.promote
+        self.jobs: list[Job] = []
+        self.tried: list[str] = []
+        self.promoted = 0
+        self.quarantined = False
+        self.held_back = False
+        self.looked = False
+        self.until_us: int | None = None
+        self.due_in: int | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether the claim has all it asked for."""
+        return len(self.jobs) >= self.wish.limit
+
+    def slots(self, queue: str) -> int:
+        """How many jobs of this queue are wanted."""
+        return self.wants.get(queue, self.wants.get(EVERY_QUEUE, 0))
+
+    def take(self, jobs: list[Job]) -> None:
+        self.jobs += jobs
+        self.startable -= sum(map(must_start, jobs))
+
+    def fall_due(self, due_in: int | None) -> None:
+        """The next job of the queues just tried falls due in so many microseconds."""
+        if due_in is not None:
+            self.due_in = due_in if self.due_in is None else min(self.due_in, due_in)
+
+    def claim(self) -> Claim:
+        return Claim(
+            jobs=self.jobs,
+            promoted=self.promoted,
+            next_due=None if self.due_in is None else timedelta(microseconds=max(0, self.due_in)),
+            quarantined=self.quarantined,
+            held_back=self.held_back,
+            lease_until_us=self.until_us,
+        )
+
+
+def _created(jobs: Sequence[NewJob], rows: Rows) -> list[Submitted]:
+    """Which of the jobs were stored: all of them, or those among the rows, each once."""
+    if len(rows) == len(jobs):
+        return [Submitted(job.id, True) for job in jobs]
+    new = {job_id for (job_id,) in rows}
+    answers = []
+    for job in jobs:
+        answers.append(Submitted(job.id, job.id in new))
+        new.discard(job.id)
+    return answers
+
+
+def _firsts(jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> dict[str, QueuePosition]:
+    """Where the first new job of each queue stands: behind all of its priority, since it is ready from now on."""
+    ranks: dict[str, int] = {}
+    for job, answer in zip(jobs, answers, strict=True):
+        if answer.created and -job.priority < ranks.get(job.queue, END.rank):
+            ranks[job.queue] = -job.priority
+    return {queue: END._replace(rank=rank) for queue, rank in ranks.items()}

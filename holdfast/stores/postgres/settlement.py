@@ -1,0 +1,177 @@
+"""Settling: how a running job stops running. One statement for a batch's successes, another for everything else.
+
+A settlement waits for nobody's transaction: the statements give up a locked row within moments, and then the rest of
+the batch goes on without it. What was sent and never answered is found again when it is asked for the second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.models import TERMINAL, JobState, Settled, Settlement
+from holdfast.stores.common.named_sql import STATES
+from holdfast.stores.common.requests import weight
+from holdfast.stores.common.unconfirmed import SettlementEvidence, UnconfirmedSettlements, accepted_as
+from holdfast.stores.postgres.cursors import END, START, QueuePosition
+from holdfast.stores.postgres.encoding import from_text, settlement_columns, text_or_none
+from holdfast.stores.postgres.pool import Locked, PostgresPool
+from holdfast.stores.postgres.statements import Query
+
+_REMEMBERED = 10_000  # jobs that were locked; who settles them asks again within a second
+_job_id = attrgetter("job_id")
+
+
+def _worker(settlement: Settlement) -> str:
+    """Whose lease it is under; empty where the settlement does not say it."""
+    return settlement.worker or ""
+
+
+class Settling:
+    """The verb, over the store's named statements. ``tell`` hears of queues with something ready, and of what ended."""
+
+    def __init__(
+        self,
+        links: PostgresPool,
+        statements: Mapping[str, Query],
+        tell: Callable[[Mapping[str, QueuePosition], Sequence[str]], None],
+    ) -> None:
+        self._links = links
+        self._sql = statements
+        self._tell = tell
+        self._doubts = UnconfirmedSettlements()
+        self._locked: set[str] = set()  # jobs that others had in hand when they were to be settled
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        """Apply what is still guarded; what neither statement took is told where it stands."""
+        ids = [each.job_id for each in settlements]
+        if len(set(ids)) < len(ids):
+            return await self._settle_in_rounds(settlements)
+        answers: dict[str, Settled] = {}
+        ordered = sorted(settlements, key=_job_id)  # as all who write several rows lock them
+        try:
+            locked = await self._settle_free(ordered, answers)
+            if len(answers) < len(ordered):
+                await self._stand([each for each in ordered if each.job_id not in answers], locked, answers)
+        except HoldfastError:
+            self._doubts.add([each for each in ordered if each.job_id in answers])  # nobody hears of these answers
+            raise
+        self._doubts.end(ordered)
+        return [answers[job_id] for job_id in ids]
+
+    async def _settle_in_rounds(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        """Several for one job, as after a crash: each job once a round."""
+        answers: dict[int, Settled] = {}
+        left = dict(enumerate(settlements))
+        while left:
+            turn = {each.job_id: place for place, each in reversed(left.items())}  # the first of each job
+            places = sorted(turn.values())
+            settled = await self.settle([left.pop(place) for place in places])
+            answers.update(zip(places, settled, strict=True))
+        return [answers[place] for place in range(len(settlements))]
+
+    async def _settle_free(self, ordered: Sequence[Settlement], answers: dict[str, Settled]) -> Collection[str]:
+        """Settle all but what others have in hand: the ids of these."""
+        locked: set[str] = set()
+        if self._locked:  # what was locked the last time is not waited for again
+            locked = await self._still_locked([each.job_id for each in ordered if each.job_id in self._locked])
+        try:
+            await self._settle_both([each for each in ordered if each.job_id not in locked], answers)
+        except Locked:
+            locked = await self._still_locked([each.job_id for each in ordered if each.job_id not in answers])
+            free = [each for each in ordered if each.job_id not in answers and each.job_id not in locked]
+            await self._settle_both(free, answers)
+        return locked
+
+    async def _still_locked(self, job_ids: Sequence[str]) -> set[str]:
+        """Those of these jobs that others have in hand, or that are gone."""
+        rows = await self._links.fetch(self._sql["unlocked"], ids=job_ids) if job_ids else []
+        locked = set(job_ids).difference(job_id for (job_id,) in rows)
+        if len(self._locked) > _REMEMBERED:
+            self._locked.clear()
+        self._locked.difference_update(job_ids)
+        self._locked |= locked
+        return locked
+
+    async def _settle_both(self, batch: Sequence[Settlement], answers: dict[str, Settled]) -> None:
+        simple = [each for each in batch if each.state is JobState.SUCCEEDED and not each.expired]
+        for worker, theirs in groupby(sorted(simple, key=_worker), _worker):  # mostly one
+            await self._settle_simple(worker, list(theirs), answers)
+        if len(simple) < len(batch):
+            rest = [each for each in batch if each.state is not JobState.SUCCEEDED or each.expired]
+            await self._settle_rest(rest, answers)
+
+    async def _settle_simple(self, worker: str, batch: list[Settlement], answers: dict[str, Settled]) -> None:
+        results = [text_or_none(each.result) for each in batch]
+        rows = await self._links.fetch(
+            self._sql["settle_succeeded"],
+            doubt=lambda: self._doubts.add(batch),
+            extra=weight(len(batch), sum(len(each.result or "") for each in batch)),
+            ids=[each.job_id for each in batch],
+            claims=[each.claims for each in batch],
+            worker=worker or None,
+            results=results if any(results) else None,  # an array of nulls costs as much as one of texts
+        )
+        if len(rows) < len(batch):
+            taken = {job_id for (job_id,) in rows}
+            batch = [each for each in batch if each.job_id in taken]
+        for each in batch:
+            answers[each.job_id] = Settled(each.job_id, each.claims, True, JobState.SUCCEEDED)
+        self._tell({}, [each.job_id for each in batch])
+
+    async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
+        rows = await self._links.fetch(
+            self._sql["settle_rest"],
+            doubt=lambda: self._doubts.add(batch),
+            extra=weight(len(batch)),
+            **settlement_columns(batch),
+        )
+        ended: list[str] = []
+        firsts: dict[str, QueuePosition] = {}
+        for turn, code, run_at, queue in rows:
+            each, state = batch[turn - 1], STATES[code]
+            answers[each.job_id] = Settled(each.job_id, each.claims, True, state, run_at)
+            if state in TERMINAL:
+                ended.append(each.job_id)
+            elif state is JobState.QUEUED:
+                firsts[queue] = START  # given back: to where it was
+            else:
+                firsts.setdefault(queue, END)  # not ready yet; who sleeps until something falls due must know
+        self._tell(firsts, ended)
+
+    # ── what was not applied ──────────────────────────────────────────────────────────────────────────────────
+    async def _stand(self, refused: Sequence[Settlement], locked: Collection[str], answers: dict[str, Settled]) -> None:
+        """What became of the jobs whose settlement was refused now; some were accepted before, unanswered."""
+        rows = await self._links.fetch(
+            self._sql["fates"], ids=[each.job_id for each in refused], claims=[each.claims for each in refused]
+        )
+        ended = []
+        for turn, *row in rows:
+            each, fate = refused[turn - 1], _fate(*row)
+            state = accepted_as(each, fate) if each in self._doubts else None
+            if state is None:
+                waits = each.job_id in locked and fate.is_running(each.claims)
+                answers[each.job_id] = Settled(each.job_id, each.claims, False, fate.state, locked=waits)
+                continue
+            run_at = fate.run_at if state is JobState.FAILED and fate.claims == each.claims else None
+            answers[each.job_id] = Settled(each.job_id, each.claims, True, state, run_at)
+            if state in TERMINAL:
+                ended.append(each.job_id)
+        self._tell({}, ended)
+
+
+def _fate(
+    state: int | None, claims: int | None, run_at: int | None, left: int | None, *texts: str | None
+) -> SettlementEvidence:
+    reason, error = texts
+    left_as = None if left is None else STATES[left]
+    return SettlementEvidence(
+        None if state is None else STATES[state],
+        claims,
+        run_at,
+        left_as,
+        reason,
+        None if error is None else from_text(error),
+    )

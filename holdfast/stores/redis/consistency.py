@@ -1,0 +1,338 @@
+"""Whether the keys of a namespace agree with each other, and what makes them agree again. Pure.
+
+The jobs' own hashes are believed. Ready lists are never rewritten: an id that should not stand in one is noted as a
+ghost, and whoever meets it lays it to rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from holdfast.stores.connections.redis_protocol import Argument
+
+FIELDS = ("state", "kind", "dueTime", "seq", "losses", "key", "endTime")
+"""What a job's hash is asked for."""
+
+_INDEXED = 64  # jobs a piece of the index, as the scripts have it
+_KIND = re.compile(rb"(-?\d+) \S+ (.*?)\n")
+_STATES = frozenset(b"queued scheduled running failed waiting succeeded dead cancelled".split())
+_TYPES = {
+    b"hash": (b"counts", b"keys", b"ghosts", b"meta"),
+    b"zset": (b"chunks", b"queues", b"due", b"outlived", b"workers", b"ended:dead", b"ended:cancelled", b"setbacks"),
+    b"list": (b"ended:succeeded",),
+    b"set": (b"paused",),
+    b"string": (b"seq",),
+}
+_TYPES_OF_MANY = {
+    b"levels:": b"zset",
+    b"quarantine:": b"zset",
+    b"index:": b"hash",
+    b"attempts:": b"list",
+    b"lines:": b"stream",
+}
+
+
+class NamespaceKeys:
+    """How the keys of a namespace are called, and of what type each is to be."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.prefix, self.schedule, self.ready, self.leases, self.job = (key.encode() for key in keys)
+        self._types = {self.prefix + name: kind for kind, names in _TYPES.items() for name in names}
+        self._types[self.leases] = b"zset"
+
+    def __call__(self, name: str) -> bytes:
+        """The whole name of a key of ours."""
+        return self.prefix + name.encode()
+
+    def type_of(self, key: bytes) -> bytes | None:
+        """Of what type a key must be; None for one that is none of ours."""
+        if b":foreign:" in key:
+            return None
+        if key in self._types:
+            return self._types[key]
+        for name, kind in _TYPES_OF_MANY.items():
+            if key.startswith(self.prefix + name):
+                return kind
+        if self.is_schedule(key):
+            return b"zset"
+        if self.is_ready_list(key):
+            return b"list"
+        return b"hash" if key.startswith(self.job) else None
+
+    def is_schedule(self, key: bytes) -> bool:
+        """Whether it is the schedule of some queue."""
+        return key == self.schedule or key.startswith(self.schedule + b":")
+
+    def is_ready_list(self, key: bytes) -> bool:
+        """Whether it is a ready list of some queue and priority."""
+        return key == self.ready or key.startswith((self.ready + b":", self.ready + b"@"))
+
+    def schedule_of(self, queue: bytes) -> bytes:
+        """The queue's schedule."""
+        return self.schedule if queue == b"default" else self.schedule + b":" + queue
+
+    def ready_of(self, queue: bytes, level: int) -> bytes:
+        """The queue's ready list of one priority."""
+        key = self.ready if level == 0 else self.ready + b"@%d" % level
+        return key if queue == b"default" else key + b":" + queue
+
+    def ghost(self, key: bytes, job: bytes) -> bytes:
+        """What notes that an id stands in a ready list although its job does not belong there."""
+        return key.removeprefix(self.ready) + b" " + job
+
+
+class IndexedJob(NamedTuple):
+    """What a job's hash says of where it belongs."""
+
+    state: bytes
+    queue: bytes
+    level: int
+    due: int
+    seq: int
+    losses: int
+    key: bytes | None
+    ended: int
+
+    @classmethod
+    def read(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
+        """From FIELDS. None for what nobody wrote for us: it has no state. ValueError for what makes no sense."""
+        state, kind, due, seq, losses, key, ended = fields
+        if state is None:
+            return None
+        match = _KIND.match(kind or b"")
+        if state not in _STATES or match is None:
+            raise ValueError(state)
+        level, queue = int(match[1]), match[2]
+        return cls(state, queue, level, int(due or 0), int(seq or 0), int(losses or 0), key, int(ended or 0))
+
+
+class NamespaceSnapshot(NamedTuple):
+    """All that is there, at one instant."""
+
+    names: NamespaceKeys
+    now: int
+    jobs: Mapping[bytes, IndexedJob | None]
+    """By id; None for a hash that somebody wrote by hand and nobody has claimed."""
+    spoiled: Sequence[bytes]
+    """Keys of another type than they must be, and jobs that make no sense."""
+    keys: frozenset[bytes]
+    lists: Mapping[bytes, Sequence[bytes]]
+    zsets: Mapping[bytes, Mapping[bytes, int]]
+    hashes: Mapping[bytes, Mapping[bytes, bytes]]
+
+
+class RepairStep(NamedTuple):
+    """One command, and what it is good for."""
+
+    what: str
+    command: tuple[Argument, ...]
+
+
+BACK = "jobs put back where they belong"
+OUT = "ids dropped that stood for no job, or where their job is not"
+ASIDE = "keys that make no sense moved to …:foreign:…"
+COUNTED = "counts corrected"
+INDEXED = "places in the index corrected"
+KEYED = "idempotency keys corrected"
+FORGOTTEN = "remains of jobs that are gone removed"
+
+
+def mends(seen: NamespaceSnapshot) -> list[RepairStep]:
+    """What makes everything agree; nothing where it does."""
+    audit = _Audit(seen)
+    found = [
+        *audit.aside(),
+        *audit.sorted_sets(),
+        *audit.ready_lists(),
+        *audit.successes(),
+        *audit.index(),
+        *audit.keyed(),
+        *audit.remains(),
+        *audit.counts(),
+        *audit.queues(),
+    ]
+    meta = seen.hashes.get(seen.names("meta"), {})
+    told = [name for name in (b"orphans", b"foreign", b"lost") if name in meta]
+    return [*found, RepairStep("", ("HDEL", seen.names("meta"), *told))] if told else found
+
+
+class _Audit:
+    """One comparison."""
+
+    def __init__(self, seen: NamespaceSnapshot) -> None:
+        self._seen = seen
+        self._names = seen.names
+        self._jobs = {job: kept for job, kept in seen.jobs.items() if kept is not None}
+        self._by_hand = {job for job, kept in seen.jobs.items() if kept is None}
+        self._scheduled: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)  # by key, as it will be
+
+    def _hash(self, name: str) -> Mapping[bytes, bytes]:
+        return self._seen.hashes.get(self._names(name), {})
+
+    def _zset(self, name: str) -> Mapping[bytes, int]:
+        return self._seen.zsets.get(self._names(name), {})
+
+    def aside(self) -> Iterator[RepairStep]:
+        """What makes no sense goes out of the way, as the scripts do it."""
+        for key in self._seen.spoiled:
+            yield RepairStep(ASIDE, ("RENAME", key, key + b":foreign:%d" % self._seen.now))
+
+    def sorted_sets(self) -> Iterator[RepairStep]:
+        """Schedules, leases, quarantines, ends: each id where its state says, and nowhere else."""
+        wanted: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)
+        for job, kept in self._jobs.items():
+            key, score = self._place(job, kept)
+            if key is not None:
+                wanted[key][job] = score
+        self._scheduled = wanted
+        for key, members in self._seen.zsets.items():
+            if not self._holds_jobs(key):
+                continue
+            for job in members:
+                by_hand = job in self._by_hand and self._names.is_schedule(key)
+                if job not in wanted[key] and not by_hand:
+                    yield RepairStep(OUT, ("ZREM", key, job))
+        for key, jobs in wanted.items():
+            there = self._seen.zsets.get(key, {})
+            for job, score in jobs.items():
+                if job not in there or (key != self._names.leases and there[job] != score):
+                    yield RepairStep(BACK, ("ZADD", key, score, job))
+
+    def _holds_jobs(self, key: bytes) -> bool:
+        names = self._names
+        exact = (names.leases, names("ended:dead"), names("ended:cancelled"))
+        return key in exact or key.startswith(names("quarantine:")) or names.is_schedule(key)
+
+    def _place(self, job: bytes, kept: IndexedJob) -> tuple[bytes | None, int]:
+        """The sorted set a job belongs to, if any, and its score there."""
+        names = self._names
+        if kept.state == b"running":  # a lease that is lost has run out: the next sweep finds it
+            return names.leases, self._seen.now
+        if kept.state in (b"scheduled", b"failed"):
+            return names.schedule_of(kept.queue), kept.due
+        if kept.state in (b"dead", b"cancelled"):
+            return names("ended:" + kept.state.decode()), kept.ended
+        if kept.state == b"queued" and kept.losses >= 2:
+            return names("quarantine:") + kept.queue, kept.due
+        return None, 0
+
+    def ready_lists(self) -> Iterator[RepairStep]:
+        """Each job that is ready stands in its own list once, and any other id as a ghost."""
+        standing = Counter(
+            (key, job) for key, ids in self._seen.lists.items() if self._names.is_ready_list(key) for job in ids
+        )
+        ready = {job: kept for job, kept in self._jobs.items() if kept.state == b"queued" and kept.losses < 2}
+        lost = [job for job in ready if not standing[self._list_of(job), job]]
+        for job in sorted(lost, key=lambda job: (ready[job].due, ready[job].seq), reverse=True):
+            standing[self._list_of(job), job] += 1
+            yield RepairStep(BACK, ("LPUSH", self._list_of(job), job))
+        ghosts, ought = self._hash("ghosts"), Counter[bytes]()
+        for (key, job), times in standing.items():
+            at_home = job in ready and key == self._list_of(job)
+            ought[self._names.ghost(key, job)] = 0 if job in self._by_hand else times - at_home
+        for ghost in {*ought, *ghosts}:
+            if ghosts.get(ghost, b"0") == b"%d" % ought[ghost]:
+                continue
+            if ought[ghost]:
+                yield RepairStep(OUT, ("HSET", self._names("ghosts"), ghost, ought[ghost]))
+            else:
+                yield RepairStep(BACK, ("HDEL", self._names("ghosts"), ghost))
+
+    def _list_of(self, job: bytes) -> bytes:
+        return self._names.ready_of(self._jobs[job].queue, self._jobs[job].level)
+
+    def successes(self) -> Iterator[RepairStep]:
+        """The ends of successes are in a list; what is stale there does no harm."""
+        key = self._names("ended:succeeded")
+        there = set(self._seen.lists.get(key, ()))
+        for job, kept in sorted(self._jobs.items(), key=lambda each: each[1].ended):
+            if kept.state == b"succeeded" and b"%d:%s" % (kept.ended, job) not in there:
+                yield RepairStep(BACK, ("RPUSH", key, b"%d:%s" % (kept.ended, job)))
+
+    def index(self) -> Iterator[RepairStep]:
+        """Each job at its own number of submission; one that has none, or another's, gets a new one."""
+        last = max([0, *(kept.seq for kept in self._jobs.values())])
+        taken: dict[int, bytes] = {}
+        for job, kept in self._jobs.items():
+            seq = kept.seq
+            if not seq or taken.setdefault(seq, job) != job:
+                last = seq = last + 1
+                taken[seq] = job
+                yield RepairStep(INDEXED, ("HSET", self._names.job + job, "seq", seq))
+        pieces = self._names("index:")
+        for key, entries in self._seen.hashes.items():
+            if key.startswith(pieces):
+                for text in entries:
+                    seq = int(text) if text.isdigit() else 0
+                    if seq not in taken or key != pieces + b"%d" % (seq // _INDEXED):
+                        yield RepairStep(INDEXED, ("HDEL", key, text))
+        for seq, job in taken.items():
+            key = pieces + b"%d" % (seq // _INDEXED)
+            if self._seen.hashes.get(key, {}).get(b"%d" % seq) != job:
+                yield RepairStep(INDEXED, ("HSET", key, seq, job))
+        chunks = {seq // _INDEXED for seq in taken}
+        noted = self._zset("chunks")
+        for chunk in chunks:
+            if noted.get(b"%d" % chunk) != chunk:
+                yield RepairStep(INDEXED, ("ZADD", self._names("chunks"), chunk, chunk))
+        for text in noted:
+            if not text.isdigit() or int(text) not in chunks:
+                yield RepairStep(INDEXED, ("ZREM", self._names("chunks"), text))
+
+    def keyed(self) -> Iterator[RepairStep]:
+        """Each key stands for a job that says so, or for one that is gone while its lifetime lasts."""
+        held = self._hash("keys")
+        for key, value in held.items():
+            until, _, job = value.partition(b" ")
+            if job not in self._seen.jobs and not (until.isdigit() and int(until) > self._seen.now):
+                yield RepairStep(KEYED, ("HDEL", self._names("keys"), key))
+            elif job not in self._seen.jobs and key not in self._zset("outlived"):
+                yield RepairStep(KEYED, ("ZADD", self._names("outlived"), int(until), key))
+        for job, kept in self._jobs.items():
+            if kept.key is not None and held.get(kept.key, b"").partition(b" ")[2] not in self._seen.jobs:
+                yield RepairStep(KEYED, ("HSET", self._names("keys"), kept.key, b"0 " + job))
+
+    def remains(self) -> Iterator[RepairStep]:
+        """Records of attempts, and log lines, of nobody."""
+        for name in (self._names("attempts:"), self._names("lines:")):
+            for key in self._seen.keys:
+                is_one = key.startswith(name) and self._names.type_of(key) is not None
+                if is_one and key.removeprefix(name) not in self._seen.jobs:
+                    yield RepairStep(FORGOTTEN, ("DEL", key))
+
+    def counts(self) -> Iterator[RepairStep]:
+        """How many there are, by state and queue."""
+        found = Counter(b"%s:%s" % (kept.state, kept.queue) for kept in self._jobs.values())
+        counted = self._hash("counts")
+        for field in {*found, *counted}:
+            if not found[field]:
+                yield RepairStep(COUNTED, ("HDEL", self._names("counts"), field))
+            elif counted.get(field) != b"%d" % found[field]:
+                yield RepairStep(COUNTED, ("HSET", self._names("counts"), field, found[field]))
+
+    def queues(self) -> Iterator[RepairStep]:
+        """What says where to look: queues and priorities that have something ready, and when the next falls due."""
+        known = self._zset("queues")
+        for kept in self._jobs.values():
+            if kept.state != b"queued":
+                continue
+            if kept.queue not in known:
+                known = {**known, kept.queue: 0}
+                yield RepairStep(BACK, ("ZADD", self._names("queues"), 0, kept.queue))
+            levels = self._names("levels:") + kept.queue
+            if kept.level and kept.losses < 2 and b"%d" % kept.level not in self._seen.zsets.get(levels, {}):
+                yield RepairStep(BACK, ("ZADD", levels, -kept.level, kept.level))
+        first = {
+            kept.queue: min(self._scheduled[self._names.schedule_of(kept.queue)].values())
+            for kept in self._jobs.values()
+            if kept.state in (b"scheduled", b"failed")
+        }
+        due = self._zset("due")
+        for queue in due.keys() - first.keys():
+            yield RepairStep(OUT, ("ZREM", self._names("due"), queue))
+        for queue, score in first.items():
+            if due.get(queue) != score:
+                yield RepairStep(BACK, ("ZADD", self._names("due"), score, queue))

@@ -1,0 +1,360 @@
+"""Between hashes and nouns. Payloads and results are text that is never looked into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, TypeAlias
+
+import msgspec
+
+from holdfast.core.errors import Invalid
+from holdfast.core.job_logs import LogLine, NewLine, Record
+from holdfast.core.models import (
+    MICROSECOND,
+    Attempt,
+    Job,
+    JobFilter,
+    JobState,
+    Lease,
+    NewJob,
+    Options,
+    Settlement,
+    microseconds,
+)
+from holdfast.stores.common.requests import UNREADABLE
+from holdfast.stores.connections.redis import in_pieces
+from holdfast.stores.connections.redis_protocol import Argument
+
+Fields: TypeAlias = dict[bytes, bytes]
+
+_MOST = 1 << 53  # a number Lua and a sorted set keep exactly
+_LEVELS = 1_000_000
+_encode = msgspec.json.Encoder().encode
+_options = msgspec.json.Decoder(Options).decode
+_attempt = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
+
+Shown: TypeAlias = tuple[int, Job]
+"""A job and its place in the order of submission."""
+Kind: TypeAlias = tuple[int, int | None, str, str]
+"""What never changes of a job: priority, max_attempts, queue, task."""
+
+
+def span_us(span: timedelta) -> int:
+    """A duration in microseconds."""
+    return span // MICROSECOND
+
+
+# ── into Redis ────────────────────────────────────────────────────────────────────────────────────────────────────
+def submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
+    """A batch as arguments of ``submit``. Invalid for what Redis cannot hold exactly."""
+    kinds: dict[str, int] = {}
+    rest: list[Argument] = []
+    run: tuple[int, str] | None = None  # what the jobs before have in common, and where their number stands
+    number_at = 0
+    for job in jobs:
+        common = kinds.setdefault(kind_text(job), len(kinds) + 1), _when(job)
+        if job.key is None and job.options is None:
+            if common != run:
+                run, number_at = common, len(rest)
+                rest += (0, *common, "")
+            rest[number_at] += 1  # type: ignore[operator]
+            rest += (job.id, job.payload)
+            continue
+        run = None
+        key = "" if job.key is None else "=" + job.key
+        keep_for = "" if job.key_for is None else f"={span_us(job.key_for)}"
+        options = b"" if job.options is None else b"=" + _encode(job.options)
+        rest += (1, *common, "x", job.id, job.payload, key, keep_for, options)
+    return ["1" if whole else "0", len(kinds), *kinds, *rest]
+
+
+def _when(job: NewJob) -> str:
+    """When it is eligible: at once, after a span, at an instant."""
+    if job.run_at_us is None:
+        return "" if job.delay is None else f"+{span_us(job.delay)}"
+    if abs(job.run_at_us) >= _MOST:
+        raise Invalid("run_at", job.run_at_us, "give an instant within 200 years")
+    return f"={job.run_at_us}"
+
+
+def kind_text(job: NewJob) -> str:
+    """What never changes of a job, as its hash holds it."""
+    if abs(job.priority) > _LEVELS:
+        raise Invalid("priority", job.priority, f"give from -{_LEVELS} to {_LEVELS}")
+    if "\n" in job.queue:
+        raise Invalid("queue", job.queue, "leave the line break out")
+    most = "-" if job.max_attempts is None else job.max_attempts
+    return f"{job.priority} {most} {job.queue}\n{job.task}"
+
+
+def settlements(batch: Sequence[Settlement]) -> list[Argument]:
+    """A batch as arguments of ``settle``."""
+    found: list[Argument] = []
+    for worker, theirs in groupby(batch, _worker):  # one, or nobody
+        found += ("worker", worker or "")
+        for what, run in groupby(theirs, _what):
+            if what > 0:
+                found += ("first", what, "".join([each.job_id for each in run]))
+            elif what == _SUCCESS:
+                some = list(run)
+                found += ("success", len(some))
+                for each in some:
+                    found += (each.job_id, each.claims, each.result or "")
+            else:
+                for each in run:
+                    found += ("other", *_other(each))
+    return found
+
+
+_worker = attrgetter("worker")
+
+
+_SUCCESS, _OTHER = 0, -1
+
+
+def _what(each: Settlement) -> int:
+    """The length of its id for a success without a result under a first claim; else what it is."""
+    if each.state is not JobState.SUCCEEDED or each.expired or each.refund or each.delay is not None:
+        return _OTHER
+    return len(each.job_id) if each.claims == 1 and not each.result and each.job_id.isascii() else _SUCCESS
+
+
+def _other(each: Settlement) -> tuple[Argument, ...]:
+    return (
+        each.job_id,
+        each.claims,
+        each.state.value,
+        each.reason.value if each.reason is not None else "",
+        "" if each.delay is None else span_us(each.delay),
+        ("r" if each.refund else "") + ("e" if each.expired else ""),
+        each.result or "",
+        "" if each.error is None else "=" + each.error,
+        "" if each.traceback is None else "=" + each.traceback,
+    )
+
+
+def record_pieces(records: Sequence[Record], most: int) -> Iterator[list[tuple[int, Sequence[NewLine]]]]:
+    """A batch cut into scripts of so many lines at most: in each, the places of records and their lines in it."""
+    piece: list[tuple[int, Sequence[NewLine]]] = []
+    room = most
+    for turn, record in enumerate(records):
+        for lines in [*in_pieces(record.lines, most)] or [()]:
+            if len(lines) > room or len(piece) >= most:
+                yield piece
+                piece, room = [], most
+            piece.append((turn, lines))
+            room -= len(lines)
+    if piece:
+        yield piece
+
+
+def said(lease: Lease, lines: Sequence[NewLine]) -> list[Argument]:
+    """Log lines as arguments of ``record``."""
+    found: list[Argument] = [lease.job_id, lease.claims, len(lines)]
+    for line in lines:
+        fields = "" if line.fields is None else "=" + line.fields
+        found += (line.number, span_us(line.ago), line.level, line.text, fields)
+    return found
+
+
+# ── out of Redis ──────────────────────────────────────────────────────────────────────────────────────────────────
+class Kinds:
+    """Reads kinds; most jobs are of few."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Kind] = {}
+
+    def __call__(self, text: bytes) -> Kind:
+        """ValueError for one that another program spoiled."""
+        known = self._known.get(text)
+        if known is None:
+            head, _, task = text.decode().partition("\n")
+            priority, most, queue = head.split(" ", 2)
+            known = (int(priority), None if most == "-" else int(most), queue, task)
+            if len(self._known) >= 1000:
+                self._known.clear()
+            self._known[text] = known
+        return known
+
+
+def claimed_job(row: Sequence[Any], kinds: Kinds, worker: str) -> Job:
+    """A job as this worker's claim delivers it. ValueError or RecursionError for what another program spoiled."""
+    job_id, kind, payload, due, *more = row
+    priority, most, queue, task = kinds(kind)
+    if not more:  # a plain job that was never claimed before
+        due_us = int(due)
+        given = job_id.decode(), task, queue, payload.decode(), 1, 1, most, priority, 0, due_us, due_us
+        return Job(*given, None, JobState.RUNNING, worker)
+    created, options, claims, attempts, losses = more
+    return Job(
+        job_id.decode(),
+        task,
+        queue,
+        payload.decode(),
+        int(claims),
+        int(attempts),
+        most,
+        priority,
+        int(losses or 0),
+        int(due),
+        int(created or due),
+        None if options is None else _options(options),
+        JobState.RUNNING,
+        worker,
+    )
+
+
+def shown_line(entry: Sequence[Any]) -> LogLine:
+    """A log line from an entry of its job's stream."""
+    place, flat = entry
+    claims, _, number = place.decode().partition("-")
+    kept = {name: value.decode("utf-8", "replace") for name, value in fields_of(flat).items()}
+    return LogLine(
+        int(claims),
+        int(number),
+        int(kept[b"attempt"]),
+        int(kept[b"at"]),
+        kept[b"level"],
+        kept[b"text"],
+        kept.get(b"fields"),
+    )
+
+
+def readable(text: bytes) -> str:
+    """What others may have written, in letters all the same."""
+    return text.decode("utf-8", "replace")
+
+
+def state_of(word: bytes) -> JobState | None:
+    """A state; None for a word that is none."""
+    try:
+        return JobState(word.decode())
+    except ValueError:
+        return None
+
+
+def whole_number(text: bytes) -> int:
+    """A number, 0 where another program wrote something else."""
+    try:
+        return int(text)
+    except ValueError:
+        return 0
+
+
+def fields_of(flat: Sequence[bytes]) -> Fields:
+    """A hash from the flat list a script answers."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def whole_text(fields: Fields, name: bytes) -> str | None:
+    """A text that may be in pieces."""
+    text = fields.get(name)
+    if text is None:
+        return None
+    if len(text) == 64:
+        for number in range(1, 8):
+            piece = fields.get(name + b"%d" % number)
+            if piece is None:
+                break
+            text += piece
+    return readable(text)
+
+
+def shown_jobs(rows: Iterable[Sequence[Any]], kinds: Kinds) -> list[Shown]:
+    """Jobs as a reader is shown them, each with its number of submission. What another program spoiled is left out, and
+    so is a job whose state nobody knows."""
+    shown = []
+    for job_id, flat, lease in rows:
+        fields = fields_of(flat)
+        if (state := state_of(fields.get(b"state", b"queued"))) is not None:
+            shown.append((_int(fields, b"seq") or 0, _shown(readable(job_id), state, fields, lease, kinds)))
+    return shown
+
+
+def _shown(job_id: str, state: JobState, fields: Fields, lease: bytes | None, kinds: Kinds) -> Job:
+    try:
+        priority, most, queue, task = kinds(fields.get(b"kind", b""))
+    except ValueError:
+        priority, most, queue, task = 0, None, "", ""
+    due = _int(fields, b"dueTime") or 0
+    claims, attempts = _int(fields, b"claims") or int(b"pickupTime" in fields), _int(fields, b"attempts")
+    return Job(
+        job_id,
+        task,
+        queue,
+        whole_text(fields, b"payload") or "null",
+        claims,
+        claims if attempts is None else attempts,
+        most,
+        priority,
+        _int(fields, b"losses") or 0,
+        due,
+        _int(fields, b"created") or due,
+        _readable_options(whole_text(fields, b"options")),
+        state,
+        _text(fields, b"worker"),
+        int(float(lease)) if lease is not None and state is JobState.RUNNING else None,
+        _int(fields, b"pickupTime"),
+        _int(fields, b"endTime"),
+        _text(fields, b"reason"),
+        whole_text(fields, b"error"),
+        whole_text(fields, b"result"),
+        _text(fields, b"key"),
+        b"cancel" in fields,
+    )
+
+
+def _readable_options(text: str | None) -> Options | None:
+    try:
+        return None if text is None else _options(text)
+    except UNREADABLE:
+        return None
+
+
+def _text(fields: Fields, name: bytes) -> str | None:
+    value = fields.get(name)
+    return None if value is None else readable(value)
+
+
+def _int(fields: Fields, name: bytes) -> int | None:
+    value = fields.get(name)
+    try:
+        return None if value is None else int(value)
+    except ValueError:
+        return None
+
+
+def shown_attempts(entries: Iterable[bytes]) -> list[Attempt]:
+    """Attempts from their records; what is none is left out."""
+    shown = []
+    for entry in entries:
+        with suppress(*UNREADABLE, ValueError, TypeError):
+            shown.append(_attempt_of(*_attempt(entry)))
+    return shown
+
+
+def _attempt_of(claims: Any, attempt: Any, worker: Any, started: Any, ended: Any, state: Any, *texts: Any) -> Attempt:
+    reason, error, traceback = (None if text is False else text for text in texts)  # false: there is none
+    began = None if started is False else int(started)
+    return Attempt(
+        int(claims), int(attempt), worker or None, began, int(ended), JobState(state), reason, error, traceback
+    )
+
+
+def matches(job: Job, where: JobFilter) -> bool:
+    """Whether a filter says this of a job."""
+    return (
+        (not where.states or job.state in where.states)
+        and (where.queue is None or job.queue == where.queue)
+        and (not where.tasks or job.task in where.tasks)
+        and (where.tag is None or where.tag in job.carried.tags)
+        and (where.reason is None or job.reason == where.reason)
+        and (where.worker is None or job.worker == where.worker)
+        and (where.error is None or (job.error is not None and where.error in job.error))
+        and (where.created_after is None or job.created_at_us > microseconds(where.created_after))
+        and (where.created_before is None or job.created_at_us < microseconds(where.created_before))
+    )

@@ -1,0 +1,144 @@
+"""The feed of endings: scripts run one by one, so what ends later is seen later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from holdfast.core.models import MICROSECOND, Attempt, Job, JobEvent, JobEvents, JobState
+from holdfast.core.stats import JobStats
+from holdfast.stores.common.event_cursor import LAST, OVERLAP_US, EventCursor, place_of
+from holdfast.stores.connections.redis import Script
+from holdfast.stores.redis.encoding import shown_attempts
+from holdfast.stores.redis.pool import NamespacePool
+from holdfast.stores.redis.query import Read
+from holdfast.stores.redis.stats import Counting
+
+_PIECE = 400  # of each kind: more than one script can end at one instant
+
+
+class Feed:
+    """The verbs, over the store's scripts."""
+
+    def __init__(self, links: NamespacePool, scripts: Mapping[str, Script], read: Read) -> None:
+        self._links = links
+        self._scripts = scripts
+        self._read = read
+
+    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+        """What came behind a mark. A piece ends with an instant, however many ended at it, whatever the ``limit``."""
+        if after is None:
+            return _from_now(await self._read.now_us())
+        mark = EventCursor.read(after)
+        behind, _, _ = mark.begin(0)
+        back = within // MICROSECOND + OVERLAP_US
+        now_us, gone, *kinds = await self._links.run(self._scripts["endings"], behind, _PIECE, back)
+        if mark.is_gap(int(now_us), within):
+            return _from_now(int(now_us), gap=True)
+        until, more = _until(kinds)
+        found = sorted(await self._told(kinds, until), key=place_of)
+        if more:
+            return EventCursor(int(now_us), until, LAST).piece(found, more=True, gap=bool(gone))
+        drained = EventCursor(int(now_us), until) if until else mark._replace(looked=int(now_us))
+        return drained.piece(found, gap=bool(gone))
+
+    async def figures(self, *, recent: timedelta, most: int) -> JobStats:
+        """How many jobs there are, of each kind."""
+        return await Counting(self._links, self._read, most).figures(recent)
+
+    async def _told(self, kinds: Sequence[Any], until: int) -> list[JobEvent]:
+        """The endings up to an instant. What was replayed or deleted since is none any more."""
+        endings, setbacks = _endings_of(kinds), _setbacks_of(kinds[3])
+        wanted = [each for each in endings if each[1] <= until]
+        attempts = [each for each in setbacks if each[1] <= until]
+        ids = list(dict.fromkeys([job_id for job_id, *_ in (*wanted, *attempts)]))
+        jobs = dict(zip(ids, await self._read.outlines(ids), strict=True))
+        found = []
+        for job_id, at, state in wanted:
+            job = jobs[job_id]
+            if job is not None and job.state is state and job.ended_at_us == at:
+                found.append(_ended(job))
+        for job_id, _, attempt in attempts:
+            job = jobs[job_id]
+            if job is not None:
+                found.append(_set_back(job, attempt))
+        return found
+
+
+def _from_now(now_us: int, *, gap: bool = False) -> JobEvents:
+    return EventCursor(now_us, now_us, LAST).piece([], gap=gap)
+
+
+def _until(kinds: Sequence[Any]) -> tuple[int, bool]:
+    """Up to which instant everything is there, and whether there is more behind it; 0 where there is nothing."""
+    instants = [
+        [_instant(each.partition(b":")[0]) for each in kinds[0]],
+        *([_instant(each) for each in kind[1::2]] for kind in kinds[1:3]),
+        [_instant(each) for each in kinds[3][1::3]],
+    ]
+    every = sorted(each for kind in instants for each in kind)
+    # Where a kind was cut off, there may be more of its last instant.
+    cut = [kind[-1] for kind in instants if len(kind) >= _PIECE]
+    if not every or not cut:
+        return (every[-1] if every else 0), False
+    return max([each for each in every if each < min(cut)], default=min(cut)), True
+
+
+def _instant(text: bytes) -> int:
+    """0 for what a stranger pushed."""
+    return int(text) if text.isdigit() else 0
+
+
+def _endings_of(kinds: Sequence[Any]) -> list[tuple[str, int, JobState]]:
+    found = []
+    for entry in kinds[0]:
+        at, _, job_id = entry.partition(b":")
+        found.append((_text(job_id), _instant(at), JobState.SUCCEEDED))
+    for kind, state in ((kinds[1], JobState.DEAD), (kinds[2], JobState.CANCELLED)):
+        found += [(_text(job_id), _instant(at), state) for job_id, at in zip(kind[::2], kind[1::2], strict=True)]
+    return found
+
+
+def _text(job_id: bytes) -> str:
+    return job_id.decode("utf-8", "replace")
+
+
+def _setbacks_of(flat: Sequence[Any]) -> list[tuple[str, int, Attempt]]:
+    return [
+        (_text(job_id), _instant(at), attempt)
+        for job_id, at, record in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+        for attempt in shown_attempts([record] if record else [])
+    ]
+
+
+def _ended(job: Job) -> JobEvent:
+    return JobEvent(
+        job_id=job.id,
+        task=job.task,
+        queue=job.queue,
+        state=job.state,
+        claims=job.claims,
+        attempt=job.attempts,
+        worker=job.worker,
+        started_at_us=job.started_at_us,
+        ended_at_us=job.ended_at_us or 0,
+        reason=job.reason,
+        error=job.error,
+    )
+
+
+def _set_back(job: Job, attempt: Attempt) -> JobEvent:
+    return JobEvent(
+        job_id=job.id,
+        task=job.task,
+        queue=job.queue,
+        state=attempt.state,
+        claims=attempt.claims,
+        attempt=attempt.attempt,
+        worker=attempt.worker,
+        started_at_us=attempt.started_at_us,
+        ended_at_us=attempt.ended_at_us,
+        reason=attempt.reason,
+        error=attempt.error,
+    )

@@ -1,0 +1,182 @@
+"""Ids in Redis as ULIDs: 26 characters for who reads the keys, the same UUIDs as everywhere for who uses the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+
+from msgspec.structs import replace
+
+from holdfast.core.errors import Unavailable
+from holdfast.core.job_logs import LogPage, Record
+from holdfast.core.models import (
+    Attempt,
+    BulkResult,
+    Claim,
+    HeartbeatReply,
+    Job,
+    JobEvents,
+    JobFilter,
+    Lease,
+    NewJob,
+    Page,
+    ReplayRate,
+    Settled,
+    Settlement,
+    Submitted,
+    WorkerHeartbeat,
+    as_ulid,
+    parse_id,
+)
+from holdfast.stores.base import AT_ONCE, Selection
+from holdfast.stores.redis.store import RedisStore
+from holdfast.stores.redis.url import parse_url
+
+_BY_HAND = "by-hand:"
+"""Marks ids of jobs that somebody wrote by hand and that are no ULIDs: each has to be found again as it stands."""
+
+
+def redis_store(url: str, now: Callable[[], int] | None, patience: float | None) -> RedisStore:
+    """The store behind a URL of Redis, with ids as it says."""
+    kind = UlidStore if parse_url(url).ulids else RedisStore
+    return kind(url, now=now, patience=patience)
+
+
+def written(job_id: str) -> str:
+    """A job's id as Redis has it."""
+    try:
+        return as_ulid(job_id)
+    except ValueError:  # one written by hand, or nobody's
+        return job_id.removeprefix(_BY_HAND)
+
+
+def read(text: str) -> str:
+    """A job's id from what Redis has; ``written`` turned round."""
+    canonical = parse_id(text) if len(text) == 26 else None
+    return canonical if canonical is not None and as_ulid(canonical) == text else _BY_HAND + text
+
+
+class UlidStore(RedisStore):
+    """The Redis store of a URL with ``ids=ulid``. Its verbs are the store's; ids are turned at its door."""
+
+    # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        try:
+            answers = await super().submit([replace(job, id=written(job.id)) for job in jobs])
+        except Unavailable as error:
+            error.stored = [job_id and read(job_id) for job_id in error.stored]
+            raise
+        return [Submitted(read(answer.job_id), answer.created) for answer in answers]
+
+    async def claim(
+        self,
+        worker: str,
+        wants: Mapping[str, int],
+        *,
+        limit: int,
+        lease_for: timedelta,
+        startable: int | None = None,
+        alone: bool = False,
+        only: Sequence[str] | None = None,
+        promote: bool = True,
+        elsewhere: bool = False,
+    ) -> Claim:
+        claim = await super().claim(
+            worker,
+            wants,
+            limit=limit,
+            lease_for=lease_for,
+            startable=startable,
+            alone=alone,
+            only=None if only is None else [written(job_id) for job_id in only],
+            promote=promote,
+            elsewhere=elsewhere,
+        )
+        return replace(claim, jobs=_read_jobs(claim.jobs))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        answers = await super().settle([replace(each, job_id=written(each.job_id)) for each in settlements])
+        return [replace(answer, job_id=each.job_id) for answer, each in zip(answers, settlements, strict=True)]
+
+    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta) -> HeartbeatReply:
+        held = [Lease(written(lease.job_id), lease.claims) for lease in leases]
+        return await super().beat(pulse, held, lease_for=lease_for)
+
+    async def record(self, records: Sequence[Record]) -> list[bool]:
+        return await super().record(
+            [replace(each, lease=Lease(written(each.lease.job_id), each.lease.claims)) for each in records]
+        )
+
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        await super().wait([_written_topic(topic) for topic in topics], timeout=timeout)
+
+    # ── maintenance and operating ─────────────────────────────────────────────────────────────────────────────
+    async def expired(self, *, limit: int) -> list[Job]:
+        return _read_jobs(await super().expired(limit=limit))
+
+    async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
+        return _read_operated(await super().cancel(_written_selection(selection), limit=limit))
+
+    async def replay(
+        self,
+        selection: Selection,
+        *,
+        force: bool = False,
+        payload: str | None = None,
+        limit: int = 1000,
+        pace: ReplayRate = AT_ONCE,
+    ) -> BulkResult:
+        chosen = _written_selection(selection)
+        return _read_operated(await super().replay(chosen, force=force, payload=payload, limit=limit, pace=pace))
+
+    async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
+        return _read_operated(await super().delete(_written_selection(selection), limit=limit))
+
+    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+        piece = await super().endings(after, limit=limit, within=within)
+        return replace(piece, endings=[replace(each, job_id=read(each.job_id)) for each in piece.endings])
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def get(self, job_id: str) -> Job | None:
+        return _read_job(await super().get(written(job_id)))
+
+    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
+        return [_read_job(job) for job in await super().outlines([written(job_id) for job_id in job_ids])]
+
+    async def by_key(self, key: str) -> Job | None:
+        return _read_job(await super().by_key(key))
+
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
+        return [_read_job(job) for job in await super().by_keys(keys)]
+
+    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        page = await super().find(where, limit=limit, cursor=cursor)
+        return Page(jobs=_read_jobs(page.jobs), cursor=page.cursor)
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        return await super().attempts(written(job_id))
+
+    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        return await super().lines(written(job_id), limit=limit, cursor=cursor)
+
+
+def _read_job(job: Job | None) -> Job | None:
+    return None if job is None else replace(job, id=read(job.id))
+
+
+def _read_jobs(jobs: Iterable[Job]) -> list[Job]:
+    return [replace(job, id=read(job.id)) for job in jobs]
+
+
+def _read_operated(operated: BulkResult) -> BulkResult:
+    changed = [(read(job_id), state) for job_id, state in operated.changed]
+    refused = [(read(job_id), state) for job_id, state in operated.refused]
+    return BulkResult(changed=changed, refused=refused, more=operated.more)
+
+
+def _written_selection(selection: Selection) -> Selection:
+    return selection if isinstance(selection, JobFilter) else [written(job_id) for job_id in selection]
+
+
+def _written_topic(topic: str) -> str:
+    return f"job:{written(topic.removeprefix('job:'))}" if topic.startswith("job:") else topic

@@ -1,0 +1,162 @@
+"""Who waits for news, and how it reaches them.
+
+In this process waiters are called directly. The scripts publish what they did, one message a call, to the others, on a
+channel for each kind of news, so that nobody is woken by what others wait for. Beside that, a process that waits for a
+queue blocks on its ready list with BLMOVE from the list's head to its head, which changes nothing: so it hears of an id
+that somebody pushed by hand, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+from redis import exceptions as driver
+
+from holdfast.core.errors import HoldfastError
+from holdfast.stores.base import EVERY_QUEUE
+from holdfast.stores.common.listener import PROOF, PROVEN_IN, RETRY, Listener, Settled, paused, within
+from holdfast.stores.common.waiters import Waiters
+from holdfast.stores.connections.redis_protocol import Wire
+from holdfast.stores.redis.pool import NamespacePool
+
+_WATCHED_MOST = 8  # ready lists a process blocks on; of other queues it hears by the channel alone
+_PAUSE, _PAUSE_MOST = 0.05, 2.0  # seconds between looks at a list that nobody empties
+
+_TROUBLE = (OSError, TimeoutError, EOFError, driver.RedisError, HoldfastError)
+
+_GRACE = 0.1  # seconds an id may stand there before it counts as pushed by hand: the channel is quicker
+
+_KINDS = {"job": "ended", "worker": "orders"}
+_CHANNELS = {"ready": "news", "orders": "orders", "ended": "ended"}
+
+
+class RedisNotifications(Listener):
+    """The waiters of one event loop, its ears and its watches."""
+
+    trouble = _TROUBLE
+    kinds = _KINDS
+
+    def __init__(self, links: NamespacePool) -> None:
+        super().__init__()
+        self._links = links
+        self._watches: dict[str, _Watch] = {}
+
+    def tell(self, topics: Iterable[str], ended: Iterable[str] = ()) -> None:
+        """We have done what these topics stand for, and these jobs have ended."""
+        self.waiters.tell({*topics, *(f"job:{job_id}" for job_id in ended)})
+
+    async def close(self) -> None:
+        """Hear no more."""
+        await self.deafen([watch.task for watch in self._watches.values()])
+        self._watches.clear()
+
+    # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def wait(self, topics: Sequence[str], timeout: float, settled: Settled) -> None:
+        """Return at news of a topic, when ``settled`` says so, or after ``timeout`` seconds."""
+        watches = self._watching(topics)
+        for watch in watches:
+            watch.begin()
+        try:
+            await super().wait(topics, timeout, settled)
+        finally:
+            for watch in watches:
+                watch.end()
+
+    def _watching(self, topics: Sequence[str]) -> list[_Watch]:
+        """Of the queues waited for, the first few: their watches."""
+        queues = [topic.removeprefix("queue:") for topic in topics if topic.startswith("queue:")]
+        found = []
+        for queue in queues:
+            name = "default" if queue == EVERY_QUEUE else queue
+            if name not in self._watches and len(self._watches) < _WATCHED_MOST:
+                self._watches[name] = _Watch(self._links, name, self.waiters)
+            if name in self._watches:
+                found.append(self._watches[name])
+        return found
+
+    async def listen(self, kind: str, began: Callable[[], None]) -> None:
+        link = await self._links.connect(lambda message: self._heard(kind, message[2].decode()), protocol=2)
+        try:
+            await within(PROVEN_IN, link.ask("SUBSCRIBE", self._links.address.prefix + _CHANNELS[kind]))
+            began()
+            await self._prove(link)
+        finally:
+            link.close()
+
+    def lost(self) -> None:
+        self._links.forget()
+
+    async def _prove(self, link: Wire) -> None:
+        """Return never; fail when the connection does."""
+        while True:
+            with suppress(TimeoutError):
+                await within(PROOF, link.ended.wait())
+            await within(PROVEN_IN, link.ask("PING"))
+
+    def _heard(self, kind: str, text: str) -> None:
+        sender, *told = text.split("\n")
+        if sender != self._links.name:
+            self.waiters.tell([f"job:{job_id}" for job_id in told] if kind == "ended" else told)
+
+
+class _Watch:
+    """Blocks on one queue's ready list while somebody waits for the queue."""
+
+    def __init__(self, links: NamespacePool, queue: str, waiters: Waiters) -> None:
+        self._links = links
+        self._topic = f"queue:{queue}"
+        ready = links.address.keys[2]
+        self._list = ready if queue == "default" else f"{ready}:{queue}"
+        self._waiters = waiters
+        self._waiting = 0
+        self._wanted = asyncio.Event()
+        self.task = asyncio.create_task(self._run(), name=f"holdfast-watch-{queue}")
+
+    def begin(self) -> None:
+        """Somebody waits for the queue."""
+        self._waiting += 1
+        self._wanted.set()
+
+    def end(self) -> None:
+        """They wait no more."""
+        self._waiting -= 1
+        if not self._waiting:
+            self._wanted.clear()
+
+    async def _run(self) -> None:
+        pause = RETRY
+        while True:
+            await self._wanted.wait()
+            try:
+                link = await self._links.connect(protocol=2)
+                try:
+                    await self._block(link)
+                finally:
+                    link.close()
+            except _TROUBLE:
+                pause = await paused(pause)
+
+    async def _block(self, link: Wire) -> None:
+        """Return never; fail when the connection does."""
+        pause, known = _PAUSE, b""
+        while True:
+            await self._wanted.wait()
+            head = await within(PROVEN_IN, link.ask("LINDEX", self._list, 0))
+            if head is None:
+                blocked = link.ask("BLMOVE", self._list, self._list, "LEFT", "LEFT", str(PROOF))
+                head = await within(PROOF + PROVEN_IN, blocked)
+                if head is None:
+                    continue
+                await asyncio.sleep(_GRACE)
+                if head != await within(PROVEN_IN, link.ask("LINDEX", self._list, 0)):
+                    continue  # who pushed it said so, and it was taken
+            elif head == known or not known:
+                # It was there before, and nobody takes it: the queue is paused, or its workers are busy.
+                known = head
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _PAUSE_MOST)
+                continue
+            pause, known = _PAUSE, head
+            self._waiters.tell((self._topic,))

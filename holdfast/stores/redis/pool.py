@@ -1,0 +1,129 @@
+"""Connections to Redis that run the store's scripts."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import uuid4
+
+from redis import exceptions as driver
+
+from holdfast.stores.connections import redis
+from holdfast.stores.connections.redis import Script, Unconfirmed
+from holdfast.stores.connections.redis_protocol import Argument, Wire
+from holdfast.stores.redis.url import RedisAddress
+
+_TAKEN_OVER = re.compile(r"UNBLOCKED|replica instances")
+"""What waiting is answered on a server that became a replica meanwhile, or before."""
+_CONFIRMED = 5.0  # seconds a write waits for the disk and the replicas that were declared
+_SEARCH = 0.65  # of the patience where somebody waits: what looking for jobs may take, and disk and replicas
+
+
+class NamespacePool(redis.RedisPool):
+    """The connections of one event loop to one namespace."""
+
+    def __init__(
+        self,
+        address: RedisAddress,
+        *,
+        now: Callable[[], int] | None,
+        lost: Script | None = None,
+        patience: float | None = None,
+    ) -> None:
+        """``lost`` finds out whether a server has less than it has acknowledged. ``patience``: seconds a call takes at
+        most, where somebody waits for its answer."""
+        super().__init__(address.server, address.prefix, deadline=patience)
+        self.address = address
+        self.search_for = None if patience is None else _SEARCH * patience
+        """Seconds a filter may look for jobs; None: as long as it takes."""
+        self._confirmed = _CONFIRMED if patience is None else _SEARCH * patience
+        self.name = uuid4().hex[:12]
+        """Who calls: the scripts tell others of what we did, and we know what we said ourselves."""
+        self._now = now
+        self._lost = lost
+        self._latest: tuple[int, str] | None = None  # number of submission and id of the last job stored for us
+
+    def stored(self, number: int, job_id: str) -> None:
+        """The server has acknowledged this job. Answers on several connections come in any order."""
+        if self._latest is None or number > self._latest[0]:
+            self._latest = number, job_id
+
+    async def _greet(self, link: Wire) -> bool:
+        """A server that was away, or another in its place, may have lost the end of what it acknowledged: it is asked
+        before it hears of more, and keeps in mind what is missing, for the doctor."""
+        if self._latest is None or self._lost is None:
+            return True
+        known = self._latest
+        try:
+            lost, stands = await link.ask(
+                "EVAL", self._lost.text, 5, *self.address.keys, self._instant, self.name, *known
+            )
+        except driver.ResponseError:
+            return False  # it takes no writes now: the call itself says so, and the next one asks again
+        if not stands and self._latest == known:
+            self._latest = None
+        if lost:
+            text = "%s came back without %d or more of the jobs that it had acknowledged"
+            logging.getLogger(__name__).error(text, self.place, lost)
+        return True
+
+    @property
+    def _instant(self) -> Argument:
+        """For scripts: the store's instant; "" for the server's own."""
+        return "" if self._now is None else self._now()
+
+    async def run(
+        self,
+        script: Script,
+        *arguments: Argument,
+        doubt: Callable[[], object] | None = None,
+        patience: float | None = None,
+        extra: float = 0.0,
+        synced: bool = False,
+    ) -> Any:
+        """What the script answers. ``doubt``, ``patience``, ``extra``: see ``call``; ``synced``: answer when disk and
+        replicas have it, as was declared."""
+        (reply,) = await self.run_each(script, [arguments], doubt=doubt, patience=patience, extra=extra, synced=synced)
+        return reply
+
+    async def run_each(
+        self,
+        script: Script,
+        pieces: Sequence[Sequence[Argument]],
+        *,
+        doubt: Callable[[], object] | None = None,
+        patience: float | None = None,
+        extra: float = 0.0,
+        synced: bool = False,
+        partly: Callable[[list[Any]], object] | None = None,
+    ) -> list[Any]:
+        """What the script answers to each of these arguments; see ``evaluate_each``."""
+        keys = self.address.keys
+        said: tuple[Argument, ...] = (self._instant, self.name)
+        confirmed = synced and (self.address.durability == "waitaof" or self.address.replicas)
+        after = self._confirm if confirmed else None
+        whole = [(*said, *piece) for piece in pieces]
+        return await self.evaluate_each(
+            script, keys, whole, doubt=doubt, patience=patience, extra=extra, after=after, partly=partly
+        )
+
+    async def _confirm(self, link: Wire) -> None:
+        """Wait for the disk and the replicas.
+
+        Both wait for what this connection wrote last. A call that is made again finds its work done and writes nothing:
+        so something is said first, which the log of changes takes note of behind whatever it is about."""
+        wanted, milliseconds = self.address.replicas, int(self._confirmed * 1000)
+        synced = self.address.durability == "waitaof"
+        wait = ("WAITAOF", 1, wanted, milliseconds) if synced else ("WAIT", wanted, milliseconds)
+        _, answer = await link.ask_each([("PUBLISH", self.address.prefix + "nothing", ""), wait])
+        if isinstance(answer, driver.ResponseError):
+            if _TAKEN_OVER.search(str(answer)):  # what was done here may be lost, or there
+                raise driver.ConnectionError("it has become a replica") from answer
+            raise answer
+        local, others = answer if synced else (1, answer)
+        if not local:
+            raise Unconfirmed(f"its disk did not have it within {self._confirmed:g} s")
+        if others < wanted:
+            raise Unconfirmed(f"{others} of {wanted} replicas had it within {self._confirmed:g} s")

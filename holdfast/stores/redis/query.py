@@ -1,0 +1,322 @@
+"""Reading: jobs, counts, queues, workers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.core.errors import Invalid, TooBroad
+from holdfast.core.job_logs import LogPage
+from holdfast.core.models import (
+    MICROSECOND,
+    TERMINAL,
+    Attempt,
+    Job,
+    JobFilter,
+    JobState,
+    Page,
+    QueueInfo,
+    WorkerCommand,
+    WorkerHeartbeat,
+    WorkerInfo,
+)
+from holdfast.core.stats import window
+from holdfast.stores.common.requests import CHOOSE, GLANCED, UNREADABLE, is_unsuccessful, line_page, line_place
+from holdfast.stores.connections.redis import Script, in_pieces
+from holdfast.stores.connections.redis_protocol import Argument
+from holdfast.stores.redis.encoding import (
+    Fields,
+    Kinds,
+    Shown,
+    fields_of,
+    matches,
+    readable,
+    shown_attempts,
+    shown_jobs,
+    shown_line,
+    state_of,
+    whole_number,
+)
+from holdfast.stores.redis.pool import NamespacePool
+
+_PIECE = 200
+_NEWEST = 1 << 53  # behind every submission
+_FEW = 10_000  # ended jobs that are rather sorted than looked for among all
+_SAMPLE = 2_000  # ended jobs of a state that are looked at for how many end a second
+
+
+class _Search:
+    """One look through many jobs."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = math.inf if seconds is None else seconds
+        self._ends = time.monotonic() + self._seconds
+
+    def go_on(self) -> None:
+        """TooBroad once it has taken longer than it may."""
+        if time.monotonic() > self._ends:
+            raise TooBroad(self._seconds)
+
+
+class Read:
+    """The verbs, over the store's scripts."""
+
+    def __init__(self, links: NamespacePool, scripts: Mapping[str, Script], kinds: Kinds) -> None:
+        self._links = links
+        self._scripts = scripts
+        self._kinds = kinds
+        self._prefix = links.address.prefix
+
+    # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def get(self, job_id: str) -> Job | None:
+        """One job by id."""
+        found = await self._show([job_id])
+        return found[0][1] if found else None
+
+    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
+        """These jobs, without what may be large."""
+        found: dict[str, Job] = {}
+        for piece in in_pieces(job_ids, _PIECE):
+            found |= {job.id: msgspec.structs.replace(job, payload="{}") for _, job in await self._outlined(piece)}
+        return [found.get(job_id) for job_id in job_ids]
+
+    async def by_key(self, key: str) -> Job | None:
+        """The job a key stands for."""
+        return (await self.by_keys([key]))[0]
+
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
+        """The jobs these keys stand for."""
+        owners: list[str] = []
+        for piece in in_pieces(keys, _PIECE):
+            held = await self._links.command("HMGET", self._prefix + "keys", *piece)
+            owners += ["" if each is None else readable(each).partition(" ")[2] for each in held]
+        jobs = {job.id: job for _, job in await self._show(list(filter(None, dict.fromkeys(owners))))}
+        return [jobs.get(owner) for owner in owners]
+
+    async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
+        """A page of jobs, newest first; the cursor is the place of the page before's last job."""
+        before = _NEWEST if cursor is None else _place(cursor)
+        search = self._search()
+        few = await self._few(where, search)
+        if few is not None:
+            found = [each for each in few if each[0] < before][: limit + 1]
+            shown = await self._show([job.id for _, job in found[:limit]])
+            jobs = [job for _, job in shown if matches(job, where)]  # others have written since
+        else:
+            found = []
+            async for each in self._newest(where, before, search):
+                found.append(each)
+                if len(found) > limit:
+                    break
+            jobs = [job for _, job in found[:limit]]
+        return Page(jobs=jobs, cursor=str(found[limit - 1][0]) if len(found) > limit else None)
+
+    async def count(self, where: JobFilter, *, most: int | None, seconds: float | None) -> int:
+        """How many jobs match, counted up to ``most``."""
+        if where == JobFilter(states=where.states, queue=where.queue):
+            counts, _ = await self._counted()
+            number = sum(
+                number
+                for (state, queue), number in counts.items()
+                if (not where.states or state in where.states) and where.queue in (None, queue)
+            )
+        else:
+            number = await self._looked_for(where, self._search(seconds), math.inf if most is None else most)
+        return number if most is None else min(number, most)
+
+    async def _looked_for(self, where: JobFilter, search: _Search, most: float) -> int:
+        few = await self._few(where, search)
+        if few is not None:
+            return len(few)
+        number = 0
+        async for _, jobs in self._scan("newest", _NEWEST, search, whole=False):
+            number += sum(matches(job, where) for _, job in jobs)
+            if number >= most:
+                break
+        return number
+
+    def _search(self, seconds: float | None = None) -> _Search:
+        """One that may take as long as any, or so many seconds; where nobody waits, for ever."""
+        usual = self._links.search_for
+        return _Search(usual if usual is None or seconds is None else seconds)
+
+    async def oldest(self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool) -> list[Job]:
+        """The first jobs that match, in one of these states."""
+        asked = frozenset(where.states) & legal if where.states else legal
+        if not asked:
+            return []
+        where = msgspec.structs.replace(where, states=tuple(asked))
+        search = self._search(CHOOSE)
+        few = await self._few(where, search)
+        if few is not None:
+            return [job for _, job in reversed(few)][:limit]
+        found: list[Job] = []
+        async for _, jobs in self._scan("oldest", 0, search, whole=False):
+            found += [job for _, job in jobs if matches(job, where) and not (unasked and job.cancelling)]
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    async def _newest(self, where: JobFilter, before: int, search: _Search) -> AsyncIterator[Shown]:
+        everything = where == JobFilter()
+        async for _, jobs in self._scan("newest", before, search, whole=everything):
+            if everything:
+                shown = jobs
+            else:
+                ids = [job.id for _, job in jobs if matches(job, where)]
+                shown = [each for each in await self._show(ids) if matches(each[1], where)]
+            for each in shown:
+                yield each
+
+    async def _scan(
+        self, order: str, edge: int, search: _Search, *, whole: bool
+    ) -> AsyncIterator[tuple[int, list[Shown]]]:
+        """All jobs from a place on, piece by piece."""
+        more = 1
+        while more:
+            search.go_on()
+            rows, last, more = await self._links.run(self._scripts["scan"], order, edge, _PIECE, int(whole))
+            edge = int(last)
+            yield edge, self._found(rows)
+
+    async def _show(self, ids: Sequence[Argument]) -> list[Shown]:
+        found: list[Shown] = []
+        for piece in in_pieces(ids, _PIECE):
+            found += self._found(await self._links.run(self._scripts["show"], *piece))
+        return found
+
+    async def _outlined(self, ids: Sequence[Argument]) -> list[Shown]:
+        return self._found(await self._links.run(self._scripts["outline"], *ids))
+
+    def _found(self, rows: list[Any]) -> list[Shown]:
+        return shown_jobs(rows, self._kinds)
+
+    async def _few(self, where: JobFilter, search: _Search) -> list[Shown] | None:
+        """Outlines of all that match, newest first, where only unsuccessful ones are asked for and these are few."""
+        if not is_unsuccessful(where):
+            return None
+        ids: list[bytes] = []
+        for state in set(where.states):
+            ids += await self._links.command("ZRANGE", f"{self._prefix}ended:{state.value}", 0, _FEW)
+        if len(ids) > _FEW:
+            return None
+        found: list[Shown] = []
+        for piece in in_pieces(ids, _PIECE):
+            search.go_on()
+            found += [each for each in await self._outlined(piece) if matches(each[1], where)]
+        return sorted(found, key=lambda each: each[0], reverse=True)
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        """The attempts of a job that did not succeed."""
+        return shown_attempts(await self._links.command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1))
+
+    async def lines(self, job_id: str, *, limit: int, cursor: str | None) -> LogPage:
+        """A page of what a job has logged."""
+        claims, number = line_place(cursor)
+        key = f"{self._prefix}lines:{job_id}"
+        entries = await self._links.command("XRANGE", key, f"({claims}-{number}", "+", "COUNT", limit + 1)
+        return line_page([shown_line(entry) for entry in entries], limit)
+
+    async def over(self, job_ids: Sequence[str]) -> bool:
+        """Whether one of these jobs has ended, or is gone."""
+        states = await self._links.run(self._scripts["states"], *job_ids)
+        return any(each is None or state_of(each[0]) in TERMINAL for each in states)
+
+    # ── queues and workers ────────────────────────────────────────────────────────────────────────────────────
+    async def _counted(self) -> tuple[dict[tuple[JobState, str], int], set[str]]:
+        flat, paused = await self._links.run(self._scripts["queues"])
+        counts = {}
+        for field, number in fields_of(flat).items():
+            state, _, queue = field.partition(b":")
+            if (known := state_of(state)) is not None:
+                counts[known, readable(queue)] = whole_number(number)
+        return counts, {readable(queue) for queue in paused}
+
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+        """Every queue with its counts, which the server keeps: they cost the same at any size."""
+        rates: defaultdict[str, float] = defaultdict(float)
+        for state in TERMINAL:
+            for queue, rate in (await self._ended(state, recent, min(most, _SAMPLE))).items():
+                rates[queue] += rate
+        return [msgspec.structs.replace(queue, ended_per_second=rates[queue.name]) for queue in await self._queues()]
+
+    async def _ended(self, state: JobState, recent: timedelta, most: int) -> dict[str, float]:
+        """How many jobs of each queue came to this state a second."""
+        numbers: Counter[str] = Counter()
+        looked_at, found, age_us = 0, _PIECE, 0
+        while looked_at < most and found == _PIECE and age_us < recent // MICROSECOND:
+            words = (state.value, looked_at, recent // MICROSECOND)
+            found, age, told = await self._links.run(self._scripts["lately"], *words)
+            looked_at, age_us = looked_at + found, int(age)
+            for queue, number in fields_of(told).items():
+                numbers[readable(queue)] += int(number)
+        seconds = window(recent, age_us / 1e6, whole=found < _PIECE)
+        return {queue: number / seconds for queue, number in numbers.items()}
+
+    async def _queues(self) -> list[QueueInfo]:
+        counts, paused = await self._counted()
+        states: dict[str, dict[str, int]] = {queue: {} for queue in paused}
+        for (state, queue), number in counts.items():
+            states.setdefault(queue, {})[state.value] = number
+        names = sorted(states)
+        ages: list[Any] = []
+        for piece in in_pieces(names, 50):
+            ages += await self._links.run(self._scripts["queues"], *piece)
+        return [
+            QueueInfo(
+                name=name,
+                paused=name in paused,
+                states=states[name],
+                oldest_ready=None if age is None else timedelta(microseconds=int(age)),
+            )
+            for name, age in zip(names, ages, strict=True)
+        ]
+
+    async def glance(self, most: int) -> list[QueueInfo]:
+        """The queues in which something is going on."""
+        shown = [
+            msgspec.structs.replace(
+                queue, states={state: number for state, number in queue.states.items() if number and state in GLANCED}
+            )
+            for queue in await self._queues()
+        ]
+        return [queue for queue in shown if queue.states or queue.paused]
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Every registered worker, the longest running first."""
+        found = []
+        for flat, alive in await self._links.run(self._scripts["workers"]):
+            with suppress(*UNREADABLE, ValueError, KeyError):  # somebody else's
+                found.append(_worker_of(fields_of(flat), alive))
+        return sorted(found, key=lambda info: info.started_at_us)
+
+    async def now_us(self) -> int:
+        """The store's clock."""
+        return int(await self._links.run(self._scripts["now"]))
+
+
+def _worker_of(fields: Fields, alive: int) -> WorkerInfo:
+    said = {name.decode(): value.decode() for name, value in fields.items()}
+    pulse = msgspec.convert(
+        {name: said[name] for name in WorkerHeartbeat.__struct_fields__}, WorkerHeartbeat, strict=False
+    )
+    return WorkerInfo(
+        pulse=pulse,
+        started_at_us=int(said["started"]),
+        seen_at_us=int(said["seen"]),
+        alive=bool(alive),
+        order=WorkerCommand(said.get("ordered", "none")),
+    )
+
+
+def _place(cursor: str) -> int:
+    if not cursor.isascii() or not cursor.isdecimal() or len(cursor) > 16 or int(cursor) > _NEWEST:
+        raise Invalid("cursor", cursor, "give the cursor of an earlier page, unchanged")
+    return int(cursor)

@@ -1,0 +1,450 @@
+"""The hot path: submit, claim, settle, beat. Each is one script for up to ``PIECE`` jobs; more take several."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from holdfast.core.errors import HoldfastError, Unavailable
+from holdfast.core.job_logs import Record
+from holdfast.core.lifecycle import must_start
+from holdfast.core.models import (
+    TERMINAL,
+    Claim,
+    HeartbeatReply,
+    Job,
+    JobState,
+    Lease,
+    LeaseStatus,
+    NewJob,
+    Reason,
+    Settled,
+    Settlement,
+    Submitted,
+    WorkerCommand,
+    WorkerHeartbeat,
+)
+from holdfast.stores.base import EVERY_QUEUE
+from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, WorkerClaim, weight
+from holdfast.stores.common.unconfirmed import (
+    SettlementEvidence,
+    UnconfirmedClaims,
+    UnconfirmedSettlements,
+    accepted_as,
+    perhaps_stored,
+)
+from holdfast.stores.connections.redis import Script, in_pieces
+from holdfast.stores.connections.redis_protocol import Argument
+from holdfast.stores.redis.encoding import (
+    Kinds,
+    claimed_job,
+    readable,
+    record_pieces,
+    said,
+    settlements,
+    span_us,
+    state_of,
+    submission,
+    whole_number,
+)
+from holdfast.stores.redis.eviction import EvictionWatch
+from holdfast.stores.redis.notifications import RedisNotifications
+from holdfast.stores.redis.pool import NamespacePool
+from holdfast.stores.redis.query import Read
+
+PIECE = 200
+"""Jobs one script handles: about 2 ms, for which everybody else waits."""
+_PROMOTE_ROUNDS = 5  # scripts a claim spends on what is due before it takes regardless
+_LOOKS_MOST = 100  # scripts a claim spends on ids that nobody can claim any more
+_HELD = (LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.CANCEL)
+
+
+class Hot:
+    """The verbs, over the store's scripts."""
+
+    def __init__(
+        self,
+        links: NamespacePool,
+        news: RedisNotifications,
+        scripts: Mapping[str, Script],
+        read: Read,
+        kinds: Kinds,
+        eviction: EvictionWatch,
+    ) -> None:
+        self._links = links
+        self._news = news
+        self._scripts = scripts
+        self._read = read
+        self._kinds = kinds
+        self._eviction = eviction
+        self._served = ""  # the queue a claim served last
+        self._doubts = UnconfirmedSettlements()
+        self._lost = UnconfirmedClaims()
+
+    # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store the batch, each piece of it whole; nothing of it where one job cannot be stored at all, or the server
+        evicts."""
+        await self._eviction.refuse(self._links)
+        whole, pieces = self._links.address.whole, list(in_pieces(jobs, PIECE))
+        sent = _Sent()
+        try:
+            sent.replies = await self._links.run_each(
+                self._scripts["submit"],
+                [submission(piece, whole=whole) for piece in pieces],
+                doubt=sent.doubt,
+                partly=sent.hear,
+                extra=weight(len(jobs), sum(len(job.payload) for job in jobs)),
+                synced=True,
+            )
+        except Unavailable as error:
+            told = perhaps_stored(error) if sent.doubted else error
+            if any(isinstance(reply, list) for reply in sent.replies):
+                told.stored = [answer.job_id if answer.created else None for answer in self._answers(pieces, sent)]
+            raise told from error.__cause__
+        finally:
+            self._news.tell({f"queue:{job.queue}" for job in jobs})  # a piece may be stored though another was refused
+        return self._answers(pieces, sent)
+
+    def _answers(self, pieces: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
+        """What became of each job; those of a piece that was refused are not stored."""
+        answers: list[Submitted] = []
+        for piece, reply in zip(pieces, sent.replies, strict=True):
+            if not isinstance(reply, list):
+                answers += [Submitted(job.id, created=False) for job in piece]
+                continue
+            if len(reply) > len(piece):
+                number, last = reply.pop(), len(piece) - 1 - reply[::-1].index(1)
+                self._links.stored(int(number), piece[last].id)
+            answers += [
+                Submitted(job.id, bool(each) or sent.doubted)
+                if isinstance(each, int)
+                else Submitted(each.decode(), created=False)
+                for job, each in zip(piece, reply, strict=True)
+            ]
+        return answers
+
+    # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
+    async def claim(self, wish: WorkerClaim) -> Claim:
+        """Make due jobs ready, take what is wanted, say when the next falls due."""
+        try:
+            claim = await (self._claim_ready(wish) if wish.only is None else self._claim_delivered(wish, wish.only))
+            await self._give_back_unheard(wish, claim)
+        except asyncio.CancelledError:
+            self._lost.add(wish.worker)
+            raise
+        return claim
+
+    async def _claim_ready(self, wish: WorkerClaim) -> Claim:
+        claiming = _Claiming(wish)
+        common = (wish.worker, span_us(wish.lease_for), self._links.address.task)
+        while not claiming.over:
+            pieces = [(*common, *arguments) for arguments in claiming.pieces(self._served)]
+            try:
+                replies = await self._links.run_each(
+                    self._scripts["claim"],
+                    pieces,
+                    doubt=lambda: self._lost.add(wish.worker),
+                    extra=wish.limit / CLAIMED_A_SECOND,
+                )
+            except HoldfastError:
+                if len(pieces) > 1:  # some of them may have claimed
+                    self._lost.add(wish.worker)
+                if claiming.jobs:  # these are ours already
+                    break
+                raise
+            for reply in replies:
+                self._served = readable(reply[5])
+                claiming.take(await self._readable(reply[0], wish.worker), reply)
+        return claiming.claim()
+
+    async def _claim_delivered(self, wish: WorkerClaim, only: Sequence[str]) -> Claim:
+        delivery = _Delivery(wish)
+        for ids in in_pieces(list(dict.fromkeys(only)), PIECE):
+            try:
+                taken, until, held_back = await self._links.run(
+                    self._scripts["deliver"],
+                    wish.worker,
+                    span_us(wish.lease_for),
+                    self._links.address.task,
+                    *delivery.arguments(),
+                    *ids,
+                    doubt=lambda: self._lost.add(wish.worker),
+                    extra=wish.limit / CLAIMED_A_SECOND,
+                )
+            except HoldfastError:
+                if delivery.jobs:  # these are ours already
+                    break
+                raise
+            delivery.take(await self._readable(taken, wish.worker), int(until), held_back=bool(held_back))
+            if delivery.held_back:
+                break
+        return delivery.claim(len(only))
+
+    async def _give_back_unheard(self, wish: WorkerClaim, claim: Claim) -> None:
+        """What this worker took since the last claim that was answered, but for this one, it never started."""
+        if claim.lease_until_us is None or wish.elsewhere:
+            return
+        lease, since = span_us(wish.lease_for), self._lost.since(wish.worker)
+        ours = {job.id for job in claim.jobs}
+        looked, more = 0, since is not None
+        try:
+            while more:
+                found, others, more = await self._links.run(
+                    self._scripts["unheard"], wish.worker, since or 0, lease, looked
+                )
+                released = [_released(readable(job_id), whole_number(claims), wish.worker) for job_id, claims in found]
+                released = [each for each in released if each.job_id not in ours]
+                looked += others + len(found) - len(released)
+                if released:
+                    await self.settle(released)
+        except HoldfastError:
+            pass  # then their leases end
+        self._lost.answered(wish.worker, claim.lease_until_us - lease)
+
+    async def _readable(self, rows: Sequence[Any], worker: str) -> list[Job]:
+        """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
+        jobs = []
+        for row in rows:
+            try:
+                jobs.append(claimed_job(row, self._kinds, worker))
+            except (ValueError, AttributeError, RecursionError) as error:
+                text = f"the stored job cannot be read: {error}"
+                await self._links.run(self._scripts["bury"], row[0], text)
+        return jobs
+
+    # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
+    async def settle(self, batch: Sequence[Settlement]) -> list[Settled]:
+        """Apply what is still guarded, in order; what was refused is told where it stands."""
+        pieces = [settlements(piece) for piece in in_pieces(batch, PIECE)]
+        try:
+            replies = await self._links.run_each(
+                self._scripts["settle"],
+                pieces,
+                doubt=lambda: self._doubts.add(batch),
+                extra=weight(len(batch), sum(len(each.result or "") for each in batch)),
+                synced=True,
+            )
+        except HoldfastError:
+            self._doubts.add(batch)  # nobody hears of the pieces that were applied
+            raise
+        answers, ended, others = [], [], False
+        for each, answer in zip(batch, chain.from_iterable(replies), strict=True):
+            if answer == 1:
+                answers.append(Settled(each.job_id, each.claims, True, JobState.SUCCEEDED))
+                ended.append(each.job_id)
+            elif answer[0]:
+                state = JobState(answer[1].decode())
+                answers.append(Settled(each.job_id, each.claims, True, state, int(answer[2])))
+                if state in TERMINAL:
+                    ended.append(each.job_id)
+                else:
+                    others = True
+            else:
+                state_now = state_of(answer[1]) if len(answer) > 1 and answer[1] else None
+                answers.append(await self._refused(each, state_now))
+                if answers[-1].accepted and answers[-1].state in TERMINAL:
+                    ended.append(each.job_id)
+        self._doubts.end(batch)
+        # Which queues something became ready in the script knows; whoever waits here for any of them looks.
+        self._news.tell({"queue:*"} if others else (), ended)
+        return answers
+
+    async def _refused(self, each: Settlement, state: JobState | None) -> Settled:
+        """What was refused now; some was accepted before, unanswered."""
+        accepted = accepted_as(each, await self._fate(each)) if each in self._doubts else None
+        if accepted is not None:
+            return Settled(each.job_id, each.claims, True, accepted)
+        return Settled(each.job_id, each.claims, False, state)
+
+    async def _fate(self, each: Settlement) -> SettlementEvidence:
+        (standing,) = await self._links.run(self._scripts["states"], each.job_id)
+        if standing is None:
+            return SettlementEvidence(None, None, None, None, None, None)
+        records = await self._read.attempts(each.job_id)
+        record = next((record for record in records if record.claims == each.claims), None)
+        now, claims = state_of(standing[0]), whole_number(standing[1])
+        if record is None:
+            return SettlementEvidence(now, claims, None, None, None, None)
+        return SettlementEvidence(now, claims, None, record.state, record.reason, record.error)
+
+    # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta) -> HeartbeatReply:
+        """Extend what is still held; what each lease has become."""
+        said = msgspec.structs.asdict(pulse)
+        fields = [argument for pair in said.items() for argument in pair]
+        held: list[LeaseStatus] = []
+        ordered = "none"
+        pieces = list(in_pieces(leases, PIECE)) or [[]]
+        for number, piece in enumerate(pieces):
+            reply = await self._links.run(
+                self._scripts["beat"],
+                pulse.worker,
+                span_us(lease_for),
+                int(number == 0),
+                len(said),
+                *fields,
+                *(argument for lease in piece for argument in (lease.job_id, lease.claims)),
+                patience=BEAT_PATIENCE * lease_for.total_seconds(),
+            )
+            ordered = reply[0].decode()
+            held += [_HELD[each] for each in reply[1:]]
+        return HeartbeatReply(held=held, order=WorkerCommand(ordered))
+
+    # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
+    async def record(self, records: Sequence[Record]) -> list[bool]:
+        """Keep the lines of leases that stand; which do. As many lines a script as jobs elsewhere."""
+        kept = [True] * len(records)
+        for piece in record_pieces(records, PIECE):
+            script = self._scripts["record"]
+            arguments = [argument for turn, lines in piece for argument in said(records[turn].lease, lines)]
+            for (turn, _), standing in zip(piece, await self._links.run(script, *arguments), strict=True):
+                kept[turn] = kept[turn] and bool(standing)
+        return kept
+
+
+class _Delivery:
+    """One claim of delivered ids, and its progress through its scripts."""
+
+    def __init__(self, wish: WorkerClaim) -> None:
+        self._wish = wish
+        self._slots = dict(wish.wants)
+        self._star = self._slots.pop(EVERY_QUEUE, None)
+        self._startable = 1 << 30 if wish.alone else wish.startable
+        self.held_back = False
+        self.jobs: list[Job] = []
+        self._until_us: int | None = None
+
+    def arguments(self) -> list[Argument]:
+        """What the next script is asked."""
+        wish = self._wish
+        return [
+            (1 if wish.alone else wish.limit) - len(self.jobs),
+            1 << 30 if wish.alone else min(1, self._startable),
+            int(wish.promote),
+            "" if self._star is None else self._star,
+            self._startable,
+            len(self._slots),
+            *(argument for pair in self._slots.items() for argument in pair),
+        ]
+
+    def take(self, jobs: list[Job], until_us: int, *, held_back: bool) -> None:
+        """Note what a script has answered."""
+        self._until_us = until_us
+        self.held_back = held_back
+        self._startable = max(0, self._startable - sum(map(must_start, jobs)))
+        self.jobs += jobs
+        for job in jobs:
+            if job.queue in self._slots:
+                self._slots[job.queue] -= 1
+            elif self._star is not None:
+                self._star -= 1
+
+    def claim(self, delivered: int) -> Claim:
+        refused = delivered - len(self.jobs)
+        return Claim(jobs=self.jobs, refused=refused, held_back=self.held_back, lease_until_us=self._until_us)
+
+
+class _Sent:
+    """What is known of a batch that is stored piece by piece."""
+
+    def __init__(self) -> None:
+        self.doubted = False
+        self.replies: list[Any] = []  # to each piece of the latest try, errors among them; none where it was cut off
+
+    def doubt(self) -> None:
+        """A try was cut off, and may have stored the batch: from now on "known" means "created"."""
+        self.doubted, self.replies = True, []
+
+    def hear(self, replies: list[Any]) -> None:
+        """Some pieces were refused."""
+        self.replies = replies
+
+
+class _Claiming:
+    """One claim's progress through its scripts."""
+
+    def __init__(self, wish: WorkerClaim) -> None:
+        self._wish = wish
+        self._slots = {queue: max(0, slots) for queue, slots in wish.wants.items()}
+        self._star = self._slots.pop(EVERY_QUEUE, 0)
+        self._startable = wish.startable
+        self._asked: deque[int] = deque()  # how many jobs each of the scripts under way was asked for
+        self._rounds = 0
+        self._looks = 0
+        self._passed = b""  # what a script passed by, in its own words for the next one
+        self.jobs: list[Job] = []
+        self.over = not any(self._slots.values()) and not self._star
+        self._promoted = 0
+        self._quarantined = False
+        self._held_back = False
+        self._due_in = -1
+        self._until_us: int | None = None
+
+    def pieces(self, served: str) -> list[list[Argument]]:
+        """What the next scripts are asked: one, or, where what the first one takes cannot be too much for any queue, as
+        many as it takes. Only the first may take jobs that must start at once; what is behind suspects is looked for by
+        one at a time."""
+        wish = self._wish
+        left = 1 if wish.alone else wish.limit - len(self.jobs)
+        ample = not self._passed and all(slots == 0 or slots >= left for slots in (*self._slots.values(), self._star))
+        self._asked = deque(min(PIECE, left - taken) for taken in range(0, left if ample else min(left, PIECE), PIECE))
+        named = sorted(self._slots)
+        turn = bisect_right(named, served)
+        pairs = [argument for queue in named[turn:] + named[:turn] for argument in (queue, self._slots[queue])]
+        return [
+            [
+                asked,
+                0 if number else max(0, self._startable),
+                int(wish.alone),
+                int(wish.promote),
+                int(self._rounds + 1 >= _PROMOTE_ROUNDS),
+                self._star or "",
+                served,
+                b"" if self._startable > 0 else self._passed,
+                *pairs,
+            ]
+            for number, asked in enumerate(self._asked)
+        ]
+
+    def take(self, jobs: list[Job], reply: Sequence[Any]) -> None:
+        """Note what a script has answered."""
+        rows, promoted, due_in, quarantined, until, _, more, self._passed, held_back = reply
+        self._promoted += promoted
+        self._due_in = int(due_in)
+        self._quarantined = self._quarantined or bool(quarantined)
+        self._until_us = int(until)
+        self.jobs += jobs
+        for job in jobs:
+            self._startable -= must_start(job)
+            self._slots[job.queue] = self._slots.get(job.queue, self._star) - 1
+        self._rounds += more == 2
+        self._looks += more == 1
+        full = len(self.jobs) >= (1 if self._wish.alone else self._wish.limit)
+        asked = self._asked.popleft()
+        self._held_back = bool(held_back)
+        again = more == 2 or (more == 1 and self._looks < _LOOKS_MOST) or len(rows) >= asked
+        again = again or (self._held_back and self._startable > 0)  # by one that was not the first
+        self.over = full or not again
+
+    def claim(self) -> Claim:
+        return Claim(
+            jobs=self.jobs,
+            promoted=self._promoted,
+            next_due=None if self._due_in < 0 else timedelta(microseconds=self._due_in),
+            quarantined=self._quarantined,
+            held_back=self._held_back,
+            lease_until_us=self._until_us,
+        )
+
+
+def _released(job_id: str, claims: int, worker: str) -> Settlement:
+    state, reason = JobState.QUEUED, Reason.RELEASED
+    return Settlement(job_id=job_id, claims=claims, state=state, reason=reason, refund=True, worker=worker)

@@ -1,0 +1,78 @@
+"""The feed of endings: one writer at a time, so what ends later is seen later. And figures of what there is."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from holdfast.core.models import MICROSECOND, JobEvent, JobEvents
+from holdfast.core.stats import CountGroup, JobStats
+from holdfast.stores.common.event_cursor import LAST, EventCursor, piece
+from holdfast.stores.common.named_sql import STATES
+
+
+class Feed:
+    """The verbs, over the store's named statements."""
+
+    def __init__(self, statements: Mapping[str, str]) -> None:
+        self._sql = statements
+
+    def endings(
+        self, reader: sqlite3.Connection, now_us: int, after: str | None, *, limit: int, within: timedelta
+    ) -> JobEvents:
+        """What came behind a mark."""
+        if after is None:
+            return self._from_now(reader, now_us)
+        mark = EventCursor.read(after)
+        if mark.is_gap(now_us, within):
+            return self._from_now(reader, now_us, gap=True)
+        at, job_id, claims = mark.begin(now_us - within // MICROSECOND)
+        values = {"at": at, "job": job_id, "claims": claims, "limit": limit + 1}
+        found = [_ending(row) for row in reader.execute(self._sql["endings"], values)]
+        return piece(mark, found, limit, now_us)
+
+    def figures(self, reader: sqlite3.Connection, now_us: int, *, recent: timedelta, most: int) -> JobStats:
+        """How many jobs there are, of each kind."""
+        values = {"now": now_us, "since": now_us - recent // MICROSECOND, "most": most}
+        groups = [
+            CountGroup(
+                queue=queue,
+                state=STATES[code],
+                worker=worker,
+                attempts=attempts,
+                later=bool(later),
+                recent=bool(lately),
+                number=number,
+                seconds=max(0.0, seconds),
+                longest=max(0.0, longest),
+                age=age,
+            )
+            for queue, code, worker, attempts, later, lately, number, seconds, longest, age in reader.execute(
+                self._sql["figures"], values
+            )
+        ]
+        return JobStats(groups, most)
+
+    def _from_now(self, reader: sqlite3.Connection, now_us: int, *, gap: bool = False) -> JobEvents:
+        """Behind the last ending there is, not behind now: a caller's open transaction may hold one from before."""
+        (last,) = reader.execute(self._sql["last_ended"]).fetchone()
+        return EventCursor(now_us, last or 0, LAST).piece([], gap=gap)
+
+
+def _ending(row: tuple[Any, ...]) -> JobEvent:
+    job_id, task, queue, code, claims, attempt, worker, started_at, ended_at, reason, error = row
+    return JobEvent(
+        job_id=job_id,
+        task=task,
+        queue=queue,
+        state=STATES[code],
+        claims=claims,
+        attempt=attempt,
+        worker=worker,
+        started_at_us=started_at,
+        ended_at_us=ended_at,
+        reason=reason,
+        error=error,
+    )

@@ -1,0 +1,174 @@
+"""Reading: on a connection of its own, so that no reader ever waits for a writer."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core.errors import Invalid
+from holdfast.core.job_logs import LogLine, LogPage
+from holdfast.core.models import (
+    MICROSECOND,
+    TERMINAL,
+    Attempt,
+    Job,
+    JobFilter,
+    JobState,
+    Page,
+    QueueInfo,
+    WorkerCommand,
+    WorkerHeartbeat,
+    WorkerInfo,
+)
+from holdfast.stores.common.named_sql import CODES, STATES
+from holdfast.stores.common.queue_counts import CountRow, queues_of
+from holdfast.stores.common.requests import is_unsuccessful, line_page, line_place
+from holdfast.stores.sqlite.encoding import as_json, filter_parameters, read_job
+
+_decode_attempt = msgspec.json.Decoder(Attempt).decode
+_NEWEST = 1 << 62
+
+
+class Read:
+    """The verbs, over the store's named statements."""
+
+    def __init__(self, statements: Mapping[str, str]) -> None:
+        self._sql = statements
+
+    def get(self, reader: sqlite3.Connection, job_id: str) -> Job | None:
+        """One job by id."""
+        row = reader.execute(self._sql["get"], {"id": job_id}).fetchone()
+        return None if row is None else read_job(row[0])
+
+    def outlines(self, reader: sqlite3.Connection, job_ids: Sequence[str]) -> list[Job | None]:
+        """These jobs, without what may be large."""
+        jobs = [read_job(shown) for (shown,) in reader.execute(self._sql["outlines"], {"ids": as_json(job_ids)})]
+        found = {job.id: job for job in jobs}
+        return [found.get(job_id) for job_id in job_ids]
+
+    def by_key(self, reader: sqlite3.Connection, key: str) -> Job | None:
+        """The job a key stands for."""
+        owner = reader.execute(self._sql["key_owner"], (key,)).fetchone()
+        return None if owner is None else self.get(reader, owner[0])
+
+    def find(self, reader: sqlite3.Connection, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
+        """A page of jobs, newest first; the cursor is the place in the order of submission."""
+        before = _NEWEST if cursor is None else _place(cursor)
+        values = filter_parameters(where) | {"before": before, "limit": limit + 1}
+        # Dead letters are few among millions, and found by their index; successes are many, and soon met.
+        if is_unsuccessful(where):
+            each = [reader.execute(self._sql["find_ended"], values | {"state": CODES[s]}) for s in set(where.states)]
+            rows = sorted((row for found in each for row in found), key=lambda row: -row[0])[: limit + 1]
+        else:
+            rows = reader.execute(self._sql["find"], values).fetchall()
+        more = len(rows) > limit
+        return Page(
+            jobs=[read_job(shown) for _, shown in rows[:limit]],
+            cursor=str(rows[limit - 1][0]) if more else None,
+        )
+
+    def count(self, reader: sqlite3.Connection, where: JobFilter, most: int | None) -> int:
+        """How many jobs match, counted up to ``most``."""
+        values = filter_parameters(where) | {"most": -1 if most is None else most}
+        if not is_unsuccessful(where):
+            return int(reader.execute(self._sql["count"], values).fetchone()[0])
+        each = [reader.execute(self._sql["count_ended"], values | {"state": CODES[s]}) for s in set(where.states)]
+        number = sum(int(found.fetchone()[0]) for found in each)
+        return number if most is None else min(number, most)
+
+    def attempts(self, reader: sqlite3.Connection, job_id: str) -> list[Attempt]:
+        """The attempts of a job that did not succeed."""
+        return [_decode_attempt(shown) for (shown,) in reader.execute(self._sql["attempts"], {"id": job_id})]
+
+    def lines(self, reader: sqlite3.Connection, job_id: str, *, limit: int, cursor: str | None) -> LogPage:
+        """A page of what a job has logged."""
+        claims, number = line_place(cursor)
+        values = {"id": job_id, "claims": claims, "number": number, "limit": limit + 1}
+        return line_page([LogLine(*row) for row in reader.execute(self._sql["lines"], values)], limit)
+
+    def queues(self, reader: sqlite3.Connection, now_us: int, recent: timedelta, most: int) -> list[QueueInfo]:
+        """Every queue with its counts."""
+        return self._looked_at(reader, now_us, recent, most, whole=True)
+
+    def glance(self, reader: sqlite3.Connection, now_us: int, most: int) -> list[QueueInfo]:
+        """The queues in which something is going on."""
+        return self._looked_at(reader, now_us, timedelta(0), most, whole=False)
+
+    def _looked_at(
+        self, reader: sqlite3.Connection, now_us: int, recent: timedelta, most: int, *, whole: bool
+    ) -> list[QueueInfo]:
+        """``whole``: those too in which all has succeeded or was cancelled."""
+        values = {
+            "queues": json.dumps([name for (name,) in reader.execute(self._sql["glance_queues"])]),
+            "most": most,
+            "whole": whole,
+            "now": now_us,
+            "since": now_us - recent // MICROSECOND,
+        }
+        looks = [
+            CountRow(queue, STATES[code], *rest) for queue, code, *rest in reader.execute(self._sql["glance"], values)
+        ]
+        paused = {name: bool(flag) for name, flag in reader.execute(self._sql["known_queues"])}
+        found = queues_of(looks, paused, recent=recent, most=most)
+        for name, queue in found.items():
+            if JobState.QUEUED in queue.states:
+                found[name] = replace(queue, oldest_ready=self._oldest_ready(reader, name, now_us))
+        return list(found.values())
+
+    def _oldest_ready(self, reader: sqlite3.Connection, queue: str, now_us: int) -> timedelta | None:
+        (run_at,) = reader.execute(self._sql["oldest_ready"], {"queue": queue}).fetchone()
+        return None if run_at is None else timedelta(microseconds=max(0, now_us - run_at))
+
+    def workers(self, reader: sqlite3.Connection, now_us: int) -> list[WorkerInfo]:
+        """Every registered worker, the longest running first."""
+        return [
+            WorkerInfo(
+                pulse=WorkerHeartbeat(
+                    worker=worker,
+                    host=host,
+                    pid=pid,
+                    queues=queues,
+                    concurrency=concurrency,
+                    running=running,
+                    succeeded=succeeded,
+                    failed=failed,
+                ),
+                started_at_us=started_at,
+                seen_at_us=seen_at,
+                alive=alive_until > now_us,
+                order=WorkerCommand(ordered),
+            )
+            for (
+                worker,
+                host,
+                pid,
+                queues,
+                concurrency,
+                running,
+                succeeded,
+                failed,
+                started_at,
+                seen_at,
+                alive_until,
+                ordered,
+            ) in reader.execute(self._sql["workers"])
+        ]
+
+    def over(self, reader: sqlite3.Connection, job_ids: list[str]) -> bool:
+        """Whether one of these jobs has ended, or is gone."""
+        for job_id in job_ids:
+            standing = reader.execute(self._sql["standing"], {"id": job_id}).fetchone()
+            if standing is None or STATES[standing[0]] in TERMINAL:
+                return True
+        return False
+
+
+def _place(cursor: str) -> int:
+    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
+        raise Invalid("cursor", cursor, "give the cursor of an earlier page, unchanged")
+    return int(cursor)

@@ -1,0 +1,430 @@
+"""The hot path: submit, claim, settle, beat. Each function is an operation inside one transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.lifecycle import budget_spent
+from holdfast.core.models import (
+    TERMINAL,
+    Claim,
+    HeartbeatReply,
+    Job,
+    JobState,
+    Lease,
+    LeaseStatus,
+    NewJob,
+    Settled,
+    Settlement,
+    Submitted,
+    WorkerCommand,
+    WorkerHeartbeat,
+)
+from holdfast.stores.base import EVERY_QUEUE, Statement, StatementFlow
+from holdfast.stores.common.named_sql import CODES, STATES
+from holdfast.stores.common.requests import UNREADABLE, WorkerClaim
+from holdfast.stores.sqlite.encoding import (
+    INLINE_PAYLOAD,
+    as_json,
+    decode_job,
+    decode_jobs,
+    decode_seqs,
+    elements,
+    encode_json,
+    job_row,
+    span_us,
+)
+from holdfast.stores.sqlite.writer import Transaction
+
+T = TypeVar("T")
+
+PROMOTE_MOST = 1000
+"""Due jobs made ready by one claim; more are made ready by the next."""
+
+
+class Hot:
+    """The verbs, over the store's named statements."""
+
+    def __init__(self, statements: Mapping[str, str]) -> None:
+        self._sql = statements
+        self._served = ""  # the queue a claim of every queue served last
+
+    # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
+    def submit(self, transaction: Transaction, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Insert the batch in one go; where a key or a known id is among it, job by job."""
+        if len(jobs) == 1 and _is_plain(jobs[0]):
+            answers = [self._insert_plain(transaction, jobs[0])]
+        elif not any(job.key for job in jobs) and self._insert_all(transaction, jobs):
+            answers = [Submitted(job.id, True) for job in jobs]
+        else:
+            answers = _held(transaction.connection, self.submission(jobs, transaction.now_us))
+        for job, answer in zip(jobs, answers, strict=True):
+            if answer.created:
+                transaction.tell(f"queue:{job.queue}")
+        return answers
+
+    def _insert_plain(self, transaction: Transaction, job: NewJob) -> Submitted:
+        """One job that needs one statement: nothing to undo if it is there already."""
+        inserted = transaction.connection.execute(self._sql["insert_job"], job_row(job, transaction.now_us))
+        return Submitted(job.id, inserted.rowcount == 1)
+
+    def _insert_all(self, transaction: Transaction, jobs: Sequence[NewJob]) -> bool:
+        connection = transaction.connection
+        before = connection.total_changes
+        now_us = transaction.now_us
+        try:
+            with transaction.savepoint():
+                connection.executemany(self._sql["insert_job"], [job_row(job, now_us) for job in jobs])
+                if connection.total_changes - before != len(jobs):
+                    raise _Short
+                for name, rows in self._extras(jobs):
+                    connection.executemany(self._sql[name], rows)
+        except _Short:
+            return False
+        return True
+
+    @staticmethod
+    def _extras(jobs: Sequence[NewJob]) -> list[tuple[str, list[tuple[object, ...]]]]:
+        """What only some jobs have rows for: large payloads and tags."""
+        large: list[tuple[object, ...]] = [(job.id, job.payload) for job in jobs if len(job.payload) > INLINE_PAYLOAD]
+        tags: list[tuple[object, ...]] = [
+            (job.id, tag) for job in jobs if job.options is not None for tag in job.options.tags
+        ]
+        return [(name, rows) for name, rows in (("insert_payload", large), ("insert_tag", tags)) if rows]
+
+    def submission(self, jobs: Sequence[NewJob], now_us: int) -> StatementFlow[list[Submitted]]:
+        """The same job by job, as statements anyone's connection can run."""
+        answers = []
+        for job in jobs:
+            answer = yield from self._submit_one(job, now_us)
+            answers.append(answer)
+        return answers
+
+    def _submit_one(self, job: NewJob, now_us: int) -> StatementFlow[Submitted]:
+        row, owner = job_row(job, now_us), job.id
+        if job.key is None:
+            inserted = yield Statement(self._sql["insert_single_job"], row)
+        else:
+            keep_until = None if job.key_for is None else now_us + span_us(job.key_for)
+            yield Statement(self._sql["take_key"], (job.key, job.id, keep_until, now_us))
+            inserted = yield Statement(self._sql["insert_keyed_job"], (*row, job.key))
+            ((owner,),) = yield Statement(self._sql["key_owner"], (job.key,))
+        for name, rows in self._extras([job]):
+            for each in rows:
+                yield Statement(self._sql[name], each)
+        if job.key is not None:
+            yield Statement(self._sql["mark_keyed"], (job.id, job.key))
+        return Submitted(owner, bool(inserted))
+
+    # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def look(self, reader: sqlite3.Connection, wish: WorkerClaim, now_us: int) -> Claim | None:
+        """An empty claim if a reader sees that there is nothing to take; None if a claim is worth a transaction."""
+        queues = [queue for queue, slots in wish.wants.items() if slots > 0]
+        every = EVERY_QUEUE in queues
+        if every:
+            ready = _one(reader, self._sql["next_ready_queue"], {"after": ""}) is not None
+            due = wish.promote and _one(reader, self._sql["any_due_anywhere"], {"now": now_us})
+        else:
+            ready = any(_one(reader, self._sql["any_ready"], {"queue": queue}) for queue in queues)
+            due = wish.promote and any(
+                _one(reader, self._sql["any_due"], {"queue": queue, "now": now_us}) for queue in queues
+            )
+        if ready or due:
+            return None
+        return Claim(jobs=[], next_due=self._next_due(reader, queues, now_us))
+
+    def claim(self, transaction: Transaction, wish: WorkerClaim) -> Claim:
+        """Make due jobs ready, take what is wanted, say when the next falls due."""
+        connection, now_us = transaction.connection, transaction.now_us
+        wants = {queue: slots for queue, slots in wish.wants.items() if slots > 0}
+        promoted = self._promote(connection, wants, wish, now_us) if wish.promote else 0
+        paused = {name for (name,) in connection.execute(self._sql["paused_queues"])}
+        until = now_us + span_us(wish.lease_for)
+        taken = _Taking(connection, self._sql, wish, now_us, until)
+        if wish.only is not None:
+            refused = taken.delivered(wish.only, wants, paused)
+            return Claim(
+                jobs=taken.jobs, refused=refused, promoted=promoted, held_back=taken.held_back, lease_until_us=until
+            )
+        for queue, slots in self._in_turn(connection, wants, paused, taken):
+            taken.ready(queue, slots)
+        return Claim(
+            jobs=taken.jobs,
+            promoted=promoted,
+            next_due=self._next_due(connection, list(wants), now_us),
+            quarantined=taken.quarantined,
+            held_back=taken.held_back,
+            lease_until_us=until,
+        )
+
+    def _promote(self, connection: sqlite3.Connection, wants: Mapping[str, int], wish: WorkerClaim, now_us: int) -> int:
+        before = connection.total_changes
+        if wish.only is not None:
+            connection.execute(self._sql["promote_only"], {"ids": as_json(wish.only), "now": now_us})
+        elif EVERY_QUEUE in wants:
+            connection.execute(self._sql["promote_anywhere"], {"now": now_us, "limit": PROMOTE_MOST}).fetchall()
+        else:
+            for queue in wants:
+                connection.execute(self._sql["promote_queue"], {"queue": queue, "now": now_us, "limit": PROMOTE_MOST})
+        return connection.total_changes - before
+
+    def _in_turn(
+        self, connection: sqlite3.Connection, wants: Mapping[str, int], paused: set[str], taken: _Taking
+    ) -> Iterator[tuple[str, int]]:
+        """Each queue that is wanted and not paused, with its slots, until the claim is full."""
+        named = sorted(queue for queue in wants if queue != EVERY_QUEUE and queue not in paused)
+        turn = bisect_right(named, self._served)
+        for queue in named[turn:] + named[:turn]:
+            if taken.full:
+                return
+            self._served = queue
+            yield queue, wants[queue]
+        if EVERY_QUEUE not in wants:
+            return
+        start = self._served
+        after, wrapped = start, False
+        while not taken.full:
+            queue = _one(connection, self._sql["next_ready_queue"], {"after": after})
+            if queue is None or (wrapped and queue > start):
+                if wrapped or not start:
+                    return
+                after, wrapped = "", True
+                continue
+            after = queue
+            if queue not in paused and queue not in taken.named:
+                self._served = queue
+                yield queue, wants[EVERY_QUEUE]
+
+    def _next_due(self, connection: sqlite3.Connection, queues: Sequence[str], now_us: int) -> timedelta | None:
+        if EVERY_QUEUE in queues:
+            instants = [_one(connection, self._sql["next_due_anywhere"], {})]
+        else:
+            instants = [_one(connection, self._sql["next_due"], {"queue": queue}) for queue in queues]
+        known = [each for each in instants if each is not None]
+        return timedelta(microseconds=max(0, min(known) - now_us)) if known else None
+
+    # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
+    def settle(self, transaction: Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
+        """Successes in one statement; everything else, and a batch that is not all accepted, one by one."""
+        simple = [each for each in settlements if each.state is JobState.SUCCEEDED and not each.expired]
+        if len(simple) != len(settlements) or not self._settle_all(transaction, simple):
+            return [self._settle_one(transaction, each) for each in settlements]
+        transaction.ended += [each.job_id for each in simple]
+        return [Settled(each.job_id, each.claims, True, JobState.SUCCEEDED) for each in simple]
+
+    def _settle_all(self, transaction: Transaction, settlements: Sequence[Settlement]) -> bool:
+        connection = transaction.connection
+        batch = encode_json([(each.job_id, each.claims, each.result, each.worker) for each in settlements]).decode()
+        before = connection.total_changes
+        try:
+            with transaction.savepoint():
+                connection.execute(self._sql["settle_succeeded"], {"settlements": batch, "now": transaction.now_us})
+                if connection.total_changes - before != len(settlements):
+                    raise _Short
+        except _Short:
+            return False
+        return True
+
+    def _settle_one(self, transaction: Transaction, settlement: Settlement) -> Settled:
+        connection, now_us = transaction.connection, transaction.now_us
+        values = {
+            "id": settlement.job_id,
+            "claims": settlement.claims,
+            "state": CODES[settlement.state],
+            "reason": settlement.reason,
+            "error": settlement.error,
+            "result": settlement.result,
+            "delay": None if settlement.delay is None else span_us(settlement.delay),
+            "refund": int(settlement.refund),
+            "expired": int(settlement.expired),
+            "worker": settlement.worker,
+            "now": now_us,
+        }
+        row = connection.execute(self._sql["settle_one"], values).fetchone()
+        if row is None:
+            standing = connection.execute(self._sql["standing"], {"id": settlement.job_id}).fetchone()
+            state = None if standing is None else STATES[standing[0]]
+            return Settled(settlement.job_id, settlement.claims, False, state)
+        seq, code, run_at, started_at, attempts, worker, queue = row
+        state = STATES[code]
+        if not settlement.refund and state is not JobState.SUCCEEDED:
+            values |= {"seq": seq, "state": code, "attempt": attempts, "worker": worker, "started_at": started_at}
+            values |= {"traceback": settlement.traceback}
+            connection.execute(self._sql["insert_attempt"], values)
+        if state in TERMINAL:
+            transaction.ended.append(settlement.job_id)
+        else:
+            transaction.tell(f"queue:{queue}")
+        return Settled(settlement.job_id, settlement.claims, True, state, run_at)
+
+    # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
+    def record(self, transaction: Transaction, records: Sequence[Record]) -> list[bool]:
+        """Keep the lines of leases that stand; which do."""
+        connection, now_us = transaction.connection, transaction.now_us
+        leases = as_json((each.lease.job_id, each.lease.claims) for each in records)
+        found = connection.execute(self._sql["recordable"], {"leases": leases, "now": now_us})
+        standing = {turn: (seq, attempt) for turn, seq, attempt in found}
+        rows = [
+            (seq, records[turn].lease.claims, line.number, attempt, now_us - span_us(line.ago), *_said(line))
+            for turn, (seq, attempt) in standing.items()
+            for line in records[turn].lines
+        ]
+        connection.executemany(self._sql["insert_line"], rows)
+        return [turn in standing for turn in range(len(records))]
+
+    # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def beat(
+        self, transaction: Transaction, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+    ) -> HeartbeatReply:
+        """Extend what is still held; what each lease has become."""
+        connection, now_us = transaction.connection, transaction.now_us
+        until = now_us + span_us(lease_for)
+        values = msgspec.structs.asdict(pulse) | {"now": now_us, "until": until}
+        (ordered,) = connection.execute(self._sql["upsert_worker"], values).fetchone()
+        held: list[LeaseStatus] = []
+        if leases:
+            batch = {"leases": as_json((lease.job_id, lease.claims) for lease in leases), "worker": pulse.worker}
+            connection.execute(self._sql["extend_leases"], {**batch, "now": now_us, "until": until})
+            for lease_until, cancelling in connection.execute(self._sql["standing_leases"], batch):
+                alive = lease_until is not None and lease_until > now_us
+                held.append((LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD) if alive else LeaseStatus.LOST)
+        return HeartbeatReply(held=held, order=WorkerCommand(ordered))
+
+
+def _said(line: NewLine) -> tuple[str, str, str | None]:
+    return line.level, line.text, line.fields
+
+
+def _is_plain(job: NewJob) -> bool:
+    return job.key is None and len(job.payload) <= INLINE_PAYLOAD and (job.options is None or not job.options.tags)
+
+
+class _Short(Exception):
+    """A batch statement changed fewer rows than it was given."""
+
+
+class _Taking:
+    """One claim's progress through its queues."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        statements: Mapping[str, str],
+        wish: WorkerClaim,
+        now_us: int,
+        until_us: int,
+    ) -> None:
+        self._connection = connection
+        self._sql = statements
+        self._wish = wish
+        self._lease = {"worker": wish.worker, "until": until_us, "now": now_us}
+        self._startable = 1 << 30 if wish.alone else wish.startable
+        self.named = frozenset(wish.wants)  # those without a free slot too: the star is for the others
+        self.jobs: list[Job] = []
+        self.quarantined = False
+        self.held_back = False
+
+    @property
+    def full(self) -> bool:
+        """Whether the claim has all it asked for."""
+        return len(self.jobs) >= (1 if self._wish.alone else self._wish.limit)
+
+    def ready(self, queue: str, slots: int) -> None:
+        """Take from one queue: suspects first (they have waited longest), then the rest."""
+        if self._wish.alone:
+            self._take("pick_quarantined", queue=queue, limit=1)
+            return
+        room = min(slots, self._wish.limit - len(self.jobs))
+        if not self.quarantined:
+            self.quarantined = bool(_one(self._connection, self._sql["any_quarantined"], {"queue": queue}))
+        if self._startable > 0:
+            room -= self._take("pick_suspect", queue=queue, limit=min(room, self._startable))
+        if room > 0:
+            self._take("pick_ready", queue=queue, limit=room)
+
+    def delivered(self, ids: Sequence[str], wants: Mapping[str, int], paused: set[str]) -> int:
+        """Take just these ids; how many deliveries were refused, repeats included."""
+        batch = as_json(dict.fromkeys(ids))
+        most = 1 << 30 if self._wish.alone else min(1, self._startable)
+        for queue, slots in wants.items():
+            every = queue == EVERY_QUEUE
+            excluded = paused | (self.named if every else set())
+            room = min(slots, (1 if self._wish.alone else self._wish.limit) - len(self.jobs))
+            self._take(
+                "pick_only",
+                ids=batch,
+                queue=None if every else queue,
+                excluded=as_json(sorted(excluded)),
+                most=most,
+                limit=room,
+            )
+        return len(ids) - len(self.jobs)
+
+    def _take(self, pick: str, **parameters: object) -> int:
+        values = {"now": self._lease["now"], **parameters}
+        seqs, shown, last = self._connection.execute(self._sql[pick], values).fetchone()
+        if seqs == "[]":
+            return 0
+        counted = len(decode_seqs(seqs)) if pick == "pick_suspect" else last or 0
+        if counted > self._startable:
+            self.held_back = True
+            number = _prefix(elements(shown), self._startable)
+            if number == 0:
+                return 0
+            seqs = as_json(decode_seqs(seqs)[:number])
+            shown = f"[{','.join(elements(shown)[:number])}]"
+            counted = self._startable
+        self._startable -= counted
+        self._connection.execute(self._sql["take"], {"seqs": seqs, **self._lease})
+        try:
+            jobs = decode_jobs(shown)
+        except UNREADABLE:
+            jobs = self._readable(decode_seqs(seqs), elements(shown))
+        self.jobs += jobs
+        return len(jobs)
+
+    def _readable(self, seqs: Sequence[int], shown: Sequence[str]) -> list[Job]:
+        """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
+        jobs = []
+        for seq, each in zip(seqs, shown, strict=True):
+            try:
+                jobs.append(decode_job(each))
+            except UNREADABLE as error:
+                values = {"seq": seq, "now": self._lease["now"], "error": f"the stored job cannot be read: {error}"}
+                self._connection.execute(self._sql["bury"], values)
+        return jobs
+
+
+def _prefix(shown: Sequence[str], startable: int) -> int:
+    """Counts the jobs before the first one on its last attempt beyond ``startable``."""
+    last = 0
+    for number, each in enumerate(shown):
+        with suppress(*UNREADABLE):
+            last += budget_spent(decode_job(each))
+        if last > startable:
+            return number
+    return len(shown)
+
+
+def _one(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, object]) -> Any:
+    """The single value a statement gives."""
+    return connection.execute(sql, parameters).fetchone()[0]
+
+
+def _held(connection: sqlite3.Connection, dialogue: StatementFlow[T]) -> T:
+    """Hold a dialogue on a connection of ours."""
+    try:
+        statement = next(dialogue)
+        while True:
+            statement = dialogue.send(connection.execute(statement.sql, statement.parameters).fetchall())
+    except StopIteration as stop:
+        answer: T = stop.value
+        return answer

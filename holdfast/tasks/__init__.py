@@ -1,0 +1,36 @@
+"""Tasks: the functions behind jobs, the registry of them, and the way between a signature and a payload.
+
+context.py     the running job as its handler sees it
+log.py         what a handler logs with its job
+codec.py       values to JSON text and back, strictly
+signature.py   a function's parameters and the payloads that fit them
+task.py        a registered function; the registry
+"""
+
+from holdfast.tasks.codec import PAYLOAD_LIMIT, RESULT_LIMIT, decode_payload, encode_payload, encode_result
+from holdfast.tasks.context import CURRENT, Context, LogOpener, current_job
+from holdfast.tasks.job_logger import NOTHING, JobLog, Limits, LogEntry
+from holdfast.tasks.signature import Signature, provided
+from holdfast.tasks.task import ErrorMatch, Executor, Registry, Task
+
+__all__ = [
+    "CURRENT",
+    "NOTHING",
+    "PAYLOAD_LIMIT",
+    "RESULT_LIMIT",
+    "Context",
+    "ErrorMatch",
+    "Executor",
+    "JobLog",
+    "Limits",
+    "LogEntry",
+    "LogOpener",
+    "Registry",
+    "Signature",
+    "Task",
+    "current_job",
+    "decode_payload",
+    "encode_payload",
+    "encode_result",
+    "provided",
+]

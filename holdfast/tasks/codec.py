@@ -1,0 +1,414 @@
+"""Values to JSON text and back. What could not come back as it went in is refused, with the place it stands at.
+
+The proof is the round trip: a value is written, read again and compared, all in C. Only when the two differ does
+Python code walk the value, to tell a harmless difference (a tuple came back as a list) from a loss (NaN became null,
+the key 1 became "1"). So the strictness costs a plain payload a fraction of a microsecond.
+
+Text from outside (CLI, HTTP, a replay's new payload) goes through ``decode_object``, which is stricter than any JSON
+parser at hand: duplicate keys, lone surrogates, numbers that a float or Python's int limit would mangle are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum, auto
+from typing import Any, NamedTuple, NoReturn, TypeGuard, get_type_hints
+
+import msgspec
+
+from holdfast.core.errors import Invalid, TooLarge, shown
+from holdfast.core.validation import DEPTH_LIMIT
+
+PAYLOAD_LIMIT = 256 * 1024
+"""Bytes of UTF-8 a payload may take."""
+RESULT_LIMIT = 1024 * 1024
+"""Bytes of UTF-8 a result may take."""
+DIGIT_LIMIT = 4300
+"""Digits of an integer, a minus sign counted: where CPython and msgspec stop converting between int and text."""
+OBJECT_KEY_LIMIT = 1024
+"""Bytes of UTF-8 one key of an object may take."""
+
+_HIGHEST = 10**DIGIT_LIMIT - 1
+_LOWEST = -(10 ** (DIGIT_LIMIT - 1)) + 1
+_DIGITS_KEPT = f"at most {DIGIT_LIMIT:,} digits are kept, a minus sign counted"
+_BY_IDENTITY: Any = object.__eq__
+_STRINGS = re.compile(rb'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
+_KEYS = re.compile(rb'"((?:[^"\\]+|\\.)*+)"(:?)', re.DOTALL)
+_DEEPER = f"is nested deeper than {DEPTH_LIMIT} levels, or contains itself"
+
+
+class Words(str):
+    """They stand in place of a value: an error shows them unquoted, and no foreign ``__repr__`` is ever asked."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+class EncodingProblem(NamedTuple):
+    """Why a value cannot be kept: where it stands inside the whole (``.a[0]``), what it is, what to do."""
+
+    path: str
+    what: str
+    remedy: str
+    code: str = "invalid"
+
+    def error(self, field: str) -> Invalid:
+        return Invalid(field + self.path, Words(self.what), self.remedy, code=self.code)
+
+
+class Rule(Enum):
+    """What ``find_fault`` lets pass besides what JSON has."""
+
+    STRICT = auto()  # nothing: no annotation would turn it back
+    LOOSE = auto()  # values with one obvious JSON form: datetime, UUID, Decimal, bytes, dataclasses, models …
+    TYPED = auto()  # the inside of such a value: its own annotations say how it is read again
+
+
+# ── reading and writing ───────────────────────────────────────────────────────────────────────────────────────────
+def is_model(kind: object) -> TypeGuard[Any]:
+    """Whether ``kind`` is a pydantic model class. Never imports pydantic: without it there is no such class."""
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
+
+
+def _to_builtins(value: Any) -> Any:
+    """msgspec's hook for what it cannot write itself: pydantic models, and subclasses of str, int and float."""
+    if is_model(type(value)):
+        return value.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _from_builtins(kind: Any, value: Any) -> Any:
+    """msgspec's hook for what it cannot read itself: pydantic models. ``object`` takes anything."""
+    if not is_model(kind):
+        return value
+    try:
+        return kind.model_validate(value)
+    except sys.modules["pydantic"].ValidationError as error:
+        places = (f"{'.'.join(map(str, each['loc'])) or kind.__name__}: {each['msg']}" for each in error.errors())
+        raise ValueError("; ".join(places)) from None
+
+
+def decoder(kind: Any) -> Callable[[str | bytes], Any]:
+    """A function from JSON text to a value of the annotation ``kind``; raises msgspec's errors."""
+    return msgspec.json.Decoder(kind, dec_hook=_from_builtins).decode
+
+
+def result_decoder(function: Callable[..., Any]) -> Callable[[str], Any]:
+    """A reader of what ``function`` returns, by its annotation; of JSON values where that names nothing JSON holds."""
+    try:
+        return decoder(get_type_hints(function, include_extras=True).get("return", Any))
+    except (TypeError, NameError, AttributeError):
+        return decoder(Any)
+
+
+write = msgspec.json.Encoder(enc_hook=_to_builtins).encode
+"""Any value to UTF-8 JSON, without the strictness of the functions below."""
+decode_json = msgspec.json.Decoder().decode
+"""Plain JSON values."""
+
+
+def encode(value: Any, field: str, limit: int) -> bytes:
+    """``value`` as UTF-8 JSON of legal size and depth. Losses (NaN, foreign keys) are for the caller to look for."""
+    try:
+        text = write(value)
+    except Exception as error:
+        raise _unwritable(value, error).error(field) from error
+    if len(text) > limit:
+        remedy = f"at most {limit:,} bytes are stored; keep the data elsewhere and pass where it is"
+        raise TooLarge(field, Words(f"{len(text):,} bytes"), remedy)
+    if _too_deep(text):
+        raise EncodingProblem("", "a value that " + _DEEPER, f"nest at most {DEPTH_LIMIT} levels").error(field)
+    return text
+
+
+def encode_payload(payload: Mapping[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
+    """The arguments by name as payload text, for a task that is only known by its name.
+
+    Values with one obvious JSON form (datetime, UUID, Decimal, dataclass, model …) are written in it; what the task
+    makes of it is up to its annotations.
+    """
+    if not isinstance(payload, Mapping):
+        raise Invalid("payload", Words(_a(payload)), "give a mapping: the arguments by name")
+    text = _exact(dict(payload), "payload", limit)
+    check_keys(text, "payload")
+    return text.decode()
+
+
+def encode_result(value: Any, limit: int = RESULT_LIMIT) -> str | None:
+    """What a handler returned as JSON text; None for None. Invalid("result", …) for what cannot be kept."""
+    return None if value is None else _exact(value, "result", limit).decode()
+
+
+def _exact(value: Any, field: str, limit: int) -> bytes:
+    text = encode(value, field, limit)
+    try:
+        received = decode_json(text)
+    except msgspec.MsgspecError as error:
+        raise (find_fault(value) or EncodingProblem("", _a(value), f"it cannot be read again: {error}")).error(
+            field
+        ) from error
+    if not same(received, value) and (fault := find_fault(value)):
+        raise fault.error(field)
+    return text
+
+
+def check_keys(text: bytes, field: str) -> None:
+    """Refuse an object key over ``OBJECT_KEY_LIMIT`` bytes in compact JSON."""
+    if len(text) <= OBJECT_KEY_LIMIT:
+        return
+    for match in _KEYS.finditer(text):
+        if (
+            match[2]
+            and len(match[1]) > OBJECT_KEY_LIMIT
+            and len(key := decode_json(b'"' + match[1] + b'"').encode()) > OBJECT_KEY_LIMIT
+        ):
+            remedy = f"a key of an object may take at most {OBJECT_KEY_LIMIT:,} bytes"
+            raise Invalid(field, Words(f"a key of {len(key):,} bytes"), remedy)
+
+
+def _too_deep(text: bytes, limit: int = DEPTH_LIMIT) -> bool:
+    if text.count(b"{") + text.count(b"[") <= limit:
+        return False
+    brackets = _STRINGS.sub(b"", text).translate(bytes.maketrans(b"[]", b"{}"))
+    brackets = re.sub(rb"[^{}]+", b"", brackets)
+    for _ in range(limit):
+        brackets = brackets.replace(b"{}", b"")  # takes one level off everywhere
+    return b"{" in brackets
+
+
+# ── text from outside ─────────────────────────────────────────────────────────────────────────────────────────────
+class _Refused(Exception):
+    """Raised inside the parser's hooks: what is wrong, the remedy, and the stable word for it."""
+
+    def __init__(self, what: str, remedy: str, code: str = "invalid") -> None:
+        super().__init__(what)
+        self.what, self.remedy, self.code = what, remedy, code
+
+
+def decode_payload(text: str | bytes, limit: int = PAYLOAD_LIMIT) -> dict[str, Any]:
+    """The object a payload text stands for, as ``decode_object`` reads it."""
+    return decode_object(text, limit, "payload")
+
+
+def decode_object(text: str | bytes, limit: int, field: str, depth: int = DEPTH_LIMIT) -> dict[str, Any]:
+    """The object a text stands for: UTF-8, no duplicate keys, nothing a parser would silently change. ``depth``: how
+    many objects and arrays may stand inside one another."""
+    data = _utf8(text, field)
+    if len(data) > limit:
+        raise TooLarge(field, Words(f"{len(data):,} bytes"), f"at most {limit:,} bytes are stored")
+    if _too_deep(data, depth):
+        raise Invalid(
+            field, Words(f"a text nested deeper than {depth} levels"), f"nest at most {depth} levels", code="too_deep"
+        )
+    try:
+        decoded = _STRICT_JSON.decode(data.decode())
+    except _Refused as refused:
+        raise Invalid(field, Words(refused.what), refused.remedy, code=refused.code) from None
+    except json.JSONDecodeError as error:
+        remedy = f"give JSON: {error.msg} at character {error.pos}"
+        raise Invalid(field, data.decode(), remedy, code="invalid_json") from None
+    if not isinstance(decoded, dict):
+        raise Invalid(field, decoded, "give a JSON object" + (": the arguments by name" if field == "payload" else ""))
+    if b"\\u" in data and (fault := find_fault(decoded, rule=Rule.STRICT, limit=depth)):
+        raise fault.error(field)  # an escape is the one way a lone surrogate gets into valid UTF-8
+    return decoded
+
+
+def _utf8(text: str | bytes, field: str) -> bytes:
+    try:
+        data = text.encode() if isinstance(text, str) else bytes(text)
+        data.decode()
+    except UnicodeError:
+        what = Words("text that is not valid UTF-8")
+        raise Invalid(field, what, "give JSON in UTF-8", code="invalid_unicode") from None
+    if data.startswith(b"\xef\xbb\xbf"):
+        what = Words("text with a byte order mark")
+        raise Invalid(field, what, "give JSON in UTF-8 without one", code="invalid_unicode")
+    return data
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Refused(f"the key {shown(key)} twice in one object", "give each key once", "duplicate_key")
+        if len(key) * 3 > OBJECT_KEY_LIMIT and len(key.encode("utf-8", "replace")) > OBJECT_KEY_LIMIT:
+            raise _Refused("a long key", f"a key of an object may take at most {OBJECT_KEY_LIMIT:,} bytes")
+        found[key] = value
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > DIGIT_LIMIT:
+        raise _Refused(f"a number of {len(digits):,} digits", f"{_DIGITS_KEPT}; send text", "number_too_long")
+    return int(digits)
+
+
+def _decimal(digits: str) -> float:
+    if math.isfinite(number := float(digits)):
+        return number
+    raise _Refused(f"the number {shown(digits)}", "it is out of a float's range; send text", "number_out_of_range")
+
+
+def _no_number(word: str) -> NoReturn:
+    raise _Refused(word, "JSON has no such number; send null or text", "invalid_json")
+
+
+_STRICT_JSON = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_whole, parse_float=_decimal, parse_constant=_no_number
+)
+
+
+# ── saying what is wrong ──────────────────────────────────────────────────────────────────────────────────────────
+def same(one: Any, other: Any) -> bool:
+    """Equality of values of any origin: one that cannot be compared is not the same."""
+    try:
+        return bool(one == other)
+    except Exception:  # whatever a foreign __eq__ raises: "not the same" only makes us look closer
+        return False
+
+
+def _a(value: object) -> str:
+    return f"a value of type {type(value).__name__}"
+
+
+def _unwritable(value: Any, error: Exception) -> EncodingProblem:
+    try:
+        found = find_fault(value, rule=Rule.TYPED)
+    except Exception:  # a foreign attribute raised while we looked for the culprit: the first error is the answer
+        found = None
+    return found or EncodingProblem("", _a(value), f"it cannot be written as JSON ({type(error).__name__})")
+
+
+def find_fault(
+    value: Any, path: str = "", rule: Rule = Rule.LOOSE, depth: int = 0, limit: int = DEPTH_LIMIT
+) -> EncodingProblem | None:
+    """The first place in ``value`` that JSON text cannot keep; None when it is harmless."""
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        return _fault_inside(value, path, rule, depth + 1, limit)
+    if rule is Rule.STRICT and not (value is None or isinstance(value, str | int | float)):
+        remedy = "nothing says how to read it again: annotate the parameter, or pass text or a number"
+        return EncodingProblem(path, _a(value), remedy)
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, str | int | float):
+        return _fault_of_scalar(value, path)
+    fields = _fields(value) or {}
+    inside = _first(find_fault(each, f"{path}.{name}", Rule.TYPED, depth + 1) for name, each in fields.items())
+    if inside or _writable(value):
+        return inside
+    return EncodingProblem(path, _a(value), "it cannot be written as JSON; pass plain data")
+
+
+def _fault_inside(value: Any, path: str, rule: Rule, depth: int, limit: int) -> EncodingProblem | None:
+    if depth > limit:
+        return EncodingProblem(path[:limit], "a value that " + _DEEPER, f"nest at most {limit} levels")
+    if isinstance(value, dict):
+        return _first(
+            _fault_of_key(key, path, rule) or find_fault(each, path + step(key), rule, depth, limit)
+            for key, each in value.items()
+        )
+    if isinstance(value, set | frozenset) and rule is not Rule.TYPED:
+        return EncodingProblem(path, _a(value), "a set has no order and comes back as an array: give a sorted list")
+    return _first(find_fault(each, f"{path}[{index}]", rule, depth, limit) for index, each in enumerate(value))
+
+
+def _fault_of_key(key: Any, path: str, rule: Rule) -> EncodingProblem | None:
+    if isinstance(key, str):
+        return _fault_of_scalar(key, path + step(key))
+    if rule is Rule.TYPED and _writable({key: None}):
+        return _fault_of_scalar(key, path + step(key)) if isinstance(key, float) else None
+    return EncodingProblem(path, f"a key of type {type(key).__name__}", "the keys of a JSON object are text")
+
+
+def _fault_of_scalar(value: str | float, path: str) -> EncodingProblem | None:
+    if isinstance(value, str):
+        if value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value):
+            return None
+        remedy = "it holds a lone surrogate, which UTF-8 cannot carry"
+        return EncodingProblem(path, shown(value), remedy, "invalid_unicode")
+    if isinstance(value, int):
+        if _LOWEST <= value <= _HIGHEST:
+            return None
+        return EncodingProblem(path, "a huge integer", f"{_DIGITS_KEPT}; pass text")
+    return (
+        None
+        if math.isfinite(value)
+        else EncodingProblem(path, str(value), "JSON has no such number; pass None or text")
+    )
+
+
+def _writable(value: Any) -> bool:
+    try:
+        write(value)
+    except Exception:  # whatever a foreign class raises: it cannot be written
+        return False
+    return True
+
+
+def _first(faults: Iterator[EncodingProblem | None]) -> EncodingProblem | None:
+    return next((fault for fault in faults if fault), None)
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    kind = type(value)
+    for source in ("__struct_fields__", "__dataclass_fields__"):
+        if (names := getattr(kind, source, None)) is not None:
+            return {name: getattr(value, name, None) for name in names}
+    if (attributes := getattr(kind, "__attrs_attrs__", None)) is not None:
+        return {each.name: getattr(value, each.name, None) for each in attributes}
+    return dict(vars(value)) if is_model(kind) else None
+
+
+def step(key: object) -> str:
+    """One step of a path: ``.name``, or ``['any text']`` for keys that are no names."""
+    return f".{key}" if isinstance(key, str) and key.isidentifier() and len(key) < 64 else f"[{shown(key)}]"
+
+
+def find_difference(sent: Any, received: Any, path: str = "", depth: int = 0) -> EncodingProblem | None:
+    """The first place where what a handler would receive is not what was sent; None when every difference is form.
+
+    Form is: a list for a tuple, and whatever an annotation makes of plain JSON values.
+    """
+    if same(sent, received):
+        return None
+    if depth > DEPTH_LIMIT:
+        return EncodingProblem(path, "a value that " + _DEEPER, f"nest at most {DEPTH_LIMIT} levels")
+    if isinstance(sent, dict) and isinstance(received, dict):
+        missing = _first(_fault_of_key(key, path, Rule.STRICT) for key in sent if key not in received)
+        kept = (key for key in sent if key in received)
+        return missing or _first(find_difference(sent[key], received[key], path + step(key), depth + 1) for key in kept)
+    if isinstance(sent, list | tuple) and isinstance(received, list | tuple) and len(sent) == len(received):
+        pairs = enumerate(zip(sent, received, strict=True))
+        return _first(find_difference(one, other, f"{path}[{index}]", depth + 1) for index, (one, other) in pairs)
+    if type(sent) is type(received):
+        return _difference_of_like(sent, received, path, depth)
+    return _difference_of_unlike(sent, received, path)
+
+
+def _difference_of_like(sent: Any, received: Any, path: str, depth: int) -> EncodingProblem | None:
+    fields, others = _fields(sent), _fields(received)
+    if fields is not None and others is not None:
+        return _first(find_difference(fields[name], others.get(name), f"{path}.{name}", depth + 1) for name in fields)
+    if type(sent).__eq__ is _BY_IDENTITY:
+        return None  # compares by identity: nothing to be learned
+    return find_fault(sent, path, Rule.TYPED) or EncodingProblem(path, _a(sent), "it comes back with another value")
+
+
+def _difference_of_unlike(sent: Any, received: Any, path: str) -> EncodingProblem | None:
+    if fault := find_fault(sent, path, Rule.STRICT):
+        return fault
+    if isinstance(sent, int | float) and isinstance(received, int | float):
+        return EncodingProblem(path, shown(sent), f"it would arrive as {shown(received)}: give the annotated type")
+    return None

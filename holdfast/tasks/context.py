@@ -1,0 +1,145 @@
+"""The running job as its handler sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from holdfast.core.errors import Conflict, HoldfastError
+from holdfast.core.models import Job, Lease
+from holdfast.core.portal import drive, forbid_running_loop
+from holdfast.tasks.job_logger import NOTHING, JobLog
+
+
+class Completer(Protocol):
+    """Who can end a job inside the transaction of its handler."""
+
+    async def complete(self, context: Context, connection: Any, result: Any) -> None: ...
+
+
+class LogOpener(Protocol):
+    """Who stores what handlers log."""
+
+    def open_log(self, lease: Lease) -> JobLog: ...
+
+
+class Context:
+    """The running job. A handler whose first parameter is annotated ``Context`` gets it; ``current_job()`` too."""
+
+    __slots__ = ("job", "cancelled", "completing", "_completer", "_log", "_opener")
+
+    def __init__(self, job: Job, completer: Completer | None = None, opener: LogOpener | None = None) -> None:
+        self.job = job
+        self._completer = completer
+        self._opener = opener
+        self._log: JobLog | None = None  # made when something is logged: most jobs log nothing
+        self.completing = False
+        """True once ``complete`` was called: then only the store knows whether the job has ended."""
+        self.cancelled = False
+        """True once the job is asked to stop. A handler in a thread looks here; a coroutine is cancelled anyway."""
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    @property
+    def attempts(self) -> int:
+        """Attempts so far, this one included: 1 in the first."""
+        return self.job.attempts
+
+    @property
+    def max_attempts(self) -> int | None:
+        """How many attempts there may be; None: no limit."""
+        return self.job.max_attempts
+
+    @property
+    def claims(self) -> int:
+        """The fencing token: grows with every claim of this job.
+
+        A system that remembers the highest one can refuse a stale worker.
+        """
+        return self.job.claims
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the submitter attached."""
+        return self.job.carried.metadata or {}
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return self.job.carried.tags
+
+    @property
+    def log(self) -> JobLog:
+        """``context.log("fetched", rows=3)`` stores a line with the job, ``context.log.warning(…)`` one of that level.
+
+        It never waits and never raises; `holdfast show` and the API show it. Where no worker runs the handler, as in a
+        test that calls it, nothing is stored.
+        """
+        if self._log is None:
+            self._log = (
+                JobLog(NOTHING, lambda _, __: None) if self._opener is None else self._opener.open_log(self.job.lease)
+            )
+        return self._log
+
+    @property
+    def opened_log(self) -> JobLog | None:
+        """The log, if anything was logged: for who runs the handler."""
+        return self._log
+
+    async def complete(self, connection: Any, result: Any = None) -> Any:
+        """End the job as succeeded, with this result, inside the transaction of ``connection``: both are committed, or
+        neither is. Returns the result; what the handler returns after the commit is not looked at.
+
+        LeaseLost: the job is not this attempt's any more; let the error roll your transaction back. Rolled back, the
+        attempt has failed.
+        """
+        if self._completer is None:
+            raise HoldfastError(
+                "context.complete(): this code runs in a process of its own, without a store; "
+                'let the task run with executor="async" or "thread"'
+            )
+        self.completing = True  # first: whoever stops the handler sees it, or is seen here
+        if self.cancelled:
+            raise Conflict(f"job {self.id} was asked to stop, and cannot be completed any more; roll back")
+        await self._completer.complete(self, connection, result)
+        return result
+
+    @property
+    def sync(self) -> SyncContext:
+        """For handlers in threads: ``context.sync.complete(connection, result)``."""
+        return SyncContext(self)
+
+    def cancel(self) -> None:
+        """Called by the worker: ask the handler to stop."""
+        self.cancelled = True
+
+
+class SyncContext:
+    """The blocking face of a context."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def complete(self, connection: Any, result: Any = None) -> Any:
+        """``Context.complete``, in this thread, to which the connection belongs."""
+        forbid_running_loop("await context.complete(…) itself instead of context.sync.complete(…)")
+        return drive(self._context.complete(connection, result))
+
+
+CURRENT: ContextVar[Context] = ContextVar("holdfast_current_job")
+"""Set by whoever runs a handler, inside that handler's own context."""
+
+
+def current_job() -> Context:
+    """The job this code runs for."""
+    try:
+        return CURRENT.get()
+    except LookupError:
+        raise HoldfastError(
+            "current_job(): no job is running here; call it inside a handler, or hand the value over as an argument "
+            "(a thread started by hand does not inherit it: start it with contextvars.copy_context().run)"
+        ) from None

@@ -1,0 +1,154 @@
+"""What a handler logs with its job: ``context.log("fetched", rows=3)``.
+
+A call never waits and never fails the handler: whatever cannot be kept as it is, is kept as text that says what it was.
+How much an attempt may say is bounded; what goes beyond is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+class Limits(msgspec.Struct, frozen=True, array_like=True):
+    """How much one attempt may log."""
+
+    lines: int
+    size: int  # bytes of one line: as many of its text, and of its fields
+
+
+NOTHING = Limits(0, 0)
+
+
+class LogEntry(NamedTuple):
+    """One line, as every store takes it."""
+
+    level: str
+    text: str
+    fields: str | None  # JSON text of an object
+
+
+Keep = Callable[[int, LogEntry], None]
+"""Takes a line and its number. Called from any thread; must not wait."""
+
+
+class JobLog:
+    """The log of one attempt. Callable from any thread."""
+
+    def __init__(self, limits: Limits, keep: Keep) -> None:
+        self._limits = limits
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._kept = self._dropped = 0
+        self._ended = False
+
+    def __call__(self, text: object, /, **fields: object) -> None:
+        """Store a line of level ``info`` with the job; ``fields`` are its details, as JSON can say them."""
+        self.say("info", text, fields)
+
+    def debug(self, text: object, /, **fields: object) -> None:
+        """The same, of level ``debug``."""
+        self.say("debug", text, fields)
+
+    def info(self, text: object, /, **fields: object) -> None:
+        """The same as the log itself, called."""
+        self.say("info", text, fields)
+
+    def warning(self, text: object, /, **fields: object) -> None:
+        """The same, of level ``warning``."""
+        self.say("warning", text, fields)
+
+    def error(self, text: object, /, **fields: object) -> None:
+        """The same, of level ``error``."""
+        self.say("error", text, fields)
+
+    def critical(self, text: object, /, **fields: object) -> None:
+        """The same, of level ``critical``."""
+        self.say("critical", text, fields)
+
+    # ── for who runs the handler ──────────────────────────────────────────────────────────────────────────────
+    def say(self, level: str, text: object, fields: Mapping[str, object]) -> None:
+        """Store a line, if there is room for it."""
+        if self._kept < self._limits.lines and not self._ended:
+            self.take(said(level, text, fields, self._limits.size))
+        else:
+            self.miss(1)
+
+    def take(self, line: LogEntry) -> None:
+        """Store a line that is ready for it."""
+        with self._lock:
+            if self._ended:
+                return
+            if self._kept >= self._limits.lines:
+                self._dropped += 1
+                return
+            self._kept += 1
+            self._keep(self._kept, line)
+
+    def miss(self, count: int) -> None:
+        """So many lines more were said than there is room for."""
+        with self._lock:
+            if not self._ended:
+                self._dropped += count
+
+    def end(self) -> int:
+        """Store no more; how many were dropped."""
+        with self._lock:
+            self._ended = True
+            return self._dropped
+
+    def conclude(self) -> None:
+        """Store no more. The last line says how many were dropped, if any."""
+        if dropped := self.end():
+            lines = self._limits.lines
+            text = f"{dropped} more lines were dropped: an attempt may keep {lines} (job_lines)"
+            self._keep(lines + 1, LogEntry("warning", text, None))
+
+
+def said(level: str, text: object, fields: Mapping[str, object], size: int) -> LogEntry:
+    """A line from whatever a handler gives: no NUL, no lone surrogate, text and fields of ``size`` bytes at most."""
+    line = _cut(_text(text), size)
+    encoded = _encoded(fields) if fields else None
+    if encoded is not None and len(encoded.encode()) > size:
+        left_out = f"fields of {len(encoded.encode())} bytes were left out"
+        line, encoded = f"{line} ({left_out})", None
+    return LogEntry(level if level in LEVELS else "info", line, encoded)
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception as error:  # the application's __str__
+        return f"({type(value).__name__}: it cannot be shown: {type(error).__name__})"
+
+
+def _storable(text: str) -> str:
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def _cut(text: str, size: int) -> str:
+    """At most ``size`` bytes of a text, as every store takes it; what was cut off is told."""
+    data = _storable(text[:size]).encode()
+    if len(data) <= size and len(text) <= size:
+        return data.decode()
+    return f"{data[:size].decode('utf-8', 'ignore')}… ({len(text)} characters)"
+
+
+def _encoded(fields: Mapping[str, object]) -> str:
+    try:
+        return msgspec.json.encode(fields, enc_hook=_shown).decode()
+    except Exception:  # no JSON: a key that is none, a lone surrogate, a circle
+        return json.dumps({_storable(name): _storable(_shown(value)) for name, value in fields.items()})
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # the application's __repr__
+        return f"({type(value).__name__}: it cannot be shown: {type(error).__name__})"

@@ -1,0 +1,393 @@
+"""A function's signature, and the payloads that fit it.
+
+What the function takes is turned into one msgspec decoder, so reading a payload (decoding, validating, defaults) is
+one pass in C. Annotations are resolved at first use, not at registration: by then forward references have a target.
+Errors are worked out only once the decoder has said no.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Self
+
+import msgspec
+import msgspec.inspect
+
+from holdfast.core.errors import ConfigError, Invalid, TooLarge
+from holdfast.tasks.codec import (
+    PAYLOAD_LIMIT,
+    EncodingProblem,
+    Rule,
+    Words,
+    check_keys,
+    decoder,
+    encode,
+    find_difference,
+    find_fault,
+    is_model,
+    step,
+)
+from holdfast.tasks.context import Context
+
+_OPTIONS = frozenset(
+    {"delay", "run_at", "priority", "queue", "key", "max_attempts", "timeout", "retry", "tags", "metadata"}
+)
+"""What may be meant for the job where a task has no parameter of that name."""
+_asdict = msgspec.structs.asdict
+_raw_parts = decoder(dict[str, msgspec.Raw])
+_anything = decoder(Any)
+_ABSENT = re.compile(r"Object missing required field `(.*)`")
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+_PLACE = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?", re.DOTALL)
+
+_KINDS = inspect.Parameter
+_BY_POSITION = (_KINDS.POSITIONAL_ONLY, _KINDS.POSITIONAL_OR_KEYWORD)
+
+
+class _Provided:
+    """The default of a parameter that the worker fills in."""
+
+    def __repr__(self) -> str:
+        return "provided()"
+
+
+_PROVIDED = _Provided()
+
+
+def provided() -> Any:
+    """Marks a parameter as a dependency: no part of the payload; the worker passes it, by its annotated class.
+
+    ``async def send(to: str, http: Client = provided())``.
+    """
+    return _PROVIDED
+
+
+def check_function(task: str, function: object) -> None:
+    """Refuse, at registration, what could never be called with a payload."""
+    problem = _problem(function)
+    if problem:
+        raise ConfigError(f"task {task!r}: {problem}")
+
+
+def _problem(function: object) -> str | None:
+    if not inspect.isfunction(function):
+        kind = type(function).__name__
+        return f"a task is a function, not a {kind}; decorate a plain function (def or async def)"
+    where = place(function)
+    if function.__name__ == "<lambda>":
+        return f"{where} is a lambda; give it a name with def"
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return f"{where} is a generator; a handler returns its result: use return instead of yield"
+    parameters = list(inspect.signature(function).parameters.values())
+    if parameters and parameters[0].name in ("self", "cls"):
+        return f"{where} takes {parameters[0].name!r}: a method has no object in a worker; decorate a plain function"
+    for each in parameters:
+        if each.kind is each.VAR_POSITIONAL:
+            return f"{where} takes *{each.name}; a payload has names: use a list parameter, or **{each.name}"
+        if each.name.startswith("__"):
+            return f"{where}: a parameter named {each.name!r} cannot be a key of a payload; rename it"
+    return None
+
+
+def place(function: Callable[..., Any]) -> str:
+    """Where a function stands: ``module.qualname (file:line)``."""
+    code = inspect.unwrap(function).__code__
+    return f"{function.__module__}.{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+
+
+class Argument(str):
+    """How errors name an argument for people. ``place``: where it stands in what is submitted, for programs."""
+
+    __slots__ = ("place",)
+    place: str
+
+    def __new__(cls, words: str, place: str = "") -> Self:  # without: what pickle and copy make first
+        made = super().__new__(cls, words)
+        made.place = place
+        return made
+
+
+class Signature:
+    """What one task's function takes from a payload. Made once per task, at its first use."""
+
+    __slots__ = (
+        "task",
+        "needs_context",
+        "dependencies",
+        "names",
+        "required",
+        "bind",
+        "entry",
+        "_reserved",
+        "_positional",
+        "_open",
+        "_decode",
+        "_decode_rest",
+    )
+
+    def __init__(self, task: str, function: Callable[..., Any]) -> None:
+        self.task = task
+        parameters = list(inspect.signature(function).parameters.values())
+        hints = {each.name: _resolve(task, function, each) for each in parameters}
+        self.needs_context = bool(parameters) and _is_context(hints[parameters[0].name])
+        leading, parameters = parameters[: self.needs_context], parameters[self.needs_context :]
+        self.dependencies: dict[str, type] = {
+            each.name: _dependency(task, each, hints[each.name]) for each in parameters if each.default is _PROVIDED
+        }
+        self._reserved = {*self.dependencies, *(each.name for each in leading)}
+        self._positional = [each.name for each in parameters if each.kind in _BY_POSITION]
+        rest = [each for each in parameters if each.kind is each.VAR_KEYWORD]
+        carried = [each for each in parameters if each.name not in self.dependencies and each not in rest]
+        self.names = [each.name for each in carried]
+        self.required = [each.name for each in carried if each.default is each.empty]
+        for each in carried + rest:
+            _check_annotation(task, each, hints[each.name])
+        self._decode = decoder(_payload_struct(task, carried, hints, closed=not rest))
+        self._open = bool(rest)
+        self._decode_rest = decoder(hints[rest[0].name]) if rest else _anything
+        self.bind = self._bind_open if rest else self._bind_closed
+        """The keyword arguments a payload text stands for. Invalid says which argument does not fit and why."""
+        self.entry = _entry(function, [each.name for each in parameters if each.kind is each.POSITIONAL_ONLY])
+        """The function as it is called with a context, if it takes one, and then everything by name."""
+
+    # ── payload → arguments ───────────────────────────────────────────────────────────────────────────────────
+    def _bind_closed(self, payload: str | bytes) -> dict[str, Any]:
+        try:
+            return _asdict(self._decode(payload))
+        except Exception as error:  # msgspec's, or whatever a model's own validators raise
+            raise self._misfit(payload, error) from _foreign_cause(error)
+
+    def _bind_open(self, payload: str | bytes) -> dict[str, Any]:
+        name = ""
+        try:
+            arguments = _asdict(self._decode(payload))
+            for name, raw in _raw_parts(payload).items():
+                if name not in arguments:
+                    arguments[name] = self._decode_rest(raw)
+        except Exception as error:
+            raise self._misfit(payload, error, name) from _foreign_cause(error)
+        if taken := self._reserved & arguments.keys():
+            raise self._provided_given(min(taken))
+        return arguments
+
+    def _misfit(self, payload: str | bytes, error: Exception, rest: str = "") -> Invalid:
+        try:
+            given = _anything(payload)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return Invalid("payload", Words(f"the payload of task {self.task!r}"), "it is not JSON that can be read")
+        if not isinstance(given, dict):
+            return Invalid("payload", given, "a payload is a JSON object: the arguments by name")
+        unknown = [] if self._open else [name for name in given if name not in self.names]
+        if unknown:
+            return self._unknown(unknown[0], given)
+        missing = [name for name in self.required if name not in given]
+        if missing:
+            return _missing(self.field(missing[0]))
+        return self._wrong_value(given, error, rest)
+
+    def _wrong_value(self, given: dict[str, Any], error: Exception, rest: str) -> Invalid:
+        found = _PLACE.fullmatch(str(error))
+        what, path = (found["what"], found["path"] or "$") if found else (str(error), "$")
+        name = rest or re.split(r"[.\[]", path[2:])[0]
+        if name not in given:
+            return Invalid("payload", given, f"task {self.task!r} cannot read it: {what}")
+        inside = path[1:] if rest else path[2 + len(name) :]
+        if absent := _ABSENT.fullmatch(what):
+            return _missing(self.field(name, inside + step(absent[1])))
+        return Invalid(self.field(name, inside), _at(given[name], inside), what[:1].lower() + what[1:])
+
+    def _unknown(self, name: str, given: Mapping[str, Any]) -> Invalid:
+        if name in self._reserved:
+            return self._provided_given(name)
+        near = difflib.get_close_matches(name, self.names, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        takes = f"it takes {', '.join(self.names)}" if self.names else "it takes no arguments"
+        if name in _OPTIONS and not near:
+            takes += f"; an option of the job is said apart from its arguments: .options({name}=…).enqueue(…)"
+        return Invalid(self.field(name), given[name], f"there is no such parameter; {hint}{takes}")
+
+    def _provided_given(self, name: str) -> Invalid:
+        return Invalid(self.field(name), Words("a value"), "the worker provides it; leave it out")
+
+    def field(self, name: str, inside: str = "") -> Argument:
+        """How errors name an argument, or a place inside it (``.a[0]``)."""
+        shown_name = name if name.isidentifier() and len(name) < 64 else step(name)
+        return Argument(f"argument '{shown_name}{inside}' of task '{self.task}'", f"payload{step(name)}{inside}")
+
+    def _refused(self, name: str, fault: EncodingProblem) -> Invalid:
+        return fault._replace(path="").error(self.field(name, fault.path))
+
+    # ── arguments → payload ───────────────────────────────────────────────────────────────────────────────────
+    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
+        """The payload text of a call. What a worker would receive is compared with what was given, and must be it."""
+        given = self._by_name(args, kwargs) if args else kwargs
+        try:
+            text = encode(given, "payload", limit)
+            received = self.bind(text)
+        except Invalid as error:
+            if fault := self._fault(given, error):
+                raise fault from None
+            raise
+        if self._open:
+            check_keys(text, f"payload of task '{self.task}'")
+        if not _subset(given, received):
+            self._compare(given, received)
+        return text.decode()
+
+    def _by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        if len(args) > len(self._positional):
+            takes = f"task '{self.task}' takes at most {len(self._positional)} by position"
+            raise Invalid("arguments", Words(f"a call with {len(args)} positional arguments"), takes)
+        given = dict(zip(self._positional, args, strict=False))
+        if kwargs:
+            for name in given.keys() & kwargs.keys():
+                raise Invalid(self.field(name), Words("a value by position and one by name"), "give one of them")
+            given.update(kwargs)
+        return given
+
+    def _fault(self, given: Mapping[str, Any], error: Invalid) -> Invalid | None:
+        """A better error than ``error``: the first argument that no payload can carry, whatever the annotation."""
+        if isinstance(error, TooLarge):
+            return None
+        for name, value in given.items():
+            if name in self._reserved:
+                return self._provided_given(name)
+            if fault := _guarded(find_fault, value, "", Rule.TYPED):
+                return self._refused(name, fault)
+        return None
+
+    def _compare(self, given: Mapping[str, Any], received: Mapping[str, Any]) -> None:
+        for name, value in given.items():
+            if fault := _guarded(find_difference, value, received[name]):
+                raise self._refused(name, fault)
+
+
+def _missing(field: str) -> Invalid:
+    return Invalid(field, Words("a value"), "give one: it has no default", problem="is missing")
+
+
+def _at(value: Any, inside: str) -> Any:
+    """What stands at a place inside a payload's value; what is around it where the place is not told exactly."""
+    for name, index in _STEP.findall(inside):
+        try:
+            value = value[int(index)] if index else value[name]
+        except (KeyError, IndexError, TypeError):
+            return value
+    return value
+
+
+def _guarded(look: Callable[..., EncodingProblem | None], *values: Any) -> EncodingProblem | None:
+    """``look`` reads attributes of the user's objects, and those may raise anything."""
+    try:
+        return look(*values)
+    except Exception as error:
+        return EncodingProblem(
+            "", f"a value of type {type(values[0]).__name__}", f"looking at it raised {type(error).__name__}"
+        )
+
+
+def _subset(given: Mapping[str, Any], received: Mapping[str, Any]) -> bool:
+    try:
+        return given.items() <= received.items()
+    except Exception:  # a foreign __eq__: then every argument is looked at by itself
+        return False
+
+
+# ── annotations ───────────────────────────────────────────────────────────────────────────────────────────────────
+def _resolve(task: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    if parameter.annotation is parameter.empty:
+        return Any
+    holder = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    scope = inspect.unwrap(function).__globals__
+    try:
+        return typing.get_type_hints(holder, globalns=scope, include_extras=True)[parameter.name]
+    except Exception as error:  # evaluating an annotation runs the user's expression
+        raise ConfigError(
+            f"task {task!r}: the annotation {parameter.annotation!r} of parameter {parameter.name!r} of "
+            f"{place(function)} cannot be resolved ({error}); import the name at the top of its module"
+        ) from None
+
+
+def _foreign_cause(error: Exception) -> Exception | None:
+    """What is worth a traceback beside our message: an error of the user's own code, not one of our decoder."""
+    return None if isinstance(error, msgspec.MsgspecError) else error
+
+
+def _is_context(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Context)
+
+
+def _dependency(task: str, parameter: inspect.Parameter, hint: Any) -> type:
+    if isinstance(hint, type) and parameter.annotation is not parameter.empty:
+        return hint
+    raise ConfigError(
+        f"task {task!r}: parameter {parameter.name!r} is provided() and so needs a class as its annotation: "
+        "the worker finds the value by it"
+    )
+
+
+def _check_annotation(task: str, parameter: inspect.Parameter, hint: Any) -> None:
+    where = f"task {task!r}: parameter {parameter.name!r}"
+    if _is_context(hint):
+        raise ConfigError(f"{where} is annotated Context; the context is always the first parameter")
+    try:
+        decoder(hint)
+        foreign = next(_foreign(msgspec.inspect.type_info(hint), set()), None)
+    except Exception as error:  # msgspec says what it cannot do in several types of its own
+        raise ConfigError(f"{where}: a payload cannot carry {_name(hint)}: {error}") from None
+    if foreign is not None:
+        raise ConfigError(
+            f"{where}: a payload cannot carry {_name(foreign)}; use plain data (dataclass, TypedDict, pydantic model, "
+            "datetime, UUID …), or mark it as a dependency: = provided()"
+        )
+
+
+def _name(hint: Any) -> str:
+    return hint.__qualname__ if isinstance(hint, type) else str(hint)
+
+
+def _foreign(info: Any, seen: set[int]) -> Iterator[Any]:
+    """Classes inside an annotation that neither msgspec nor a pydantic model can turn into JSON and back."""
+    if id(info) in seen:
+        return
+    seen.add(id(info))
+    if isinstance(info, msgspec.inspect.CustomType) and not (is_model(info.cls) or info.cls is object):
+        yield info.cls
+    elif isinstance(info, tuple | list):
+        for each in info:
+            yield from _foreign(each, seen)
+    elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        for name in info.__struct_fields__:
+            yield from _foreign(getattr(info, name), seen)
+
+
+def _payload_struct(
+    task: str, parameters: Sequence[inspect.Parameter], hints: Mapping[str, Any], *, closed: bool
+) -> type[msgspec.Struct]:
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    for each in parameters:
+        hint = hints[each.name]
+        fields.append((each.name, hint) if each.default is each.empty else (each.name, hint, _default(each.default)))
+    return msgspec.defstruct(f"payload of {task}", fields, kw_only=True, forbid_unknown_fields=closed, gc=False)
+
+
+def _default(value: Any) -> Any:
+    """The function's own default object, as a struct's field takes it."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    return msgspec.field(default_factory=lambda: value)
+
+
+def _entry(function: Callable[..., Any], positional_only: Sequence[str]) -> Callable[..., Any]:
+    if not positional_only:
+        return function
+
+    def entry(*context: Any, **arguments: Any) -> Any:
+        return function(*context, *(arguments.pop(name) for name in positional_only), **arguments)
+
+    return entry

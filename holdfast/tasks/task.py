@@ -1,0 +1,259 @@
+"""A registered function, and the registry of them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
+
+from msgspec import UNSET, UnsetType
+
+from holdfast.core.errors import ConfigError, Invalid
+from holdfast.core.validation import check_priority, check_task_name
+from holdfast.tasks.codec import PAYLOAD_LIMIT, RESULT_LIMIT, decode_json, encode_result, result_decoder
+from holdfast.tasks.signature import Signature, check_function, place
+
+if TYPE_CHECKING:
+    from holdfast.core.retry import Retry
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Executor = Literal["async", "thread", "process"]
+"""Where a handler runs: on the worker's event loop, in a thread, or in a child process that can be killed."""
+
+Predicate = Callable[[BaseException], bool]
+ErrorMatch = type[BaseException] | Predicate | tuple["type[BaseException] | Predicate", ...]
+"""Which errors: a class, a predicate, or a tuple of those."""
+
+
+class Task(Generic[P, R]):
+    """One registered function and how its jobs are to be run. Calling the task just calls the function."""
+
+    __slots__ = (
+        "name",
+        "function",
+        "queue",
+        "retry",
+        "max_attempts",
+        "timeout",
+        "executor",
+        "retry_on",
+        "dead_on",
+        "priority",
+        "tags",
+        "_result",
+        "_signature",
+        "__weakref__",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[P, R],
+        *,
+        queue: str = "default",
+        retry: Retry | None = None,
+        max_attempts: int | UnsetType | None = UNSET,
+        timeout: float | None = None,
+        executor: Executor | None = None,
+        retry_on: ErrorMatch = (),
+        dead_on: ErrorMatch = (),
+        priority: int = 0,
+        tags: Sequence[str] = (),
+    ) -> None:
+        """``timeout`` in seconds. ``max_attempts``: UNSET leaves it to the settings, None is no limit.
+
+        ``executor`` is by default what the function's kind asks for: ``async def`` the event loop, ``def`` a thread.
+        """
+        _check_options(name, max_attempts, timeout, executor, priority)
+        check_function(name, function)
+        coroutine = inspect.iscoroutinefunction(function)
+        if executor == "async" and not coroutine:
+            raise ConfigError(f'task {name!r}: executor "async" needs an async def; use "thread" or "process"')
+        if executor == "thread" and coroutine:
+            raise ConfigError(f'task {name!r}: executor "thread" needs a plain def; use "async" or "process"')
+        self.name = name
+        self.function = function
+        self.queue = queue
+        self.retry = retry
+        self.max_attempts = max_attempts
+        self.timeout = timeout
+        self.executor: Executor = executor or ("async" if coroutine else "thread")
+        self.retry_on = _matches(name, "retry_on", retry_on)
+        self.dead_on = _matches(name, "dead_on", dead_on)
+        self.priority = priority
+        self.tags = tuple(tags)
+        self._signature: Signature | None = None
+        self._result: Callable[[str], Any] | None = None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name} {self.function.__module__}:{self.function.__qualname__}>"
+
+    # ── the payload ───────────────────────────────────────────────────────────────────────────────────────────
+    def prepare(self) -> Signature:
+        """The signature with its annotations resolved; ConfigError where that fails. A worker calls this at start."""
+        if self._signature is None:
+            self._signature = Signature(self.name, self.function)
+        return self._signature
+
+    def encode(self, args: Sequence[Any], kwargs: dict[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
+        """The payload text of a call with these arguments; Invalid or TooLarge naming the argument."""
+        return (self._signature or self.prepare()).encode(args, kwargs, limit)
+
+    def bind(self, payload: str) -> dict[str, Any]:
+        """The keyword arguments a payload stands for, defaults included; Invalid where it does not fit."""
+        return (self._signature or self.prepare()).bind(payload)
+
+    def check(self, payload: str) -> None:
+        """Raise Invalid where a payload that was given by name does not fit."""
+        self.bind(payload)
+
+    def encode_result(self, value: R, limit: int = RESULT_LIMIT) -> str | None:
+        """What the function returned, as JSON text; None for None. Invalid("result", …) where it cannot be kept."""
+        return encode_result(value, limit)
+
+    def decode_result(self, text: str | None) -> Any:
+        """What a stored result stands for, by the function's return annotation; plain JSON values where it does not fit
+        (it was stored by other code)."""
+        if text is None:
+            return None
+        if self._result is None:
+            self._result = result_decoder(self.function)
+        try:
+            return self._result(text)
+        except ValueError:  # msgspec's errors are among them
+            return decode_json(text)
+
+    # ── the call ──────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def needs_context(self) -> bool:
+        """Whether the first parameter is annotated ``Context``."""
+        return self.prepare().needs_context
+
+    @property
+    def dependencies(self) -> dict[str, type]:
+        """Parameters the worker fills in, and the class it finds each value by."""
+        return self.prepare().dependencies
+
+    @property
+    def entry(self) -> Callable[..., Any]:
+        """What to call: with the context, if the task needs it, and then with everything by name.
+
+        It is the function itself, but for one with positional-only parameters.
+        """
+        return self.prepare().entry
+
+    @property
+    def reference(self) -> str:
+        """``module:qualname``, by which a child process finds this task; ConfigError where it could not."""
+        module, name = self.function.__module__, self.function.__qualname__
+        if module == "__main__":
+            raise self._unreachable("it is defined in the program's main module, which a child does not import")
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is not self and found is not self.function and getattr(found, "function", None) is not self.function:
+            raise self._unreachable(f"{module}:{name} is not it")
+        return f"{module}:{name}"
+
+    def _unreachable(self, why: str) -> ConfigError:
+        return ConfigError(
+            f'task {self.name!r}: executor "process" imports the function in a child process, but {why}; '
+            f"define it at the top level of a module: {place(self.function)}"
+        )
+
+    def is_retryable(self, error: BaseException) -> bool:
+        """Whether another attempt may help: not if ``dead_on`` matches, nor if there is a ``retry_on`` that does not.
+
+        A predicate that raises does not decide: the error gets a note that says so, and the attempt may be repeated.
+        """
+        if self.dead_on and self._matched("dead_on", self.dead_on, error, if_broken=False):
+            return False
+        return not self.retry_on or self._matched("retry_on", self.retry_on, error, if_broken=True)
+
+    def _matched(
+        self,
+        option: str,
+        matches: tuple[type[BaseException] | Predicate, ...],
+        error: BaseException,
+        *,
+        if_broken: bool,
+    ) -> bool:
+        for match in matches:
+            if isinstance(match, type):
+                if isinstance(error, match):
+                    return True
+                continue
+            try:
+                if match(error):
+                    return True
+            except Exception as broken:
+                error.add_note(f"{option} of task {self.name!r} raised {type(broken).__name__}: {broken}")
+                return if_broken
+        return False
+
+
+def _check_options(name: object, max_attempts: object, timeout: object, executor: object, priority: object) -> None:
+    check_task_name(name)
+    attempts_fit = isinstance(max_attempts, int) and not isinstance(max_attempts, bool) and max_attempts >= 1
+    if not (max_attempts is None or max_attempts is UNSET or attempts_fit):
+        raise Invalid(
+            f"max_attempts of task {name!r}", max_attempts, "give a whole number from 1, or None for no limit"
+        )
+    if not (timeout is None or _is_positive(timeout)):
+        raise Invalid(f"timeout of task {name!r}", timeout, "give seconds above 0, or None")
+    if executor not in (None, "async", "thread", "process"):
+        raise Invalid(f"executor of task {name!r}", executor, "give async, thread or process")
+    check_priority(priority, f"priority of task {name!r}")
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _matches(name: str, option: str, given: object) -> tuple[type[BaseException] | Predicate, ...]:
+    matches = given if isinstance(given, tuple) else (given,)
+    for each in matches:
+        if not (issubclass(each, BaseException) if isinstance(each, type) else callable(each)):
+            remedy = "give exception classes or functions from the error to a bool"
+            raise Invalid(f"{option} of task {name!r}", each, remedy)
+    return matches
+
+
+class Registry:
+    """The tasks of one application, by name."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task[..., Any]] = {}
+
+    def register(self, task: Task[..., Any]) -> None:
+        """Add a task; ConfigError where another one has its name."""
+        other = self._tasks.setdefault(task.name, task)
+        if other is not task:
+            raise ConfigError(
+                f"task {task.name!r} is registered twice: by {place(other.function)} and by {place(task.function)}; "
+                "give one of them another name"
+            )
+
+    def get(self, name: str) -> Task[..., Any] | None:
+        """The task of that name; None where there is none."""
+        return self._tasks.get(name)
+
+    def names(self) -> list[str]:
+        """Every task's name, sorted."""
+        return sorted(self._tasks)
+
+    def __iter__(self) -> Iterator[Task[..., Any]]:
+        return iter(self._tasks.values())
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tasks

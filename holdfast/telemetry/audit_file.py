@@ -1,0 +1,331 @@
+"""The audit file: lines that are only ever added, each with a hash of all before it, by any number of processes.
+
+    {"hash": "…", "previous": "…", "entry": {…}}
+
+``hash`` is the SHA-256 of ``previous`` and the entry's bytes. What is changed, taken out or put in between breaks the
+chain there; a first line that follows one of an earlier file is told. The last hash, kept elsewhere, also shows whether
+the end was cut off or the whole file made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import queue
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
+
+ENTRY_MOST = 16 * 1024
+"""Bytes of one entry."""
+_LINE_MOST = ENTRY_MOST + 1024
+_WAITING_MOST = 1000
+_BATCH_MOST = 200
+_PAUSE = 0.005  # seconds between looks at a lock
+
+
+class AuditLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of the file."""
+
+    hash: str
+    previous: str
+    entry: msgspec.Raw
+
+
+class TruncatedTail(msgspec.Struct, frozen=True, tag_field="operation", tag="audit.torn"):
+    """An entry that tells of an end that was no whole line, left by a crash, and cut off."""
+
+    bytes: int
+
+
+_decode = msgspec.json.Decoder(AuditLine).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def chained(previous: str, entry: bytes) -> tuple[str, bytes]:
+    """The hash of this entry after that one, and its line."""
+    digest = hashlib.sha256(previous.encode() + entry).hexdigest()
+    return digest, b'{"hash":"%s","previous":"%s","entry":%s}\n' % (digest.encode(), previous.encode(), entry)
+
+
+# ── verifying ─────────────────────────────────────────────────────────────────────────────────────────────────────
+class AuditBroken(HoldfastError):
+    """A file that is not whole; it names the line."""
+
+    code = "audit_broken"
+
+
+class Verified(NamedTuple):
+    """What a whole file says."""
+
+    entries: int
+    last: str  # the hash of its last entry; "" where it has none
+    found: bool  # whether the hash that was asked for is among them
+
+
+def verify(path: Path, wanted: str | None = None, after: str = "") -> Verified:
+    """Follow the chain from the first line to the last. AuditBroken names the line where it breaks.
+
+    ``after``: the last hash of the file before, where this one goes on with its chain.
+    """
+    entries, last, found = 0, after, wanted is None or (after != "" and wanted == after)
+    try:
+        with path.open("rb") as file:
+            for number, text in enumerate(_lines(file), 1):
+                line = _checked(path, number, text)
+                if line.previous != last:
+                    raise _broken(path, number, _unfollowing(number, line.previous))
+                entries, last = number, line.hash
+                found = found or line.hash == wanted
+    except OSError as error:
+        raise ConfigError(f"audit_file: {path} cannot be read ({error.strerror})") from None
+    if not entries:
+        raise AuditBroken(f"{path} has no lines: nothing was recorded yet, or all of it was taken out")
+    return Verified(entries, last, found)
+
+
+def _unfollowing(number: int, previous: str) -> str:
+    if number > 1:
+        return "it does not follow the line before it"
+    if not previous:
+        return "it follows nothing: a chain begins with it"
+    return f"it follows {previous[:64]}: say --after with that where a file before ends so, else lines are missing"
+
+
+def _lines(file: Any) -> Iterator[bytes]:
+    while text := file.readline(_LINE_MOST):
+        yield text
+
+
+def _checked(path: Path, number: int, text: bytes) -> AuditLine:
+    if not text.endswith(b"\n"):
+        raise _broken(path, number, "it is no whole line")
+    try:
+        line = _decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _broken(path, number, "it is no line of an audit file") from None
+    if chained(line.previous, bytes(line.entry)) != (line.hash, text):
+        raise _broken(path, number, "it was changed")
+    return line
+
+
+def _broken(path: Path, number: int, why: str) -> AuditBroken:
+    return AuditBroken(f"{path}:{number}: {why}")
+
+
+# ── adding ────────────────────────────────────────────────────────────────────────────────────────────────────────
+class OpenAuditFile:
+    """The file that was written last, open: when it is put aside, others may have added to it."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+
+    def keep(self, descriptor: int) -> None:
+        """This is it now."""
+        if self._descriptor is not None and os.path.sameopenfile(self._descriptor, descriptor):
+            return
+        former, self._descriptor = self._descriptor, os.dup(descriptor)
+        if former is not None:
+            os.close(former)
+
+    def end(self, path: Path, successor: int, until: float) -> str:
+        """Its last hash, now that a new file comes after it; "" where none does, or it has none."""
+        if self._descriptor is None or os.path.sameopenfile(self._descriptor, successor):
+            return ""
+        _lock(path, self._descriptor, until)  # who still adds to it is let end
+        try:
+            return _end(path, self._descriptor)[1]
+        except ConfigError:  # spoiled: what we wrote last is the best that is known
+            return ""
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+
+def add(path: Path, entries: Sequence[bytes], previous: str, within: float, kept: OpenAuditFile | None = None) -> str:
+    """Add entries, all or none, and see them on disk; the last hash. OSError or ConfigError where that is not possible.
+
+    ``previous``: what the first entry of a new file follows, unless ``kept`` knows better. ``within``: seconds to wait
+    for other processes.
+    """
+    until = time.monotonic() + within
+    with _locked(path, until) as descriptor:
+        size, last, torn = _end(path, descriptor)
+        if size == 0:
+            last = (kept.end(path, descriptor, until) if kept is not None else "") or previous
+        lines: list[bytes] = []
+        for entry in [*([_encode(TruncatedTail(torn))] if torn else []), *entries]:
+            last, line = chained(last, entry)
+            lines.append(line)
+        try:
+            if torn:
+                os.ftruncate(descriptor, size)
+            _write(descriptor, b"".join(lines))
+            os.fsync(descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise
+        if kept is not None:
+            kept.keep(descriptor)
+        return last
+
+
+def check(path: Path) -> None:
+    """See, before anything is to be added, that it can be. ConfigError where it cannot."""
+    try:
+        with _opened(path) as descriptor:
+            _end(path, descriptor)
+    except OSError as error:
+        raise ConfigError(f"audit_file: {path} cannot be written ({error.strerror}); name another") from None
+
+
+@contextlib.contextmanager
+def _locked(path: Path, until: float) -> Iterator[int]:
+    """The file, open, and nobody else's for now. One that was put aside meanwhile is followed by a new one."""
+    while True:
+        with _opened(path) as descriptor:
+            _lock(path, descriptor, until)
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == os.fstat(descriptor).st_ino:
+                    try:
+                        yield descriptor
+                    finally:
+                        fcntl.flock(descriptor, fcntl.LOCK_UN)  # one that is kept is locked no longer
+                    return
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """The file, made where there is none."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfigError(f"audit_file: {path} is no file; name another")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: Path, descriptor: int, until: float) -> None:
+    while time.monotonic() <= until:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_PAUSE)
+        else:
+            return
+    raise OSError(None, f"{path} is locked by another process")
+
+
+def _end(path: Path, descriptor: int) -> tuple[int, str, int]:
+    """Where the last whole line ends, its hash, and how many bytes of no whole line follow it."""
+    size = os.fstat(descriptor).st_size
+    tail = os.pread(descriptor, 2 * _LINE_MOST, max(0, size - 2 * _LINE_MOST))
+    whole, newline, torn = tail.rpartition(b"\n")
+    if not newline:
+        if len(torn) < size:
+            raise _no_audit_file(path)
+        return 0, "", len(torn)
+    text = whole.rpartition(b"\n")[2] + b"\n"
+    try:
+        return size - len(torn), _decode(text).hash, len(torn)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _no_audit_file(path) from None
+
+
+def _no_audit_file(path: Path) -> ConfigError:
+    return ConfigError(f"audit_file: {path}: its end is no line of an audit file; put it aside")
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+class _Waiting(NamedTuple):
+    entry: bytes
+    until: float
+    answer: asyncio.Future[None] | None
+
+
+class AuditFile:
+    """Adds entries from event loops, in a thread of its own. Those that wait share a write."""
+
+    def __init__(self, path: Path, within: float = 1.5) -> None:
+        self._path = path
+        self._within = within
+        self._waiting: queue.Queue[_Waiting] = queue.Queue(_WAITING_MOST)
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._last = ""
+        self._kept = OpenAuditFile()
+
+    async def add(self, entry: bytes) -> None:
+        """Add an entry and see it on disk; Unavailable where that takes too long or is not possible."""
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if not self.offer(entry, answer):
+            raise Unavailable(f"{self._path} takes no entries: {_WAITING_MOST:,} wait to be written")
+        try:
+            async with asyncio.timeout(self._within * 1.3):
+                await answer
+        except TimeoutError:
+            raise Unavailable(f"{self._path} could not be written within {self._within:g} s") from None
+
+    def offer(self, entry: bytes, answer: asyncio.Future[None] | None = None) -> bool:
+        """Add an entry sometime, if there is room for it."""
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, name="holdfast-audit", daemon=True)
+                self._thread.start()
+        try:
+            self._waiting.put_nowait(_Waiting(entry, time.monotonic() + self._within, answer))
+        except queue.Full:
+            return False
+        return True
+
+    def _work(self) -> None:
+        while True:
+            batch = [self._waiting.get()]
+            with contextlib.suppress(queue.Empty):
+                while len(batch) < _BATCH_MOST:
+                    batch.append(self._waiting.get_nowait())
+            now = time.monotonic()
+            wanted = [each for each in batch if each.until > now and not (each.answer and each.answer.done())]
+            if not wanted:
+                continue
+            error = self._add([each.entry for each in wanted])
+            for each in wanted:
+                if each.answer is not None:
+                    _tell(each.answer, error)
+
+    def _add(self, entries: Sequence[bytes]) -> Exception | None:
+        try:
+            self._last = add(self._path, entries, self._last, self._within, self._kept)
+        except OSError as error:
+            return Unavailable(f"{self._path} cannot be written: {error.strerror or error}")
+        except ConfigError as error:
+            return Unavailable(str(error))
+        return None
+
+
+def _tell(answer: asyncio.Future[None], error: Exception | None) -> None:
+    def settle() -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(None)
+        else:
+            answer.set_exception(error)
+
+    with contextlib.suppress(RuntimeError):  # its event loop is closed
+        answer.get_loop().call_soon_threadsafe(settle)

@@ -1,0 +1,152 @@
+"""Logs: one line for each event, and for each log record of the user's own code.
+
+Only kinds of events that will be written are subscribed to, so that nobody builds the others. Records of ``logging``,
+and of structlog where the application has not configured that itself, take the same way out; inside a handler
+they carry the job's id, task, queue, attempt and trace (``fields.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, TextIO
+
+import structlog
+from msgspec.structs import replace
+
+from holdfast.core.events import KINDS, Event, Events, JobDead, JobFailed
+from holdfast.core.redaction import REDACTED
+from holdfast.settings.settings import Settings
+from holdfast.telemetry.log_context import job_fields
+from holdfast.telemetry.log_output import LineWriter
+from holdfast.telemetry.renderers import JsonRenderer, PrettyRenderer, Renderer, exception_text
+
+_STANDARD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
+_ERRORS_OF_JOBS = (JobFailed, JobDead)
+_BOUND = "structlog_fields"
+"""The attribute of a record that holds what was bound to the structlog logger it came from."""
+
+
+def configure_logs(settings: Settings, events: Events, *, stream: TextIO | None = None) -> Callable[[], None]:
+    """Write log lines to ``stream`` (standard output) from now on; the returned function ends that and flushes."""
+    stream = sys.stdout if stream is None else stream
+    renderer = _renderer(settings, stream)
+    writer = LineWriter(
+        stream, lambda count: renderer.render(time.time(), "warning", "log_lines_dropped", {"count": count})
+    )
+    undo = [
+        *(
+            _write_events(kind, level, events, renderer, writer, hides_errors="error" in settings.redacted)
+            for kind, level in written_kinds(settings).items()
+        ),
+        _write_records(settings, renderer, writer),
+        _write_structlog(),
+        writer.close,
+    ]
+
+    def stop() -> None:
+        for each in undo:
+            each()
+
+    return stop
+
+
+def written_kinds(settings: Settings) -> dict[type[Event], str]:
+    """The kinds of events that are written, each with its level: what one job does is at ``job_log_level``."""
+    least = _number(settings.log_level)
+    levels = {kind: settings.job_log_level.lower() if kind.level == "debug" else kind.level for kind in KINDS}
+    return {kind: level for kind, level in levels.items() if _number(level) >= least}
+
+
+def _renderer(settings: Settings, stream: TextIO) -> Renderer:
+    terminal = stream.isatty()
+    if settings.log_format == "json" or (settings.log_format == "auto" and not terminal):
+        return JsonRenderer()
+    return PrettyRenderer(colors=terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
+
+
+def _number(level: str) -> int:
+    return logging.getLevelNamesMapping()[level.upper()]
+
+
+def _level(number: int) -> str:
+    """The usual name for a level; one of somebody's own making is called as the usual one below it."""
+    names = (name for name in ("critical", "error", "warning", "info") if number >= _number(name))
+    return next(names, "debug")
+
+
+def _write_events(
+    kind: type[Event], level: str, events: Events, renderer: Renderer, writer: LineWriter, *, hides_errors: bool
+) -> Callable[[], None]:
+    # A line of every single job gathers in the buffer, also where the settings call it a warning.
+    urgent = _number(kind.level) >= logging.WARNING
+    line, write = renderer.of(kind, level), writer.write
+    if hides_errors and kind in _ERRORS_OF_JOBS:
+        return events.subscribe(lambda event: write(line(replace(event, error=REDACTED)), urgent=urgent), kind)
+    return events.subscribe(lambda event: write(line(event), urgent=urgent), kind)
+
+
+def _write_records(settings: Settings, renderer: Renderer, writer: LineWriter) -> Callable[[], None]:
+    root, handler = logging.getLogger(), _RecordHandler(renderer, writer)
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(settings.log_level)
+
+    def undo() -> None:
+        root.removeHandler(handler)
+        root.setLevel(level)
+
+    return undo
+
+
+def _write_structlog() -> Callable[[], None]:
+    """Let structlog's loggers end in ``logging``, unless the application has said where they end."""
+    if structlog.is_configured():
+        return lambda: None
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars, _to_record],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+    return structlog.reset_defaults
+
+
+def _to_record(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of the call to ``logging``."""
+    arguments = {name: fields.pop(name) for name in ("exc_info", "stack_info", "stacklevel") if name in fields}
+    return {"msg": str(fields.pop("event", "")), "extra": {_BOUND: dict(fields)}, **arguments}
+
+
+class _RecordHandler(logging.Handler):
+    """Turns records into lines."""
+
+    def __init__(self, renderer: Renderer, writer: LineWriter) -> None:
+        super().__init__()
+        self._renderer = renderer
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self._renderer.render(
+                record.created, _level(record.levelno), record.getMessage(), _record_fields(record)
+            )
+        except Exception:  # As every handler of logging: a record that cannot be shown is its author's mistake.
+            self.handleError(record)
+            return
+        self._writer.write(line, urgent=record.levelno >= logging.WARNING)
+
+
+def _record_fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = {"logger": record.name, **job_fields()}
+    extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    bound = extra.pop(_BOUND, {})
+    said = extra | bound
+    fields |= {name: value for name, value in said.items() if name not in fields}
+    if record.exc_info:
+        fields["exception"] = exception_text(record.exc_info)
+    if record.stack_info:
+        fields["stack"] = record.stack_info
+    return fields

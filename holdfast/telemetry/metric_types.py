@@ -1,0 +1,148 @@
+"""Counters and histograms that take batches: what a hot loop does for one of its jobs is an append to a list.
+
+Histograms of one name have the same buckets in every process, so that those of many processes can be added up. Labels
+are capped: beyond so many values of a label, later ones are counted together, as ``other``.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+OTHER = "other"
+"""Stands for every value of a label beyond the most that are told apart."""
+
+VALUE_MOST = 80
+"""Characters of a label's value; longer ones are cut."""
+
+Values = tuple[str, ...]
+"""The values of a figure's labels, in their order."""
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric: what it is called, and what it means.
+
+    ``place``: which process has it: ``worker``, ``api``, or ``both``.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    doc: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    place: Literal["worker", "api", "both"] = "worker"
+
+
+class Series(msgspec.Struct, frozen=True):
+    """How often each bucket of a histogram was met, and the sum of what was observed. ``counts`` has one more than
+    there are bounds, for what lies beyond the last."""
+
+    counts: tuple[int, ...]
+    total: float
+
+    @property
+    def count(self) -> int:
+        """How many were observed."""
+        return sum(self.counts)
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """A metric at one moment."""
+
+    family: Family
+    series: Mapping[Values, float | Series]
+
+
+class LabelLimiter:
+    """The values of one label that are told apart: the first ``most`` that come."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: dict[str, str] = {}
+
+    def __call__(self, value: str) -> str:
+        """The value as the label shows it."""
+        shown = self._known.get(value)
+        if shown is None:
+            shown = value[:VALUE_MOST] if len(self._known) < self._most else OTHER
+            if shown is not OTHER:
+                self._known[value] = shown
+        return shown
+
+
+class Counter:
+    """A number that only grows, for each combination of its labels. Used under the lock of who has it."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self._values: dict[Values, float] = {} if family.labels else {(): 0.0}
+
+    def add(self, number: float = 1.0, *labels: str) -> None:
+        """Count so many more."""
+        self._values[labels] = self._values.get(labels, 0.0) + number
+
+    def read(self) -> Reading:
+        """As it is now."""
+        return Reading(self.family, dict(self._values))
+
+
+class Histogram:
+    """How values are spread, for each combination of its labels. Used under the lock of who has it."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self._bounds = family.bounds
+        self._series: dict[Values, tuple[list[int], list[float]]] = {}
+        if not family.labels:
+            self._of(())
+
+    def add(self, value: float, *labels: str) -> None:
+        """Observe one value."""
+        counts, total = self._of(labels)
+        counts[bisect_left(self._bounds, value)] += 1
+        total[0] += value
+
+    def add_many(self, values: Sequence[float], *labels: str) -> None:
+        """Observe a batch: sorted once, then each bound is looked for, instead of a bucket for each value."""
+        counts, total = self._of(labels)
+        ordered, start = sorted(values), 0
+        for index, bound in enumerate(self._bounds):
+            end = bisect_right(ordered, bound, start)
+            counts[index] += end - start
+            if end == len(ordered):
+                break
+            start = end
+        else:
+            counts[-1] += len(ordered) - start
+        total[0] += sum(ordered)
+
+    def read(self) -> Reading:
+        """As it is now."""
+        series = {labels: Series(tuple(counts), total[0]) for labels, (counts, total) in self._series.items()}
+        return Reading(self.family, series)
+
+    def _of(self, labels: Values) -> tuple[list[int], list[float]]:
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = [0] * (len(self._bounds) + 1), [0.0]
+        return series
+
+
+class MetricRegistry:
+    """Counters and histograms by name, under one lock: whoever counts may be any thread."""
+
+    def __init__(self, families: Sequence[Family]) -> None:
+        self.lock = threading.Lock()
+        self.counters = {each.name: Counter(each) for each in families if each.kind == "counter"}
+        self.histograms = {each.name: Histogram(each) for each in families if each.kind == "histogram"}
+
+    def read(self) -> Iterator[Reading]:
+        """Every one, at one moment."""
+        with self.lock:
+            counted = [each.read() for each in self.counters.values()]
+            counted += [each.read() for each in self.histograms.values()]
+        yield from counted

@@ -1,0 +1,178 @@
+"""Metrics: what a process counts. Subscribes to events and measures; ``read`` gives the figures of one moment.
+
+Whatever happens once a job is counted in batches (``Measure``), so that a drain does not pay for being looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from holdfast.core.events import Event, Events, JobDead, JobDeferred, JobFailed, LeaseLost, Subscriber, SweepComplete
+from holdfast.core.lifecycle import UNFIT
+from holdfast.core.metric_events import (
+    BatchSettled,
+    JobsClaimed,
+    JobsSubmitted,
+    LoopHeard,
+    MalformedReceived,
+    RequestAnswered,
+    StoreAnswered,
+)
+from holdfast.telemetry.metric_definitions import COUNTED, GAUGES
+from holdfast.telemetry.metric_types import LabelLimiter, MetricRegistry, Reading
+
+Gauge = Callable[[], float]
+TaskNames = Callable[[], Iterable[str]]
+
+_BY_TASK = tuple(each.name for each in COUNTED if each.kind == "counter" and each.labels == ("job_type",))
+
+
+class Metrics:
+    """The figures of one process, from its application's events."""
+
+    def __init__(self, events: Events, *, labels: int, tasks: TaskNames = tuple) -> None:
+        """``labels``: how many values of one label are told apart. ``tasks``: names whose counters start at zero."""
+        self._figures = MetricRegistry(COUNTED)
+        self._tasks = tasks
+        self._counters = self._figures.counters
+        self._histograms = self._figures.histograms
+        self._task, self._queue = LabelLimiter(labels), LabelLimiter(labels)
+        self._gauges: dict[str, Gauge] = {}
+        heard: dict[type[Event], Subscriber] = {
+            JobsSubmitted: self._submitted,
+            JobsClaimed: self._claimed,
+            MalformedReceived: self._count_malformed,
+            BatchSettled: self._settled,
+            JobFailed: self._failed,
+            JobDead: self._dead,
+            JobDeferred: self._deferred,
+            LeaseLost: self._lost,
+            SweepComplete: self._swept,
+            LoopHeard: self._heard,
+            StoreAnswered: self._answered,
+            RequestAnswered: self._requested,
+        }
+        self._add_zeros()  # registered tasks come first where labels are capped
+        self._undo = [events.subscribe(subscriber, kind) for kind, subscriber in heard.items()]
+
+    def close(self) -> None:
+        """Count no more."""
+        for each in self._undo:
+            each()
+
+    def gauge(self, name: str, read: Gauge) -> None:
+        """``read`` says what the gauge of that name shows, whenever somebody looks."""
+        self._gauges[name] = read
+
+    def read(self) -> Iterator[Reading]:
+        """Every figure, as it is now."""
+        yield Reading(GAUGES["build_info"], {(_version(),): 1.0})
+        self._add_zeros()  # of tasks that were registered meanwhile
+        yield from self._figures.read()
+        for name, read in self._gauges.items():
+            yield Reading(GAUGES[name], {(): read()})
+
+    def _add_zeros(self) -> None:
+        """Starts the counters of every registered task. Prometheus computes no increase for a series without a
+        previous value."""
+        with self._figures.lock:
+            for task in self._tasks():
+                self._add_zeros_of(self._task(task))
+
+    def _add_zeros_of(self, shown: str) -> None:
+        for name in _BY_TASK:
+            self._counters[name].add(0, shown)
+        for reason in UNFIT:
+            self._counters["jobs_deferred_total"].add(0, shown, reason)
+
+    # ── what is heard ─────────────────────────────────────────────────────────────────────────────────────────
+    def _submitted(self, event: Event) -> None:
+        assert isinstance(event, JobsSubmitted)  # noqa: S101 - subscribed to nothing else
+        with self._figures.lock:
+            for name, numbers in (("jobs_submitted_total", event.created), ("jobs_idempotent_total", event.absorbed)):
+                for task, number in numbers.items():
+                    self._counters[name].add(number, self._task(task))
+
+    def _claimed(self, event: Event) -> None:
+        assert isinstance(event, JobsClaimed)  # noqa: S101 - subscribed to nothing else
+        counters = self._counters
+        with self._figures.lock:
+            counters["jobs_retried_total"].add(event.retried)
+            counters["lease_rejected_total"].add(event.refused)
+            for queue, late in event.late.items():
+                counters["lease_acquired_total"].add(len(late))
+                self._histograms["job_lateness_seconds"].add_many(late, self._queue(queue))
+
+    def _count_malformed(self, event: Event) -> None:
+        assert isinstance(event, MalformedReceived)  # noqa: S101 - subscribed to nothing else
+        with self._figures.lock:
+            self._counters["transport_malformed_total"].add(event.count)
+
+    def _settled(self, event: Event) -> None:
+        assert isinstance(event, BatchSettled)  # noqa: S101 - subscribed to nothing else
+        with self._figures.lock:
+            self._histograms["settle_batch_jobs"].add(event.size)
+            for task, seconds in event.succeeded.items():
+                shown = self._task(task)
+                self._counters["jobs_succeeded_total"].add(len(seconds), shown)
+                self._histograms["job_duration_seconds"].add_many(seconds, shown, "succeeded")
+
+    def _failed(self, event: Event) -> None:
+        assert isinstance(event, JobFailed)  # noqa: S101 - subscribed to nothing else
+        self._unsuccessful("failed", event.job_type, event.seconds)
+
+    def _dead(self, event: Event) -> None:
+        assert isinstance(event, JobDead)  # noqa: S101 - subscribed to nothing else
+        self._unsuccessful("dead", event.job_type, event.seconds)
+
+    def _unsuccessful(self, outcome: str, task: str, seconds: float) -> None:
+        with self._figures.lock:
+            shown = self._task(task)
+            self._add_zeros_of(shown)  # a task without a registration: a failure rate needs all of its counters
+            self._counters[f"jobs_{outcome}_total"].add(1, shown)
+            if seconds:  # else it was never run to its end: its worker is gone
+                self._histograms["job_duration_seconds"].add(seconds, shown, outcome)
+
+    def _deferred(self, event: Event) -> None:
+        assert isinstance(event, JobDeferred)  # noqa: S101 - subscribed to nothing else
+        with self._figures.lock:
+            shown = self._task(event.job_type)
+            self._add_zeros_of(shown)
+            self._counters["jobs_deferred_total"].add(1, shown, event.reason)
+
+    def _lost(self, _event: Event) -> None:
+        with self._figures.lock:
+            self._counters["lease_lost_total"].add()
+
+    def _swept(self, event: Event) -> None:
+        assert isinstance(event, SweepComplete)  # noqa: S101 - subscribed to nothing else
+        with self._figures.lock:
+            self._counters["jobs_recovered_total"].add(event.recovered)
+            self._counters["jobs_pruned_total"].add(event.pruned)
+
+    def _heard(self, event: Event) -> None:
+        assert isinstance(event, LoopHeard)  # noqa: S101 - subscribed to nothing else
+        with self._figures.lock:
+            self._histograms["loop_lag_seconds"].add(event.seconds)
+
+    def _answered(self, event: Event) -> None:
+        assert isinstance(event, StoreAnswered)  # noqa: S101 - subscribed to nothing else
+        with self._figures.lock:
+            self._histograms["store_latency_seconds"].add(event.seconds, event.verb)
+            if event.failed:
+                self._counters["store_errors_total"].add(1, event.verb)
+
+    def _requested(self, event: Event) -> None:
+        assert isinstance(event, RequestAnswered)  # noqa: S101 - subscribed to nothing else
+        labels = event.method, event.path, str(event.status)
+        with self._figures.lock:
+            self._counters["http_requests_total"].add(1, *labels)
+            self._histograms["http_request_duration_seconds"].add(event.seconds, *labels)
+
+
+def _version() -> str:
+    try:
+        return version("holdfast")
+    except PackageNotFoundError:
+        return "0"

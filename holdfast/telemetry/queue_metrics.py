@@ -1,0 +1,141 @@
+"""What the store says of its queues, for metrics: asked at a bounded price, by one reader for all, and kept a while.
+
+The rate at which jobs end comes from what the workers count themselves, looked at each time somebody reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.models import QueueInfo, WorkerInfo
+from holdfast.stores.base import Store
+from holdfast.telemetry.metric_definitions import GAUGES
+from holdfast.telemetry.metric_types import LabelLimiter, Reading, Values
+
+COUNTED_MOST = 100_000
+"""Jobs of one queue and state that are counted."""
+
+KEPT = 5.0
+"""Seconds that figures are shown before the store is asked anew."""
+
+PATIENCE = 2.0
+"""Seconds a reader waits for the store."""
+
+WINDOW = 300.0
+"""Seconds over which the rate is taken."""
+
+LONGEST = 3600.0
+"""Seconds: the longest prediction. Scalers make no sense of an infinite one."""
+
+
+# ── rules: pure ───────────────────────────────────────────────────────────────────────────────────────────────────
+class SettleRate:
+    """How many attempts all workers end a second, from what each of them has counted since it started."""
+
+    def __init__(self) -> None:
+        self._ended: dict[str, int] = {}
+        self._steps: deque[tuple[float, int]] = deque()
+
+    def note(self, now: float, ended: Mapping[str, int]) -> None:
+        """What the workers say now. One that is gone keeps what it had told; a new one is counted from its start."""
+        grown = 0 if not self._steps else sum(max(0, n - self._ended.get(who, 0)) for who, n in ended.items())
+        self._ended = dict(ended)
+        self._steps.append((now, grown))
+        while len(self._steps) > 2 and now - self._steps[1][0] >= WINDOW:
+            self._steps.popleft()
+
+    def rate(self) -> float | None:
+        """Attempts a second over the window; None while it was looked at only once."""
+        span = self._steps[-1][0] - self._steps[0][0] if self._steps else 0.0
+        return sum(grown for _, grown in list(self._steps)[1:]) / span if span > 0 else None
+
+
+def lifetime_rate(workers: Sequence[WorkerInfo]) -> float:
+    """The rate where nothing better is known: what the living workers ended, each over its life."""
+    return sum(
+        (each.pulse.succeeded + each.pulse.failed) * 1e6 / max(1, each.seen_at_us - each.started_at_us)
+        for each in workers
+        if each.alive
+    )
+
+
+def predicted_drain(waiting: int, rate: float) -> float:
+    """Seconds until what waits now has been run; at most ``LONGEST``."""
+    if not waiting:
+        return 0.0
+    return min(LONGEST, waiting / rate) if rate > 0 else LONGEST
+
+
+class QueueSnapshot(NamedTuple):
+    """What was seen at one moment."""
+
+    queues: Sequence[QueueInfo]
+    workers: Sequence[WorkerInfo]
+    rate: float
+
+
+# ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
+class QueueFigures:
+    """The store's figures for one process."""
+
+    def __init__(self, opened: Callable[[], Awaitable[Store]], *, labels: int) -> None:
+        self._opened = opened
+        self._queue = LabelLimiter(labels)
+        self._pace = SettleRate()
+        self._looking: asyncio.Task[None] | None = None
+        self._sight: QueueSnapshot | None = None
+        self._until = 0.0
+
+    async def read(self) -> list[Reading]:
+        """The figures; only that the store is away, if it is."""
+        if time.monotonic() >= self._until:
+            looking = self._looking
+            if looking is None or looking.done() or looking.get_loop() is not asyncio.get_running_loop():
+                looking = self._looking = asyncio.create_task(self._look(), name="holdfast-queue-figures")
+            await asyncio.wait([looking], timeout=PATIENCE)
+            if not looking.done():
+                return list(readings(None, self._queue))
+        return list(readings(self._sight, self._queue))
+
+    async def _look(self) -> None:
+        try:
+            store = await self._opened()
+            queues = await store.glance(most=COUNTED_MOST)
+            workers = await store.workers()
+        except HoldfastError:
+            self._sight = None
+        else:
+            ended = {each.pulse.worker: each.pulse.succeeded + each.pulse.failed for each in workers}
+            self._pace.note(time.monotonic(), ended)
+            rate = self._pace.rate()
+            self._sight = QueueSnapshot(queues, workers, lifetime_rate(workers) if rate is None else rate)
+        self._until = time.monotonic() + KEPT
+
+
+def readings(sight: QueueSnapshot | None, cap: Callable[[str], str]) -> Iterator[Reading]:
+    """The gauges for what was seen; queues beyond the cap are added up."""
+    yield Reading(GAUGES["store_up"], {(): 0.0 if sight is None else 1.0})
+    if sight is None:
+        return
+    jobs: dict[Values, float] = {}
+    oldest: dict[Values, float] = {}
+    paused: dict[Values, float] = {}
+    for queue in sight.queues:
+        name = cap(queue.name)
+        age = 0.0 if queue.oldest_ready is None else queue.oldest_ready.total_seconds()
+        oldest[name,] = max(oldest.get((name,), 0.0), age)
+        paused[name,] = max(paused.get((name,), 0.0), float(queue.paused))
+        for state in ("queued", "scheduled", "failed", "running", "dead"):
+            jobs[name, state] = jobs.get((name, state), 0.0) + queue.states.get(state, 0)
+    waiting = sum(queue.states.get("queued", 0) for queue in sight.queues if not queue.paused)
+    yield Reading(GAUGES["queue_jobs"], jobs)
+    yield Reading(GAUGES["queue_oldest_seconds"], oldest)
+    yield Reading(GAUGES["queue_paused"], paused)
+    yield Reading(GAUGES["workers"], {(): float(sum(each.alive for each in sight.workers))})
+    yield Reading(GAUGES["throughput_jobs_per_second"], {(): sight.rate})
+    yield Reading(GAUGES["predicted_drain_seconds"], {(): predicted_drain(waiting, sight.rate)})

@@ -1,0 +1,187 @@
+"""Spans by OpenTelemetry: one for a submission, one for each attempt, joined across processes by W3C Trace Context.
+
+This is imported only where the setting ``traces`` asks for it. What becomes of spans (sampling, export) is decided by
+whoever configures OpenTelemetry's SDK; without one they cost little and go nowhere. Names and attributes follow the
+semantic conventions for messaging (docs/adr/0024).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import msgspec
+from opentelemetry import context as otel
+from opentelemetry import trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from holdfast.core.lifecycle import Failed, Outcome
+from holdfast.core.models import PLAIN, Job, NewJob, Settlement
+
+_STATE_MOST = 512
+"""Characters of a tracestate: what every party has to pass on."""
+
+
+class Spans:
+    """Makes spans. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self._tracer = trace.get_tracer("holdfast")
+        self._propagator = TraceContextTextMapPropagator()
+
+    # ── submitting ────────────────────────────────────────────────────────────────────────────────────────────
+    @contextmanager
+    def submission(self, jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
+        """A span while these jobs are submitted; gives them with its context in each."""
+        with self._tracer.start_as_current_span(
+            f"submit {jobs[0].task}" if _is_alike([job.task for job in jobs]) else "submit",
+            kind=trace.SpanKind.PRODUCER,
+            attributes=_submission_attributes(jobs),
+        ):
+            carrier = self.carrier()
+            yield [_carrying(job, carrier) for job in jobs]
+
+    def carrier(self) -> dict[str, str]:
+        """The current context, for another process."""
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier)
+        return carrier
+
+    # ── running ───────────────────────────────────────────────────────────────────────────────────────────────
+    def execution(self, job: Job, worker_id: str) -> Execution:
+        """A span for this attempt: child of the submission, and linked to it."""
+        parent = self._propagator.extract(_carried(job))
+        submitted = trace.get_current_span(parent).get_span_context()
+        span = self._tracer.start_span(
+            f"run {job.task}",
+            context=parent,
+            kind=trace.SpanKind.CONSUMER,
+            links=[trace.Link(submitted)] if submitted.is_valid else None,
+            attributes=_execution_attributes(job, worker_id),
+        )
+        return Execution(span)
+
+    def attach(self, carrier: Mapping[str, str]) -> None:
+        """Let what another process was at be the context that this code runs in."""
+        otel.attach(self._propagator.extract(carrier))
+
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
+    @contextmanager
+    def request(self, method: str, headers: Mapping[bytes, bytes]) -> Iterator[Callable[[str | None, int], None]]:
+        """A span while a request is answered, in the trace it brings; none beside that of whoever traces it already.
+        Gives what is to be told the operation's path and the status of the answer."""
+        if trace.get_current_span().get_span_context().is_valid:
+            yield lambda path, status: None
+            return
+        carrier = {name: headers[name.encode()].decode("latin-1") for name in _HEADERS if name.encode() in headers}
+        with self._tracer.start_as_current_span(
+            method,
+            context=self._propagator.extract(carrier),
+            kind=trace.SpanKind.SERVER,
+            attributes={"http.request.method": method},
+            record_exception=False,  # a client that has gone
+            set_status_on_exception=False,
+        ) as span:
+            yield functools.partial(_answered, span, method)
+
+
+class Execution:
+    """The span of one attempt."""
+
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+        self._ended = False
+
+    def enter(self, variables: contextvars.Context) -> None:
+        """Let code that runs in this context be part of the span."""
+        variables.run(lambda: otel.attach(trace.set_span_in_context(self._span)))
+
+    def settled(self, settlement: Settlement, outcome: Outcome) -> None:
+        """The attempt has ended, and this is what it comes to."""
+        span = self._span
+        if isinstance(outcome, Failed) and span.is_recording():
+            kind, _, message = outcome.error.partition(": ")
+            exception = {"exception.type": kind, "exception.message": message or kind}
+            if outcome.traceback:
+                exception["exception.stacktrace"] = outcome.traceback
+            span.add_event("exception", exception)
+            span.set_attribute("error.type", kind if outcome.traceback else str(outcome.reason))
+            span.set_status(trace.StatusCode.ERROR, outcome.error[:200])
+        if settlement.delay is not None:
+            span.set_attribute("holdfast.retry_in", settlement.delay.total_seconds())
+        self.end(settlement.state)
+
+    def end(self, state: str) -> None:
+        """The attempt has ended so: the state of its job, or ``lost``."""
+        if self._ended:
+            return
+        self._ended = True
+        self._span.set_attribute("holdfast.state", str(state))
+        if state == "lost":
+            self._span.set_attribute("error.type", "lease_lost")
+            self._span.set_status(trace.StatusCode.ERROR, "the lease was lost")
+        self._span.end()
+
+
+_HEADERS = ("traceparent", "tracestate")
+
+
+def _answered(span: trace.Span, method: str, path: str | None, status: int) -> None:
+    if path is not None:
+        span.update_name(f"{method} {path}")
+        span.set_attribute("http.route", path)
+    span.set_attribute("http.response.status_code", status)
+    if status >= 500:
+        span.set_status(trace.StatusCode.ERROR)
+
+
+def _carried(job: Job) -> dict[str, str]:
+    options = job.carried
+    found = {"traceparent": options.traceparent, "tracestate": options.tracestate}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _carrying(job: NewJob, carrier: Mapping[str, str]) -> NewJob:
+    parent, state = carrier.get("traceparent"), carrier.get("tracestate")
+    if parent is None:
+        return job
+    kept = state if state is not None and len(state) <= _STATE_MOST else None
+    options = msgspec.structs.replace(job.options or PLAIN, traceparent=parent, tracestate=kept)
+    return msgspec.structs.replace(job, options=options)
+
+
+def _is_alike(values: Sequence[str]) -> bool:
+    return len(set(values)) == 1
+
+
+def _submission_attributes(jobs: Sequence[NewJob]) -> dict[str, str | int]:
+    said: dict[str, str | int] = {
+        "messaging.system": "holdfast",
+        "messaging.operation.name": "submit",
+        "messaging.operation.type": "send",
+    }
+    if _is_alike([job.queue for job in jobs]):
+        said["messaging.destination.name"] = jobs[0].queue
+    if _is_alike([job.task for job in jobs]):
+        said["holdfast.task"] = jobs[0].task
+    if len(jobs) == 1:
+        said["messaging.message.id"] = jobs[0].id
+    else:
+        said["messaging.batch.message_count"] = len(jobs)
+    return said
+
+
+def _execution_attributes(job: Job, worker_id: str) -> dict[str, str | int]:
+    return {
+        "messaging.system": "holdfast",
+        "messaging.operation.name": "run",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": job.queue,
+        "messaging.message.id": job.id,
+        "messaging.client.id": worker_id,
+        "holdfast.task": job.task,
+        "holdfast.attempt": job.attempts,
+        "holdfast.claims": job.claims,
+    }

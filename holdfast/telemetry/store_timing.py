@@ -1,0 +1,50 @@
+"""A store whose calls are timed, where somebody listens when it is made."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from holdfast.core.errors import HoldfastError, Unavailable
+from holdfast.core.events import Events
+from holdfast.core.metric_events import StoreAnswered
+from holdfast.stores.base import Store
+
+_UNTIMED = frozenset({"open", "close", "absent", "migrate", "backup", "wait", "doctor", "repair"})
+"""What is no question, or takes as long as it is to take."""
+
+
+def timed(store: Store, events: Events) -> Store:
+    """``store``, each of whose calls tells how long it took; itself where nobody wants to know."""
+    return cast(Store, TimedStore(store, events)) if events.listens(StoreAnswered) else store
+
+
+class TimedStore:
+    """Passes everything on. A verb is wrapped when it is first asked for, and kept."""
+
+    def __init__(self, store: Store, events: Events) -> None:
+        self._store = store
+        self._events = events
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._store, name)
+        if name in _UNTIMED or not inspect.iscoroutinefunction(member):
+            return member
+        verb = functools.partial(self._timed, member, name)
+        self.__dict__[name] = verb
+        return verb
+
+    async def _timed(self, call: Callable[..., Awaitable[Any]], verb: str, *arguments: Any, **named: Any) -> Any:
+        started, failed = time.perf_counter(), True
+        try:
+            answer = await call(*arguments, **named)
+            failed = False
+            return answer
+        except HoldfastError as error:
+            failed = isinstance(error, Unavailable)
+            raise
+        finally:
+            self._events.emit(StoreAnswered(verb=verb, seconds=time.perf_counter() - started, failed=failed))

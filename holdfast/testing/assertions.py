@@ -1,0 +1,133 @@
+"""What was enqueued: reading the store of an application under test, from any kind of test function."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from holdfast.app import BoundTask, Holdfast
+from holdfast.core.errors import HoldfastError
+from holdfast.core.models import Job, JobFilter, JobState
+from holdfast.core.validation import check_span
+from holdfast.tasks import encode_payload
+from holdfast.testing.override import is_lent
+
+_NEAR = timedelta(seconds=1)  # what a delay may differ by: a test computes its instants a little earlier
+_SHOWN = 10
+
+
+def enqueued(
+    app: Holdfast,
+    *,
+    task: str | BoundTask[..., Any] | None = None,
+    args: Mapping[str, Any] | None = None,
+    queue: str | None = None,
+    delay: float | timedelta | str | None = None,
+    run_at: datetime | None = None,
+    key: str | None = None,
+    priority: int | None = None,
+    tag: str | None = None,
+) -> list[Job]:
+    """The jobs that were enqueued and match, oldest first, whatever has become of them.
+
+    args: some of the arguments, with nested objects compared the same way. delay: seconds, a timedelta
+    or text from its creation; run_at: an instant; both to the second. Works in async tests too, without await.
+    HoldfastError where the application is not under test: its jobs are real.
+    """
+    if not is_lent(app):
+        raise HoldfastError(
+            "this application is not under test: its jobs are real; wrap the test in testing.manual(app), "
+            "testing.inline(app) or a testing.Harness(app)"
+        )
+    wanted = None if args is None else json.loads(encode_payload(args))
+    name = task.name if isinstance(task, BoundTask) else task
+    span = None if delay is None else check_span(delay, "delay")
+    return [
+        job
+        for job in _all_jobs(app)
+        if name in (None, job.task)
+        and queue in (None, job.queue)
+        and key in (None, job.key)
+        and priority in (None, job.priority)
+        and (tag is None or tag in job.carried.tags)
+        and (span is None or abs(job.run_at - job.created_at - span) <= _NEAR)
+        and (run_at is None or abs(job.run_at - run_at) <= _NEAR)
+        and (wanted is None or _includes(json.loads(job.payload), wanted))
+    ]
+
+
+def assert_enqueued(app: Holdfast, *, count: int | None = None, **match: Any) -> list[Job]:
+    """Fail unless such jobs were enqueued, at least one or exactly ``count``; those jobs.
+
+    The other arguments are those of ``enqueued``. The failure shows what was enqueued.
+    """
+    found = enqueued(app, **match)
+    if found if count is None else len(found) == count:
+        return found
+    number = "a job" if count is None else f"{count} {'job' if count == 1 else 'jobs'}"
+    raise AssertionError(f"expected {number} with {_described(match)}, found {len(found)}.\n{_overview(app)}")
+
+
+def refute_enqueued(app: Holdfast, **match: Any) -> None:
+    """Fail if such a job was enqueued. The arguments are those of ``enqueued``."""
+    if found := enqueued(app, **match):
+        raise AssertionError(f"expected no job with {_described(match)}, found {len(found)}.\n{_overview(app)}")
+
+
+def _described(match: Mapping[str, Any]) -> str:
+    shown = {name: value.name if isinstance(value, BoundTask) else value for name, value in match.items()}
+    return ", ".join(f"{name}={value!r}" for name, value in shown.items()) or "any task"
+
+
+def _overview(app: Holdfast) -> str:
+    jobs = _all_jobs(app)
+    if not jobs:
+        return "Nothing was enqueued."
+    more = [f"  and {len(jobs) - _SHOWN} more"] if len(jobs) > _SHOWN else []
+    return "\n".join(["What was enqueued:", *map(_line, jobs[:_SHOWN]), *more])
+
+
+def _line(job: Job) -> str:
+    extras = [
+        f"queue={job.queue}",
+        f"priority={job.priority}" if job.priority else "",
+        f"key={job.key!r}" if job.key else "",
+    ]
+    if job.state is JobState.SCHEDULED:
+        extras.append(f"delay={job.run_at - job.created_at}")
+    return f"  {job.task} {job.payload} {' '.join(filter(None, extras))} ({job.state})"
+
+
+def _includes(whole: Any, part: Any) -> bool:
+    if isinstance(whole, dict) and isinstance(part, dict):
+        return all(name in whole and _includes(whole[name], value) for name, value in part.items())
+    return bool(whole == part) and isinstance(whole, bool) == isinstance(part, bool)
+
+
+def _all_jobs(app: Holdfast) -> list[Job]:
+    """Every job, oldest first; read in a thread of its own where an event loop runs in this one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return app.block(_read(app))
+    found: list[Job] = []
+    reading = threading.Thread(target=lambda: found.extend(app.block(_read(app))), name="holdfast-test-read")
+    reading.start()
+    reading.join()
+    return found
+
+
+async def _read(app: Holdfast) -> list[Job]:
+    store = await app.opened()
+    jobs: list[Job] = []
+    cursor: str | None = None
+    while True:
+        page = await store.find(JobFilter(), limit=500, cursor=cursor)
+        jobs += page.jobs
+        cursor = page.cursor
+        if cursor is None:
+            return jobs[::-1]

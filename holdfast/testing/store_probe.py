@@ -1,0 +1,255 @@
+"""When nothing can happen before time moves.
+
+Time may only be moved while everything stands still, or jobs would seem to take as long as the jump. A store call under
+way stands not still; event loops are let run until what a call or a wake-up has set off has come to rest. News that
+travel through a server would come too late for that: among the stores of one harness they are brought at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from holdfast.core.errors import HoldfastError, Unavailable
+from holdfast.stores.base import Store
+from holdfast.stores.sqlite.store import SQLiteStore
+
+Patience = Callable[[], float | None]
+"""The real seconds for which a wait may have hope now; None: as long as it likes, since somebody moves time."""
+
+_TURNS = 40  # of an event loop: more than the longest way from a wake-up to the next wait
+_NEWS: Mapping[str, frozenset[str]] = {
+    "submit": frozenset({"queue"}),
+    "claim": frozenset({"queue"}),  # it may have made more jobs ready than it took
+    "promote": frozenset({"queue"}),
+    "remind": frozenset({"queue"}),
+    "replay": frozenset({"queue"}),
+    "resume": frozenset({"queue"}),
+    "settle": frozenset({"queue", "job"}),
+    "cancel": frozenset({"worker", "job"}),
+    "order": frozenset({"worker"}),
+}
+"""What kinds of topics the verbs of a store may be news of."""
+
+
+class Activity:
+    """The store calls of one harness, from any thread, and the event loops they came from."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._home = asyncio.get_running_loop()
+        self._loops: set[asyncio.AbstractEventLoop] = set()
+        self._none_left = asyncio.Event()
+        self._under_way = 0
+        self.news = ObservedNotifications()
+        self.movers = 0
+        """How many are moving time, or starting workers."""
+        self.count = 0
+        """Grows with each store call, at its begin and at its end."""
+
+    def began(self) -> None:
+        """A call sets out."""
+        with self._lock:
+            self._under_way += 1
+            self.count += 1
+
+    def ended(self) -> None:
+        """A call has come back."""
+        with self._lock:
+            self._under_way -= 1
+            self.count += 1
+        self._home.call_soon_threadsafe(self._none_left.set)
+
+    def know(self) -> None:
+        """The running loop, if one runs here, is one to look at."""
+        try:
+            self._loops.add(asyncio.get_running_loop())
+        except RuntimeError:
+            return
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """While this lasts, somebody moves time."""
+        self.movers += 1
+        try:
+            yield
+        finally:
+            self.movers -= 1
+
+    async def rest(self) -> None:
+        """Return once no store call is under way and no loop has anything to do."""
+        while True:
+            before = self.count
+            await self._turn_all()
+            while self._under_way:
+                self._none_left.clear()
+                if self._under_way:
+                    await self._none_left.wait()
+            if self.count == before:
+                return
+
+    async def _turn_all(self) -> None:
+        await _turns()
+        for loop in list(self._loops - {self._home}):
+            if loop.is_closed() or not loop.is_running():
+                self._loops.discard(loop)
+                continue
+            turning = asyncio.run_coroutine_threadsafe(_turns(), loop)
+            await asyncio.wait([asyncio.wrap_future(turning)], timeout=1)
+        await _turns()
+
+
+async def _turns() -> None:
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
+
+
+class CallBarrier:
+    """Where the store calls of one worker may be held up, or refused."""
+
+    def __init__(self) -> None:
+        self.frozen = False
+        self.refused: Callable[[str], bool] = _none
+        self._held: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    async def pass_through(self, verb: str) -> None:
+        """Return at once, or when the gate is opened again; Unavailable where the verb is refused."""
+        if self.refused(verb):
+            raise Unavailable(f"the test has cut this worker off: {verb}")
+        while self.frozen:
+            loop = asyncio.get_running_loop()
+            opened = loop.create_future()
+            self._held.append((loop, opened))
+            await opened
+
+    def open(self) -> None:
+        """Let everybody go on."""
+        self.frozen, self.refused = False, _none
+        held, self._held = self._held, []
+        for loop, opened in held:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, opened)
+
+
+def _none(_: str) -> bool:
+    return False
+
+
+def _resolve(opened: asyncio.Future[None]) -> None:
+    if not opened.done():
+        opened.set_result(None)
+
+
+class ObservedNotifications:
+    """What the stores of one harness did, for those of them that wait: from any thread and any event loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told: Counter[str] = Counter()
+        self._waiting: list[tuple[frozenset[str], asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    def tell(self, kinds: frozenset[str]) -> None:
+        """Something happened to topics of these kinds."""
+        with self._lock:
+            self._told.update(kinds)
+            heard = [each for each in self._waiting if kinds & each[0]]
+            self._waiting = [each for each in self._waiting if not kinds & each[0] and not each[2].done()]
+        for _, loop, news in heard:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, news)
+
+    def told(self, kinds: frozenset[str]) -> int:
+        """How often something happened to topics of these kinds."""
+        with self._lock:
+            return sum(self._told[kind] for kind in kinds)
+
+    async def since(self, told: int, kinds: frozenset[str]) -> None:
+        """Return when more was told than that."""
+        loop = asyncio.get_running_loop()
+        news = loop.create_future()
+        with self._lock:
+            if sum(self._told[kind] for kind in kinds) != told:
+                return
+            self._waiting.append((kinds, loop, news))
+        await news
+
+
+class WatchedStore:
+    """A store whose calls are counted and can be held up."""
+
+    def __init__(self, store: Store, activity: Activity, gate: CallBarrier, patience: Patience | None) -> None:
+        self._store = store
+        self._patience = patience
+        self._activity = activity
+        self._gate = gate
+        self._heard: dict[frozenset[str], int] = {}
+        activity.know()
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._store, name)
+        if name == "wait" and self._patience is not None:
+            return self._wait_in_test
+        if name == "wait" and not isinstance(self._store, SQLiteStore):
+            return self._wait
+        if name == "wait" or not inspect.iscoroutinefunction(member):
+            return member
+        return functools.partial(self._watched, member, name)
+
+    async def _watched(self, call: Callable[..., Awaitable[Any]], name: str, *args: Any, **kwargs: Any) -> Any:
+        self._activity.know()
+        if name not in ("open", "close"):
+            await self._gate.pass_through(name)
+        self._activity.began()
+        try:
+            answer = await call(*args, **kwargs)
+            if name in _NEWS and not (name == "claim" and not answer.jobs) and not (name == "remind" and not answer):
+                self._activity.news.tell(_NEWS[name])
+            return answer
+        finally:
+            self._activity.ended()
+
+    async def _wait_in_test(self, topics: Sequence[str], *, timeout: float) -> None:
+        """For the test itself, which may be the one who should move time instead: HoldfastError tells it so."""
+        wait = self._store.wait if isinstance(self._store, SQLiteStore) else self._wait
+        patience = self._hope()
+        if patience is None:
+            await wait(topics, timeout=timeout)
+            return
+        loop, count = asyncio.get_running_loop(), self._activity.count
+        give_up = loop.time() + patience
+        await wait(topics, timeout=patience)
+        await self._activity.rest()
+        if self._hope() is not None and self._activity.count == count and loop.time() >= give_up:
+            raise HoldfastError(
+                "time stands still in a harness, so nothing ends this wait: await harness.run_until_idle() or "
+                "harness.advance(...) first"
+            )
+
+    def _hope(self) -> float | None:
+        return None if self._patience is None else self._patience()
+
+    async def _wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        """Until there is news of the store's own or of another store of this harness. It may be of other topics."""
+        kinds = frozenset(topic.partition(":")[0] for topic in topics)
+        news = self._activity.news
+        brought = asyncio.ensure_future(news.since(self._heard.get(kinds, 0), kinds))
+        own = asyncio.ensure_future(self._store.wait(topics, timeout=timeout))
+        try:
+            done, _ = await asyncio.wait((brought, own), return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            self._heard[kinds] = news.told(kinds)
+            brought.cancel()
+            own.cancel()
+
+
+def watched(store: Store, activity: Activity, gate: CallBarrier, patience: Patience | None = None) -> Store:
+    """``store``, counted and behind a gate; with ``patience`` it is the test's own, which never waits in vain."""
+    return cast(Store, WatchedStore(store, activity, gate, patience))

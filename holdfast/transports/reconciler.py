@@ -1,0 +1,147 @@
+"""The sweep of a transport: what it has lost is announced again, its lists of dead letters are made true, and what
+consumers that died had in hand goes to others.
+
+Each queue's ready jobs are counted and compared with what waits in the transport. Where it holds fewer, the oldest
+ready jobs that do not stand in it are announced: never more than are missing, so nothing piles up. What stands in it
+is known only where all of it can be looked at. What is just on its way is spared by looking twice.
+
+Of a deeper queue the jobs are announced that were ready well before those that come next: these have passed them by.
+Each is announced once until what comes next is younger than that, too: what was announced has arrived by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+
+from holdfast.core.models import JobState
+from holdfast.stores.base import AnnouncingStore
+from holdfast.transports.session import Away, TransportSession
+
+ROUND = 10_000
+"""Ids of one queue that one sweep announces at most, and that may wait in the transport for it to look at the queue."""
+MIRRORED = 1000
+"""Dead letters of one queue that its list in the transport holds: those that ended last."""
+_MIRRORED_AT_ONCE = 10  # lists of dead letters that a sweep looks at
+_AGED = timedelta(seconds=1)  # what became ready later is surely on its way
+_AGAIN = 0.1  # seconds between the two looks
+_FRONT = 10  # ids that come next; one that is no measure, being old itself, hides what was lost until it is taken
+_MARGIN = timedelta(seconds=10)  # between becoming ready and being announced there may be so much
+_PASSED_AT_ONCE = 1000  # jobs of a deep queue that a sweep announces, and more where many have gone since the last
+
+
+class Reconciler:
+    """The sweeps of one event loop."""
+
+    def __init__(self, store: AnnouncingStore, carrier: TransportSession) -> None:
+        self._store = store
+        self._carrier = carrier
+        self._mirrored = ""  # the queue whose dead letters were looked at last
+
+    async def sweep(self) -> int:
+        """One round; how many jobs were announced again."""
+        if self._carrier.away:
+            return 0
+        try:
+            await self._recover()
+            reminded = await self._remind()
+            await self.mirror_next()
+        except Away:  # the next sweep after its return finds what is to be done
+            return 0
+        return reminded
+
+    async def remind_of(self, queue: str) -> None:
+        """Announce what the transport has lost of one queue."""
+        backlog = await self._carrier.reach(self._carrier.transport.backlog([queue]))
+        await self._announce_lost(await self._missing(backlog))
+
+    async def mirror(self, queues: Collection[str]) -> None:
+        """Make the lists of these queues' dead letters hold the newest ones there are."""
+        carrier = self._carrier
+        for queue in queues:
+            dead = await self._store.newest_dead(queue, limit=MIRRORED)
+            await carrier.reach(carrier.transport.mirror(queue, dead))
+
+    async def mirror_next(self) -> None:
+        """Make so many lists true, in turn."""
+        carrier = self._carrier
+        queues = sorted({*await self._store.dead_queues(), *await carrier.reach(carrier.transport.graves())})
+        first = bisect_right(queues, self._mirrored)
+        for queue in [*queues[first:], *queues[:first]][:_MIRRORED_AT_ONCE]:
+            await self.mirror([queue])
+            self._mirrored = queue
+
+    async def _recover(self) -> None:
+        """Announce again what the dead had in hand and nobody has claimed."""
+        carrier = self._carrier
+        deliveries = await carrier.without_malformed(await carrier.reach(carrier.transport.recover()))
+        if not deliveries:
+            return
+        places = await self._store.places([each.job_id for each in deliveries])
+        ready: dict[str, list[str]] = {}
+        for each in deliveries:
+            queue, state = places.get(each.job_id, ("", None))
+            if state is JobState.QUEUED:
+                ready.setdefault(queue, []).append(each.job_id)
+        await carrier.reach(carrier.transport.announce(ready))
+        await carrier.reach(carrier.transport.done(deliveries))
+
+    async def _remind(self) -> int:
+        queues = await self._store.ready_queues()
+        if not queues:
+            return 0
+        backlog = await self._carrier.reach(self._carrier.transport.backlog(queues))
+        missing = await self._missing(backlog)
+        deep = [queue for queue, waiting in backlog.items() if waiting > ROUND]
+        if not missing and not deep:
+            return 0
+        carrier = self._carrier
+        if not await carrier.reach(carrier.transport.begin_sweep()):
+            return 0
+        try:
+            return await self._announce_lost(missing) + await self._announce_passed(deep)
+        finally:
+            await carrier.attempt(carrier.transport.end_sweep())
+
+    async def _missing(self, backlog: Mapping[str, int]) -> dict[str, int]:
+        """How many ready jobs of each queue that is not too deep do not wait in the transport."""
+        shallow = {queue: waiting for queue, waiting in backlog.items() if waiting <= ROUND}
+        depths = await self._store.depths({queue: waiting + ROUND for queue, waiting in shallow.items()})
+        missing = {queue: min(ROUND, depths[queue] - waiting) for queue, waiting in shallow.items()}
+        return {queue: number for queue, number in missing.items() if number > 0}
+
+    async def _announce_lost(self, missing: Mapping[str, int]) -> int:
+        """Announce the oldest jobs that were not in the transport at two looks, a moment apart."""
+        lost: dict[str, list[str]] = {}
+        for queue, number in missing.items():
+            held = await self._held(queue)
+            if held is not None:
+                oldest = await self._store.oldest(queue, limit=number + len(held), aged=_AGED)
+                lost[queue] = [job_id for job_id in oldest if job_id not in held][:number]
+        lost = {queue: ids for queue, ids in lost.items() if ids}
+        if not lost:
+            return 0
+        await asyncio.sleep(_AGAIN)
+        for queue, ids in lost.items():
+            held = await self._held(queue)
+            missing_still = [] if held is None else [job_id for job_id in ids if job_id not in held]
+            places = await self._store.places(missing_still)
+            lost[queue] = [job_id for job_id in missing_still if places.get(job_id) == (queue, JobState.QUEUED)]
+        await self._carrier.reach(self._carrier.transport.announce({queue: ids for queue, ids in lost.items() if ids}))
+        return sum(map(len, lost.values()))
+
+    async def _announce_passed(self, queues: Sequence[str]) -> int:
+        """Announce jobs of queues that cannot be looked at whom others have passed by."""
+        transport, announced = self._carrier.transport, 0
+        for queue in queues:
+            front, waiting = await self._carrier.reach(transport.front(queue, most=_FRONT))
+            limit = min(ROUND, _PASSED_AT_ONCE + waiting)
+            passed = await self._store.passed(queue, front, margin=_MARGIN, limit=limit)
+            if passed.ids:
+                announced += await self._carrier.reach(transport.again(queue, passed))
+        return announced
+
+    async def _held(self, queue: str) -> set[str] | None:
+        return await self._carrier.reach(self._carrier.transport.held(queue, most=ROUND))

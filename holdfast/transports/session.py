@@ -1,0 +1,269 @@
+"""What one event loop has in hand of its transport, and whether the transport is there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from holdfast.core.errors import HoldfastError, Unavailable
+from holdfast.core.events import Event, MalformedMessage, TransportAway, TransportBack
+from holdfast.core.metric_events import MalformedReceived
+from holdfast.core.models import Delivery, Lease, parse_id
+from holdfast.stores.base import EVERY_QUEUE, Transport
+
+T = TypeVar("T")
+
+_RETRY, _RETRY_MOST = 0.1, 5.0  # seconds between looks whether the transport is back, before jitter
+_PARTING = 1.0  # seconds that what is under way has to end
+_MAX_REPORTS, _REPORT_SPAN = 10, 60.0  # reports of malformed messages within so many seconds
+_MAX_TEXT = 80  # characters of a malformed message that are reported
+_MAX_ID = 64  # characters; no spelling of an id is longer
+
+
+class Away(Unavailable):
+    """The transport cannot be used now. Nobody but this room hears of it."""
+
+
+class DeliveryLedger:
+    """The deliveries whose jobs run in this process, or were claimed through it, by lease. Shared by all its event
+    loops: one claims and settles, another beats."""
+
+    def __init__(self) -> None:
+        self._by_lease: dict[Lease, tuple[str, Delivery]] = {}
+        self._unheld: dict[str, set[Lease]] = {}  # by worker
+        self._consumer = ""
+        self._process = 0
+
+    @property
+    def consumer(self) -> str:
+        """What this process is called where deliveries are acknowledged: another one after a fork."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._consumer = f"{socket.gethostname()[:40]}-{self._process}-{uuid4().hex[:8]}"
+        return self._consumer
+
+    def take(self, worker: str, lease: Lease, delivery: Delivery) -> None:
+        """Its job is this worker's now; only what must be acknowledged is kept."""
+        if delivery.receipt:
+            self._by_lease[lease] = (worker, delivery)
+
+    def let_go(self, leases: Sequence[Lease]) -> list[Delivery]:
+        """The deliveries of these leases, no longer in hand."""
+        found = (self._by_lease.pop(lease, None) for lease in leases)
+        return [each[1] for each in found if each is not None]
+
+    def held(self, worker: str, leases: Sequence[Lease]) -> list[Delivery]:
+        """The deliveries of these leases, which are all this worker has, if any. What was not among them twice was
+        given up without a word; another consumer will find it."""
+        if leases:
+            unheld = {lease for lease, (holder, _) in self._by_lease.items() if holder == worker} - set(leases)
+            self.let_go(list(unheld & self._unheld.pop(worker, set())))
+            if unheld:
+                self._unheld[worker] = unheld
+        found = (self._by_lease.get(lease) for lease in leases)
+        return [each[1] for each in found if each is not None]
+
+    def left(self, worker: str) -> None:
+        """The worker has stopped. What it has not settled another consumer will find."""
+        self._unheld.pop(worker, None)
+        self.let_go([lease for lease, (holder, _) in self._by_lease.items() if holder == worker])
+
+
+class TransportSession:
+    """Made in its event loop. While the transport is away its calls fail at once, until a look finds it back."""
+
+    def __init__(self, transport: Transport, emit: Callable[[Event], None]) -> None:
+        self.transport = transport
+        self.back = asyncio.Event()
+        self.back.set()
+        self.hand: list[Delivery] = []
+        """What has arrived while somebody waited, for the next claim."""
+        self.news = False
+        """Whether some of it arrived when nobody waited any more."""
+        self.wants: Mapping[str, int] = {}
+        """Of the latest claim."""
+        self.paused: frozenset[str] = frozenset()
+        """Queues of which nothing can be claimed, as the latest claim knows."""
+        self._emit = emit
+        self._reported: deque[float] = deque(maxlen=_MAX_REPORTS)  # instants of the latest reports
+        self._unreported = 0
+        self._left_at = 0.0
+        self._looking: asyncio.Task[None] | None = None
+        self._listening: dict[asyncio.Task[None], asyncio.Event] = {}
+        self._watching = asyncio.create_task(self._close_with_loop(), name="holdfast-transport")
+
+    # ── whether it is there ───────────────────────────────────────────────────────────────────────────────────
+    @property
+    def away(self) -> bool:
+        """Whether the transport cannot be used now."""
+        return not self.back.is_set()
+
+    async def reach(self, call: Coroutine[Any, Any, T]) -> T:
+        """What the call of the transport answers; Away where it cannot."""
+        if self.away:
+            call.close()
+            raise Away(f"{self.transport.place} is away")
+        try:
+            return await call
+        except HoldfastError as error:
+            self._leave(error)
+            raise Away(str(error)) from error
+
+    async def attempt(self, call: Coroutine[Any, Any, object]) -> bool:
+        """Whether the call of the transport was answered."""
+        try:
+            await self.reach(call)
+        except Away:
+            return False
+        return True
+
+    def _leave(self, error: HoldfastError) -> None:
+        if self.away:
+            return
+        self.back.clear()
+        self._left_at = time.monotonic()
+        self._emit(TransportAway(place=self.transport.place, error=str(error)))
+        self._looking = asyncio.create_task(self._look(), name="holdfast-transport-back")
+
+    async def _look(self) -> None:
+        """Look until it is back, with growing pauses."""
+        pause = _RETRY
+        while True:
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, _RETRY_MOST)
+            with suppress(HoldfastError):
+                await self.transport.probe()
+                break
+        self.back.set()
+        self._emit(TransportBack(place=self.transport.place, seconds=round(time.monotonic() - self._left_at, 3)))
+
+    # ── what arrives while somebody waits ─────────────────────────────────────────────────────────────────────
+    def wanted(self, queues: Sequence[str]) -> list[str]:
+        """Those of the queues that have room for what arrives."""
+        others = self.wants.get(EVERY_QUEUE)
+        return [queue for queue in queues if self.wants.get(queue, 1 if others is None else others) > 0]
+
+    async def listen(self, queues: Sequence[str], timeout: float) -> None:
+        """Return when something is in hand, or after ``timeout`` seconds. It may come into the hand later, too."""
+        stop = asyncio.Event()
+        listening = asyncio.create_task(self._listen(queues, timeout, stop), name="holdfast-transport-listener")
+        self._listening[listening] = stop
+        listening.add_done_callback(lambda ended: self._listening.pop(ended, None))
+        try:
+            await asyncio.wait([listening])
+        finally:
+            stop.set()
+
+    async def _listen(self, queues: Sequence[str], timeout: float, stop: asyncio.Event) -> None:
+        with suppress(Away):
+            arriving = self.transport.listen(queues, closed=self.paused, timeout=timeout, stop=stop)
+            arrived = await self.without_malformed(await self.reach(arriving))
+            self.hand += arrived
+            self.news = self.news or bool(arrived)
+
+    async def hushed(self) -> None:
+        """Nobody listens any more: all that has arrived is in hand."""
+        for stop in self._listening.values():
+            stop.set()
+        if self._listening:
+            await asyncio.wait(list(self._listening))
+
+    def taken(self, wants: Mapping[str, int], limit: int) -> tuple[list[Delivery], list[Delivery]]:
+        """Empty the hand: what a claim wants of it, and what somebody else has to take."""
+        hand, self.hand, self.news = self.hand, [], False
+        room, slots = limit, dict(wants)
+        kept: list[Delivery] = []
+        rest: list[Delivery] = []
+        for each in hand:
+            name = each.queue if each.queue in wants else EVERY_QUEUE
+            if room > 0 and slots.get(name, 0) > 0 and each.queue not in self.paused:
+                room, slots[name] = room - 1, slots[name] - 1
+                kept.append(each)
+            else:
+                rest.append(each)
+        return kept, rest
+
+    async def emptied(self) -> None:
+        """Give back what is in hand."""
+        await self.hushed()
+        hand, self.hand = self.hand, []
+        if hand:
+            await self.attempt(self.transport.give_back(hand))
+
+    # ── malformed messages ────────────────────────────────────────────────────────────────────────────────────────
+    async def without_malformed(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Returns the deliveries that hold a job id; sets the others aside."""
+        malformed = [each for each in deliveries if canonical_id(each) is None]
+        if not malformed:
+            return list(deliveries)
+        await self.set_aside(malformed)
+        return [each for each in deliveries if canonical_id(each) is not None]
+
+    async def set_aside(self, malformed: Sequence[Delivery]) -> None:
+        """Removes messages that hold no job id, counts them and reports them."""
+        if not malformed:
+            return
+        kept_in = ""
+        with suppress(Away):  # a stream delivers them again
+            kept_in = await self.reach(self.transport.set_aside(malformed))
+        self._emit(MalformedReceived(count=len(malformed)))
+        for each in malformed:
+            self._report(each, kept_in)
+
+    def _report(self, delivery: Delivery, kept_in: str) -> None:
+        now = time.monotonic()
+        if len(self._reported) == _MAX_REPORTS and now - self._reported[0] < _REPORT_SPAN:
+            self._unreported += 1
+            return
+        self._reported.append(now)
+        event = MalformedMessage(
+            place=self.transport.place,
+            queue=delivery.queue,
+            size=len(delivery.job_id),
+            text=_excerpt(delivery.job_id),
+            entry=delivery.receipt,
+            kept_in=kept_in,
+            unreported=self._unreported,
+        )
+        self._unreported = 0
+        self._emit(event)
+
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def close(self) -> None:
+        """Give back what is in hand, and let go of the transport."""
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+
+    async def _close_with_loop(self) -> None:
+        """``asyncio.run`` cancels what is left before it ends: the last moment to part in peace."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PARTING):
+                    await self.emptied()
+            left = [*self._listening, *([self._looking] if self._looking is not None else [])]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            await self.transport.close()
+
+
+def canonical_id(delivery: Delivery) -> str | None:
+    """The job id that a delivery holds, in its canonical form; None if it holds none."""
+    return parse_id(delivery.job_id) if len(delivery.job_id) <= _MAX_ID else None
+
+
+def _excerpt(text: str) -> str:
+    """The beginning of a text, with unprintable characters escaped."""
+    start = text[:_MAX_TEXT]
+    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in start)
+    return shown if len(text) <= _MAX_TEXT else shown + "…"

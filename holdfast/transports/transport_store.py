@@ -1,0 +1,365 @@
+"""A store whose ready jobs' ids a transport carries. The store stays the truth: a transport that is away delays nothing
+but wake-ups, and what it loses the sweep announces again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.core.clock import first
+from holdfast.core.errors import HoldfastError
+from holdfast.core.events import Event
+from holdfast.core.fault_injection import point
+from holdfast.core.models import (
+    BulkResult,
+    Claim,
+    Delivery,
+    Finding,
+    HeartbeatReply,
+    JobFilter,
+    JobState,
+    Lease,
+    LeaseStatus,
+    NewJob,
+    QueueInfo,
+    ReplayRate,
+    Settled,
+    Settlement,
+    Submitted,
+    TxOutcome,
+    WorkerHeartbeat,
+)
+from holdfast.stores.base import AT_ONCE, AnnouncingStore, Selection, Transport
+from holdfast.transports.claiming import Claiming, ClaimQuery
+from holdfast.transports.doctor import examine
+from holdfast.transports.reconciler import Reconciler
+from holdfast.transports.session import Away, DeliveryLedger, TransportSession
+
+
+class TransportStore:
+    """The store's own verbs; those that make jobs ready, claim or end them go by the transport too."""
+
+    def __init__(
+        self,
+        store: AnnouncingStore,
+        make: Callable[[], Transport],
+        in_hand: DeliveryLedger,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._store = store
+        self._make = make
+        self._in_hand = in_hand
+        self._emit = emit
+        self._here: dict[asyncio.AbstractEventLoop, _Here] = {}
+        self.url = store.url
+        self.dialect = store.dialect
+        self.absent = store.absent
+        self.migrate = store.migrate
+        self.migration_sql = store.migration_sql
+        self.blocking = store.blocking
+        self.expired = store.expired
+        self.prune = store.prune
+        self.cancel = store.cancel
+        self.pause = store.pause
+        self.order = store.order
+        self.get = store.get
+        self.outlines = store.outlines
+        self.by_key = store.by_key
+        self.by_keys = store.by_keys
+        self.find = store.find
+        self.count = store.count
+        self.attempts = store.attempts
+        self.record = store.record
+        self.lines = store.lines
+        self.workers = store.workers
+        self.endings = store.endings
+        self.figures = store.figures
+        self.backup = store.backup
+        self.repair = store.repair
+        self.now_us = store.now_us
+        self.recognition = store.recognition
+        self.submission = store.submission
+        self.completion = store.completion
+
+    async def open(self) -> None:
+        """Open the store. The transport is reached when it is needed: it may be away."""
+        await self._store.open()
+        loop = asyncio.get_running_loop()
+        if loop not in self._here:
+            for ended in [each for each in self._here if each.is_closed()]:
+                del self._here[ended]
+            self._here[loop] = _Here(self._store, TransportSession(self._make(), self._emit))
+
+    async def close(self) -> None:
+        """Give back what is in hand, and let go of both."""
+        here = self._here.pop(asyncio.get_running_loop(), None)
+        if here is not None:
+            await here.carrier.close()
+        await self._store.close()
+
+    def _now(self) -> _Here:
+        """What the running event loop holds."""
+        here = self._here.get(asyncio.get_running_loop())
+        if here is None:
+            raise HoldfastError("this store is not open; await open() first, or use the application as a context")
+        return here
+
+    @property
+    def _carrier(self) -> TransportSession:
+        return self._now().carrier
+
+    # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store the jobs, and announce those that are ready. For the transport's sake nothing stored is refused."""
+        answers = await self._store.submit(jobs)
+        created = [job for job, answer in zip(jobs, answers, strict=True) if answer.created]
+        ready = await self._ready_of(created)
+        if await self._announced(_by_queue([(job.queue, job.id) for job in ready])):
+            return answers
+        unheard = {job.id for job in ready}
+        return [
+            msgspec.structs.replace(answer, wake_up_delayed=answer.created and answer.job_id in unheard)
+            for answer in answers
+        ]
+
+    async def _ready_of(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
+        """Those that are ready: whether an instant has come is for the store to tell. Who sleeps until the next job
+        falls due hears of the others."""
+        timed = {job.id: job.queue for job in jobs if job.delay is not None or job.run_at_us is not None}
+        if not timed:
+            return jobs
+        ready: set[str] = set()
+        with suppress(HoldfastError):  # they are stored: a sweep finds those that are ready
+            places = await self._store.places(list(timed))
+            ready = {job_id for job_id, (_, state) in places.items() if state is JobState.QUEUED}
+            await self._store.tell([f"due:{timed[job_id]}" for job_id in timed if job_id not in ready])
+        return [job for job in jobs if job.id not in timed or job.id in ready]
+
+    async def claim(
+        self,
+        worker: str,
+        wants: Mapping[str, int],
+        *,
+        limit: int,
+        lease_for: timedelta,
+        startable: int | None = None,
+        alone: bool = False,
+        only: Sequence[str] | None = None,
+        promote: bool = True,
+        elsewhere: bool = False,
+    ) -> Claim:
+        """Of what the transport has delivered; while it is away, of what the store has ready. A quarantined job is
+        taken from the store."""
+        carrier = self._carrier
+        if only is None and not alone:
+            await carrier.hushed()
+            carrier.wants = wants
+            most = limit if startable is None else startable
+            asked = ClaimQuery(worker, wants, limit, lease_for, most, promote, elsewhere)
+            with suppress(Away):
+                return await Claiming(self._store, carrier, self._in_hand, asked).run()
+        return await self._store.claim(
+            worker,
+            wants,
+            limit=limit,
+            lease_for=lease_for,
+            startable=startable,
+            alone=alone,
+            only=only,
+            promote=promote,
+            elsewhere=elsewhere,
+        )
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        """Settle; then acknowledge, announce what is ready again, and bury what is dead."""
+        answers = await self._store.settle(settlements)
+        over = self._in_hand.let_go([Lease(each.job_id, each.claims) for each in answers if not each.locked])
+        if over:
+            await self._carrier.attempt(self._carrier.transport.done(over))
+        changed = [answer.job_id for answer in answers if answer.accepted and answer.state in _GOES_ON]
+        if changed:
+            with suppress(HoldfastError):  # it is settled: a sweep does the rest
+                await self._tell_of(changed)
+        return answers
+
+    async def _tell_of(self, job_ids: Sequence[str]) -> set[str]:
+        """Announce what is ready of these, bury what is dead, and wake who sleeps until something falls due. The
+        queues they are in."""
+        by_state: dict[JobState, list[tuple[str, str]]] = {}
+        places = await self._store.places(job_ids)
+        for job_id, (queue, state) in places.items():
+            by_state.setdefault(state, []).append((queue, job_id))
+        await self._announced(_by_queue(by_state.get(JobState.QUEUED, [])))
+        if JobState.DEAD in by_state:
+            await self._carrier.attempt(self._carrier.transport.bury(_by_queue(by_state[JobState.DEAD])))
+        due = by_state.get(JobState.FAILED, []) + by_state.get(JobState.SCHEDULED, [])
+        if due:
+            await self._store.tell([f"due:{queue}" for queue in {queue for queue, _ in due}])
+        return {queue for queue, _ in places.values()}
+
+    async def _announced(self, ready: Mapping[str, Sequence[str]]) -> bool:
+        """Whether the transport has heard of all these."""
+        return not ready or await self._carrier.attempt(self._announce(ready))
+
+    async def _announce(self, ready: Mapping[str, Sequence[str]]) -> None:
+        point("announce.before")
+        await self._carrier.transport.announce(ready)
+
+    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta) -> HeartbeatReply:
+        """Beat; what is still held keeps its delivery, what is lost has no use for it."""
+        beat = await self._store.beat(pulse, leases, lease_for=lease_for)
+        lost = [lease for lease, held in zip(leases, beat.held, strict=True) if held is LeaseStatus.LOST]
+        over, touched = self._in_hand.let_go(lost), self._in_hand.held(pulse.worker, leases)
+        if over or touched:
+            self._now().touch(touched, over)
+        return beat
+
+    async def completed(self, lease: Lease) -> TxOutcome:
+        """What became of a job that its handler has ended; what is over is acknowledged."""
+        completion = await self._store.completed(lease)
+        if completion in (TxOutcome.KEPT, TxOutcome.LOST):
+            over = self._in_hand.let_go([lease])
+            if over:
+                await self._carrier.attempt(self._carrier.transport.done(over))
+        return completion
+
+    async def leave(self, worker: str) -> None:
+        """The worker has stopped: what has arrived for it is for others."""
+        await self._carrier.emptied()
+        self._in_hand.left(worker)
+        await self._store.leave(worker)
+
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        """For queues: until something arrives, or something else falls due next. The rest is the store's."""
+        queues = [topic.removeprefix("queue:") for topic in topics if topic.startswith("queue:")]
+        carrier = self._carrier
+        if not queues:
+            await self._store.wait(topics, timeout=timeout)
+        elif carrier.away:
+            await _first_of(self._store.wait(topics, timeout=timeout), carrier.back.wait())
+        elif carrier.news:
+            carrier.news = False
+        else:
+            others = [topic for topic in topics if not topic.startswith("queue:")]
+            waits = [self._store.wait([*others, *(f"due:{queue}" for queue in queues)], timeout=timeout)]
+            wanted = carrier.wanted(queues)
+            await _first_of(*waits, *([carrier.listen(wanted, timeout)] if wanted else []))
+            await carrier.hushed()
+            carrier.news = False
+
+    # ── maintenance and operating ─────────────────────────────────────────────────────────────────────────────
+    async def promote(self, *, limit: int) -> int:
+        """Make due jobs of every queue ready, and announce them."""
+        ready = await self._store.make_ready(None, limit=limit)
+        await self._announced(ready)
+        return sum(map(len, ready.values()))
+
+    async def remind(self) -> int:
+        """Announce again what the transport has lost."""
+        return await self._now().reminder.sweep()
+
+    async def replay(
+        self,
+        selection: Selection,
+        *,
+        force: bool = False,
+        payload: str | None = None,
+        limit: int = 1000,
+        pace: ReplayRate = AT_ONCE,
+    ) -> BulkResult:
+        """Queue again, announce, and take what was dead off its list."""
+        operated = await self._store.replay(selection, force=force, payload=payload, limit=limit, pace=pace)
+        if operated.changed:
+            with suppress(HoldfastError):  # done: a sweep does the rest
+                queues = await self._tell_of([job_id for job_id, _ in operated.changed])
+                await self._now().reminder.mirror(queues)
+        return operated
+
+    async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
+        """Remove the jobs, and dead ones from their list: at once where the selection says which queues they are of."""
+        queues: set[str] = set()
+        if isinstance(selection, JobFilter):
+            queues.update([] if selection.queue is None else [selection.queue])
+        else:
+            places = await self._store.places(selection)
+            queues.update(queue for queue, state in places.values() if state is JobState.DEAD)
+        operated = await self._store.delete(selection, limit=limit)
+        if any(state is JobState.DEAD for _, state in operated.changed):
+            with suppress(HoldfastError):
+                await (self._now().reminder.mirror(queues) if queues else self._now().reminder.mirror_next())
+        return operated
+
+    async def resume(self, queue: str) -> None:
+        """Open the queue, announce what was lost of it meanwhile, and have its workers look at it again."""
+        await self._store.resume(queue)
+        with suppress(HoldfastError):
+            await self._store.tell([f"due:{queue}"])
+            await self._now().reminder.remind_of(queue)
+
+    # ── looking ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+        """The store's, each with the number of its ids that wait in the transport."""
+        queues = await self._store.queues(recent=recent, most=most)
+        backlog: Mapping[str, int] = {}
+        with suppress(Away):
+            backlog = await self._carrier.reach(self._carrier.transport.backlog([queue.name for queue in queues]))
+        return [msgspec.structs.replace(queue, announced=backlog.get(queue.name)) for queue in queues]
+
+    async def glance(self, *, most: int) -> list[QueueInfo]:
+        return await self._store.glance(most=most)
+
+    async def durability(self) -> Finding:
+        return await self._store.durability()
+
+    async def doctor(self) -> list[Finding]:
+        """The store's findings, and how the transport is."""
+        queues = await self._store.queues(recent=_LATELY, most=_COUNTED)
+        return [*await self._store.doctor(), *await examine(self._carrier.transport, queues)]
+
+
+_LATELY, _COUNTED = timedelta(minutes=1), 100_000  # what the doctor looks at
+_GOES_ON = frozenset({JobState.QUEUED, JobState.DEAD, JobState.FAILED, JobState.SCHEDULED})
+"""States in which a settled job is somebody else's business."""
+
+
+class _Here:
+    """What one event loop holds."""
+
+    def __init__(self, store: AnnouncingStore, carrier: TransportSession) -> None:
+        self.carrier = carrier
+        self.reminder = Reconciler(store, carrier)
+        self._touching: asyncio.Task[None] | None = None
+
+    def touch(self, held: Sequence[Delivery], over: Sequence[Delivery]) -> None:
+        """Begin to tell the transport; no beat waits for that."""
+        if self._touching is None or self._touching.done():
+            self._touching = asyncio.create_task(self._touch(held, over), name="holdfast-transport-touch")
+
+    async def _touch(self, held: Sequence[Delivery], over: Sequence[Delivery]) -> None:
+        transport = self.carrier.transport
+        with suppress(HoldfastError):  # who claims and settles tells of a transport that is away
+            await transport.touch(held)
+            await transport.done(over)
+
+
+def _by_queue(places: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """Ids by queue."""
+    found: dict[str, list[str]] = {}
+    for queue, job_id in places:
+        found.setdefault(queue, []).append(job_id)
+    return found
+
+
+async def _first_of(*calls: Coroutine[Any, Any, object]) -> None:
+    """Return with the first of them; the others are cancelled."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        await first(*tasks)
+    finally:
+        for each in tasks:
+            each.cancel()

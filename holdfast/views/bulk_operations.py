@@ -1,0 +1,76 @@
+"""What an operator does to jobs, and on which states."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
+from holdfast.core.models import JobFilter, JobState
+from holdfast.core.validation import parse_rate
+
+
+class BulkOperation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is done to jobs: how to do it, on which states, and how to say so."""
+
+    name: str  # of the operation of the application
+    done: str
+    legal: frozenset[JobState]
+    advice: str  # for those whose state does not allow it
+    options: dict[str, Any] = {}
+    rate: str | None = None  # of a replay that is not to come all at once
+
+    def describe_refusal(self, job_id: str, state: JobState) -> str:
+        """Words for why a job in this state is refused, and what to do about it."""
+        if self.name != "replay" or self.legal != {JobState.DEAD}:
+            return f"it is {state}; {self.advice}"
+        again = f"; to run it again: holdfast replay {job_id} --force" if state is JobState.SUCCEEDED else ""
+        return f"it is {state}, no dead letter{again}"
+
+
+CANCEL = BulkOperation(name="cancel", done="cancelled", legal=CANCELLABLE, advice="it has ended")
+DELETE = BulkOperation(name="delete", done="deleted", legal=DELETABLE, advice="it is running: cancel it first")
+
+
+class PacedCalls:
+    """The options of one call after another: a replay at a rate goes on where the call before it ended. ``after``: when
+    the first is to be ready."""
+
+    def __init__(self, deed: BulkOperation, after: timedelta = timedelta(0)) -> None:
+        self._deed = deed
+        self._every = None if deed.rate is None else parse_rate(deed.rate)
+        self.after = after
+
+    def options(self) -> dict[str, Any]:
+        """Those of the next call."""
+        paced = {"rate": self._deed.rate, "after": self.after} if self._every or self.after else {}
+        return {**self._deed.options, **paced}
+
+    def passed(self, number: int) -> None:
+        """So many jobs were changed, or would be."""
+        if self._every is not None:
+            self.after += number * self._every
+
+
+def replaying(
+    *, force: bool = False, states: Collection[JobState] = REPLAYABLE, rate: str | None = None, **options: Any
+) -> BulkOperation:
+    """Queueing again what is in one of these states; ``force``: also what has succeeded."""
+    return BulkOperation(
+        name="replay",
+        done="queued again",
+        legal=frozenset(states) | ({JobState.SUCCEEDED} if force else set()),
+        advice="replay takes dead, failed and cancelled jobs, and with --force succeeded ones",
+        options={"force": force, **options},
+        rate=rate,
+    )
+
+
+def by_state(where: JobFilter, legal: Collection[JobState]) -> list[JobFilter]:
+    """The filter once for each state it asks for that the operation takes; what runs comes last."""
+    asked = [state for state in JobState if state in legal and (not where.states or state in where.states)]
+    asked.sort(key=lambda state: state is JobState.RUNNING)
+    return [msgspec.structs.replace(where, states=(state,)) for state in asked]

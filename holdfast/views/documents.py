@@ -1,0 +1,322 @@
+"""Jobs, attempts, queues and workers as the documents every face shows. Field names here are part of the contract.
+
+The command line prints a document under the names it has here. Over HTTP a task's name is called ``type`` and a state
+``status``: a document encoded by msgspec says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw
+
+from holdfast.core.job_logs import LogLine
+from holdfast.core.models import Attempt, BulkResult, Finding, Job, JobState, QueueInfo, WorkerCommand, WorkerInfo
+from holdfast.tasks.codec import decode_json, write
+from holdfast.views.formatting import timestamp
+
+ID = "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77"
+"""The id of examples."""
+_AT = "2030-01-31T08:00:00.000000Z"
+
+JobId = Annotated[str, Meta(description="A UUIDv7.", examples=[ID], extra_json_schema={"format": "uuid"})]
+Instant = Annotated[
+    str,
+    Meta(
+        description="RFC 3339, in UTC, to the microsecond.", examples=[_AT], extra_json_schema={"format": "date-time"}
+    ),
+]
+TaskName = Annotated[str, Meta(description="The task's name.", examples=["email.send"])]
+QueueName = Annotated[str, Meta(description="The queue it waits in.", examples=["default"])]
+Counted = Annotated[int, Meta(ge=0)]
+HTTP_NAMES = {"task": "type", "state": "status", "states": "counts"}
+
+
+class JobDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """A job with everything its row says."""
+
+    id: JobId
+    task: TaskName
+    queue: QueueName
+    state: Annotated[JobState, Meta(description="Where the job stands.")]
+    reason: Annotated[str | None, Meta(description="Why it is dead, or why its latest attempt did not succeed.")]
+    payload: Annotated[Raw, Meta(description="The arguments by name.", examples=[{"to": "a@b.c"}])]
+    result: Annotated[Raw | None, Meta(description="What the task returned; null where it returned nothing.")]
+    error: Annotated[str | None, Meta(description="Of the latest failed attempt, at most 4,096 characters.")]
+    priority: Annotated[int, Meta(description="From -100 to 100; higher runs first.")]
+    attempts: Annotated[int, Meta(description="Executions that count.", ge=0)]
+    max_attempts: Annotated[int | None, Meta(description="Executions it may have; null: no limit.")]
+    failures: Annotated[int, Meta(description="Executions that failed.", ge=0)]
+    claims: Annotated[int, Meta(description="The fencing token: grows with each claim. 0: never taken.", ge=0)]
+    losses: Annotated[int, Meta(description="Leases lost in a row.", ge=0)]
+    cancelling: Annotated[bool, Meta(description="It is running, and was asked to stop.")]
+    key: Annotated[str | None, Meta(description="Its idempotency key.")]
+    tags: list[str]
+    metadata: Annotated[dict[str, Any] | None, Meta(description="The submitter's own.")]
+    timeout: Annotated[float | None, Meta(description="Seconds one attempt may take.")]
+    retry: Annotated[dict[str, Any] | None, Meta(description="Its own retry policy; null: its task's.")]
+    worker: Annotated[str | None, Meta(description="Who took it last.")]
+    created_at: Instant
+    run_at: Annotated[Instant, Meta(description="Not before this instant.")]
+    started_at: Annotated[Instant | None, Meta(description="When its latest attempt began.")]
+    lease_until: Annotated[Instant | None, Meta(description="Until then it is its worker's.")]
+    ended_at: Instant | None
+
+
+class AttemptDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """An attempt that did not succeed."""
+
+    attempt: Counted
+    claims: Counted
+    worker: str | None
+    state: Annotated[JobState, Meta(description="Where it left the job.")]
+    reason: str | None
+    error: str | None
+    traceback: str | None
+    started_at: Instant | None
+    ended_at: Instant
+    seconds: Annotated[float | None, Meta(description="How long it took.")]
+
+
+class LineDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """A line that a job's handler logged."""
+
+    attempt: Counted
+    claims: Counted
+    at: Instant
+    level: Annotated[str, Meta(description="debug, info, warning, error or critical.", examples=["info"])]
+    text: Annotated[str, Meta(examples=["fetched"])]
+    fields: Annotated[Raw | None, Meta(description="Its details: an object.", examples=[{"rows": 3}])]
+
+
+class QueueDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """A queue with its counts; every state is named."""
+
+    name: QueueName
+    paused: Annotated[bool, Meta(description="No worker takes a job of it.")]
+    oldest_ready_seconds: Annotated[float | None, Meta(description="The age of its oldest ready job.")]
+    states: Annotated[dict[str, int], Meta(description="How many of its jobs are in each state.")]
+    at_least: Annotated[
+        list[JobState],
+        Meta(description="States of which it has, or may have, more: only so many jobs of a state are counted."),
+    ]
+    ended_per_second: Annotated[float, Meta(description="Its throughput in the last five minutes.", ge=0)]
+    announced: Annotated[
+        int | None,
+        Meta(description="Ids of its ready jobs that wait in the transport; none without one, or while it is away."),
+    ] = None
+
+
+class WorkerDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """A worker process as it last said of itself."""
+
+    id: str
+    host: str
+    pid: int
+    state: Annotated[str, Meta(description="working, stopping, draining, or lost: silent for longer than its lease.")]
+    queues: Annotated[str, Meta(description="Those it serves, each with its bound.", examples=["mail:10,default"])]
+    concurrency: Counted
+    running: Counted
+    succeeded: Counted
+    failed: Counted
+    started_at: Instant
+    seen_at: Instant
+
+
+class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """A job and the state it is in."""
+
+    id: str
+    state: Annotated[JobState | None, Meta(description="null: there is no such job.")]
+
+
+class OperatedDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operation did."""
+
+    changed: Annotated[list[JobSnapshot], Meta(description="Jobs that were changed, as they are now.")]
+    refused: Annotated[
+        list[JobSnapshot], Meta(description="Jobs whose state does not allow it, or that are not there.")
+    ]
+
+
+class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything at a glance."""
+
+    store: Annotated[str, Meta(description="Where the jobs are kept, without a password.")]
+    queues: list[QueueDocument]
+    totals: Annotated[dict[str, int], Meta(description="How many jobs are in each state, in all queues.")]
+    at_least: Annotated[list[JobState], Meta(description="States of which there are, or may be, more.")]
+    workers: list[WorkerDocument]
+
+
+class FindingDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of ``doctor``."""
+
+    name: str
+    level: str
+    text: str
+    remedy: str | None
+
+
+def plain(value: Any) -> Any:
+    """A document, or what is inside one, as dictionaries and lists, under the names it has here."""
+    match value:
+        case msgspec.Struct():
+            return {name: plain(each) for name, each in msgspec.structs.asdict(value).items()}
+        case list():
+            return [plain(each) for each in value]
+        case Raw():
+            return decode_json(value)
+    return value
+
+
+def job_document(job: Job) -> JobDocument:
+    """A job with everything its row says."""
+    carried = job.carried
+    return JobDocument(
+        id=job.id,
+        task=job.task,
+        queue=job.queue,
+        state=job.state,
+        reason=job.reason,
+        payload=raw(job.payload),
+        result=None if job.result is None else raw(job.result),
+        error=job.error,
+        priority=job.priority,
+        attempts=job.attempts,
+        max_attempts=job.max_attempts,
+        failures=job.failures,
+        claims=job.claims,
+        losses=job.losses,
+        cancelling=job.cancelling,
+        key=job.key,
+        tags=list(carried.tags),
+        metadata=carried.metadata,
+        timeout=carried.timeout,
+        retry=carried.retry,
+        worker=job.worker,
+        created_at=timestamp(job.created_at_us),
+        run_at=timestamp(job.run_at_us),
+        started_at=_dated(job.started_at_us),
+        lease_until=_dated(job.lease_until_us),
+        ended_at=_dated(job.ended_at_us),
+    )
+
+
+def raw(text: str) -> Raw:
+    """Stored JSON as it is; what another program spoiled, as a text."""
+    try:
+        decode_json(text)
+    except (msgspec.DecodeError, RecursionError):
+        return Raw(write(text))
+    return Raw(text.encode())
+
+
+def _dated(us: int | None) -> str | None:
+    return None if us is None else timestamp(us)
+
+
+def attempt_document(attempt: Attempt) -> AttemptDocument:
+    """An attempt that did not succeed."""
+    seconds = None if attempt.started_at_us is None else (attempt.ended_at_us - attempt.started_at_us) / 1e6
+    return AttemptDocument(
+        attempt=attempt.attempt,
+        claims=attempt.claims,
+        worker=attempt.worker,
+        state=attempt.state,
+        reason=attempt.reason,
+        error=attempt.error,
+        traceback=attempt.traceback,
+        started_at=_dated(attempt.started_at_us),
+        ended_at=timestamp(attempt.ended_at_us),
+        seconds=seconds,
+    )
+
+
+def line_document(line: LogLine) -> LineDocument:
+    """A line that a job's handler logged."""
+    return LineDocument(
+        attempt=line.attempt,
+        claims=line.claims,
+        at=timestamp(line.at_us),
+        level=line.level,
+        text=line.text,
+        fields=None if line.fields is None else raw(line.fields),
+    )
+
+
+def queue_document(queue: QueueInfo) -> QueueDocument:
+    """A queue with its counts; every state is named."""
+    return QueueDocument(
+        name=queue.name,
+        paused=queue.paused,
+        oldest_ready_seconds=None if queue.oldest_ready is None else queue.oldest_ready.total_seconds(),
+        states={state.value: queue.states.get(state.value, 0) for state in JobState},
+        at_least=_more([queue]),
+        ended_per_second=round(queue.ended_per_second, 6),
+        announced=queue.announced,
+    )
+
+
+def worker_document(worker: WorkerInfo) -> WorkerDocument:
+    """A worker process as it last said of itself."""
+    pulse = worker.pulse
+    return WorkerDocument(
+        id=pulse.worker,
+        host=pulse.host,
+        pid=pulse.pid,
+        state=worker_state(worker),
+        queues=pulse.queues,
+        concurrency=pulse.concurrency,
+        running=pulse.running,
+        succeeded=pulse.succeeded,
+        failed=pulse.failed,
+        started_at=timestamp(worker.started_at_us),
+        seen_at=timestamp(worker.seen_at_us),
+    )
+
+
+def worker_state(worker: WorkerInfo) -> str:
+    """``working``, ``stopping`` or ``draining`` by order, or ``lost``: silent for longer than its lease."""
+    if not worker.alive:
+        return "lost"
+    return {WorkerCommand.STOP: "stopping", WorkerCommand.DRAIN: "draining"}.get(worker.order, "working")
+
+
+def _more(queues: Sequence[QueueInfo]) -> list[JobState]:
+    return [state for state in JobState if any(state in queue.at_least for queue in queues)]
+
+
+def totals(queues: Sequence[QueueInfo]) -> dict[str, int]:
+    """How many jobs are in each state, in all of these queues."""
+    counts: Counter[str] = Counter()
+    for each in queues:
+        counts.update(each.states)
+    return {state.value: counts[state.value] for state in JobState}
+
+
+def status_document(store: str, queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> StatusDocument:
+    """Everything at a glance: what ``status`` prints."""
+    return StatusDocument(
+        store=store,
+        queues=[queue_document(each) for each in queues],
+        totals=totals(queues),
+        at_least=_more(queues),
+        workers=[worker_document(each) for each in workers],
+    )
+
+
+def operated_document(operated: BulkResult) -> OperatedDocument:
+    """What an operation did."""
+    return OperatedDocument(
+        changed=[JobSnapshot(id=job_id, state=state) for job_id, state in operated.changed],
+        refused=[JobSnapshot(id=job_id, state=state) for job_id, state in operated.refused],
+    )
+
+
+def finding_document(finding: Finding) -> FindingDocument:
+    """One line of ``doctor``."""
+    return FindingDocument(name=finding.name, level=finding.level, text=finding.text, remedy=finding.remedy or None)

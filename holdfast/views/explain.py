@@ -1,0 +1,291 @@
+"""Why a job is not running. What is known about it goes in, reasons with remedies come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.app import Holdfast
+from holdfast.core.deferral import Deferral, correct_arguments, deferral_of
+from holdfast.core.errors import Busy, TooBroad
+from holdfast.core.models import Job, JobFilter, JobState, QueueInfo, Reason, WorkerCommand, WorkerInfo, microseconds
+from holdfast.core.validation import format_duration, nearest
+from holdfast.stores.base import Store
+from holdfast.tasks.command_policy import COMMAND
+from holdfast.views.formatting import clip, many, moment, span
+
+_ELSEWHERE = (
+    "start a worker whose application has it, and let applications on one store have queues of their own: "
+    "a worker gives back what it does not know, for as long as defer_for says, and then it is dead"
+)
+_COUNTED = 2000  # jobs of a queue that are looked at one by one for an exact place in the line
+_PAGE = 500
+_CAUSE = 500  # characters of the error of a deferred job
+_MINUTE = timedelta(minutes=1)
+_LATE = timedelta(seconds=3)  # a beat may be late by
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """One reason why a job is where it is, and what to do about it if it should not be."""
+
+    code: Annotated[str, Meta(description="A stable word for it.", examples=["no_worker"])]
+    text: str
+    remedy: Annotated[str, Meta(description="What to do about it; empty where nothing is wrong.")] = ""
+
+
+class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts for ``explain``. ``tasks``: the application's; None if it has none, or none is named."""
+
+    now_us: int
+    paused: bool = False
+    workers: tuple[WorkerInfo, ...] = ()
+    tasks: frozenset[str] | None = None
+    gone: frozenset[str] = frozenset()  # workers of this host whose process is not there any more
+    silence: timedelta = timedelta(days=1)  # how long a worker that lives may say nothing
+    ahead: int = 0  # ready jobs of its queue that go first
+    exact: bool | None = True  # or at most that many; None: more than are counted are ready
+    defer_for: timedelta = timedelta(hours=1)
+    deaf: bool = False  # what carries the wake-ups of its queue cannot be reached
+    discreet: bool = False  # who asks may know nothing of other queues
+
+    @property
+    def alive(self) -> list[WorkerInfo]:
+        return [worker for worker in self.workers if worker.alive]
+
+
+async def known(app: Holdfast, job: Job) -> JobFacts:
+    """What there is to know about a job's chances."""
+    from holdfast.worker.executors.process_group import is_gone
+
+    store = await app.opened()
+    workers = await store.workers()
+    most = _COUNTED + 1 if job.state is JobState.QUEUED else 1
+    queues = [queue for queue in await store.queues(recent=_MINUTE, most=most) if queue.name == job.queue]
+    ahead, exact = await _ahead(store, job, queues) if job.state is JobState.QUEUED else (0, True)
+    return JobFacts(
+        now_us=await store.now_us(),
+        paused=any(queue.paused for queue in queues),
+        deaf=app.settings.transport != "none" and any(queue.announced is None for queue in queues),
+        workers=tuple(workers),
+        gone=frozenset(each.pulse.worker for each in workers if is_gone(each.pulse.host, each.pulse.pid)),
+        silence=app.settings.beat + _LATE,
+        defer_for=app.settings.defer_for,
+        tasks=frozenset(app.registry.names()) or None if app.settings.app is not None else None,
+        ahead=ahead,
+        exact=exact,
+    )
+
+
+async def _ahead(store: Store, job: Job, queues: Sequence[QueueInfo]) -> tuple[int, bool | None]:
+    """How many ready jobs of its queue go first; see ``JobFacts.exact``."""
+    if any(JobState.QUEUED in queue.at_least for queue in queues):
+        return 0, None
+    others = max(0, sum(queue.states.get(JobState.QUEUED, 0) for queue in queues) - 1)
+    if not others:
+        return 0, True
+    if others >= _COUNTED:
+        return others, False
+    try:
+        return await _counted_ahead(store, job), True
+    except (TooBroad, Busy):
+        return others, False
+
+
+async def _counted_ahead(store: Store, job: Job) -> int:
+    where = JobFilter(queue=job.queue, states=(JobState.QUEUED,))
+    ahead, cursor = 0, None
+    place = (-job.priority, job.run_at_us, job.id)
+    while True:
+        page = await store.find(where, limit=_PAGE, cursor=cursor)
+        ahead += sum((-other.priority, other.run_at_us, other.id) < place for other in page.jobs)
+        cursor = page.cursor
+        if cursor is None:
+            return ahead
+
+
+def serves(worker: WorkerInfo, queue: str) -> bool:
+    """Whether this worker takes jobs of the queue. One whose key is limited says patterns."""
+    names = [name.partition(":")[0].strip() for name in worker.pulse.queues.split(",")]
+    return worker.order is WorkerCommand.NONE and any(fnmatchcase(queue, name) for name in names)
+
+
+def explain(job: Job, known: JobFacts) -> Iterator[Explanation]:
+    """Every reason, the most telling first. Never empty."""
+    match job.state:
+        case JobState.RUNNING:
+            yield _running(job, known)
+        case JobState.SUCCEEDED:
+            text = f"it has succeeded, at {moment(job.ended_at_us)}"
+            yield Explanation("succeeded", text, f"to run it again: holdfast replay {job.id} --force")
+        case JobState.CANCELLED:
+            text = f"it was cancelled, at {moment(job.ended_at_us)}"
+            yield Explanation("cancelled", text, f"to run it after all: holdfast replay {job.id}")
+        case JobState.DEAD:
+            yield _dead(job)
+        case JobState.WAITING:
+            yield Explanation("waiting", "it waits for another job or a signal")
+        case _:
+            obstacles = [*_not_due(job, known), *_obstacles(job, known)]
+            doubts = list(_doubtful_task(job, known))
+            yield from [*obstacles, *doubts] if obstacles else [*doubts, *_in_line(job, known)]
+
+
+def _running(job: Job, known: JobFacts) -> Explanation:
+    if job.lease_until_us is not None and job.lease_until_us <= known.now_us:
+        text = f"its lease ran out at {moment(job.lease_until_us)}: worker {job.worker} died, froze or was cut off"
+        return Explanation(
+            "lease_expired", text, "any worker that does maintenance recovers it; start one if none is alive"
+        )
+    since = "" if job.started_at_us is None else f" since {moment(job.started_at_us)}"
+    where = f"it is running on worker {job.worker}{since}, attempt {job.attempts}"
+    if job.cancelling:
+        text = f"{where}, and was asked to stop"
+        return Explanation("cancelling", text, "a handler in a thread stops when it looks; one in a process is killed")
+    doubts = [doubt for each in known.alive if each.pulse.worker == job.worker and (doubt := _doubt(each, known))]
+    if doubts and job.lease_until_us is not None:
+        text = f"{where}; but {doubts[0]}: if that worker died, the job runs again after {moment(job.lease_until_us)}"
+        return Explanation("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
+    return Explanation("running", where, f"to stop it: holdfast cancel {job.id}")
+
+
+def _doubt(worker: WorkerInfo, known: JobFacts) -> str:
+    """Words for why a worker that counts as alive may not be; empty where nothing speaks against it."""
+    silent = timedelta(microseconds=known.now_us - worker.seen_at_us)
+    heard = f"worker {worker.pulse.worker} was last heard from {span(silent)} ago"
+    if worker.pulse.worker in known.gone:
+        return f"{heard}, and this host has no process {worker.pulse.pid}"
+    return heard if silent > known.silence else ""
+
+
+def _dead(job: Job) -> Explanation:
+    replayed = f"holdfast replay {job.id}"
+    error = f": {clip(job.error)}" if job.error else ""
+    dead = f"it is dead since {moment(job.ended_at_us)}, "
+    match job.reason:
+        case Reason.BUDGET:
+            text, remedy = (
+                f"its {job.attempts} attempts are spent; the last error{error}",
+                f"mend the cause, then: {replayed}",
+            )
+        case Reason.NO_HANDLER:
+            text = f"worker {job.worker} has no task {job.task}"
+            remedy = f"{_ELSEWHERE}, then: {replayed}"
+        case Reason.PAYLOAD:
+            text = f"its payload does not fit the task{error}"
+            remedy = f"correct the arguments: {replayed} --payload '{{...}}'"
+        case Reason.CRASHED:
+            text = f"its process died, or its lease was lost, {job.attempts} times{error}"
+            remedy = f"look for memory, signals and blocking code in the task, then: {replayed}"
+        case _:
+            text, remedy = (
+                f"{job.reason or 'it failed'}{error}",
+                f"holdfast show {job.id}; mend the cause, then: {replayed}",
+            )
+    return Explanation(f"dead_{job.reason or 'error'}", dead + text, remedy)
+
+
+def _not_due(job: Job, known: JobFacts) -> Iterator[Explanation]:
+    wait = timedelta(microseconds=job.run_at_us - known.now_us)
+    if job.state is JobState.QUEUED or wait <= timedelta(0):
+        return
+    if job.state is JobState.FAILED:
+        text = f"attempt {job.attempts} failed: {clip(job.error or 'no error text')}"
+        following = f"the next is in {span(wait)}, at {moment(job.run_at_us)}"
+        yield Explanation("retry_later", f"{text}; {following}", f"to run it now: holdfast replay {job.id}")
+    elif deferral := deferral_of(job):
+        yield _deferred(job, deferral, known)
+    else:
+        yield Explanation("scheduled", f"it is scheduled for {moment(job.run_at_us)}, in {span(wait)}")
+
+
+def _deferred(job: Job, deferral: Deferral, known: JobFacts) -> Explanation:
+    began = microseconds(deferral.since)
+    dead = max(job.run_at_us, began + known.defer_for // timedelta(microseconds=1))
+    text = (
+        f"deferred since {moment(began)}: worker {job.worker} cannot run it: {clip(deferral.cause, _CAUSE)}; "
+        f"next try at {moment(job.run_at_us)}; "
+        f"dead ({job.reason}) at {moment(dead)} (defer_for {format_duration(known.defer_for)})"
+    )
+    remedy = "start workers with the code that submits it"
+    if job.reason == Reason.PAYLOAD:
+        remedy = f"{remedy}; {correct_arguments(job.id, deferred=True)}"
+    return Explanation("deferred", text, remedy)
+
+
+def _obstacles(job: Job, known: JobFacts) -> Iterator[Explanation]:
+    if known.paused:
+        yield Explanation("paused", f"queue {job.queue} is paused", f"holdfast queue resume {job.queue}")
+    yield from _unknown_task(job, known)
+    if not any(serves(worker, job.queue) for worker in known.alive):
+        others = ""
+        if known.alive and not known.discreet:
+            does = "serves other queues or is" if len(known.alive) == 1 else "serve other queues or are"
+            others = f"; {many(len(known.alive), 'living worker')} {does} stopping"
+        text = f"no living worker serves queue {job.queue}{others}"
+        yield Explanation("no_worker", text, f"holdfast worker start --queues {job.queue}")
+    elif known.deaf:
+        text = (
+            "the transport cannot be reached from here; workers that cannot reach it either ask the store now and then"
+        )
+        yield Explanation("transport_away", text, "holdfast doctor says what is wrong with it")
+
+
+def _unknown_task(job: Job, known: JobFacts) -> Iterator[Explanation]:
+    """Workers do not say which tasks they have, but an attempt may have shown that one lacks this one."""
+    if job.reason == Reason.NO_HANDLER and job.state is not JobState.SCHEDULED:
+        text = f"worker {job.worker} took it, and has no task {job.task}"
+        yield Explanation("no_handler", text, f"restart that worker if its code is old; else {_ELSEWHERE}")
+
+
+def _doubtful_task(job: Job, known: JobFacts) -> Iterator[Explanation]:
+    """A task that the application of this call does not have, and of which no worker has said anything."""
+    if known.tasks is None or job.task in known.tasks or job.task == COMMAND or job.reason == Reason.NO_HANDLER:
+        return
+    text = f"task {job.task} is not registered in this application{nearest(job.task, known.tasks)}"
+    wrong = f"if the name is wrong, holdfast cancel {job.id} and correct the name where it is submitted"
+    if serving := _serving(job, known):
+        hint = f"worker {serving[0].pulse.worker}, which serves its queue, may have it"
+        text = f"{text} {hint}" if text.endswith("?") else f"{text}; {hint}"
+        yield Explanation("handler_unknown", text, wrong)
+    else:
+        yield Explanation("no_handler", text, f"{wrong}; else {_ELSEWHERE}")
+
+
+def _in_line(job: Job, known: JobFacts) -> Iterator[Explanation]:
+    if job.losses >= 2:
+        text = f"it is quarantined: {job.losses} leases in a row were lost under it, so it runs alone in its process"
+        yield Explanation(
+            "quarantined", text, "it starts when a worker is idle; look in the workers' logs for what kills them"
+        )
+    elif job.losses:
+        text = "its last lease was lost, so it is taken singly: it may have killed its process"
+        yield Explanation("suspect", text, "look in the workers' logs for what happened to the last attempt")
+    serving = _serving(job, known)
+    if serving and all(worker.pulse.running >= worker.pulse.concurrency for worker in serving):
+        busy = "" if known.discreet else f", with {many(sum(worker.pulse.running for worker in serving), 'job')}"
+        yield Explanation("busy", f"every worker of its queue is busy{busy}", "start more, or raise --concurrency")
+    if known.exact is None:
+        text = f"its place in the line is not known: over {_COUNTED:,} jobs of queue {job.queue} are ready"
+        yield Explanation("place_unknown", text, "start more workers, or give urgent jobs a higher priority")
+    elif known.ahead:
+        number = ("" if known.exact else "up to ") + many(known.ahead, "job")
+        text = f"it waits behind {number} of queue {job.queue}"
+        yield Explanation(
+            "behind", text, "start more workers, or give urgent jobs a higher priority or a queue of their own"
+        )
+    doubts = [_doubt(worker, known) for worker in serving]
+    if serving and all(doubts):
+        others = f" (and {many(len(serving) - 1, 'other')} as silent)" if len(serving) > 1 else ""
+        text = f"{doubts[0]}{others}: if it died, nobody takes the job"
+        yield Explanation("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
+    elif not known.ahead and known.exact is not None and not job.losses:
+        yield Explanation("next", "nothing holds it back: a worker takes it any moment")
+
+
+def _serving(job: Job, known: JobFacts) -> Sequence[WorkerInfo]:
+    return [worker for worker in known.alive if serves(worker, job.queue)]

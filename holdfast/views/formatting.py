@@ -1,0 +1,60 @@
+"""Text for people: safe to print, short, and the same on every face."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+from holdfast.core.models import instant
+
+# What moves a cursor, colours, reorders or hides text: a payload must not be able to do that to its reader.
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]")
+_NAMES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def safe(text: object, *, lines: bool = False) -> str:
+    """``text`` with control, bidirectional and invisible characters written out; ``lines`` keeps line ends and tabs."""
+
+    def spell(found: re.Match[str]) -> str:
+        character = found.group()
+        if lines and character in "\n\t":
+            return character
+        code = ord(character)
+        return _NAMES.get(character) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+
+    return UNSAFE.sub(spell, str(text))
+
+
+def clip(text: str, limit: int = 120) -> str:
+    """The first line of ``text``, safe, at most ``limit`` characters."""
+    first = safe(text.strip().split("\n", 1)[0])
+    return first if len(first) <= limit else first[: limit - 1] + "…"
+
+
+def timestamp(us: int) -> str:
+    """Microseconds since 1970 as RFC 3339 in UTC."""
+    return instant(us).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def moment(us: int | None) -> str:
+    """An instant for people: to the second; ``-`` for none."""
+    return "-" if us is None else instant(us).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def span(length: timedelta | float) -> str:
+    """A span for people: its two largest units."""
+    seconds = length.total_seconds() if isinstance(length, timedelta) else length
+    if abs(seconds) < 10:
+        return f"{seconds:.3g}s"
+    sign, left = ("-" if seconds < 0 else ""), round(abs(seconds))
+    parts = []
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return sign + " ".join(parts[:2])
+
+
+def many(number: int, thing: str) -> str:
+    """``1 job``, ``2 jobs``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -1,0 +1,132 @@
+"""The gate: who may come in. Every request passes it before any operation sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.app import Holdfast
+from holdfast.core.errors import shown
+from holdfast.core.events import KeyRefused
+from holdfast.settings.settings import Settings
+from holdfast.web.client_address import Proxies, host_of, is_unforgeable, neighbourhood
+from holdfast.web.cors import Origins
+from holdfast.web.key_usage import KeyUsage
+from holdfast.web.keyring import Keyring
+from holdfast.web.keys import KeyCheck
+from holdfast.web.principal import Principal, unauthorized
+from holdfast.web.rate_limit import Rate
+from holdfast.web.responses import ApiRequest, ApiResponse, Header, Refusal
+from holdfast.web.routing import METRICS, Operation
+
+_HSTS: Header = (b"strict-transport-security", b"max-age=31536000")
+_LIVE = ("health", "live")  # a liveness probe is answered however many others ask: else the process would be ended
+
+
+class Authenticator:
+    """Made once for an application; ConfigError where the file of keys cannot be used.
+
+    ``checks_hosts``: whether the name by which it is called matters where no keys are asked for.
+    """
+
+    def __init__(self, app: Holdfast, *, checks_hosts: bool) -> None:
+        settings, clock = app.settings, app.clock
+        self._events = app.events
+        self._keyring: Keyring | None = None
+        if settings.keys_file is not None:
+            path = Path(settings.keys_file)
+            self._keyring, self._usage = Keyring(path, clock, app.events), KeyUsage(path, clock)
+        self._proxies = Proxies(settings.trusted_proxies)
+        self._origins = Origins(settings.allowed_origins)
+        self._hosts = frozenset(each.lower() for each in settings.allowed_hosts)
+        self._checks_hosts = bool(self._hosts) or (checks_hosts and self._keyring is None)
+        self._metrics_open = settings.metrics_open
+        self._own_host = settings.api_host.lower()
+        self._by_address = _rate("address", settings.address_rate, settings, app)
+        self._by_key = _rate("key", settings.key_rate, settings, app)
+        self._refused = Rate("address", settings.refused_keys / 60, settings.refused_keys, clock)
+
+    def warnings(self) -> list[str]:
+        """What is to be seen to, in words for everybody; the log says more."""
+        if self._keyring is None or self._keyring.problem is None:
+            return []
+        return ["the file of keys cannot be used as it is; the last good keys are in force"]
+
+    def enter(self, scope: Mapping[str, Any], request: ApiRequest) -> ApiResponse | None:
+        """Let a request in, before it is known what it asks; the answer where nothing more is to be asked."""
+        request.client = self._proxies.client(request.client, scope["headers"])
+        request.added += self._origins.headers(request)
+        if scope.get("scheme") == "https":
+            request.added.append(_HSTS)
+        if self._checks_hosts:
+            self._check_host(request)
+        if self._by_address is not None and request.segments != _LIVE:
+            _take(self._by_address, neighbourhood(request.client), request)
+        return self._origins.preflight(request)
+
+    def _check_host(self, request: ApiRequest) -> None:
+        said = request.headers.get(b"host")
+        if said is None:  # HTTP/1.0; no browser
+            return
+        host = host_of(said)
+        if host is None or not (host in self._hosts or host == self._own_host or is_unforgeable(host)):
+            remedy = "call it by its address, or name this host in allowed_hosts"
+            raise Refusal(421, "unknown_host", f"this API is not called {shown(said.decode('latin-1'))}", remedy)
+
+    def admit(self, request: ApiRequest, operation: Operation) -> Principal:
+        """Who asks for this operation; Refusal where they may not."""
+        self._origins.check(request)
+        scope = None if self._metrics_open and operation.group == METRICS else operation.scope
+        if self._keyring is None or scope is None:
+            return Principal(address=request.client)
+        shown = _shown_key(request)
+        found = self._keyring.find(shown)
+        if found is None:
+            raise self._unauthorized(request, self._keyring.judge(shown))
+        key_id, key = found
+        self._usage.note(key_id)
+        if self._by_key is not None:
+            _take(self._by_key, key_id, request)
+        caller = Principal(key=key_id, scopes=frozenset(key.scopes), queues=key.queues, address=request.client)
+        if not caller.may(scope):
+            self._tell(request, key_id, f"{operation.name} needs the scope {scope}")
+            told = (b"www-authenticate", f'Bearer error="insufficient_scope", scope="{scope}"'.encode())
+            raise Refusal(403, "forbidden", f"this key lacks the scope {scope}", f"use a key with scope {scope}", told)
+        return caller
+
+    def still_good(self, request: ApiRequest) -> bool:
+        """Whether who was admitted would still be: their key was not revoked since, and has not run out."""
+        return self._keyring is None or self._keyring.find(_shown_key(request)) is not None
+
+    def _unauthorized(self, request: ApiRequest, judged: KeyCheck) -> Refusal:
+        taken = self._refused.take(neighbourhood(request.client))
+        if not taken.allowed:
+            return self._refused.refusal(taken, "these are more refused keys than one address may show")
+        self._tell(request, judged.key_id or "nobody", judged.problem or "the key became good just now")
+        return unauthorized()
+
+    def _tell(self, request: ApiRequest, who: str, problem: str) -> None:
+        self._events.emit(KeyRefused(who=who, address=request.client, request_id=request.id, problem=problem))
+
+
+def _rate(what: str, per_second: int | None, settings: Settings, app: Holdfast) -> Rate | None:
+    return None if per_second is None else Rate(what, per_second, max(settings.rate_burst, 1), app.clock)
+
+
+def _take(rate: Rate, name: str, request: ApiRequest) -> None:
+    taken = rate.take(name)
+    request.added += rate.headers(taken)
+    if not taken.allowed:
+        raise rate.refusal(taken)
+
+
+def _shown_key(request: ApiRequest) -> str:
+    """The key that the request shows; "" where it shows none, or more than one."""
+    header, own = request.headers.get(b"authorization"), request.headers.get(b"x-api-key")
+    if {b"authorization", b"x-api-key"} & request.repeated or (header is not None and own is not None):
+        return ""
+    if own is not None:
+        return own.decode("latin-1")
+    kind, _, key = (header or b"").partition(b" ")
+    return key.strip(b" \t").decode("latin-1") if kind.lower() == b"bearer" else ""

@@ -1,0 +1,404 @@
+"""Cancelling, replaying and deleting: one job, or all that ids or a filter name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.app import Holdfast
+from holdfast.core.errors import Busy, Conflict, Invalid, NotFound, TooBroad
+from holdfast.core.lifecycle import check_replay
+from holdfast.core.models import Job, JobFilter, JobState
+from holdfast.core.validation import LONGEST, RATE_PATTERN, check_key
+from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL
+from holdfast.tasks.codec import Words
+from holdfast.views.bulk_operations import CANCEL, DELETE, BulkOperation, PacedCalls, by_state, replaying
+from holdfast.views.documents import ID, JobDocument, JobSnapshot
+from holdfast.web.authorization import check_task
+from holdfast.web.examples import JOB
+from holdfast.web.fields import (
+    FILTERS,
+    Check,
+    Field,
+    Form,
+    an_object,
+    array_of,
+    flag,
+    named_as_said,
+    number,
+    rate,
+    seconds,
+    text,
+)
+from holdfast.web.jobs import chosen, find_job
+from holdfast.web.responses import ApiResponse, document
+from holdfast.web.routing import Handler, Operation, RequestContext, ResponseSpec
+
+MOST = 1000
+"""Jobs one call changes."""
+_COUNTED = 1_000_000  # jobs that a dry run counts
+_KEYS_AT_ONCE = 10  # keys whose jobs are read together: each may have a large payload
+_LATEST = int(LONGEST.total_seconds())
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operation on many jobs did, or would do."""
+
+    dry_run: bool
+    count: Annotated[int, Meta(description="Jobs that were changed, or would be.", ge=0)]
+    changed: Annotated[list[JobSnapshot], Meta(description="Those jobs as they are now; none for a dry run.")]
+    refused: Annotated[
+        list[JobSnapshot], Meta(description="Named jobs whose state does not allow it, or that are not there.")
+    ]
+    more: Annotated[bool, Meta(description="Matching jobs are left: call again. Of a dry run: more than it counted.")]
+    seconds: Annotated[
+        float,
+        Meta(
+            description="With a rate, how long until the next would be ready: `after` of the call that goes on.", ge=0
+        ),
+    ] = 0.0
+
+
+def _one_or_many(check: Check) -> Check:
+    several = array_of(check, 100)
+    return lambda value, field: [check(value, field)] if isinstance(value, str) else several(value, field)
+
+
+def _many(field: Field) -> Field:
+    if not field.many:
+        return field
+    several = {"type": "array", "minItems": 1, "maxItems": 100, "items": field.schema}
+    schema = {"anyOf": [field.schema, several]}
+    return msgspec.structs.replace(field, schema=schema, check=_one_or_many(field.check), many=False)
+
+
+FILTER = Form(name="Filter", doc="Every field that is given must match.", fields=tuple(map(_many, FILTERS)))
+
+
+def _filter(value: Any, field: str) -> dict[str, Any]:
+    """The jobs that match. One that says nothing is a slip: whoever means every job says ``all``."""
+    read = FILTER.read(an_object(value, field), f"{field}.")
+    if not read:
+        raise Invalid(field, Words("an empty object"), "name a field in it, or say all: true in its place")
+    return read
+
+
+_IDS = {"type": "array", "minItems": 1, "maxItems": MOST, "items": {"type": "string", "minLength": 1, "maxLength": 600}}
+LIMIT = Field(
+    name="limit",
+    schema={"type": "integer", "minimum": 1, "maximum": MOST, "default": MOST},
+    doc="Jobs this call changes at most.",
+    check=number(1, MOST),
+    example=MOST,
+)
+DRY_RUN = Field(
+    name="dry_run", schema={"type": "boolean", "default": False}, doc="Only count.", check=flag, example=True
+)
+_FORCE = Field(
+    name="force",
+    schema={"type": "boolean", "default": False},
+    doc="Also what has succeeded.",
+    check=flag,
+    example=False,
+)
+RATE = Field(
+    name="rate",
+    schema={"type": "string", "pattern": RATE_PATTERN},
+    doc="How many become ready in a second, minute (`m`), hour or day; the others are `scheduled` until then.",
+    check=rate,
+    example="10/s",
+)
+AFTER = Field(
+    name="after",
+    schema={"type": "number", "minimum": 0, "maximum": _LATEST, "default": 0},
+    doc="Seconds until the first is ready: where a call goes on at a `rate`, what `seconds` of the one before said.",
+    check=seconds(_LATEST),
+    example=0,
+)
+_PAYLOAD = Field(
+    name="payload",
+    schema={"type": "object"},
+    doc="Edited arguments; leave it out to keep them.",
+    check=an_object,
+    example={"to": "a@b.c"},
+)
+_SELECTION = (
+    Field(
+        name="ids",
+        schema=_IDS,
+        doc="These jobs, each by its id or `key:NAME`.",
+        check=array_of(text(1, 600), MOST),
+        example=[ID],
+    ),
+    Field(
+        name="filter",
+        schema={"$ref": "#/components/schemas/Filter", "minProperties": 1},
+        doc="The jobs that match; at least one field.",
+        check=_filter,
+    ),
+    Field(name="all", schema={"const": True}, doc="Every job there is.", check=flag),
+    DRY_RUN,
+    LIMIT,
+)
+SELECTION = Form(name="Selection", doc="Which jobs: give `ids`, `filter` or `all`.", fields=_SELECTION, inner=(FILTER,))
+REPLAY = Form(
+    name="Replay",
+    doc="Which jobs: give `ids`, `filter` or `all`.",
+    fields=(*_SELECTION, _FORCE, RATE, AFTER),
+    inner=(FILTER,),
+)
+REPLAY_ONE = Form(name="ReplayOne", doc="How to replay a job.", fields=(_FORCE, _PAYLOAD))
+NOTHING = Form(name="Nothing", doc="Nothing more is to be said.", fields=())
+
+
+# ── one job ───────────────────────────────────────────────────────────────────────────────────────────────────────
+async def cancel_one(call: RequestContext) -> ApiResponse:
+    """Cancel a job that waits, or ask one that runs to stop."""
+    job = await find_job(call, call.path["job_id"])
+    await call.app.cancel_one(job.id)
+    call.changed.append(job.id)
+    return document(200, call.shown(await call.app.get(job.id)))
+
+
+async def replay_one(call: RequestContext) -> ApiResponse:
+    """Queue a job again."""
+    job = await find_job(call, call.path["job_id"])
+    return await replayed(call, job)
+
+
+async def replayed(call: RequestContext, job: Job) -> ApiResponse:
+    """Queue this job again as the body says; the answer."""
+    force, payload = call.body.get("force", False), call.body.get("payload")
+    if payload is not None:
+        check_task(call, job.task)
+    with named_as_said():
+        operated = await call.app.replay(job.id, force=force, payload=payload)
+    if not operated.changed:
+        state = operated.refused[0][1]
+        if state is None:
+            raise NotFound(f"there is no job {job.id}")
+        check_replay(job.id, state, force=force)
+    call.changed.append(job.id)
+    return document(200, call.shown(await call.app.get(job.id)))
+
+
+async def delete_one(call: RequestContext) -> ApiResponse:
+    """Delete a job that is not running."""
+    job = await find_job(call, call.path["job_id"])
+    operated = await call.app.delete(job.id)
+    if not operated.changed:
+        state = operated.refused[0][1]
+        if state is None:
+            raise NotFound(f"there is no job {job.id}")
+        raise Conflict(f"job {job.id} cannot be deleted: {DELETE.advice}")
+    call.changed.append(job.id)
+    return ApiResponse(204)
+
+
+# ── many ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _on_many(deed: BulkOperation | None) -> Handler:
+    async def handle(call: RequestContext) -> ApiResponse:
+        done = deed or replaying(force=call.body.get("force", False), rate=call.body.get("rate"))
+        return document(200, await carried_out(call, done, call.body))
+
+    return handle
+
+
+async def carried_out(
+    call: RequestContext, deed: BulkOperation, said: Mapping[str, Any], states: Sequence[JobState] = ()
+) -> Done:
+    """Do it, or count; ``states``: where the filter names none."""
+    ids = said.get("ids")
+    ways = [name for name in ("ids", "filter", "all") if said.get(name) is not None and said.get(name) is not False]
+    if len(ways) != 1:
+        given = Words(" and ".join(ways) or "nothing")
+        raise Invalid("ids", given, "give exactly one of ids, filter and all", "does not say which jobs")
+    limit, dry_run = said.get("limit", MOST), said.get("dry_run", False)
+    turns = PacedCalls(deed, timedelta(seconds=said.get("after", 0)))
+    if ids is not None:
+        return await _named(call, deed, turns, ids, dry_run=dry_run)
+    wheres = by_state(await chosen(call, said.get("filter") or {}, tuple(states)), deed.legal)
+    return await (_counted(call.app, turns, wheres) if dry_run else _matched(call, deed, turns, wheres, limit))
+
+
+async def _named(
+    call: RequestContext, deed: BulkOperation, turns: PacedCalls, references: Sequence[str], *, dry_run: bool
+) -> Done:
+    own, others = await _own(call, references)
+    if dry_run:
+        return _would(sum(job.state in deed.legal for job in own), turns, len(own))
+    operated = await getattr(call.app, deed.name)([job.id for job in own], limit=MOST, **turns.options())
+    call.changed += [job_id for job_id, _ in operated.changed]
+    turns.passed(len(own))  # those that were refused had a turn, too
+    return _done(operated.changed, [*operated.refused, *others], turns, more=False)
+
+
+async def _own(call: RequestContext, references: Sequence[str]) -> tuple[list[Job], list[tuple[str, None]]]:
+    """Outlines of the jobs that are meant, each once, and what stands for none of the caller's queues: a thousand whole
+    jobs might be more than there is memory for."""
+    ids = await _ids(call, references)
+    jobs = await (await call.app.opened()).outlines(list(dict.fromkeys(filter(None, ids.values()))))
+    own = {job.id: job for job in jobs if job is not None and call.caller.allows(job.queue)}
+    return list(own.values()), [(each, None) for each, job_id in ids.items() if job_id not in own]
+
+
+async def _ids(call: RequestContext, references: Sequence[str]) -> dict[str, str | None]:
+    """The id that each of these means, also where no job has it; None for a key that stands for no job."""
+    ids: dict[str, str | None] = {}
+    for each in references:
+        if each.startswith("key:"):
+            check_key(each.removeprefix("key:"), "id")
+            ids[each] = None
+        else:
+            job_id = call.app.handle(each).id
+            ids[job_id] = job_id
+    store = await call.app.opened()
+    keys = [each for each in ids if each.startswith("key:")]
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        piece = keys[start : start + _KEYS_AT_ONCE]
+        found = await store.by_keys([each.removeprefix("key:") for each in piece])
+        ids |= {each: job.id for each, job in zip(piece, found, strict=True) if job is not None}
+    return ids
+
+
+async def _counted(app: Holdfast, turns: PacedCalls, wheres: Sequence[JobFilter]) -> Done:
+    """Refused where the change itself would be, and only there: what is too much to be counted is ``more``."""
+    store, number, more = await app.opened(), 0, False
+    for where in _together(wheres):
+        try:
+            found = await store.count(where, most=MOST, seconds=CHOOSE)
+        except (TooBroad, Busy):
+            if not number:
+                raise
+            found, more = 0, True
+        if found == MOST:
+            try:
+                found = await store.count(where, most=_COUNTED + 1, seconds=CHOOSE)
+            except (TooBroad, Busy):
+                more = True
+        number += found
+    counted = min(number, _COUNTED)
+    return _would(counted, turns, counted, more=more or number > _COUNTED)
+
+
+def _together(wheres: Sequence[JobFilter]) -> list[JobFilter]:
+    """The same in as few looks as there can be: dead and cancelled jobs, which have an index, and all others."""
+    states = [state for where in wheres for state in where.states]
+    groups = [tuple(state for state in states if (state in UNSUCCESSFUL) is few) for few in (True, False)]
+    return [msgspec.structs.replace(wheres[0], states=group) for group in groups if group]
+
+
+def _would(number: int, turns: PacedCalls, passed: int, *, more: bool = False) -> Done:
+    turns.passed(passed)
+    return Done(dry_run=True, count=number, changed=[], refused=[], more=more, seconds=turns.after.total_seconds())
+
+
+async def _matched(
+    call: RequestContext, deed: BulkOperation, turns: PacedCalls, wheres: Sequence[JobFilter], limit: int
+) -> Done:
+    """Change at most ``limit`` of what matches, one state after the other."""
+    changed: list[tuple[str, JobState]] = []
+    for place, where in enumerate(wheres):
+        try:
+            operated = await getattr(call.app, deed.name)(where, limit=limit - len(changed), **turns.options())
+        except (TooBroad, Busy):
+            if not changed:
+                raise
+            return _done(changed, [], turns, more=True)
+        changed += operated.changed
+        call.changed += [job_id for job_id, _ in operated.changed]
+        turns.passed(len(operated.changed))
+        if operated.more or len(changed) >= limit:
+            more = operated.more or await _is_any_left(call.app, wheres[place + 1 :])
+            return _done(changed, [], turns, more=more)
+    return _done(changed, [], turns, more=False)
+
+
+async def _is_any_left(app: Holdfast, wheres: Sequence[JobFilter]) -> bool:
+    """Whether more matches; also where that takes too long to find out: the next call finds it out."""
+    store = await app.opened()
+    try:
+        for where in wheres:
+            if await store.count(where, most=1):
+                return True
+    except (TooBroad, Busy):
+        return True
+    return False
+
+
+def _done(
+    changed: Sequence[tuple[str, JobState]],
+    refused: Sequence[tuple[str, JobState | None]],
+    turns: PacedCalls,
+    *,
+    more: bool,
+) -> Done:
+    return Done(
+        dry_run=False,
+        count=len(changed),
+        changed=[JobSnapshot(id=job_id, state=state) for job_id, state in changed],
+        refused=[JobSnapshot(id=job_id, state=state) for job_id, state in refused],
+        more=more,
+        seconds=turns.after.total_seconds(),
+    )
+
+
+def _example(state: str) -> dict[str, Any]:
+    changed = [{"id": ID, "status": state}]
+    return {"dry_run": False, "count": 1, "changed": changed, "refused": [], "more": False, "seconds": 0}
+
+
+def one(name: str, handler: Handler, summary: str, body: Form, *, path: str = "", example: Any = JOB) -> Operation:
+    """An operation on one job, which answers with the job."""
+    return Operation(
+        name=f"{name}_one",
+        method="POST",
+        path=path or f"/v1/jobs/{{job_id}}/{name}",
+        scope="operate",
+        group="Jobs",
+        summary=summary,
+        handler=handler,
+        body=body,
+        body_optional=True,
+        answers={200: ResponseSpec(JobDocument, "The job as it is now.", example)},
+        refusals=(404, 409),
+    )
+
+
+def _on_selection(name: str, deed: BulkOperation | None, summary: str, body: Form, state: str) -> Operation:
+    return Operation(
+        name=name,
+        method="POST",
+        path=f"/v1/jobs/{name}",
+        scope="operate",
+        group="Jobs",
+        summary=summary,
+        doc=f"At most {MOST:,} a call; `more` says whether to call again. `dry_run` only counts.",
+        handler=_on_many(deed),
+        body=body,
+        answers={200: ResponseSpec(Done, "What was done.", _example(state))},
+    )
+
+
+OPERATIONS = (
+    one("cancel", cancel_one, "Cancel a job that waits, or ask one that runs to stop", NOTHING),
+    one("replay", replay_one, "Queue a dead, failed or cancelled job again with a new budget", REPLAY_ONE),
+    Operation(
+        name="delete_one",
+        method="DELETE",
+        path="/v1/jobs/{job_id}",
+        scope="operate",
+        group="Jobs",
+        summary="Delete a job that is not running; its key is free again",
+        handler=delete_one,
+        answers={204: ResponseSpec(None, "It is gone.")},
+        refusals=(404, 409),
+    ),
+    _on_selection("cancel", CANCEL, "Cancel many jobs", SELECTION, "cancelled"),
+    _on_selection("replay", None, "Replay many jobs", REPLAY, "queued"),
+    _on_selection("delete", DELETE, "Delete many jobs", SELECTION, "dead"),
+)

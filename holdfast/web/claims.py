@@ -1,0 +1,402 @@
+"""Claiming over HTTP: a worker in any language takes jobs, at once or as soon as there are some."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw
+
+from holdfast.core.errors import HoldfastError, Invalid
+from holdfast.core.models import Job, WorkerCommand, WorkerHeartbeat
+from holdfast.core.validation import check_task_name
+from holdfast.tasks.codec import Words
+from holdfast.views.documents import ID, Instant, JobId, QueueName, raw
+from holdfast.views.formatting import timestamp
+from holdfast.web.fields import NAME_PATTERN, TASK_PATTERN, Field, Form, array_of, number
+from holdfast.web.jobs import WAIT_MOST, disconnected
+from holdfast.web.lease_tokens import (
+    ABOUT,
+    EVERY,
+    LEASE,
+    SAMPLE,
+    WORKER,
+    About,
+    Token,
+    about,
+    own_wants,
+    queue_or_star,
+    token_of,
+    worker_of,
+)
+from holdfast.web.long_poll import ClaimRequest, ClaimResult, WaitingClaim
+from holdfast.web.principal import unauthorized
+from holdfast.web.responses import ApiResponse, document
+from holdfast.web.routing import Operation, RequestContext, ResponseSpec
+
+LIMIT_MOST = 500
+"""Jobs one claim takes."""
+_TASKS_MOST = 1000
+_QUEUES_MOST = 100
+
+OrderWord = Annotated[
+    WorkerCommand,
+    Meta(
+        description="What an operator asks of the worker. `drain`: go on until a claim brings nothing, then leave. "
+        "`stop`: take no more, finish what runs within a grace, then leave."
+    ),
+]
+
+
+class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True, rename={"task": "type"}):
+    """A job to be run now."""
+
+    token: Token
+    id: JobId
+    task: Annotated[str, Meta(description="Which handler it is for.", examples=["email.send"])]
+    queue: QueueName
+    payload: Annotated[Raw, Meta(description="The arguments by name.", examples=[{"to": "a@b.c"}])]
+    attempt: Annotated[int, Meta(description="Which of its attempts this is, from 1.", ge=0)]
+    claims: Annotated[
+        int,
+        Meta(description="Grows with each claim: a fencing token for what is written elsewhere.", ge=1),
+    ]
+    max_attempts: Annotated[int | None, Meta(description="Executions it may have; null: no limit.")]
+    priority: int
+    timeout: Annotated[float | None, Meta(description="Seconds it may take; then stop it and settle it as failed.")]
+    alone: Annotated[bool, Meta(description="It may have killed two workers: run no other job beside it.")]
+    run_at: Instant
+    created_at: Instant
+    tags: list[str]
+    metadata: Annotated[dict[str, Any] | None, Meta(description="The submitter's own.")]
+    traceparent: Annotated[
+        str | None, Meta(description="W3C Trace Context of the submission: what the attempt's span links to.")
+    ]
+    tracestate: str | None
+
+
+class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a claim brought."""
+
+    jobs: list[ClaimedJob]
+    lease: Annotated[float, Meta(description="Seconds for which the jobs are the worker's: extend at a third of it.")]
+    order: OrderWord
+    quarantined: Annotated[
+        bool, Meta(description="A job waits that is to run alone: finish what you have, and claim with `running` 0.")
+    ]
+
+
+# ── the body ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def _queues(value: Any, field: str) -> dict[str, int | None]:
+    """Queues with their free slots, or without: then the claim's limit is theirs too."""
+    if isinstance(value, dict):
+        if not 1 <= len(value) <= _QUEUES_MOST:
+            raise Invalid(field, Words(f"an object of {len(value):,}"), f"name 1 to {_QUEUES_MOST} queues")
+        return {
+            queue_or_star(name, field): number(0, LIMIT_MOST)(slots, f"{field}.{name}") for name, slots in value.items()
+        }
+    return dict.fromkeys(array_of(queue_or_star, _QUEUES_MOST)(value, field))
+
+
+_QUEUE = {"type": "string", "pattern": rf"{NAME_PATTERN[:-1]}$|^\*$"}
+_SLOTS = {"type": "integer", "minimum": 0, "maximum": LIMIT_MOST}
+CLAIM = Form(
+    name="ClaimRequest",
+    doc="What a worker can take now: no more than it can start at once.",
+    fields=(
+        WORKER,
+        Field(
+            name="queues",
+            schema={
+                "anyOf": [
+                    {"type": "array", "minItems": 1, "maxItems": _QUEUES_MOST, "items": _QUEUE},
+                    {
+                        "type": "object",
+                        "minProperties": 1,
+                        "maxProperties": _QUEUES_MOST,
+                        "propertyNames": _QUEUE,
+                        "additionalProperties": _SLOTS,
+                    },
+                ]
+            },
+            doc="Names, or an object of names and free slots; `*` is every other queue. Every queue where nothing "
+            "is said.",
+            check=_queues,
+            example={"mail": 5, "*": 2},
+        ),
+        Field(
+            name="limit",
+            schema={"type": "integer", "minimum": 1, "maximum": LIMIT_MOST},
+            doc="Jobs at most; where nothing is said the slots of its queues, else 1.",
+            check=number(1, LIMIT_MOST),
+            example=5,
+        ),
+        Field(
+            name="types",
+            schema={
+                "type": "array",
+                "minItems": 1,
+                "maxItems": _TASKS_MOST,
+                "items": {"type": "string", "pattern": TASK_PATTERN},
+            },
+            doc="The tasks it has handlers for. A job of another is given back for a worker that has one, "
+            "as the settings `unknown_task` and `defer_for` say. All tasks where nothing is said.",
+            check=array_of(check_task_name, _TASKS_MOST),
+            example=["email.send"],
+        ),
+        Field(
+            name="wait",
+            schema={"type": "integer", "minimum": 0, "maximum": WAIT_MOST, "default": 0},
+            doc="Seconds to wait for jobs where there are none, or as many as the setting `claim_wait` allows.",
+            check=number(0, WAIT_MOST),
+            example=30,
+        ),
+        LEASE,
+        *ABOUT,
+    ),
+)
+
+
+def _ask(call: RequestContext, wants: dict[str, int], limit: int, said: About) -> ClaimRequest:
+    tasks = call.body.get("types")
+    return ClaimRequest(
+        worker=worker_of(call),
+        wants=wants,
+        limit=limit,
+        lease_for=lease_for(call),
+        tasks=None if tasks is None else frozenset(tasks),
+        idle=said.running == 0,
+    )
+
+
+def lease_for(call: RequestContext) -> timedelta:
+    """How long leases are to last."""
+    asked: timedelta = call.body.get("lease", call.app.settings.lease)
+    return asked
+
+
+def _shown_queues(call: RequestContext, names: Iterable[str]) -> str:
+    """The queues of a worker for who lists workers: a star stands for its key's."""
+    shown = {each for name in names for each in (call.caller.queues if name == EVERY else [name])}
+    return ",".join(sorted(shown))
+
+
+def pulse_of(call: RequestContext, said: About, queues: str | None = None) -> WorkerHeartbeat:
+    """What is kept of a worker; what it does not say is what this process knows."""
+    known = call.fleet.known(worker_of(call))
+    known.queues = queues or known.queues or ",".join(call.caller.queues)
+    return WorkerHeartbeat(
+        worker=worker_of(call),
+        host=said.host,
+        pid=said.pid,
+        queues=known.queues,
+        concurrency=said.concurrency,
+        running=said.running,
+        succeeded=known.succeeded if said.succeeded is None else said.succeeded,
+        failed=known.failed if said.failed is None else said.failed,
+    )
+
+
+# ── the operation ─────────────────────────────────────────────────────────────────────────────────────────────────
+async def claim(call: RequestContext) -> ApiResponse:
+    """Take jobs, or wait for some; what nobody is there for any more is given back at once."""
+    said = about(call)
+    slots = call.body.get("queues") or {EVERY: None}
+    limit = call.body.get("limit") or min(LIMIT_MOST, sum(each or 0 for each in slots.values())) or 1
+    wants = {name: limit if each is None else each for name, each in slots.items()}
+    ask = _ask(call, await own_wants(call, wants), limit, said)
+    pulse = pulse_of(call, said, _shown_queues(call, slots))
+    await call.fleet.sweep()
+    order = await _heard(call, pulse, ask.lease_for)
+    if order is WorkerCommand.STOP or not any(wants.values()):
+        return _answer(call, ask, ClaimResult([]), order)
+    visit = _Visit(call, wants, ask, pulse, order)
+    taken = await visit.jobs(min(call.body.get("wait", 0), call.app.settings.claim_wait.total_seconds()))
+    return _answer(call, ask, taken, visit.order)
+
+
+async def _heard(call: RequestContext, pulse: WorkerHeartbeat, lease_for: timedelta) -> WorkerCommand:
+    """The worker's order. Who has beaten a moment ago is registered, and need not be again."""
+    known, often = call.fleet.known(pulse.worker), min(call.app.settings.beat, lease_for / 3).total_seconds()
+    if known.beaten_at is not None and call.app.clock.monotonic() - known.beaten_at < often:
+        return known.order
+    return (await call.fleet.beat(pulse, [], lease_for)).order
+
+
+class _Visit:
+    """One claim, until it has jobs, has waited enough, is told to stop, or its client has gone."""
+
+    def __init__(
+        self,
+        call: RequestContext,
+        wants: dict[str, int],
+        ask: ClaimRequest,
+        pulse: WorkerHeartbeat,
+        order: WorkerCommand,
+    ) -> None:
+        self._call = call
+        self._wants = wants  # as said; a limited key's star stands for more queues once there are more
+        self._ask = ask
+        self._pulse = pulse
+        self._hall = call.hall
+        self.order = order
+        self._gone = asyncio.ensure_future(disconnected(call.request))
+
+    async def jobs(self, wait: float) -> ClaimResult:
+        """What is taken. Whether this request is cancelled or its client goes: no job stays without anybody."""
+        visiting = asyncio.create_task(self._visit(wait), name="holdfast-claim")
+        try:
+            taken = await asyncio.shield(visiting)
+        except asyncio.CancelledError:
+            visiting.add_done_callback(self._give_back_later)
+            raise
+        finally:
+            self._gone.cancel()
+        if taken.jobs and self._gone.done() and not self._gone.cancelled():
+            await self._call.fleet.give_back(self._ask.worker, taken.jobs)
+            return ClaimResult([])
+        if wait > 0 and not self._call.still():
+            await self._call.fleet.give_back(self._ask.worker, taken.jobs)
+            raise unauthorized()
+        return taken
+
+    def _give_back_later(self, visiting: asyncio.Task[ClaimResult]) -> None:
+        if not visiting.cancelled() and visiting.exception() is None and visiting.result().jobs:
+            self._call.fleet.later(self._call.fleet.give_back(self._ask.worker, visiting.result().jobs))
+
+    async def _visit(self, wait: float) -> ClaimResult:
+        taken = await self._hall.take(self._ask)
+        if taken.jobs or wait <= 0:
+            return taken
+        if self.order is not WorkerCommand.NONE:  # who is to leave has to hear of it, however many wait
+            return await self._in_turn(wait)
+        with self._call.waiting.entered(self._call.caller):
+            return await self._in_turn(wait)
+
+    async def _in_turn(self, wait: float) -> ClaimResult:
+        """What comes of waiting for its turn."""
+        place = self._hall.enter(self._ask)
+        try:
+            await self._wait(place, wait)
+        except HoldfastError:
+            taken = await self._hall.leave(place)
+            if not taken.jobs:  # else nobody would hear of them
+                raise
+            return taken
+        return await self._hall.leave(place)
+
+    async def _wait(self, place: WaitingClaim, wait: float) -> None:
+        """Until there are jobs, or this claim ends without; meanwhile the worker stays listed."""
+        clock, spell = self._call.app.clock, self._call.app.settings.beat.total_seconds()
+        deadline = clock.monotonic() + wait
+        while self.order is not WorkerCommand.STOP and (left := deadline - clock.monotonic()) > 0:
+            await clock.bounded(self._news(place.taken, left), min(left, spell))
+            if place.taken.done() or self._gone.done() or not self._call.still():
+                return
+            wants = await own_wants(self._call, self._wants)
+            self._hall.renew(place, msgspec.structs.replace(self._ask, wants=wants))
+            self.order = (await self._call.fleet.beat(self._pulse, [], self._ask.lease_for)).order
+
+    async def _news(self, taken: asyncio.Future[ClaimResult], seconds: float) -> None:
+        """Until there are jobs, the client has gone, or there is news for this very worker."""
+        store = await self._call.app.opened()
+        news = asyncio.ensure_future(store.wait([f"worker:{self._ask.worker}"], timeout=seconds + 1))
+        waits: list[asyncio.Future[Any]] = [taken, self._gone, news]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if news.done():
+                news.result()
+        finally:
+            news.cancel()
+
+
+def _answer(call: RequestContext, ask: ClaimRequest, taken: ClaimResult, order: WorkerCommand) -> ApiResponse:
+    call.changed += [job.id for job in taken.jobs]
+    claimed = Claimed(
+        jobs=[_claimed(call, job, alone=taken.alone) for job in taken.jobs],
+        lease=ask.lease_for.total_seconds(),
+        order=order,
+        quarantined=taken.quarantined,
+    )
+    return document(200, claimed)
+
+
+def _claimed(call: RequestContext, job: Job, *, alone: bool) -> ClaimedJob:
+    carried = job.carried
+    return ClaimedJob(
+        token=token_of(job.lease),
+        id=job.id,
+        task=job.task,
+        queue=job.queue,
+        payload=raw(job.payload),
+        attempt=job.attempts,
+        claims=job.claims,
+        max_attempts=job.max_attempts,
+        priority=job.priority,
+        timeout=_timeout(call, job),
+        alone=alone,
+        run_at=timestamp(job.run_at_us),
+        created_at=timestamp(job.created_at_us),
+        tags=list(carried.tags),
+        metadata=carried.metadata,
+        traceparent=carried.traceparent,
+        tracestate=carried.tracestate,
+    )
+
+
+def _timeout(call: RequestContext, job: Job) -> float | None:
+    """Seconds the attempt may take: the job's own word, its task's, or the settings'."""
+    if job.carried.timeout is not None:
+        return job.carried.timeout
+    task = call.app.registry.get(job.task)
+    if task is not None and task.timeout is not None:
+        return task.timeout
+    span = call.app.settings.timeout
+    return None if span is None else span.total_seconds()
+
+
+_AT = "2030-01-31T08:00:00.000000Z"
+_JOB: dict[str, Any] = {
+    "token": SAMPLE,
+    "id": ID,
+    "type": "email.send",
+    "queue": "mail",
+    "payload": {"to": "a@b.c"},
+    "attempt": 1,
+    "claims": 1,
+    "max_attempts": 5,
+    "priority": 0,
+    "timeout": 30.0,
+    "alone": False,
+    "run_at": _AT,
+    "created_at": _AT,
+    "tags": [],
+    "metadata": None,
+    "traceparent": None,
+    "tracestate": None,
+}
+OPERATIONS = (
+    Operation(
+        name="claim",
+        method="POST",
+        path="/v1/claims",
+        scope="work",
+        group="Work",
+        summary="Take jobs to run them",
+        doc="For workers in any language. Where nothing is ready, `wait` says how long the answer may take. If the "
+        "client hangs up before, what was taken for it is given back.",
+        handler=claim,
+        body=CLAIM,
+        answers={
+            200: ResponseSpec(
+                Claimed,
+                "The jobs, if there are any.",
+                {"jobs": [_JOB], "lease": 30.0, "order": "none", "quarantined": False},
+            )
+        },
+        refusals=(429,),
+    ),
+)

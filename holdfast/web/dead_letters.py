@@ -1,0 +1,141 @@
+"""Dead letters, queue by queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.core.errors import Conflict, NotFound
+from holdfast.core.models import Job, JobState
+from holdfast.views.bulk_operations import replaying
+from holdfast.web.bulk import AFTER, DRY_RUN, FILTER, LIMIT, RATE, REPLAY_ONE, Done, carried_out, one, replayed
+from holdfast.web.examples import DEAD_JOB, JOB
+from holdfast.web.fields import FILTERS, PAGING, Field, Form, an_object
+from holdfast.web.jobs import JobPage, JobStory, chosen, find_job, page_of, story
+from holdfast.web.responses import ApiResponse, document
+from holdfast.web.routing import Operation, RequestContext, ResponseSpec, named_queue
+
+_DEAD = (JobState.DEAD,)
+_FIXED = ("status", "queue")  # what the path says
+_FILTER = Form(
+    name="DeadFilter",
+    doc="Every field that is given must match.",
+    fields=tuple(field for field in FILTER.fields if field.name not in _FIXED),
+)
+
+
+def _filter(value: Any, field: str) -> dict[str, Any]:
+    return _FILTER.read(an_object(value, field), f"{field}.")
+
+
+REPLAY_DEAD = Form(
+    name="ReplayDead",
+    doc="Which of the queue's dead letters: all, unless a filter says otherwise.",
+    fields=(
+        Field(
+            name="filter",
+            schema={"$ref": "#/components/schemas/DeadFilter"},
+            doc="Those that match.",
+            check=_filter,
+        ),
+        DRY_RUN,
+        LIMIT,
+        RATE,
+        AFTER,
+    ),
+    inner=(_FILTER,),
+)
+
+
+async def find(call: RequestContext) -> ApiResponse:
+    """A page of the dead letters of a queue."""
+    query = dict(call.query)
+    limit, cursor = query.pop("limit", 50), query.pop("cursor", None)
+    query["queue"] = named_queue(call)
+    where = await chosen(call, query, _DEAD)
+    return document(200, await page_of(call, where, limit, cursor))
+
+
+async def show(call: RequestContext) -> ApiResponse:
+    """A dead letter with its story."""
+    return document(200, await story(call, await _dead_letter(call)))
+
+
+async def replay_one(call: RequestContext) -> ApiResponse:
+    """Queue a dead letter again."""
+    return await replayed(call, await _dead_letter(call))
+
+
+async def _dead_letter(call: RequestContext) -> Job:
+    queue = named_queue(call)
+    job = await find_job(call, call.path["job_id"])
+    if job.queue != queue:
+        raise NotFound(f"queue {queue} has no job {job.id}")
+    if job.state is not JobState.DEAD:
+        raise Conflict(f"job {job.id} is no dead letter: it is {job.state}")
+    return job
+
+
+async def replay(call: RequestContext) -> ApiResponse:
+    """Queue dead letters of a queue again."""
+    queue = named_queue(call)
+    said = {**call.body, "filter": {**call.body.get("filter", {}), "queue": queue}}
+    return document(200, await carried_out(call, replaying(states=_DEAD, rate=call.body.get("rate")), said))
+
+
+OPERATIONS = (
+    Operation(
+        name="list_dead",
+        method="GET",
+        path="/v1/queues/{queue}/dead",
+        scope="read",
+        group="Dead letters",
+        summary="List the dead letters of a queue",
+        doc="Newest first.",
+        handler=find,
+        query=(*(field for field in FILTERS if field.name not in _FIXED), *PAGING),
+        answers={200: ResponseSpec(JobPage, "A page.", {"jobs": [DEAD_JOB], "cursor": None})},
+    ),
+    Operation(
+        name="show_dead",
+        method="GET",
+        path="/v1/queues/{queue}/dead/{job_id}",
+        scope="read",
+        group="Dead letters",
+        summary="Show a dead letter",
+        handler=show,
+        answers={200: ResponseSpec(JobStory, "The dead letter.", DEAD_JOB | {"history": [], "trace_id": None})},
+        refusals=(404, 409),
+    ),
+    msgspec.structs.replace(
+        one(
+            "replay_dead",
+            replay_one,
+            "Queue a dead letter again with a new budget",
+            REPLAY_ONE,
+            path="/v1/queues/{queue}/dead/{job_id}/replay",
+            example=JOB,
+        ),
+        group="Dead letters",
+    ),
+    Operation(
+        name="replay_dead",
+        method="POST",
+        path="/v1/queues/{queue}/dead/replay",
+        scope="operate",
+        group="Dead letters",
+        summary="Queue many dead letters again, at once or at a rate",
+        doc="`more` says whether to call again, at a `rate` with `seconds` as `after`; `dry_run` only counts.",
+        handler=replay,
+        body=REPLAY_DEAD,
+        body_optional=True,
+        answers={
+            200: ResponseSpec(
+                Done,
+                "What was done.",
+                {"dry_run": True, "count": 4, "changed": [], "refused": [], "more": False, "seconds": 0.4},
+            )
+        },
+    ),
+)

@@ -1,0 +1,184 @@
+"""What happens, for whoever follows: one look at the store for all of them, as long as there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import msgspec
+
+from holdfast.app import Holdfast
+from holdfast.core.errors import HoldfastError
+from holdfast.core.models import JobEvent, JobEvents
+from holdfast.web.principal import Principal
+from holdfast.web.responses import Refusal
+
+_WITHIN = timedelta(hours=1)  # for how long who was away can go on where they were; no mark leads back further
+_OPEN = timedelta(days=1)  # for how long a transaction may be open, and its endings still be told to who follows
+_PIECE = 500  # endings of one look
+_LOOK = 1.0  # seconds between looks where nothing is heard: what a lost wake-up, or a failed attempt, costs at most
+_BREATH, _BUSY = 0.05, 0.5  # seconds at least between two looks; and where a look found more than _MANY
+_MANY = 200
+_AGAIN = 1.0  # seconds until a store that is away is asked again
+_BEHIND_MOST = 40  # pieces a stream may be behind
+_TOLD_MOST = 2000  # endings that are remembered as told
+
+
+class SeenEvents:
+    """The last endings that were told: what is repeated is not told again."""
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[tuple[str, int, str], None] = OrderedDict()
+
+    def new(self, endings: Iterable[JobEvent]) -> list[JobEvent]:
+        """Those among them that were not told yet."""
+        found = []
+        for each in endings:
+            key = each.job_id, each.claims, each.state
+            if key not in self._keys:
+                self._keys[key] = None
+                found.append(each)
+        while len(self._keys) > _TOLD_MOST:
+            self._keys.popitem(last=False)
+        return found
+
+
+class Subscriber:
+    """One stream's place at the feed."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[JobEvents] = deque()
+        self._news = asyncio.Event()
+        self.late = False
+        """It took so long that something was thrown away: it has to begin again where it was."""
+
+    def put(self, piece: JobEvents) -> None:
+        """There is more for it."""
+        if len(self._pieces) >= _BEHIND_MOST:
+            self.late = True
+            self._pieces.clear()
+        if not self.late:
+            self._pieces.append(piece)
+        self._news.set()
+
+    async def next(self, seconds: float) -> JobEvents | None:
+        """The next piece; None where there is none within so long, or it is late."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return None
+        piece = self._pieces.popleft() if self._pieces else None
+        if not self._pieces:
+            self._news.clear()
+        return piece
+
+
+class EventBroadcaster:
+    """The followers in one event loop."""
+
+    def __init__(self, app: Holdfast) -> None:
+        self._app = app
+        self._followers: set[Subscriber] = set()
+        self._beginning = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
+        self._told = SeenEvents()
+        self._mark = ""
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.bookmark = ""
+        """Up to where everything was told to whoever follows."""
+
+    @asynccontextmanager
+    async def follow(self) -> AsyncIterator[Subscriber]:
+        """While this lasts, what happens from its begin on is told to the follower."""
+        follower = Subscriber()
+        self._followers.add(follower)
+        try:
+            async with self._beginning:
+                if self._looking is None or self._looking.done():
+                    await self._begin()
+            yield follower
+        finally:
+            self._followers.discard(follower)
+
+    async def missed(self, name: str, mark: str | None) -> JobEvents:
+        """What came behind a mark that may be anybody's. Each caller, by name, has one look at a time, and the store
+        then rests for as long as that took: the streams of one key, that want nothing of an hour's endings, cannot keep
+        the store from its work."""
+        turn = self._turns.setdefault(name, asyncio.Lock())
+        async with turn:
+            begun = self._app.clock.monotonic()
+            store = await self._app.opened()
+            piece = await store.endings(mark, limit=_PIECE, within=_WITHIN)
+            if piece.more:
+                await asyncio.sleep(self._app.clock.monotonic() - begun)
+        return piece
+
+    async def _begin(self) -> None:
+        """At a mark of our own: a follower's may be made up, and pass by what the others wait for."""
+        store = await self._app.opened()
+        begin = await store.endings(None, limit=_PIECE, within=_WITHIN)
+        self._mark, self.bookmark, self._told = begin.mark, begin.bookmark, SeenEvents()
+        self._looking = asyncio.create_task(self._look_on(), name="holdfast-feed")
+
+    async def _look_on(self) -> None:
+        while self._followers:
+            try:
+                await self._look()
+            except HoldfastError:  # the streams stay, and go on when it is back
+                await asyncio.sleep(_AGAIN)
+
+    async def _look(self) -> None:
+        store = await self._app.opened()
+        piece = await store.endings(self._mark, limit=_PIECE, within=_OPEN)
+        self._mark, self.bookmark = piece.mark, piece.bookmark
+        fresh = msgspec.structs.replace(piece, endings=self._told.new(piece.endings))
+        if fresh.endings or fresh.gap:
+            for follower in self._followers:
+                follower.put(fresh)
+        if not piece.more:
+            await store.wait(["job:*"], timeout=_LOOK)
+            await asyncio.sleep(_BUSY if len(piece.endings) > _MANY else _BREATH)
+
+
+class EventBroadcasters:
+    """One for each event loop that requests come on; and how many follow."""
+
+    def __init__(self, app: Holdfast) -> None:
+        self._app = app
+        self._feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, EventBroadcaster] = WeakKeyDictionary()
+        self._streams: Counter[str] = Counter()
+        self._counting = threading.Lock()  # the event loops may be several threads'
+
+    def here(self) -> EventBroadcaster:
+        """That of the running event loop."""
+        loop = asyncio.get_running_loop()
+        feed = self._feeds.get(loop)
+        if feed is None:
+            feed = self._feeds[loop] = EventBroadcaster(self._app)
+        return feed
+
+    def enter(self, caller: Principal) -> str:
+        """Count one more stream of this caller; Refusal where there are too many. Its name is for ``leave``."""
+        name = caller.key or caller.address
+        with self._counting:
+            there = {"event_streams": self._streams.total(), "event_streams_per_key": self._streams[name]}
+            for limit, number in there.items():
+                if number >= (most := getattr(self._app.settings, limit)):
+                    told = (b"retry-after", b"10")
+                    detail = f"there are {most} event streams already, as many as the setting {limit} allows"
+                    raise Refusal(429, "too_many_streams", detail, "close one first", told)
+            self._streams[name] += 1
+        return name
+
+    def leave(self, name: str) -> None:
+        """Count one less."""
+        with self._counting:
+            self._streams[name] -= 1
+            if not self._streams[name]:
+                del self._streams[name]

@@ -1,0 +1,239 @@
+"""Following what happens: a stream of server-sent events. docs/events.md says what is promised."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.core.errors import HoldfastError, Invalid
+from holdfast.core.models import JobEvent, JobEvents, JobState, parse_id
+from holdfast.tasks.codec import Words
+from holdfast.views.documents import HTTP_NAMES, ID, Counted, Instant, JobId, QueueName, TaskName
+from holdfast.views.formatting import timestamp
+from holdfast.web.event_broadcast import EventBroadcaster, SeenEvents, Subscriber
+from holdfast.web.fields import FILTERS, QUEUE, Field, choice
+from holdfast.web.responses import ApiResponse, Streamed
+from holdfast.web.routing import Operation, RequestContext
+from holdfast.web.routing import ResponseSpec as Answered
+
+KINDS = ("succeeded", "failed", "dead", "cancelled")
+"""What is told, as events are called."""
+_RETRY_MS = 2000
+_BEAT = 15.0  # seconds between signs of life
+_CHECK = 4.0  # seconds between looks whether the key is still good
+_encode = msgspec.json.Encoder().encode
+
+
+class EventDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """What an event tells: that a job ended, or that an attempt failed and will be followed by another."""
+
+    id: JobId
+    task: TaskName
+    queue: QueueName
+    state: Annotated[JobState, Meta(description="Where it left the job.")]
+    attempt: Counted
+    worker: Annotated[str | None, Meta(description="Who ran it.")]
+    reason: str | None
+    error: Annotated[str | None, Meta(description="null, too, where settings hide something.")]
+    at: Instant
+    seconds: Annotated[float | None, Meta(description="How long the attempt took.")]
+
+
+async def follow(call: RequestContext) -> ApiResponse:
+    """Tell what happens until the client goes."""
+    if call.request.method == "HEAD":
+        return ApiResponse(200, media=_MEDIA)
+    for queue in call.query.get("queue", ()):
+        call.caller.check_queue(queue)
+    after = call.request.headers.get(b"last-event-id")
+    name = call.feeds.enter(call.caller)
+    call.request.over.append(partial(call.feeds.leave, name))
+    stream = _Stream(call, call.feeds.here(), name)
+    try:
+        begin = await stream.after(after.decode("latin-1") if after else None)
+    except Invalid as error:
+        raise Invalid("Last-Event-ID", Words(f"{len(after or b''):,} characters"), error.remedy) from None
+    return Streamed(200, media=_MEDIA, chunks=_told(stream, begin))
+
+
+_MEDIA = b"text/event-stream; charset=utf-8"
+
+
+async def _told(stream: _Stream, begin: JobEvents) -> AsyncGenerator[bytes, None]:
+    try:
+        yield f"retry: {_RETRY_MS}\n\n".encode()
+        async for chunk in stream.chunks(begin):
+            yield chunk
+    except HoldfastError:
+        return  # the store is away: the client comes back, and goes on where it was
+
+
+class _Stream:
+    """One client's stream."""
+
+    def __init__(self, call: RequestContext, feed: EventBroadcaster, name: str) -> None:
+        self._call = call
+        self._feed = feed
+        self._name = name
+        self._over_at = call.app.clock.monotonic() + call.app.settings.event_stream_for.total_seconds()
+        self._told = SeenEvents()
+        self._kinds: Collection[str] = call.query.get("event", KINDS)
+        self._queues: Collection[str] = call.query.get("queue", ())
+        self._tasks: Collection[str] = call.query.get("type", ())
+        self._jobs: Collection[str] = call.query.get("job_id", ())
+        self._hides = bool(call.app.settings.redacted)
+
+    async def chunks(self, piece: JobEvents) -> AsyncIterator[bytes]:
+        """What was missed since, then what comes."""
+        yield self._shown(piece) or _position(piece.bookmark)
+        while piece.more and self._lasts():
+            piece = await self.after(piece.mark)
+            yield self._shown(piece) or _position(piece.bookmark)
+        async with self._feed.follow() as follower:
+            more = True
+            while more and self._lasts():  # once more: what came before there was somebody to tell
+                piece = await self.after(piece.mark)
+                more = piece.more
+                yield self._shown(piece)
+            async for chunk in self._live(follower):
+                yield chunk
+
+    async def _live(self, follower: Subscriber) -> AsyncIterator[bytes]:
+        """What comes, until it comes too fast for this client."""
+        clock = self._call.app.clock
+        beat_at = clock.monotonic() + _BEAT
+        while not follower.late and self._lasts():
+            piece = await follower.next(min(_CHECK, self._over_at - clock.monotonic()))
+            if piece is not None and (shown := self._shown(piece)):
+                yield shown
+                beat_at = clock.monotonic() + _BEAT
+            elif clock.monotonic() >= beat_at and not follower.late:
+                yield b": still here\n" + _position(self._feed.bookmark if piece is None else piece.bookmark)
+                beat_at = clock.monotonic() + _BEAT
+
+    async def after(self, mark: str | None) -> JobEvents:
+        """The piece behind a mark."""
+        return await self._feed.missed(self._name, mark)
+
+    def _lasts(self) -> bool:
+        """Whether its time is not over, and its key still good."""
+        return self._call.app.clock.monotonic() < self._over_at and self._call.still()
+
+    def _shown(self, piece: JobEvents) -> bytes:
+        """The events of a piece, and with the last of them where that leads to; nothing, where there are none."""
+        parts = [_GAP] if piece.gap else []
+        parts += [self._event(each) for each in self._told.new(piece.endings) if self._wants(each)]
+        if not parts:
+            return b""
+        return b"".join([*parts[:-1], b"id: " + piece.bookmark.encode() + b"\n", parts[-1]])
+
+    def _wants(self, ending: JobEvent) -> bool:
+        return (
+            _kind(ending) in self._kinds
+            and (not self._queues or ending.queue in self._queues)
+            and (not self._tasks or ending.task in self._tasks)
+            and (not self._jobs or ending.job_id in self._jobs)
+            and self._call.caller.allows(ending.queue)
+        )
+
+    def _event(self, ending: JobEvent) -> bytes:
+        document = event_document(ending, hides=self._hides)
+        return b"event: " + _kind(ending).encode() + b"\ndata: " + _encode(document) + b"\n\n"
+
+
+_GAP = b'event: gap\ndata: {"detail": "some of what happened since that id is not known any more"}\n\n'
+
+
+def _position(bookmark: str) -> bytes:
+    """What only says where to go on."""
+    return b"id: " + bookmark.encode() + b"\n\n"
+
+
+def _kind(ending: JobEvent) -> str:
+    return ending.state.value if ending.state.value in KINDS else "failed"
+
+
+def event_document(ending: JobEvent, *, hides: bool) -> EventDocument:
+    """An ending as it is told."""
+    began = ending.started_at_us
+    return EventDocument(
+        id=ending.job_id,
+        task=ending.task,
+        queue=ending.queue,
+        state=ending.state,
+        attempt=ending.attempt,
+        worker=ending.worker,
+        reason=ending.reason,
+        error=None if hides else ending.error,
+        at=timestamp(ending.ended_at_us),
+        seconds=None if began is None else max(0, ending.ended_at_us - began) / 1e6,
+    )
+
+
+def _job_id(value: Any, field: str) -> str:
+    found = parse_id(value)
+    if found is None:
+        raise Invalid(field, value, "give a job's id")
+    return found
+
+
+_ID = "^(?:[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}|[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25})$"
+_TYPE = next(field for field in FILTERS if field.name == "type")
+_LAST = Field(
+    name="Last-Event-ID",
+    schema={"type": "string", "maxLength": 8000},
+    doc="The `id` of the last event: go on behind it.",
+    check=lambda value, field: value,
+)
+_EXAMPLE = {
+    "id": ID,
+    "type": "email.send",
+    "queue": "default",
+    "status": "succeeded",
+    "attempt": 1,
+    "worker": "w-7c1f",
+    "reason": None,
+    "error": None,
+    "at": "2030-01-31T08:00:00.000000Z",
+    "seconds": 0.25,
+}
+
+OPERATIONS = (
+    Operation(
+        name="follow",
+        method="GET",
+        path="/v1/events",
+        scope="read",
+        group="Events",
+        summary="Follow what happens: a stream of server-sent events",
+        doc="Endings and failed attempts, as they come; the data of each is a document like this one. "
+        "[Following what happens](events.md) says what is promised.",
+        handler=follow,
+        query=(
+            Field(
+                name="event",
+                schema={"type": "string", "enum": list(KINDS)},
+                doc="Events of this kind; several: of any of them.",
+                check=choice(*KINDS),
+                example="dead",
+                many=True,
+            ),
+            msgspec.structs.replace(QUEUE, many=True, doc="Jobs of this queue; several: of any of them."),
+            _TYPE,
+            Field(
+                name="job_id",
+                schema={"type": "string", "pattern": _ID},
+                doc="This job; several: any of them.",
+                check=_job_id,
+                many=True,
+            ),
+        ),
+        headers=(_LAST,),
+        answers={200: Answered(EventDocument, "Events, until somebody ends the stream.", _EXAMPLE, stream=True)},
+        refusals=(429,),
+    ),
+)

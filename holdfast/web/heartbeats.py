@@ -1,0 +1,116 @@
+"""Keeping what was claimed over HTTP, until it is settled: the beat of a worker in any language, and its leaving."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.core.lifecycle import Released
+from holdfast.core.models import LeaseStatus
+from holdfast.views.documents import ID, Counted
+from holdfast.web.claims import OrderWord, lease_for, pulse_of
+from holdfast.web.fields import Form
+from holdfast.web.lease_tokens import ABOUT, LEASE, LEASES, WORKER, about, standings, worker_of
+from holdfast.web.remote_workers import RemoteEnding
+from holdfast.web.responses import ApiResponse, document
+from holdfast.web.routing import Operation, RequestContext, ResponseSpec
+
+
+class LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one lease."""
+
+    id: Annotated[str, Meta(description="Of the job.", examples=[ID])]
+    verdict: Annotated[
+        LeaseStatus,
+        Meta(
+            description="`held`: it is the worker's for another `lease`. `cancel`: that too, but an operator wants the "
+            "job stopped: stop it and settle it as `cancelled`. `lost`: the job is somebody else's: stop it, and do "
+            "not settle it."
+        ),
+    ]
+
+
+class HeartbeatAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The leases in the order of the request, and what is asked of the worker."""
+
+    leases: list[LeaseAnswer]
+    lease: Annotated[float, Meta(description="Seconds for which what is held is the worker's now.")]
+    order: OrderWord
+
+
+class Left(msgspec.Struct, frozen=True):
+    """The worker is forgotten."""
+
+    released: Annotated[Counted, Meta(description="Jobs it had in hand, and that others can take now.")]
+
+
+EXTEND = Form(
+    name="ExtendRequest",
+    doc="What a worker has in hand. Whoever has nothing says so, and stays listed.",
+    fields=(WORKER, LEASES, LEASE, *ABOUT),
+)
+LEAVE = Form(
+    name="LeaveRequest",
+    doc="A worker that stops, and the jobs it gives back: what it does not name stays its own until the lease ends.",
+    fields=(WORKER, LEASES),
+)
+
+
+async def extend(call: RequestContext) -> ApiResponse:
+    """Beat: extend the worker's leases, and hear what is asked of it."""
+    worker, span = worker_of(call), lease_for(call)
+    await call.fleet.sweep()
+    store = await call.app.opened()
+    stands = await standings(store, worker, call.body["leases"])
+    held = [stand.lease for stand in stands if stand.held]
+    beat = await call.fleet.beat(pulse_of(call, about(call)), held, span)
+    verdicts = dict(zip(held, beat.held, strict=True))
+    kept = [LeaseAnswer(id=each.lease.job_id, verdict=verdicts.get(each.lease, LeaseStatus.LOST)) for each in stands]
+    return document(200, HeartbeatAnswer(leases=kept, lease=span.total_seconds(), order=beat.order))
+
+
+async def leave(call: RequestContext) -> ApiResponse:
+    """Give back what the worker has in hand, and forget it."""
+    worker = worker_of(call)
+    store = await call.app.opened()
+    stands = await standings(store, worker, call.body["leases"])
+    endings = [RemoteEnding(each.job, Released()) for each in stands if each.held and each.job is not None]
+    answers = await call.fleet.settle(worker, endings)
+    released = [answer.job_id for answer in answers if answer.accepted]
+    call.changed += released
+    await store.leave(worker)
+    call.fleet.forget(worker)
+    return document(200, Left(len(released)))
+
+
+_KEPT: dict[str, Any] = {"leases": [{"id": ID, "verdict": "held"}], "lease": 30.0, "order": "none"}
+OPERATIONS = (
+    Operation(
+        name="extend",
+        method="POST",
+        path="/v1/claims/extend",
+        scope="work",
+        group="Work",
+        summary="Keep jobs in hand, and hear of cancellations and orders",
+        doc="At least every third of a lease. It is also what keeps a worker in the list of workers.",
+        handler=extend,
+        quiet=True,
+        body=EXTEND,
+        batch=True,
+        answers={200: ResponseSpec(HeartbeatAnswer, "What became of each lease, in their order.", _KEPT)},
+    ),
+    Operation(
+        name="leave",
+        method="POST",
+        path="/v1/claims/leave",
+        scope="work",
+        group="Work",
+        summary="Give jobs back and stop",
+        handler=leave,
+        body=LEAVE,
+        batch=True,
+        answers={200: ResponseSpec(Left, "How many jobs were given back.", {"released": 1})},
+    ),
+)

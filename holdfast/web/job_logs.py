@@ -1,0 +1,155 @@
+"""Log lines of running jobs, from workers in any language: what a handler of ours says through its context."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.core.errors import Invalid
+from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.models import Lease
+from holdfast.tasks.job_logger import LEVELS, said
+from holdfast.web.fields import Field, Form, an_object, array_of, choice, number
+from holdfast.web.lease_tokens import SAMPLE, TOKEN_SCHEMA, WORKER, lease_of, standings, worker_of
+from holdfast.web.responses import ApiResponse, document
+from holdfast.web.routing import Operation, RequestContext, ResponseSpec
+
+_AGO_MOST = 86_400
+_LINES_MOST = 100
+_NUMBER_MOST = 1_000_000
+
+
+class KeptLines(msgspec.Struct, frozen=True):
+    """What became of the lines."""
+
+    kept: Annotated[bool, Meta(description="false: the lease is lost, and so are the lines.")]
+    dropped: Annotated[int, Meta(description="Lines whose number is over the setting `job_lines`.", ge=0)]
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise Invalid(field, value, "give text")
+    return value
+
+
+def _ago(value: Any, field: str) -> timedelta:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _AGO_MOST:
+        raise Invalid(field, value, f"give seconds from 0 to {_AGO_MOST}")
+    return timedelta(seconds=value)
+
+
+LINE = Form(
+    name="WorkerLine",
+    doc="A line that a handler logs.",
+    fields=(
+        Field(
+            name="number",
+            schema={"type": "integer", "minimum": 1, "maximum": _NUMBER_MOST},
+            doc="Among the lines of its attempt, from 1: the same number again is the same line.",
+            check=number(1, _NUMBER_MOST),
+            example=1,
+            required=True,
+        ),
+        Field(
+            name="text",
+            schema={"type": "string"},
+            doc="What it says; cut at `job_line_size`.",
+            check=_text,
+            example="fetched",
+            required=True,
+        ),
+        Field(
+            name="level",
+            schema={"type": "string", "enum": list(LEVELS), "default": "info"},
+            doc="How much it matters.",
+            check=choice(*LEVELS),
+            example="info",
+        ),
+        Field(
+            name="fields",
+            schema={"type": "object"},
+            doc="More of it, for programs.",
+            check=an_object,
+            example={"rows": 3},
+        ),
+        Field(
+            name="ago",
+            schema={"type": "number", "minimum": 0, "maximum": _AGO_MOST},
+            doc="Seconds since it was said.",
+            check=_ago,
+            example=0,
+        ),
+    ),
+)
+SAY = Form(
+    name="LinesRequest",
+    doc="Log lines of one running job.",
+    fields=(
+        WORKER,
+        Field(
+            name="token",
+            schema=TOKEN_SCHEMA,
+            doc="Of the job's lease.",
+            check=lease_of,
+            example=SAMPLE,
+            required=True,
+        ),
+        Field(
+            name="lines",
+            schema={
+                "type": "array",
+                "minItems": 1,
+                "maxItems": _LINES_MOST,
+                "items": {"$ref": "#/components/schemas/WorkerLine"},
+            },
+            doc="In their order.",
+            check=array_of(an_object, _LINES_MOST),
+            example=[{"number": 1, "text": "fetched", "fields": {"rows": 3}}],
+            required=True,
+        ),
+    ),
+    inner=(LINE,),
+)
+
+
+async def say(call: RequestContext) -> ApiResponse:
+    """Keep log lines with a job that the worker has in hand, or has just settled as succeeded."""
+    lease: Lease = call.body["token"]
+    read = [LINE.read(each, f"lines[{place}].") for place, each in enumerate(call.body["lines"])]
+    settings = call.app.settings
+    new = [
+        NewLine(
+            each["number"],
+            each.get("ago", timedelta(0)),
+            *said(each.get("level", "info"), each["text"], each.get("fields", {}), settings.job_line_size),
+        )
+        for each in sorted(read, key=lambda line: int(line["number"]))
+        if each["number"] <= settings.job_lines
+    ]
+    store = await call.app.opened()
+    (stand,) = await standings(store, worker_of(call), [lease])
+    job = stand.job
+    own = job is not None and job.worker == worker_of(call) and job.claims == lease.claims
+    kept = own and (not new or (await store.record([Record(lease, new)]))[0])
+    call.changed += [lease.job_id] if kept else []
+    return document(200, KeptLines(kept, len(read) - len(new)))
+
+
+OPERATIONS = (
+    Operation(
+        name="say",
+        method="POST",
+        path="/v1/claims/lines",
+        scope="work",
+        group="Work",
+        summary="Keep log lines with a running job",
+        doc="Before it is settled: afterwards only success still takes lines. To send them again is harmless.",
+        handler=say,
+        body=SAY,
+        batch=True,
+        answers={200: ResponseSpec(KeptLines, "What became of them.", {"kept": True, "dropped": 0})},
+    ),
+)

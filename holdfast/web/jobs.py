@@ -1,0 +1,264 @@
+"""Looking at jobs: one with its story, pages of them, why one does not run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.core.errors import Busy, NotFound, TooBroad
+from holdfast.core.models import TERMINAL, Job, JobFilter, JobState
+from holdfast.core.validation import check_key
+from holdfast.telemetry.traces import trace_id_of
+from holdfast.views.documents import (
+    HTTP_NAMES,
+    ID,
+    AttemptDocument,
+    JobDocument,
+    JobId,
+    LineDocument,
+    attempt_document,
+    line_document,
+)
+from holdfast.views.explain import Explanation, explain, known
+from holdfast.views.filters import Filters
+from holdfast.web.examples import JOB
+from holdfast.web.fields import CURSOR, FILTERS, PAGING, Field, count
+from holdfast.web.principal import unauthorized
+from holdfast.web.responses import ApiRequest, ApiResponse, Refusal, document
+from holdfast.web.routing import Operation, RequestContext, ResponseSpec
+
+LINES, LINES_MOST = 200, 1000  # log lines on a page: unless asked for others, and at most
+WAIT_MOST = 60
+"""Seconds a client may wait for a job to end."""
+_AT_ONCE = 50  # jobs read together
+_PAGE_MOST = 4 * 1024 * 1024  # characters of payloads and results after which a page ends
+_PAGE_FOR = 0.5  # seconds after which a page ends with what was found
+_LOOK = 5.0  # seconds between looks at a job that is waited for: what a lost wake-up costs at most
+
+
+class JobStory(JobDocument, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """A job with its attempts that did not succeed."""
+
+    history: Annotated[list[AttemptDocument], Meta(description="Attempts that did not succeed, oldest first.")]
+    trace_id: Annotated[str | None, Meta(description="The trace that it was submitted in.")]
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    """Newest first."""
+
+    jobs: list[JobDocument]
+    cursor: Annotated[str | None, Meta(description="Continues the listing; null: that was all.")]
+
+
+class LinePage(msgspec.Struct, frozen=True):
+    """Oldest first."""
+
+    lines: list[LineDocument]
+    cursor: Annotated[str | None, Meta(description="Continues the listing; null: that was all.")]
+
+
+class Reasons(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """Why a job is where it is."""
+
+    id: JobId
+    state: JobState
+    reasons: Annotated[list[Explanation], Meta(description="The most telling first; never empty.", min_length=1)]
+
+
+async def find_job(call: RequestContext, reference: str) -> Job:
+    """The job a path names: by id, or by ``key:NAME``. One of a queue that is not the caller's is not there."""
+    if reference.startswith("key:"):
+        check_key(reference.removeprefix("key:"), "id")
+    job = await call.app.get(reference)
+    if not call.caller.allows(job.queue):
+        raise NotFound(f"there is no job {reference}")
+    return job
+
+
+async def story(call: RequestContext, job: Job) -> JobStory:
+    """Everything about one job."""
+    attempts = call.redaction.attempts(job, await call.app.attempts(job.id)) if job.claims else []
+    told = msgspec.structs.asdict(call.shown(job))
+    history = [attempt_document(each) for each in attempts]
+    return JobStory(**told, history=history, trace_id=trace_id_of(job))
+
+
+async def show(call: RequestContext) -> ApiResponse:
+    """One job, at once or when it has ended."""
+    job = await find_job(call, call.path["job_id"])
+    wait = call.query.get("wait", 0)
+    if wait and job.state not in TERMINAL:
+        with call.waiting.entered(call.caller):
+            job = await _ended(call, job, wait)
+    return document(200, await story(call, job))
+
+
+async def _ended(call: RequestContext, job: Job, most: float) -> Job:
+    """The job when it has ended, or as it stands after so many seconds, or once nobody is there any more."""
+    store = await call.app.opened()
+    clock = call.app.clock
+    deadline = clock.monotonic() + most
+    gone = asyncio.create_task(disconnected(call.request))
+    try:
+        while job.state not in TERMINAL and not gone.done():
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                break
+            await store.wait([f"job:{job.id}"], timeout=min(left, _LOOK))
+            if not call.still():
+                raise unauthorized()
+            job = await call.app.get(job.id)
+    finally:
+        gone.cancel()
+    return job
+
+
+async def disconnected(request: ApiRequest) -> None:
+    """Return when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def find(call: RequestContext) -> ApiResponse:
+    """A page of jobs."""
+    query = dict(call.query)
+    limit, cursor = query.pop("limit", 50), query.pop("cursor", None)
+    return document(200, await page_of(call, await chosen(call, query), limit, cursor))
+
+
+async def page_of(call: RequestContext, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
+    """At most so many jobs. A page of long payloads, or one that takes long to find, ends early: it would hold up
+    everybody else's requests."""
+    jobs: list[JobDocument] = []
+    size, until = 0, call.app.clock.monotonic() + _PAGE_FOR
+    while True:
+        try:
+            page = await call.app.find(where, limit=min(limit - len(jobs), _AT_ONCE), cursor=cursor)
+        except (TooBroad, Busy):
+            if not jobs:
+                raise
+            return JobPage(jobs, cursor)
+        cursor = page.cursor
+        jobs += [call.shown(job) for job in page.jobs]
+        size += sum(len(job.payload) + len(job.result or "") for job in page.jobs)
+        if cursor is None or len(jobs) == limit or size >= _PAGE_MOST or call.app.clock.monotonic() > until:
+            return JobPage(jobs, cursor)
+
+
+async def chosen(call: RequestContext, said: Mapping[str, object], states: tuple[JobState, ...] = ()) -> JobFilter:
+    """The filter that a query or a body says, within the caller's queues; ``states`` where it names none."""
+    if "error" in said:
+        _check_errors_told(call)
+    names = {"status": "state", "type": "task"}
+    filters = msgspec.convert({names.get(name, name): value for name, value in said.items()}, Filters)
+    where = await filters.build(call.app, states)
+    return msgspec.structs.replace(where, queue=call.caller.own_queue(where.queue))
+
+
+def _check_errors_told(call: RequestContext) -> None:
+    """Refuse who may not see error texts, or not whole: which of them match tells letter by letter what they say."""
+    if call.redaction.hides:
+        detail = "jobs cannot be chosen by their error: it may quote what the setting redacted hides"
+    elif not call.caller.may("read"):
+        detail = "choosing jobs by their error needs the scope read"
+    else:
+        return
+    raise Refusal(403, "forbidden", detail, "choose by reason, type, tag, worker or time")
+
+
+async def lines(call: RequestContext) -> ApiResponse:
+    """A page of what a job has logged."""
+    job = await find_job(call, call.path["job_id"])
+    page = await call.app.lines(job.id, limit=call.query.get("limit", LINES), cursor=call.query.get("cursor"))
+    shown = call.redaction.lines(job, page.lines)
+    return document(200, LinePage([line_document(line) for line in shown], page.cursor))
+
+
+async def why(call: RequestContext) -> ApiResponse:
+    """Why a job is where it is."""
+    job = await find_job(call, call.path["job_id"])
+    seen = msgspec.structs.replace(await known(call.app, job), discreet=call.caller.limited)
+    reasons = list(explain(call.redaction.job(job), seen))
+    return document(200, Reasons(id=job.id, state=job.state, reasons=reasons))
+
+
+_WAIT = Field(
+    name="wait",
+    schema={"type": "integer", "minimum": 0, "maximum": WAIT_MOST, "default": 0},
+    doc="Answer when the job has ended, at the latest after this many seconds.",
+    check=count(0, WAIT_MOST),
+    example=0,
+)
+_LINES = Field(
+    name="limit",
+    schema={"type": "integer", "minimum": 1, "maximum": LINES_MOST, "default": LINES},
+    doc="Lines on this page.",
+    check=count(1, LINES_MOST),
+    example=LINES,
+)
+_LINE = {
+    "attempt": 1,
+    "claims": 1,
+    "at": "2030-01-31T08:00:00.000000Z",
+    "level": "info",
+    "text": "fetched",
+    "fields": {"rows": 3},
+}
+_BEHIND = {"code": "behind", "text": "it waits behind 4 jobs of queue default", "remedy": "start more workers"}
+
+OPERATIONS = (
+    Operation(
+        name="list_jobs",
+        method="GET",
+        path="/v1/jobs",
+        scope="read",
+        group="Jobs",
+        summary="List jobs",
+        doc="Newest first. Every filter that is given must match. A page of long payloads, or that takes long to find, "
+        "ends before its limit: `cursor` says whether there is more.",
+        handler=find,
+        query=(*FILTERS, *PAGING),
+        answers={200: ResponseSpec(JobPage, "A page.", {"jobs": [JOB], "cursor": None})},
+    ),
+    Operation(
+        name="show_job",
+        method="GET",
+        path="/v1/jobs/{job_id}",
+        scope="read",
+        group="Jobs",
+        summary="Show a job",
+        doc="With its result, and the attempts that did not succeed. With `wait` the answer comes when it has ended.",
+        handler=show,
+        query=(_WAIT,),
+        answers={200: ResponseSpec(JobStory, "The job.", JOB | {"history": [], "trace_id": None})},
+        refusals=(404, 429),
+    ),
+    Operation(
+        name="list_lines",
+        method="GET",
+        path="/v1/jobs/{job_id}/lines",
+        scope="read",
+        group="Jobs",
+        summary="List the log lines of a job",
+        doc="What its handler logged by `context.log`, of all attempts, oldest first.",
+        handler=lines,
+        query=(_LINES, CURSOR),
+        answers={200: ResponseSpec(LinePage, "A page.", {"lines": [_LINE], "cursor": None})},
+        refusals=(404,),
+    ),
+    Operation(
+        name="why",
+        method="GET",
+        path="/v1/jobs/{job_id}/why",
+        scope="read",
+        group="Jobs",
+        summary="Say why a job is where it is",
+        handler=why,
+        answers={200: ResponseSpec(Reasons, "The reasons.", {"id": ID, "status": "queued", "reasons": [_BEHIND]})},
+        refusals=(404,),
+    ),
+)

@@ -1,0 +1,202 @@
+"""What a worker over HTTP shows of itself and of its jobs: its id, the tokens of its leases, and how it is doing.
+
+A token says which lease is meant and nothing else: whatever is to be decided is read from the store. Nobody needs to
+guess that a forged one does no harm: a lease counts only for the worker that the store says has it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.core.errors import Invalid
+from holdfast.core.models import Job, JobState, Lease
+from holdfast.core.validation import check_name, check_worker_id
+from holdfast.stores.base import Store
+from holdfast.tasks.codec import Words
+from holdfast.web.fields import Field, array_of, number, text
+from holdfast.web.routing import RequestContext
+
+MOST = 1000
+"""Leases one request may be about."""
+_TOKEN_MOST = 1000
+_CLAIMS_MOST = (1 << 53) - 1
+_LEASE_MOST = 86_400
+_ID_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$"
+SAMPLE = "MS4wMTkzZTRhMC0xYzJmLTdhMzUtOWQzYi01ZjBhNGMxZTJiNzc"
+
+Token = Annotated[str, Meta(description="Stands for the lease; of no other meaning.", examples=[SAMPLE])]
+
+
+# ── tokens ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def token_of(lease: Lease) -> str:
+    """How a lease is named over HTTP."""
+    return base64.urlsafe_b64encode(f"{lease.claims}.{lease.job_id}".encode()).rstrip(b"=").decode()
+
+
+def lease_of(token: Any, field: str) -> Lease:
+    """The lease that a token stands for; Invalid for what no claim ever gave."""
+    padded = text(1, _TOKEN_MOST)(token, field)
+    try:
+        data = base64.b64decode(padded + "=" * (-len(padded) % 4), altchars=b"-_", validate=True)
+        claims, point, job_id = data.decode().partition(".")
+    except (binascii.Error, ValueError):
+        claims = point = job_id = ""
+    if not (point and job_id and claims.isascii() and claims.isdecimal() and len(claims) <= 16):
+        raise Invalid(field, token, "give a token as a claim gave it")
+    if int(claims) > _CLAIMS_MOST or "\0" in job_id:
+        raise Invalid(field, token, "give a token as a claim gave it")
+    return Lease(job_id, int(claims))
+
+
+def check_once(leases: Sequence[Lease], field: str) -> None:
+    """Refuse a lease that is named twice: its two answers would contradict one another."""
+    seen: set[Lease] = set()
+    for place, lease in enumerate(leases):
+        if lease in seen:
+            raise Invalid(field.format(place), Words("this lease"), "name each lease once", "is named twice")
+        seen.add(lease)
+
+
+# ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def worker_of(call: RequestContext) -> str:
+    """What the worker is called in the store: its own id behind that of its key, so that whatever another key says
+    concerns another worker."""
+    own: str = call.body["worker"]
+    return own if call.caller.key is None else f"{call.caller.key}.{own}"
+
+
+class LeaseRecord(msgspec.Struct, frozen=True):
+    """A lease that was shown, the job it is about, and whether the worker has it."""
+
+    lease: Lease
+    job: Job | None
+    held: bool
+
+
+async def standings(store: Store, worker: str, leases: Sequence[Lease]) -> list[LeaseRecord]:
+    """How these leases stand, in their order. ``held``: as far as can be seen; the store has the last word."""
+    jobs = await store.outlines([lease.job_id for lease in leases])
+    return [
+        LeaseRecord(lease, job, job is not None and _has(job, worker, lease))
+        for lease, job in zip(leases, jobs, strict=True)
+    ]
+
+
+def _has(job: Job, worker: str, lease: Lease) -> bool:
+    return job.state is JobState.RUNNING and job.claims == lease.claims and job.worker == worker
+
+
+# ── fields ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _worker_id(value: Any, field: str) -> str:
+    text(1, 40)(value, field)
+    return check_worker_id(field, value)
+
+
+def _seconds(value: Any, field: str) -> timedelta:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= _LEASE_MOST:
+        raise Invalid(field, value, f"give seconds from 1 to {_LEASE_MOST}")
+    return timedelta(seconds=value)
+
+
+def tokens(value: Any, field: str) -> list[Lease]:
+    """Tokens of leases, each once; none at all is fine."""
+    leases = [] if value == [] else array_of(lease_of, MOST)(value, field)
+    check_once(leases, field + "[{}]")
+    return leases
+
+
+def _count(name: str, doc: str, most: int = 1_000_000_000) -> Field:
+    schema = {"type": "integer", "minimum": 0, "maximum": most}
+    return Field(name=name, schema=schema, doc=doc, check=number(0, most))
+
+
+TOKEN_SCHEMA = {"type": "string", "minLength": 1, "maxLength": _TOKEN_MOST, "pattern": "^[A-Za-z0-9_-]+$"}
+WORKER = Field(
+    name="worker",
+    schema={"type": "string", "pattern": _ID_PATTERN},
+    doc="The worker's id: one of its own for each start, never the host's name alone.",
+    check=_worker_id,
+    example="js-7c1f",
+    required=True,
+)
+LEASE = Field(
+    name="lease",
+    schema={"type": "number", "minimum": 1, "maximum": _LEASE_MOST},
+    doc="Seconds from now for which the jobs are the worker's; the setting `lease` where nothing is said.",
+    check=_seconds,
+    example=30,
+)
+LEASES = Field(
+    name="leases",
+    schema={"type": "array", "maxItems": MOST, "items": TOKEN_SCHEMA},
+    doc="The tokens of all the jobs it has in hand.",
+    check=tokens,
+    example=[SAMPLE],
+    required=True,
+)
+ABOUT = (
+    Field(
+        name="host",
+        schema={"type": "string", "minLength": 1, "maxLength": 100},
+        doc="Where it runs, or what it is called, for who lists workers; its address where nothing is said.",
+        check=text(1, 100),
+        example="app-1",
+    ),
+    _count("pid", "Its process.", (1 << 31) - 1),
+    _count("concurrency", "How many jobs it runs at once.", 1_000_000),
+    _count("running", "How many it has in hand now.", 1_000_000),
+    _count("succeeded", "How many it has done; counted here where nothing is said."),
+    _count("failed", "How many have failed; counted here where nothing is said."),
+)
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says of itself."""
+
+    host: str
+    pid: int = 0
+    concurrency: int = 0
+    running: int = 0
+    succeeded: int | None = None
+    failed: int | None = None
+
+
+def about(call: RequestContext) -> About:
+    """What the request says of its worker."""
+    said = {field.name: call.body[field.name] for field in ABOUT if field.name in call.body}
+    return About(**{"host": call.request.client or "unknown", **said})
+
+
+# ── queues ────────────────────────────────────────────────────────────────────────────────────────────────────────
+EVERY = "*"
+_NAMING = 100
+"""Jobs of a state that are looked at for the names of queues. What waits always names its queue; what ended of late
+does so that who waits hears at once when there is more."""
+
+
+def queue_or_star(name: Any, field: str) -> str:
+    """A queue's name, or ``*`` for every queue."""
+    return EVERY if name == EVERY else check_name(field, name)
+
+
+async def own_wants(call: RequestContext, wants: dict[str, int]) -> dict[str, int]:
+    """What is wanted, within the caller's queues: a star stands for these alone. A queue that is named and not theirs
+    is refused."""
+    for name in wants:
+        if name != EVERY:
+            call.caller.check_queue(name)
+    if EVERY not in wants or not call.caller.limited:
+        return wants
+    named = [pattern for pattern in call.caller.queues if not set(pattern) & set("*?[")]
+    patterned = len(named) < len(call.caller.queues)
+    queues = await call.app.queues(most=_NAMING) if patterned else []
+    there = [each.name for each in queues if call.caller.allows(each.name)]
+    said = {name: slots for name, slots in wants.items() if name != EVERY}
+    return {**dict.fromkeys([*named, *there], wants[EVERY]), **said}

@@ -1,0 +1,59 @@
+"""Rates: a token bucket for each name, in bounded memory. Each process counts for itself."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import NamedTuple
+
+from holdfast.core.clock import Clock
+from holdfast.web.responses import Header, Refusal
+
+_NAMES_MOST = 10_000
+
+
+class TokenGrant(NamedTuple):
+    """What became of asking for a token."""
+
+    allowed: bool
+    left: int
+    wait: float  # seconds until there is one, where there was none
+
+
+class Rate:
+    """So many a second, and ``burst`` at once. Of many names the least recently seen are forgotten: their bucket is
+    full again, as it would be after a while."""
+
+    def __init__(self, what: str, per_second: float, burst: int, clock: Clock) -> None:
+        self.what = what
+        self._per_second = per_second
+        self._burst = burst
+        self._clock = clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when there were so many
+
+    def take(self, name: str) -> TokenGrant:
+        """Take a token of this name's, if there is one."""
+        now = self._clock.monotonic()
+        tokens, at = self._buckets.pop(name, (float(self._burst), now))
+        tokens = min(self._burst, tokens + (now - at) * self._per_second)
+        allowed = tokens >= 1
+        self._buckets[name] = (tokens - allowed, now)
+        if len(self._buckets) > _NAMES_MOST:
+            self._buckets.popitem(last=False)
+        return TokenGrant(allowed, int(tokens - allowed), 0.0 if allowed else (1 - tokens) / self._per_second)
+
+    def headers(self, taken: TokenGrant) -> tuple[Header, Header]:
+        """How an answer tells of it."""
+        window = math.ceil(self._burst / self._per_second)  # in which an empty bucket fills
+        policy = f'"{self.what}";q={self._burst};w={window}'
+        return (
+            (b"ratelimit-policy", policy.encode()),
+            (b"ratelimit", f'"{self.what}";r={taken.left};t={math.ceil(taken.wait)}'.encode()),
+        )
+
+    def refusal(self, taken: TokenGrant, detail: str = "") -> Refusal:
+        """What is told where there was no token."""
+        seconds = max(1, math.ceil(taken.wait))
+        detail = detail or f"these are more requests than one {self.what} may make"
+        retry = (b"retry-after", str(seconds).encode())
+        return Refusal(429, "too_many_requests", detail, f"try again in {seconds} s", retry)

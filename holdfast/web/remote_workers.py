@@ -1,0 +1,179 @@
+"""The workers over HTTP that one process serves: who waits for jobs, how they are doing, and what is swept for them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.app import Holdfast
+from holdfast.core.errors import HoldfastError
+from holdfast.core.events import Event, JobDead, JobFailed, JobSucceeded
+from holdfast.core.lifecycle import Failed, Outcome, Released, decide
+from holdfast.core.metric_events import BatchSettled
+from holdfast.core.models import (
+    HeartbeatReply,
+    Job,
+    JobState,
+    Lease,
+    Settled,
+    Settlement,
+    WorkerCommand,
+    WorkerHeartbeat,
+)
+from holdfast.worker.context import WorkerContext
+from holdfast.worker.policy import Unfit, backoff_of
+from holdfast.worker.reporting import dead_letters, measure_settled, tell_lost, tell_rest, tell_success
+from holdfast.worker.sweeper import Sweeper
+
+_KNOWN_MOST = 10_000  # workers that are remembered
+_TIMED: tuple[type[Event], ...] = (BatchSettled, JobDead, JobFailed, JobSucceeded)
+"""What tells how long an attempt took: nobody is asked for the time who does not listen."""
+_LOCKED = (0.05, 0.1, 0.2, 0.4)  # seconds between looks at jobs that somebody else's transaction holds
+
+
+class RemoteWorker:
+    """What this process remembers of a worker. Nothing depends on it: another process may serve its next request."""
+
+    __slots__ = ("beaten_at", "failed", "order", "queues", "succeeded")
+
+    def __init__(self) -> None:
+        self.queues = ""  # not said yet
+        self.succeeded = 0
+        self.failed = 0
+        self.beaten_at: float | None = None
+        self.order = WorkerCommand.NONE
+
+
+class RemoteEnding(msgspec.Struct, frozen=True):
+    """A job in hand and what its attempt came to."""
+
+    job: Job
+    outcome: Outcome
+
+
+class RemoteWorkers:
+    """Made for one ``Api``."""
+
+    def __init__(self, app: Holdfast) -> None:
+        self.app = app
+        self._known: dict[str, RemoteWorker] = {}
+        self._unfit = Unfit(app)
+        self._rng = random.Random()
+        self._sweeping: asyncio.Task[None] | None = None
+        self._afterwards: set[asyncio.Task[None]] = set()
+
+    # ── who they are ──────────────────────────────────────────────────────────────────────────────────────────
+    def known(self, worker: str) -> RemoteWorker:
+        """What is remembered of this worker; the longest silent ones are forgotten."""
+        known = self._known.pop(worker, None) or RemoteWorker()
+        self._known[worker] = known
+        if len(self._known) > _KNOWN_MOST:
+            del self._known[next(iter(self._known))]
+        return known
+
+    def forget(self, worker: str) -> None:
+        """It has left."""
+        self._known.pop(worker, None)
+
+    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], lease_for: timedelta) -> HeartbeatReply:
+        """Register the worker and extend its leases."""
+        store = await self.app.opened()
+        beaten_at = self.app.clock.monotonic()
+        beat = await store.beat(pulse, leases, lease_for=lease_for)
+        known = self.known(pulse.worker)
+        known.beaten_at, known.order = beaten_at, beat.order
+        return beat
+
+    # ── what becomes of their jobs ────────────────────────────────────────────────────────────────────────────
+    def decided(self, ending: RemoteEnding) -> Settlement:
+        """What becomes of the job: decided as for a worker of ours."""
+        settings, job = self.app.settings, ending.job
+        backoff = backoff_of(job, self.app, settings) if isinstance(ending.outcome, Failed) else settings.retry
+        return decide(job, ending.outcome, backoff, self._rng)
+
+    async def settle(self, worker: str, endings: Sequence[RemoteEnding]) -> list[Settled]:
+        """Settle these jobs of a worker, and tell observers."""
+        if not endings:
+            return []
+        store = await self.app.opened()
+        endings = await self._with_deferred(endings)
+        settlements = [self.decided(each) for each in endings]
+        now_us = await store.now_us() if any(map(self.app.events.listens, _TIMED)) else 0
+        answers = await store.settle(settlements)
+        for pause in _LOCKED:
+            locked = [place for place, answer in enumerate(answers) if answer.locked]
+            if not locked:
+                break
+            await self.app.clock.sleep(pause)
+            for place, answer in zip(locked, await store.settle([settlements[each] for each in locked]), strict=True):
+                answers[place] = answer
+        succeeded: list[tuple[str, float]] = []
+        for ending, settlement, answer in zip(endings, settlements, answers, strict=True):
+            seconds = max(0, now_us - (ending.job.started_at_us or now_us)) / 1e6
+            if answer.accepted and answer.state is JobState.SUCCEEDED:
+                succeeded.append((ending.job.task, seconds))
+            if not answer.locked:
+                self._tell(worker, ending.job, settlement, answer, seconds)
+        if self.app.events.listens(BatchSettled):
+            measure_settled(self.app.events, len(endings), succeeded)
+        return answers
+
+    async def _with_deferred(self, endings: Sequence[RemoteEnding]) -> Sequence[RemoteEnding]:
+        """The endings, with jobs given back that another worker may run."""
+        unfit = {place: each.outcome for place, each in enumerate(endings) if Unfit.concerns(each.outcome, each.job)}
+        if not unfit:
+            return endings
+        jobs = [endings[place].job for place in unfit]
+        outcomes = await self._unfit.settled(jobs, list(unfit.values()), self.app.settings)
+        changed = dict(zip(unfit, map(RemoteEnding, jobs, outcomes), strict=True))
+        return [changed.get(place, each) for place, each in enumerate(endings)]
+
+    def _tell(self, worker: str, job: Job, settlement: Settlement, answer: Settled, seconds: float) -> None:
+        events, known = self.app.events, self.known(worker)
+        if not answer.accepted:
+            tell_lost(events, job, worker)
+        elif answer.state is JobState.SUCCEEDED:
+            known.succeeded += 1
+            tell_success(events, job, seconds)
+        else:
+            known.failed += answer.state in (JobState.FAILED, JobState.DEAD)
+            letters = dead_letters(self.app.settings, job.queue)
+            tell_rest(events, job, settlement, answer, seconds=seconds, dlq_key=letters)
+
+    async def give_back(self, worker: str, jobs: Sequence[Job]) -> None:
+        """Release jobs that nobody has begun. Where the store is away, their leases end."""
+        try:
+            await self.settle(worker, [RemoteEnding(job, Released()) for job in jobs])
+        except HoldfastError:
+            return
+
+    def later(self, deed: Coroutine[Any, Any, None]) -> None:
+        """Do this though nobody waits for it."""
+        task = asyncio.ensure_future(deed)
+        self._afterwards.add(task)
+        task.add_done_callback(self._afterwards.discard)
+
+    async def refuse(self, worker: str, jobs: Sequence[Job], tasks: frozenset[str]) -> None:
+        """Settle jobs whose task the worker does not know, as a worker of ours would."""
+        known = sorted(tasks)
+        endings = [RemoteEnding(job, self._unfit.unknown(job, known, self.app.settings)) for job in jobs]
+        try:
+            await self.settle(worker, endings)
+        except HoldfastError:
+            return
+
+    # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
+    async def sweep(self) -> None:
+        """From the first claim on, sweep as every worker of ours does: where none runs, nobody else would settle
+        expired leases."""
+        sweeping = self._sweeping
+        if sweeping is not None and not sweeping.done() and sweeping.get_loop() is asyncio.get_running_loop():
+            return
+        store = await self.app.opened()
+        sweeper = Sweeper(WorkerContext(self.app, self.app.settings, "api"), store)
+        self._sweeping = asyncio.create_task(sweeper.run(), name="holdfast-api-sweeper")

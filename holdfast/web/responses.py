@@ -1,0 +1,106 @@
+"""A request and its answer, free of any server's or framework's classes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import msgspec
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+JSON = b"application/json"
+PROBLEM = b"application/problem+json"
+TEXT = b"text/plain; charset=utf-8"
+STOPPING = "holdfast.stopping"
+"""The extension by which our server says that it stops: an event."""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+class ApiRequest:
+    """What a client asks. ``headers`` hold the first of each name; ``repeated`` names those that came more than once.
+    ``id`` is the client's own X-Request-Id where that is a sensible one; ``added`` goes to the answer's headers;
+    ``template`` is the path of the operation that was found; ``stopping`` is set when a server that says so stops;
+    ``over`` is called when nothing more is to be sent, however it ended."""
+
+    __slots__ = (
+        "added",
+        "client",
+        "headers",
+        "id",
+        "method",
+        "over",
+        "query",
+        "receive",
+        "repeated",
+        "segments",
+        "stopping",
+        "template",
+    )
+
+    def __init__(self, scope: Mapping[str, Any], receive: Receive, segments: tuple[str, ...]) -> None:
+        self.method: str = scope["method"]
+        self.query: bytes = scope.get("query_string", b"")
+        self.client: str = (scope.get("client") or ("",))[0]
+        self.receive = receive
+        self.stopping: asyncio.Event | None = (scope.get("extensions") or {}).get(STOPPING)
+        self.added: list[Header] = []
+        self.over: list[Callable[[], None]] = []
+        self.segments = segments
+        self.template: str | None = None
+        self.headers: dict[bytes, bytes] = {}
+        self.repeated: set[bytes] = set()
+        for name, value in scope["headers"]:
+            if name in self.headers:
+                self.repeated.add(name)
+            else:
+                self.headers[name] = value
+        said = self.headers.get(b"x-request-id")
+        self.id = said.decode() if said is not None and _REQUEST_ID.fullmatch(said) else new_request_id()
+
+
+def new_request_id() -> str:
+    """A name for a request that brought none."""
+    return os.urandom(8).hex()
+
+
+class ApiResponse(msgspec.Struct, frozen=True):
+    """What it is told."""
+
+    status: int
+    body: bytes = b""
+    media: bytes = JSON
+    headers: tuple[Header, ...] = ()
+
+
+class Streamed(ApiResponse, frozen=True, kw_only=True):
+    """One that is told bit by bit, until the chunks end, the client goes or the server stops."""
+
+    chunks: AsyncGenerator[bytes, None]
+
+
+class Refusal(Exception):
+    """A request that is refused for what it is as HTTP, before its meaning matters."""
+
+    def __init__(self, status: int, code: str, detail: str, remedy: str, *headers: Header) -> None:
+        super().__init__(detail)
+        self.status, self.code, self.detail, self.remedy, self.headers = status, code, detail, remedy, headers
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def document(status: int, value: Any, *headers: Header) -> ApiResponse:
+    """An answer of JSON."""
+    return ApiResponse(status, _encode(value), JSON, headers)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words for a sentence: ``a, b and c``."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

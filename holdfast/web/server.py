@@ -1,0 +1,225 @@
+"""The API as a process: its socket, event loop, signals and exit code, with uvicorn between socket and application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from holdfast.app import Holdfast
+from holdfast.core.clock import first
+from holdfast.core.errors import ConfigError, HoldfastError, StoreReplaced, Unavailable
+from holdfast.core.events import ApiStarted, ApiStopping
+from holdfast.core.validation import is_loopback, mask_url
+from holdfast.settings.settings import Settings
+from holdfast.telemetry.loop_lag import watched_loop
+from holdfast.web.asgi import Api
+from holdfast.web.settings_watch import settings_watched
+from holdfast.worker.stop_signals import StopRequest, StopRequests, handle_stop_signals, ignore_rest_of_burst
+
+if TYPE_CHECKING:
+    from uvicorn import Server
+
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+"""Any ASGI application."""
+
+_CHECK_EVERY = 2.0  # seconds
+_BACKLOG = 2048  # connections that may wait to be accepted
+
+
+def serve(app: Holdfast, settings: Settings, *, exposed: bool = False, site: Application | None = None) -> int:
+    """Serve the API until told to stop; the process's exit code.
+
+    ``site``: another ASGI application to serve, which has the API among its parts. Without keys only this host's own
+    addresses are served, unless ``exposed`` says that others are wanted.
+    """
+    _check_exposure(settings, exposed=exposed)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+        try:
+            loop.run(_until_told(app, settings, site))
+        finally:
+            ignore_rest_of_burst()
+    return 0
+
+
+def _check_exposure(settings: Settings, *, exposed: bool) -> None:
+    if not exposed and settings.keys_file is None and not is_loopback(settings.api_host):
+        raise ConfigError(
+            f"api_host: {settings.api_host} can be reached by others, and without keys anybody may do anything: "
+            "name a keys_file (`holdfast keys create`), listen on 127.0.0.1 behind a proxy that asks who they are, "
+            "or say --exposed"
+        )
+
+
+async def _until_told(app: Holdfast, settings: Settings, site: Application | None) -> None:
+    async with serving(app, settings, site=site, exposed=True) as served:
+
+        def stop(name: str) -> None:
+            if served.stop() is not StopRequest.DUPLICATE:
+                app.events.emit(ApiStopping(reason=name))
+
+        handle_stop_signals(stop)
+        ended, watching = asyncio.ensure_future(served.ended()), asyncio.create_task(_check_store_files(served.app))
+        try:
+            await first(ended, watching)
+        except StoreReplaced:
+            app.events.emit(ApiStopping(reason="store_replaced"))
+            raise
+        finally:
+            ended.cancel()
+            watching.cancel()
+
+
+async def _check_store_files(app: Holdfast) -> None:
+    """Raises ``StoreReplaced`` once the files of a SQLite store were removed or replaced."""
+    is_file = app.new_store().url.startswith("sqlite:")
+    while True:
+        await asyncio.sleep(_CHECK_EVERY)
+        if not is_file:
+            continue
+        try:
+            await (await app.opened()).durability()
+        except StoreReplaced:
+            raise
+        except HoldfastError:
+            continue  # requests tell of it
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    app: Holdfast, settings: Settings, *, site: Application | None = None, exposed: bool = False
+) -> AsyncIterator[Serving]:
+    """Serve the API in this event loop while the body runs; then let requests under way finish."""
+    _check_exposure(settings, exposed=exposed)
+    server_for = _server_maker(settings)
+    with contextlib.closing(_listening(settings)) as listener:
+        if site is None:
+            site = api = Api(app, checks_hosts=True)
+            app = api.app
+        server = server_for(site)
+        async with watched_loop(app.events), settings_watched(app), _held_open(app):
+            serving = Serving(app, server, _address(settings, listener), listener)
+            app.events.emit(
+                ApiStarted(
+                    address=serving.address, store=mask_url(app.new_store().url), keys=settings.keys_file is not None
+                )
+            )
+            try:
+                yield serving
+            finally:
+                await serving.finish()
+
+
+class Serving:
+    """A server at work."""
+
+    def __init__(self, app: Holdfast, server: Server, address: str, listener: socket.socket) -> None:
+        self.app = app
+        """The application whose store is open while it serves."""
+        self.address = address
+        self._server = server
+        self._stop_requests = StopRequests()
+        self._task = asyncio.create_task(server.serve(sockets=[listener]))
+
+    def stop(self) -> StopRequest:
+        """Lets requests under way finish. A second call more than a second later ends them at once."""
+        request = self._stop_requests.record()
+        self._server.force_exit = self._server.force_exit or request is StopRequest.REPEATED
+        self._server.should_exit = True
+        return request
+
+    async def ended(self) -> None:
+        """Return when it has stopped because it was told to; a server that ends by itself raises."""
+        await asyncio.shield(self._task)
+        if not self._server.should_exit:
+            raise HoldfastError("the HTTP server ended by itself")
+
+    async def finish(self) -> None:
+        """Stop, if that was not said yet, and wait until it has."""
+        if not self._server.should_exit:
+            self.stop()
+        await asyncio.gather(self._task, return_exceptions=True)
+        for each in getattr(self._server, "servers", ()):  # one that ended by itself has not let go of them
+            each.close()
+
+
+def _server_maker(settings: Settings) -> Callable[[Application], Server]:
+    """What makes uvicorn's server; ConfigError where uvicorn or a file of TLS is missing."""
+    try:
+        import httptools  # noqa: F401 - without it uvicorn parses in Python, at a third of the speed
+        import uvicorn
+
+        from holdfast.web.connection_limits import ConnectionLimits, bounded
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the HTTP server needs {error.name}; pip install 'holdfast[web]'") from None
+
+    class Quiet(uvicorn.Server):
+        """Leaves signals to us: its own way ends the process by the signal it got."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        raise ConfigError("tls_certificate, tls_key: TLS needs both, the certificate and its key")
+
+    def make(site: Application) -> Server:
+        config = uvicorn.Config(
+            site,
+            http=bounded(ConnectionLimits.of(settings)),
+            ws="none",
+            lifespan="off",  # the application is held open around the server
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=max(1, round(settings.keep_alive.total_seconds())),
+            timeout_graceful_shutdown=max(1, round(settings.grace.total_seconds())),
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key,
+        )
+        try:
+            config.load()
+        except OSError as error:
+            raise ConfigError(f"tls_certificate, tls_key: they cannot be used: {error}") from None
+        return Quiet(config)
+
+    return make
+
+
+def _listening(settings: Settings) -> socket.socket:
+    host, port = settings.api_host, settings.api_port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"api_host, api_port: cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+def _address(settings: Settings, listener: socket.socket) -> str:
+    scheme = "http" if settings.tls_certificate is None else "https"
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+@contextlib.asynccontextmanager
+async def _held_open(app: Holdfast) -> Any:
+    """Around the server: a store that is away is no reason not to start, its requests are answered 503."""
+    try:
+        await app.__aenter__()
+    except Unavailable:
+        try:
+            yield
+        finally:
+            await app.close()
+        return
+    try:
+        yield
+    finally:
+        await app.__aexit__()

@@ -1,0 +1,332 @@
+"""Settling over HTTP: what a worker in any language says of its jobs, as the outcomes that a worker of ours knows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.core.errors import Invalid
+from holdfast.core.lifecycle import UNFIT, Cancelled, Failed, Outcome, Released, Snoozed, Succeeded
+from holdfast.core.models import JobState, Lease, Reason, Settled, Settlement
+from holdfast.core.validation import check_span
+from holdfast.settings.settings import Settings
+from holdfast.tasks.codec import Words, encode_result
+from holdfast.views.documents import HTTP_NAMES, ID, Instant
+from holdfast.views.formatting import timestamp
+from holdfast.web.fields import Field, Form, an_object, array_of, as_it_is, choice, text
+from holdfast.web.lease_tokens import (
+    MOST,
+    SAMPLE,
+    TOKEN_SCHEMA,
+    WORKER,
+    LeaseRecord,
+    check_once,
+    lease_of,
+    standings,
+    worker_of,
+)
+from holdfast.web.remote_workers import RemoteEnding
+from holdfast.web.responses import ApiResponse, document
+from holdfast.web.routing import Operation, RequestContext, ResponseSpec
+from holdfast.worker.executors.outcome import storable, tail
+
+_FAILED = (Reason.ERROR, Reason.TIMEOUT, Reason.CRASHED)
+_DEAD = (Reason.NON_RETRYABLE, Reason.PAYLOAD, Reason.RESULT, Reason.NO_HANDLER)
+
+
+class Verdict(StrEnum):
+    """What became of a settlement."""
+
+    ACCEPTED = "accepted"
+    REPEATED = "repeated"
+    LOST = "lost"
+    LOCKED = "locked"
+
+
+class SettledJob(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """What became of one settlement."""
+
+    id: str
+    verdict: Annotated[
+        Verdict,
+        Meta(
+            description="`accepted`: written now. `repeated`: this lease has left the job so before: most likely it is "
+            "the answer to your first try that was lost. `lost`: the job is somebody else's, or settled otherwise; "
+            "nothing was changed. `locked`: another program's transaction holds the job; settle it again."
+        ),
+    ]
+    state: Annotated[JobState | None, Meta(description="Where the job stands now; null: it is gone.")]
+    run_at: Annotated[Instant | None, Meta(description="When it is tried again, where it is.")]
+
+
+class SettledBatch(msgspec.Struct, frozen=True):
+    """The settlements in the order of the request."""
+
+    jobs: list[SettledJob]
+
+
+# ── the body ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def _words(value: Any, field: str) -> str:
+    """Text of any length: what is kept of it is cut."""
+    if not isinstance(value, str):
+        raise Invalid(field, value, "give text")
+    return value
+
+
+def _delay(value: Any, field: str) -> timedelta:
+    if isinstance(value, bool):
+        raise Invalid(field, value, 'give seconds, or text with a unit such as "5m"')
+    return check_span(value, field)
+
+
+def _field(name: str, schema: Mapping[str, Any], doc: str, check: Callable[[Any, str], Any], example: Any) -> Field:
+    return Field(name=name, schema=schema, doc=doc, check=check, example=example)
+
+
+ERROR = Form(
+    name="WorkerError",
+    doc="Why an attempt failed.",
+    fields=(
+        _field(
+            "type", {"type": "string", "minLength": 1, "maxLength": 200}, "Its class.", text(1, 200), "ConnectionError"
+        ),
+        Field(
+            name="message",
+            schema={"type": "string"},
+            doc="In words; 4,096 characters are kept.",
+            check=_words,
+            example="connection refused",
+            required=True,
+        ),
+        _field(
+            "traceback",
+            {"type": "string"},
+            "Where; the last 16 KiB are kept.",
+            _words,
+            "at send (mail.js:7:3)",
+        ),
+    ),
+)
+
+
+def _error(value: Any, field: str) -> dict[str, Any]:
+    return ERROR.read(an_object(value, field), f"{field}.")
+
+
+OUTCOMES = ("succeeded", "failed", "dead", "snoozed", "released", "cancelled")
+"""The words for how an attempt ended."""
+SETTLEMENT = Form(
+    name="WorkerSettlement",
+    doc="What an attempt came to. `succeeded` with `result`; `failed` with `error`, to be tried again while its budget "
+    "lasts; `dead` with `error`: no further attempt makes sense; `snoozed` with `delay`, and `released`: not tried, "
+    "the attempt is given back; `cancelled`: stopped because an operator asked.",
+    fields=(
+        Field(
+            name="token",
+            schema=TOKEN_SCHEMA,
+            doc="Of the job's lease.",
+            check=lease_of,
+            example=SAMPLE,
+            required=True,
+        ),
+        Field(
+            name="outcome",
+            schema={"type": "string", "enum": list(OUTCOMES)},
+            doc="How the attempt ended.",
+            check=choice(*OUTCOMES),
+            example="succeeded",
+            required=True,
+        ),
+        Field(name="result", schema={}, doc="What it returned: any JSON.", check=as_it_is, nullable=True),
+        Field(
+            name="error",
+            schema={"$ref": "#/components/schemas/WorkerError"},
+            doc="Why it failed.",
+            check=_error,
+        ),
+        _field(
+            "reason",
+            {"type": "string", "enum": [*_FAILED, *_DEAD]},
+            "The kind of failure. Of `failed`: `error` (what stands where nothing is said), `timeout` or `crashed`; of "
+            "`dead`: `non_retryable` or `result`; with `payload` or `no_handler` the job is given back for another "
+            "worker, as long as the setting `defer_for` says.",
+            choice(*_FAILED, *_DEAD),
+            None,
+        ),
+        _field(
+            "delay",
+            {"type": ["number", "string"], "minimum": 0, "maxLength": 40},
+            'Seconds, or "5m": when a failed job is tried again, whatever its policy; how long a snoozed one sleeps.',
+            _delay,
+            None,
+        ),
+    ),
+    inner=(ERROR,),
+)
+SETTLE = Form(
+    name="SettleRequest",
+    doc="What became of jobs in hand.",
+    fields=(
+        WORKER,
+        Field(
+            name="settlements",
+            schema={
+                "type": "array",
+                "minItems": 1,
+                "maxItems": MOST,
+                "items": {"$ref": "#/components/schemas/WorkerSettlement"},
+            },
+            doc="One for each job, in any order.",
+            check=array_of(an_object, MOST),
+            example=[{"token": SAMPLE, "outcome": "succeeded", "result": {"sent": True}}],
+            required=True,
+        ),
+    ),
+    inner=(SETTLEMENT,),
+)
+
+_MEANT: Mapping[str, frozenset[str]] = {
+    "succeeded": frozenset({"result"}),
+    "failed": frozenset({"error", "reason", "delay"}),
+    "dead": frozenset({"error", "reason"}),
+    "snoozed": frozenset({"delay"}),
+    "released": frozenset(),
+    "cancelled": frozenset(),
+}
+"""What may be said with each outcome."""
+_NEEDED = {"failed": "error", "dead": "error", "snoozed": "delay"}
+
+
+def outcome_of(said: Mapping[str, Any], settings: Settings, path: str = "") -> Outcome:
+    """The outcome that a settlement means; Invalid where it contradicts itself."""
+    word = said["outcome"]
+    for name in said.keys() - {"token", "outcome"} - _MEANT[word]:
+        known = ", ".join(sorted(_MEANT[word])) or "nothing more"
+        raise Invalid(path + name, Words("it"), f"with {word!r} goes {known}", f"does not go with {word!r}")
+    needed = _NEEDED.get(word)
+    if needed is not None and needed not in said:
+        raise Invalid(path + needed, Words("nothing"), f"it is required with {word!r}", "was given", code="missing")
+    match word:
+        case "succeeded":
+            return _succeeded(said.get("result"), settings)
+        case "snoozed":
+            return Snoozed(said["delay"])
+        case "released":
+            return Released()
+        case "cancelled":
+            return Cancelled()
+    return _failed(said, retryable=word == "failed", path=path)
+
+
+def _succeeded(result: Any, settings: Settings) -> Outcome:
+    """A result that cannot be stored fails the job for good, as with a worker of ours: its work was done."""
+    try:
+        return Succeeded(encode_result(result, settings.result_limit))
+    except Invalid as error:
+        return Failed(error=storable(f"{type(error).__name__}: {error}"), reason=Reason.RESULT, retryable=False)
+
+
+def _failed(said: Mapping[str, Any], *, retryable: bool, path: str) -> Failed:
+    own = _FAILED if retryable else _DEAD
+    reason = Reason(said.get("reason", own[0]))
+    if reason not in own:
+        raise Invalid(path + "reason", str(reason), f"with {said['outcome']!r} give one of {', '.join(own)}")
+    error = said["error"]
+    headline = ": ".join(part for part in (error.get("type"), error["message"]) if part) or "it failed"
+    trace = error.get("traceback")
+    return Failed(
+        error=storable(headline),
+        reason=reason,
+        traceback=tail(trace) if trace else None,
+        retryable=retryable,
+        delay=said.get("delay"),
+    )
+
+
+# ── the operation ─────────────────────────────────────────────────────────────────────────────────────────────────
+async def settle(call: RequestContext) -> ApiResponse:
+    """Settle jobs: each one whose lease still stands."""
+    leases, outcomes = read_settlements(call.body["settlements"], call.app.settings)
+    worker = worker_of(call)
+    await call.fleet.sweep()
+    store = await call.app.opened()
+    stands = await standings(store, worker, leases)
+    endings = {
+        place: RemoteEnding(stand.job, outcome)
+        for place, (stand, outcome) in enumerate(zip(stands, outcomes, strict=True))
+        if stand.job is not None
+    }
+    held = [place for place in endings if stands[place].held]
+    answers = dict(zip(held, await call.fleet.settle(worker, [endings[place] for place in held]), strict=True))
+    told = []
+    for place, stand in enumerate(stands):
+        answer = answers.get(place)
+        if answer is not None:
+            told.append(_answered(answer))
+        else:
+            asked = None if stand.job is None else call.fleet.decided(endings[place])
+            told.append(_refused(call, worker, stand, asked))
+    call.changed += [each.id for each in told if each.verdict is Verdict.ACCEPTED]
+    call.verdicts = Counter(each.verdict.value for each in told)
+    return document(200, SettledBatch(told))
+
+
+def read_settlements(said: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[list[Lease], list[Outcome]]:
+    """The leases that are to be settled, each once, and the outcomes."""
+    leases, outcomes = [], []
+    for place, each in enumerate(said):
+        path = f"settlements[{place}]."
+        read = SETTLEMENT.read(each, path)
+        leases.append(read["token"])
+        outcomes.append(outcome_of(read, settings, path))
+    check_once(leases, "settlements[{}].token")
+    return leases, outcomes
+
+
+def _answered(answer: Settled) -> SettledJob:
+    verdict = Verdict.ACCEPTED if answer.accepted else Verdict.LOCKED if answer.locked else Verdict.LOST
+    goes_on = answer.accepted and answer.state in (JobState.FAILED, JobState.SCHEDULED)
+    run_at = timestamp(answer.run_at_us) if goes_on and answer.run_at_us is not None else None
+    return SettledJob(id=answer.job_id, verdict=verdict, state=answer.state, run_at=run_at)
+
+
+def _refused(call: RequestContext, worker: str, stand: LeaseRecord, asked: Settlement | None) -> SettledJob:
+    """A settlement under a lease that is over, or not this worker's."""
+    job = stand.job
+    if job is None or asked is None or not call.caller.allows(job.queue):
+        return SettledJob(id=stand.lease.job_id, verdict=Verdict.LOST, state=None, run_at=None)
+    deferred = job.state is JobState.SCHEDULED and asked.reason in UNFIT
+    ours = job.worker == worker and job.claims == stand.lease.claims and (job.state is asked.state or deferred)
+    repeated = ours and job.reason in (None, asked.reason)
+    goes_on = repeated and job.state in (JobState.FAILED, JobState.SCHEDULED)
+    return SettledJob(
+        id=job.id,
+        verdict=Verdict.REPEATED if repeated else Verdict.LOST,
+        state=job.state,
+        run_at=timestamp(job.run_at_us) if goes_on else None,
+    )
+
+
+_EXAMPLE: dict[str, Any] = {"jobs": [{"id": ID, "verdict": "accepted", "status": "succeeded", "run_at": None}]}
+OPERATIONS = (
+    Operation(
+        name="settle",
+        method="POST",
+        path="/v1/claims/settle",
+        scope="work",
+        group="Work",
+        summary="Say what became of jobs",
+        doc="What follows is decided here: whether a failed job is tried again, and when. To settle twice is harmless.",
+        handler=settle,
+        body=SETTLE,
+        batch=True,
+        results=True,
+        answers={200: ResponseSpec(SettledBatch, "What became of each, in their order.", _EXAMPLE)},
+    ),
+)

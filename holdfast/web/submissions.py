@@ -1,0 +1,316 @@
+"""Submitting: one job, or a batch of them as a whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from holdfast.app import Holdfast, JobHandle
+from holdfast.core.errors import Invalid, NotFound, Unavailable
+from holdfast.core.models import Job, JobState, NewJob
+from holdfast.core.retry import Retry
+from holdfast.core.validation import KEY_LIMIT, check_task_name
+from holdfast.tasks.codec import Words
+from holdfast.views.documents import HTTP_NAMES, ID, JobDocument, JobId
+from holdfast.web.authorization import stored
+from holdfast.web.examples import JOB
+from holdfast.web.fields import (
+    NAME_PATTERN,
+    TASK_PATTERN,
+    Field,
+    Form,
+    an_object,
+    array_of,
+    as_it_is,
+    key,
+    named_as_said,
+    tag,
+    text,
+)
+from holdfast.web.responses import ApiRequest, ApiResponse, document
+from holdfast.web.routing import Operation, RequestContext, ResponseSpec
+
+BATCH_MOST = 1000
+"""Jobs in one batch."""
+KEY_HEADER = "Idempotency-Key"
+_TRIES = 5  # to submit, where what the key stood for is deleted meanwhile
+_SPAN = {"type": ["number", "string"], "minimum": 0, "maxLength": 40}
+
+
+def _retry(value: Any, field: str) -> Retry:
+    if isinstance(value, str):
+        return Retry.parse(text(1, 200)(value, field))
+    return Retry.from_builtins(an_object(value, field))
+
+
+def _attempts(value: Any, field: str) -> Any:
+    if value != "unlimited" and (isinstance(value, bool) or not isinstance(value, int)):
+        raise Invalid(field, value, 'give a whole number, or "unlimited"')
+    return value
+
+
+def _payload(value: Any, field: str) -> dict[str, Any]:
+    return an_object(value, field)
+
+
+def _field(name: str, schema: Mapping[str, Any], doc: str, check: Any = as_it_is, example: Any = None) -> Field:
+    return Field(name=name, schema=schema, doc=doc, check=check, example=example, required=name in ("type", "payload"))
+
+
+_TYPE = {"type": "string", "pattern": TASK_PATTERN}
+_KEY = {"type": "string", "minLength": 1, "maxLength": KEY_LIMIT}
+_ATTEMPTS = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 25}, {"const": "unlimited"}]}
+SUBMISSION = Form(
+    name="Submission",
+    doc="A job to be stored. What is not said stands in its task, else in the settings.",
+    fields=(
+        _field("type", _TYPE, "The task's name.", check_task_name, "email.send"),
+        _field("payload", {"type": "object"}, "The arguments by name.", _payload, {"to": "a@b.c"}),
+        _field("queue", {"type": "string", "pattern": NAME_PATTERN}, "The queue it waits in.", example="default"),
+        _field("priority", {"type": "integer", "minimum": -100, "maximum": 100}, "Higher runs first.", example=0),
+        _field("delay", _SPAN, 'Not before this long from now: seconds, or "5m".', example=60),
+        _field(
+            "run_at",
+            {"type": "string", "format": "date-time"},
+            "Not before this instant: RFC 3339 with its offset, from 2000 to 2199. Not together with `delay`.",
+            example="2030-01-31T08:00:00Z",
+        ),
+        _field("key", _KEY, "An idempotency key; the header goes before it.", key, "welcome-42"),
+        _field("key_for", _SPAN, "How long the key lives at least; it lives as long as its job's row anyway."),
+        _field(
+            "max_attempts",
+            _ATTEMPTS,
+            'Executions it may have, up to max_attempts_limit; "unlimited" if that setting is.',
+            _attempts,
+            5,
+        ),
+        _field(
+            "timeout", {"type": ["number", "string"], "exclusiveMinimum": 0}, "What one attempt may take.", example=30
+        ),
+        _field(
+            "retry",
+            {"type": ["string", "object"], "minLength": 1, "maxLength": 200},
+            "When to try again, as text or as a job shows it.",
+            _retry,
+            "exponential:base=5",
+        ),
+        _field(
+            "tags",
+            {
+                "type": "array",
+                "maxItems": 100,
+                "items": {"type": "string", "minLength": 1, "maxLength": 100},
+            },
+            "Words to find it by.",
+            array_of(tag, 100, least=0),
+            ["spring"],
+        ),
+        _field("metadata", {"type": "object"}, "Your own, kept with the job; at most 16 KiB.", an_object),
+        _field("id", {"type": "string", "format": "uuid"}, "An id of your own making; the same id again is harmless."),
+    ),
+)
+BATCH = Form(
+    name="Batch",
+    doc="Jobs to be stored together: all of them or none.",
+    fields=(
+        Field(
+            name="jobs",
+            schema={
+                "type": "array",
+                "minItems": 1,
+                "maxItems": BATCH_MOST,
+                "items": {"$ref": "#/components/schemas/Submission"},
+            },
+            doc="The jobs, in their order.",
+            check=array_of(an_object, BATCH_MOST),
+            example=[{"type": "email.send", "payload": {"to": "a@b.c"}, "key": "welcome-42"}],
+            required=True,
+        ),
+    ),
+    inner=(SUBMISSION,),
+)
+_HEADER = Field(
+    name=KEY_HEADER,
+    schema=_KEY,
+    doc="At most one job exists for a key; it goes before the body's.",
+    check=key,
+    example="welcome-42",
+)
+
+
+WakeUp = Annotated[
+    Literal["delayed"] | UnsetType,
+    Meta(description="There where the transport could not be told: the job is stored, and the next sweep finds it."),
+]
+
+
+class SubmittedJob(JobDocument, frozen=True, kw_only=True, rename=HTTP_NAMES):
+    """The job that was submitted."""
+
+    wake_up: WakeUp = UNSET
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """One job of a batch."""
+
+    id: JobId
+    created: Annotated[bool, Meta(description="false: its key or id stood for this job already.")]
+    wake_up: WakeUp = UNSET
+
+
+class StoredBatch(msgspec.Struct, frozen=True):
+    """The jobs of a batch, in its order."""
+
+    jobs: list[Stored]
+
+
+async def submit(call: RequestContext) -> ApiResponse:
+    """Store one job; when the answer is there, it is stored."""
+    key = header_key(call.request)
+    if key is None and call.app.settings.key_required and "key" not in call.body:
+        raise Invalid(KEY_HEADER, Words("nothing"), "send one; the settings require it", "was given", code="missing")
+    asked = draft(call.app, call.body, key=key)
+    handle, job = await stored(call, [asked], lambda: _submitted(call.app, asked), lambda told: [told[0]])
+    call.strangers.note([asked])
+    call.changed += [handle.id] if handle.created else []
+    location = (b"location", b"/v1/jobs/" + handle.id.encode())
+    told = SubmittedJob(**msgspec.structs.asdict(call.shown(job, own=handle.created)), wake_up=_wake_up(handle))
+    return document(201 if handle.created else 200, told, location)
+
+
+async def _submitted(app: Holdfast, new: NewJob) -> tuple[JobHandle[Any], Job]:
+    """Store the job. Returns a new one as it was stored, although it may run already, and a known one as it is now."""
+    for _ in range(_TRIES):
+        handle = await app.submit(new)
+        try:
+            job = await app.get(handle.id)
+        except NotFound:
+            if handle.created:
+                return handle, as_stored(new, now_us=_now_us(app))
+        except Unavailable as error:
+            if handle.created:
+                return handle, as_stored(new, now_us=_now_us(app))
+            outcome = f"job {handle.id} is stored, but could not be read back"
+            raise Unavailable(f"{outcome}: {error}", outcome=outcome) from None
+        else:
+            return handle, as_stored(new, now_us=job.created_at_us) if handle.created else job
+    outcome = "the jobs that this key stood for were deleted one after the other while it was submitted"
+    raise Unavailable(outcome, outcome=outcome)
+
+
+def _now_us(app: Holdfast) -> int:
+    """By this host's clock: the store's cannot be asked, or is not worth a question."""
+    return app.now() if app.now is not None else time.time_ns() // 1000
+
+
+def as_stored(new: NewJob, *, now_us: int) -> Job:
+    """A job at the moment it was stored."""
+    delayed = now_us + new.delay // timedelta(microseconds=1) if new.delay is not None else now_us
+    run_at_us = max(now_us, delayed if new.run_at_us is None else new.run_at_us)
+    return Job(
+        id=new.id,
+        task=new.task,
+        queue=new.queue,
+        payload=new.payload,
+        claims=0,
+        attempts=0,
+        max_attempts=new.max_attempts,
+        priority=new.priority,
+        losses=0,
+        run_at_us=run_at_us,
+        created_at_us=now_us,
+        options=new.options,
+        state=JobState.QUEUED if run_at_us <= now_us else JobState.SCHEDULED,
+        key=new.key,
+    )
+
+
+def _wake_up(handle: JobHandle[Any]) -> Literal["delayed"] | UnsetType:
+    return "delayed" if handle.wake_up_delayed else UNSET
+
+
+def header_key(request: ApiRequest) -> str | None:
+    """The idempotency key of the header, if there is one."""
+    raw = request.headers.get(b"idempotency-key")
+    if raw is None:
+        return None
+    if b"idempotency-key" in request.repeated:
+        raise Invalid(KEY_HEADER, Words("several"), "send one", "were given", code="duplicate_key")
+    try:
+        return key(raw.decode(), KEY_HEADER)
+    except UnicodeDecodeError:
+        raise Invalid(KEY_HEADER, raw.decode("latin-1"), "send UTF-8", code="invalid_unicode") from None
+
+
+def draft(app: Holdfast, said: Mapping[str, Any], path: str = "", key: str | None = None) -> NewJob:
+    """The job a submission stands for; Invalid names the field, with ``path`` before it."""
+    options = SUBMISSION.read(said, path)
+    if key is not None:
+        options["key"] = key
+    with named_as_said(path):
+        return app.draft(options.pop("type"), options.pop("payload"), **options)
+
+
+async def submit_batch(call: RequestContext) -> ApiResponse:
+    """Store a batch in one transaction."""
+    if header_key(call.request) is not None:
+        raise Invalid(KEY_HEADER, Words("a key for a batch"), "give each job of the batch its own key", "was given")
+    required = call.app.settings.key_required
+    jobs = [draft(call.app, said, f"jobs[{place}].") for place, said in enumerate(call.body["jobs"])]
+    for place, job in enumerate(jobs):
+        if required and job.key is None:
+            remedy = "give one; the settings require it"
+            raise Invalid(f"jobs[{place}].key", Words("nothing"), remedy, "was given", code="missing")
+    handles = await stored(call, jobs, lambda: call.app.enqueue_many(jobs, batch=BATCH_MOST), list)
+    call.strangers.note(jobs)
+    call.changed += [handle.id for handle in handles if handle.created]
+    told = StoredBatch([Stored(handle.id, handle.created, _wake_up(handle)) for handle in handles])
+    return document(201 if any(handle.created for handle in handles) else 200, told)
+
+
+OPERATIONS = (
+    Operation(
+        name="submit",
+        method="POST",
+        path="/v1/jobs",
+        scope="submit",
+        group="Jobs",
+        summary="Submit a job",
+        doc="When the answer is there, the job is stored. 201 shows it as it was stored, before any attempt. A key "
+        "that stands for a job already answers 200 with that job as it is now, whatever the body says; with the "
+        "setting `strict_idempotency` a different submission is a conflict.",
+        handler=submit,
+        headers=(_HEADER,),
+        body=SUBMISSION,
+        raw=True,
+        answers={
+            201: ResponseSpec(SubmittedJob, "The job was stored.", JOB),
+            200: ResponseSpec(SubmittedJob, "The key or the id stood for this job already.", JOB),
+        },
+        refusals=(409,),
+    ),
+    Operation(
+        name="submit_batch",
+        method="POST",
+        path="/v1/jobs/batch",
+        scope="submit",
+        group="Jobs",
+        summary="Submit many jobs",
+        doc=f"All of them or none, at most {BATCH_MOST:,}; on Redis each 200 of them. A conflict with what somebody "
+        "submits in the same instant is found when the others are stored, and Redis may be full after the first 200; "
+        "`stored` of the problem has the ids of what is stored.",
+        handler=submit_batch,
+        body=BATCH,
+        batch=True,
+        answers={
+            201: ResponseSpec(StoredBatch, "The jobs were stored.", {"jobs": [{"id": ID, "created": True}]}),
+            200: ResponseSpec(StoredBatch, "Every job was there already.", {"jobs": [{"id": ID, "created": False}]}),
+        },
+        refusals=(409,),
+    ),
+)

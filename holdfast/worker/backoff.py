@@ -1,0 +1,36 @@
+"""What every loop does when the store fails it: say so once a try, wait longer each time, go on for ever. Only a store
+whose files were replaced ends the worker: this process cannot open the new ones."""
+
+from __future__ import annotations
+
+from holdfast.core.errors import HoldfastError, StoreReplaced
+from holdfast.core.events import StoreTrouble
+from holdfast.worker.context import WorkerContext
+
+_FIRST, _MOST = 0.1, 5.0  # seconds
+
+
+class RetryDelay:
+    """The waits of one loop between failures: doubled, capped, with full jitter."""
+
+    def __init__(self, shift: WorkerContext, service: str) -> None:
+        self._shift = shift
+        self._service = service
+        self._failures = 0
+
+    def reset(self) -> None:
+        """The store has answered."""
+        self._failures = 0
+
+    async def after(self, error: HoldfastError) -> None:
+        """Tell of the failure and wait; a stopping worker does not wait long. Raises ``StoreReplaced`` again."""
+        if isinstance(error, StoreReplaced):
+            raise error
+        shift = self._shift
+        most = min(_MOST, _FIRST * 2 ** min(self._failures, 10))
+        self._failures += 1
+        pause = _FIRST / 2 + shift.rng.uniform(0, most)
+        shift.emit(StoreTrouble(service=self._service, error=str(error), retry_in=round(pause, 3)))
+        await shift.clock.bounded(shift.stopping.wait(), pause)
+        if shift.stopping.is_set():
+            await shift.clock.sleep(_FIRST)

@@ -1,0 +1,27 @@
+"""The first lines of a child of the process executor: run as a script by a clean interpreter, never imported.
+
+It takes over the worker's import path before it imports anything but the standard library, so a file that happens to
+lie in the working directory cannot get in the way.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+
+
+def main() -> None:
+    """Serve the worker on the other end of the socket whose number is the only argument, then exit."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    length = int.from_bytes(connection.recv(4, socket.MSG_WAITALL))
+    sys.path[:] = json.loads(connection.recv(length, socket.MSG_WAITALL))
+
+    from holdfast.worker.executors.child import serve
+
+    serve(connection)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""The child's side of the process executor: one job after the other, in the main thread.
+
+Everything that needs the application's classes happens here: binding the payload, encoding the result, telling errors
+worth a retry from others. Only text goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from holdfast.core.errors import ConfigError, Invalid
+from holdfast.core.lifecycle import Failed, Outcome
+from holdfast.core.models import Lease, Reason
+from holdfast.tasks import CURRENT, Context, JobLog, Registry, Task
+from holdfast.telemetry.traces import open_traces
+from holdfast.worker.executors.child_protocol import ChildRequest, Logged, Setup, frame, reply_of, unframe
+from holdfast.worker.executors.memory import resident_bytes
+from holdfast.worker.executors.outcome import describe, outcome_of, payload_refused, succeeded, trace
+
+_CHUNK = 256 * 1024
+_FAREWELL = 2.0  # seconds for an idle child to end in good order
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer requests until the worker closes the connection or this child has had its share of jobs."""
+    inbox = _Inbox(connection)
+    first = inbox.next()
+    if first is None:
+        return
+    setup = msgspec.msgpack.decode(first, type=Setup)
+    outbox = _Outbox(connection)
+    handlers = _Handlers(setup, outbox)
+    threading.Thread(target=_end_with_the_worker, args=(connection.fileno(), handlers), daemon=True).start()
+    handlers.warm()
+    try:
+        outbox.send(b"")
+    except BrokenPipeError:
+        return  # The worker stopped while this child was starting.
+    decoder = msgspec.msgpack.Decoder(ChildRequest)
+    served = 0
+    while (data := inbox.next()) is not None:
+        reply = reply_of(handlers.run(decoder.decode(data)))
+        if not outbox.is_ours:
+            os._exit(0)  # The handler forked, and this copy has come back from it: it is not the one to answer.
+        served += 1
+        reply.retiring = _has_had_its_share(setup, served)
+        try:
+            outbox.send(msgspec.msgpack.encode(reply))
+        except OSError as error:
+            sys.exit(f"holdfast: a child process has lost its connection to the worker: {error}")
+        if reply.retiring:
+            return
+
+
+class _Inbox:
+    """Frames from the worker."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = bytearray()
+
+    def next(self) -> bytes | None:
+        """The next frame; None once the worker has closed its end."""
+        while (data := unframe(self._buffer)) is None:
+            received = self._connection.recv(_CHUNK)
+            if not received:
+                return None
+            self._buffer += received
+        return data
+
+
+class _Outbox:
+    """Frames to the worker, from any thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._turn = threading.Lock()
+        self._owner = os.getpid()
+
+    @property
+    def is_ours(self) -> bool:
+        """False in a copy of this process that a handler forked."""
+        return os.getpid() == self._owner
+
+    def send(self, data: bytes) -> None:
+        """Send a frame; OSError where nobody is there to take it."""
+        with self._turn:
+            self._connection.sendall(frame(data))
+
+    def log(self, logged: Logged) -> None:
+        """Send what was logged. A worker that is gone stores nothing, and the handler shall not notice."""
+        if self.is_ours:
+            with contextlib.suppress(OSError):
+                self.send(msgspec.msgpack.encode(logged))
+
+
+class _Handlers:
+    """The application's tasks, and how one is run here."""
+
+    def __init__(self, setup: Setup, outbox: _Outbox) -> None:
+        self._setup = setup
+        self._outbox = outbox
+        self._found: dict[tuple[str, str], Task[..., Any]] = {}
+        self._loop: asyncio.Runner | None = None
+        self._spans = open_traces(False)
+        self.busy = False
+
+    def warm(self) -> None:
+        """Import what jobs will need. What fails here fails again under the job, and is reported there."""
+        for name in [self._setup.app, *self._setup.modules]:
+            if name is not None:
+                _import(name.partition(":")[0])
+
+    def run(self, request: ChildRequest) -> Outcome:
+        """Run one job to its end. Only what ends the process gets past."""
+        try:
+            task = self._find(request.reference, request.job.task)
+        except BaseException as error:  # importing runs the application's code
+            return Failed(error=describe(error), reason=Reason.NO_HANDLER, traceback=trace(error))
+        try:
+            arguments = task.bind(request.job.payload)
+        except Invalid as error:
+            return payload_refused(error)
+        except BaseException as error:  # annotations run the application's code
+            return outcome_of(error, task)
+        self.busy = True
+        try:
+            value = self._call(task, request, arguments)
+        except BaseException as error:  # SystemExit too: the job has failed, this child has not
+            return outcome_of(error, task)
+        finally:
+            self.busy = False
+        return succeeded(task, value, self._setup.result_limit)
+
+    def _find(self, reference: str, name: str) -> Task[..., Any]:
+        task = self._found.get((reference, name))
+        if task is None:
+            task = self._found[reference, name] = _find(reference, name, self._setup.app)
+        return task
+
+    def open_log(self, lease: Lease) -> JobLog:
+        """A log whose lines go to the worker; whose they are it knows."""
+        return JobLog(self._setup.log, lambda _, line: self._outbox.log(Logged(line)))
+
+    def _call(self, task: Task[..., Any], request: ChildRequest, arguments: dict[str, Any]) -> Any:
+        current = Context(request.job, opener=self)
+        context = contextvars.copy_context()
+        context.run(CURRENT.set, current)
+        if request.carrier:
+            self._spans = self._spans or open_traces(True)
+            if self._spans is not None:
+                context.run(self._spans.attach, request.carrier)
+        try:
+            return self._called(task, current, context, arguments)
+        finally:
+            if current.opened_log is not None and (dropped := current.opened_log.end()):
+                self._outbox.log(Logged(dropped=dropped))
+
+    def _called(
+        self, task: Task[..., Any], current: Context, context: contextvars.Context, arguments: dict[str, Any]
+    ) -> Any:
+        before = (current,) if task.needs_context else ()
+        value = context.run(task.entry, *before, **arguments)
+        if asyncio.iscoroutine(value):
+            if self._loop is None:
+                self._loop = asyncio.Runner()
+            ended: list[tuple[Any, BaseException | None]] = []
+            try:
+                self._loop.run(_alone(value, ended), context=context)
+            except (SystemExit, KeyboardInterrupt):
+                self._renew_loop()
+                raise
+            [(value, error)] = ended
+            if error is not None:
+                raise error
+        return value
+
+    def _renew_loop(self) -> None:
+        """Drops the event loop. One of its tasks or callbacks has raised, and the handler may still be suspended."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.close()
+
+
+async def _alone(handler: Coroutine[Any, Any, Any], ended: list[tuple[Any, BaseException | None]]) -> None:
+    """Awaits the handler, then cancels the tasks it left: the loop stands still between jobs, and so would they.
+
+    Adds the value or the exception to ``ended``. asyncio looks at what a task returns or raises, and does not expect
+    that to raise.
+    """
+    try:
+        ended.append((await handler, None))
+    except BaseException as error:
+        ended.append((None, error))
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+def _find(reference: str, name: str, app: str | None) -> Task[..., Any]:
+    """The task of this name: where its function stands, or in the application's registry."""
+    module, _, qualname = reference.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    candidates = [found]
+    if app is not None:
+        module, _, attribute = app.partition(":")
+        registry = getattr(getattr(importlib.import_module(module), attribute), "registry", None)
+        if isinstance(registry, Registry):
+            candidates.append(registry.get(name))
+    for candidate in candidates:
+        if isinstance(candidate, Task) and candidate.name == name:
+            if candidate.dependencies:
+                needed = ", ".join(candidate.dependencies)
+                raise ConfigError(f"task {name!r}: a child process cannot be given {needed}; build it in the handler")
+            return candidate
+    raise ConfigError(f"task {name!r}: {reference} is not that task in the child process")
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except BaseException as error:  # an application may even call sys.exit
+        sys.stderr.write(f"holdfast: importing {module} in a child process failed: {describe(error)}\n")
+
+
+def _has_had_its_share(setup: Setup, served: int) -> bool:
+    if setup.recycle_jobs is not None and served >= setup.recycle_jobs:
+        return True
+    return setup.recycle_memory is not None and resident_bytes() > setup.recycle_memory
+
+
+def _end_with_the_worker(descriptor: int, handlers: _Handlers) -> None:
+    """Kill this process group when the worker has closed its end, or died: nobody could settle what runs here."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # Asks for nothing: a hang-up is reported anyway.
+    poll.poll()
+    if not handlers.busy:
+        time.sleep(_FAREWELL)  # The main thread has seen it too and is on its way out.
+    os.killpg(0, signal.SIGKILL)

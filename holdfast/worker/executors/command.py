@@ -1,0 +1,261 @@
+"""Command jobs: programs, run without a shell unless settings and payload both ask for one.
+
+Two pipes of our own, read by the event loop, and a pidfd: the end of the command is known the moment it happens, no
+matter who still holds its output. Its group is killed then, also after success, so a process left in the background
+neither holds the job nor outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import IO
+
+import msgspec
+
+from holdfast.core.errors import Invalid
+from holdfast.core.lifecycle import Failed, Outcome, Released, Succeeded
+from holdfast.core.models import Reason
+from holdfast.tasks.command_policy import CommandPayload, CommandPolicy
+from holdfast.worker.executors.outcome import UNSTARTABLE_DELAY, payload_refused, storable
+from holdfast.worker.executors.process_group import (
+    describe_exit,
+    kill_group,
+    kill_marked,
+    marked,
+    signal_name,
+    when_ended,
+)
+
+_CHUNK = 64 * 1024
+_CHUNKS_AT_ONCE = 16  # Then the loop serves others: a command that writes without end must not hold it.
+_TAIL = 2048
+_STRAGGLERS = 0.05  # seconds for the pipes to close after the group is dead; only who left it can still hold them
+_DEATH = 5.0  # seconds a killed process may take to end (it may sit in a system call) before nobody waits any more
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC, errno.ENOSYS})
+
+
+async def run_command(payload: str | Mapping[str, object], policy: CommandPolicy) -> Outcome:
+    """Run the command in ``payload``. Cancelled, it kills the command with all its processes.
+
+    ``Released`` means that this worker could not run it: out of descriptors, processes or memory.
+    """
+    started = time.monotonic()
+    try:
+        command = policy.check(payload)
+    except Invalid as error:
+        return payload_refused(error)
+    try:
+        running = _Running.start(command, policy)
+    except OSError as error:
+        return _unstartable(command, error, policy.environment_for(command)["PATH"])
+    try:
+        await running.wait()
+    except BaseException:
+        await running.abort()
+        raise
+    await running.finish()
+    return _outcome(command, running, time.monotonic() - started)
+
+
+class _Capture:
+    """The first bytes of one output, and its last lines; the rest is read and dropped, else the command would block."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept = bytearray()
+        self._tail = b""
+        self.dropped = 0
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._descriptor, self.writer = os.pipe()  # not inheritable, both
+        os.set_blocking(self._descriptor, False)
+
+    def listen(self) -> None:
+        """Start reading; the command alone holds the writing end from now on."""
+        os.close(self.writer)
+        asyncio.get_running_loop().add_reader(self._descriptor, self.read)
+
+    def read(self) -> None:
+        """Take what is there, but not without end."""
+        for _ in range(_CHUNKS_AT_ONCE):
+            try:
+                data = os.read(self._descriptor, _CHUNK)
+            except BlockingIOError:
+                return
+            if not data:
+                self.close()
+                return
+            room = self._limit - len(self._kept)
+            self._kept += data[:room]
+            self.dropped += max(0, len(data) - room)
+            self._tail = (self._tail + data)[-_TAIL:]
+
+    def close(self) -> None:
+        """Read no more."""
+        if not self.closed.done():
+            self.closed.set_result(None)
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+
+    def abandon(self) -> None:
+        """Close both ends: the command was never started."""
+        os.close(self.writer)
+        os.close(self._descriptor)
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode("utf-8", "replace")
+
+    @property
+    def last_lines(self) -> str:
+        return storable(self._tail.decode("utf-8", "replace").strip(), 4 * _TAIL)[-_TAIL:]
+
+
+class _Running:
+    """A started command."""
+
+    def __init__(self, process: subprocess.Popen[bytes], mark: str, stdout: _Capture, stderr: _Capture) -> None:
+        self.process = process
+        self.stdout = stdout
+        self.stderr = stderr
+        self._mark = mark
+        self._waiter: asyncio.Future[None] | None = None
+
+    @classmethod
+    def start(cls, command: CommandPayload, policy: CommandPolicy) -> _Running:
+        """Start ``command``; OSError where that fails."""
+        with contextlib.ExitStack() as undo:
+            outputs = []
+            for _ in range(2):
+                outputs.append(_Capture(policy.output_limit))
+                undo.callback(outputs[-1].abandon)
+            stdout, stderr = outputs
+            environment, mark = marked(policy.environment_for(command))
+            with _stdin(command.stdin) as stdin:
+                process = subprocess.Popen(
+                    command.words,
+                    stdin=stdin,
+                    stdout=stdout.writer,
+                    stderr=stderr.writer,
+                    env=environment,
+                    cwd=None if command.cwd is None else policy.directory(command.cwd),
+                    start_new_session=True,
+                )
+            running = cls(process, mark, stdout, stderr)
+            try:
+                when_ended(process, running._end)
+            except BaseException:
+                kill_group(process)
+                process.wait()
+                raise
+            undo.pop_all()
+        stdout.listen()
+        stderr.listen()
+        return running
+
+    async def wait(self) -> None:
+        """Return when the command has ended, whoever still holds its output."""
+        if self.process.returncode is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    async def finish(self) -> None:
+        """Take the rest of the output. Bounded: a process that left the session may hold it open; it is killed."""
+        outputs = (self.stdout, self.stderr)
+        for output in outputs:
+            if not output.closed.done():
+                output.read()
+        held = [output.closed for output in outputs if not output.closed.done()]
+        if held:
+            try:
+                _, held_still = await asyncio.wait(held, timeout=_STRAGGLERS)
+            finally:
+                self._stop_reading()
+            if held_still:
+                await self._sweep()
+
+    async def abort(self) -> None:
+        """Kill the command and all that descends from it."""
+        kill_group(self.process)
+        self._stop_reading()
+        try:
+            # One that sits in a system call is reaped when it comes back from there; nobody has to wait for that.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DEATH):
+                    await self.wait()
+        finally:
+            await self._sweep()
+
+    def _stop_reading(self) -> None:
+        self.stdout.close()
+        self.stderr.close()
+
+    async def _sweep(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, kill_marked, self._mark)
+
+    def _end(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@contextlib.contextmanager
+def _stdin(text: str | None) -> Iterator[int | IO[bytes]]:
+    """The command's input, as a file: nobody has to feed it, and a command may close it unread."""
+    if text is None:
+        yield subprocess.DEVNULL
+        return
+    with tempfile.TemporaryFile() as file:
+        file.write(text.encode())
+        file.seek(0)
+        yield file
+
+
+def _unstartable(command: CommandPayload, error: OSError, path: str) -> Outcome:
+    program = command.words[0]
+    trouble = error.strerror or type(error).__name__
+    if error.errno == errno.E2BIG:
+        text = f"{program}: {trouble}; pass large input through stdin"
+        return Failed(error=storable(text), reason=Reason.PAYLOAD, retryable=False)
+    if error.errno in _OURS or error.filename is None:
+        return Released(storable(f"this worker cannot start {program}: {trouble}"), UNSTARTABLE_DELAY)
+    if error.filename != program:
+        return Failed(error=storable(f"cwd {command.cwd}: {trouble}"))
+    words = {errno.ENOENT: "command not found", errno.EACCES: "not executable"}.get(error.errno or 0, trouble)
+    # A folder on the path that may not be read is EACCES too, though no program of this name is anywhere.
+    if error.errno == errno.EACCES and os.sep not in program and shutil.which(program, os.F_OK, path) is None:
+        words = "command not found"
+    return Failed(error=storable(f"{program}: {words}"))
+
+
+def _outcome(command: CommandPayload, running: _Running, seconds: float) -> Outcome:
+    code = running.process.returncode
+    if code == 0:
+        result = {
+            "exit_code": 0,
+            "stdout": running.stdout.text,
+            "stderr": running.stderr.text,
+            "truncated": running.stdout.dropped + running.stderr.dropped,
+            "seconds": round(seconds, 6),
+        }
+        return Succeeded(msgspec.json.encode(result).decode())
+    last_lines = running.stderr.last_lines or running.stdout.last_lines
+    text = storable(f"{describe_exit(code)}{_hint(code)}{': ' if last_lines else ''}{last_lines}")
+    if code < 0:
+        return Failed(error=text, reason=Reason.CRASHED)
+    retryable = code not in command.dead_codes and (command.retry_codes is None or code in command.retry_codes)
+    return Failed(error=text, reason=Reason.ERROR if retryable else Reason.NON_RETRYABLE, retryable=retryable)
+
+
+def _hint(code: int) -> str:
+    """What shells mean by some exit codes."""
+    if code in (126, 127):
+        return " (not executable)" if code == 126 else " (command not found)"
+    return f" ({signal_name(code - 128)})" if 128 < code <= 128 + signal.NSIG else ""

@@ -1,0 +1,171 @@
+"""What the end of a handler means: exceptions and returned values as outcomes."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from holdfast.core.control_flow import Dead, RetryAfter, Snooze
+from holdfast.core.errors import Invalid
+from holdfast.core.lifecycle import ERROR_LIMIT, Failed, Outcome, Snoozed, Succeeded
+from holdfast.core.models import Reason
+from holdfast.core.validation import check_span
+from holdfast.tasks import RESULT_LIMIT, Task, encode_result
+
+TRACEBACK_LIMIT = 16 * 1024
+"""Bytes of a traceback that are kept: the last ones, where the error is."""
+
+UNSTARTABLE_DELAY = timedelta(seconds=1)
+"""How long a job rests that a worker short of descriptors or memory could not start."""
+
+_FRAMES = 64
+_LEAVES = 3
+_LINKED = 100  # causes, contexts and members of groups that a traceback is written with
+
+# What an exception and its class really hold: their own __getattribute__ or properties may raise, or never end.
+_type_name = type.__dict__["__name__"].__get__
+_frames_of = BaseException.__dict__["__traceback__"].__get__
+_cause_of = BaseException.__dict__["__cause__"].__get__
+_context_of = BaseException.__dict__["__context__"].__get__
+_members_of = BaseExceptionGroup.__dict__["exceptions"].__get__
+_FOLLOWED = ("__getattribute__", "__cause__", "__context__")
+_OURS = f"{Path(__file__).parents[2]}{os.sep}"
+
+
+def outcome_of(error: BaseException, task: Task[..., Any] | None) -> Outcome:
+    """Returns the meaning of an exception out of a handler. Never raises.
+
+    ``task`` says which exceptions are worth another attempt; None: all are.
+    """
+    try:
+        return _meaning(error, task)
+    except BaseException as trouble:  # the exception's own attributes and the task's predicates are the application's
+        text = f"{describe(error)} (looking at it raised {describe(trouble)})"
+        return Failed(error=storable(text), traceback=trace(error))
+
+
+def _meaning(error: BaseException, task: Task[..., Any] | None) -> Outcome:
+    match error:
+        case Snooze(delay=delay):
+            return Snoozed(check_span(delay, "delay"))
+        case RetryAfter(delay=delay):
+            return Failed(error=describe(error), delay=check_span(delay, "delay"))
+        case Dead():
+            return Failed(error=describe(error), reason=Reason.NON_RETRYABLE, retryable=False)
+        case SystemExit():
+            # In a thread or a coroutine it would end the worker; there is no "successful exit" of a handler.
+            return Failed(error=describe(error), reason=Reason.CRASHED, traceback=trace(error))
+    retryable = task is None or task.is_retryable(error)
+    return Failed(
+        error=describe(error),
+        reason=Reason.ERROR if retryable else Reason.NON_RETRYABLE,
+        traceback=trace(error),
+        retryable=retryable,
+    )
+
+
+def payload_refused(error: Invalid) -> Failed:
+    """The payload does not fit the task (``Task.bind`` raised): trying again would change nothing."""
+    return Failed(error=describe(error), reason=Reason.PAYLOAD, retryable=False)
+
+
+def succeeded(task: Task[..., Any] | None, value: object, limit: int = RESULT_LIMIT) -> Outcome:
+    """The handler (a command, where ``task`` is None) returned ``value``.
+
+    A value that cannot be stored fails the job for good: its work *was* done.
+    """
+    try:
+        return Succeeded(encode_result(value, limit) if task is None else task.encode_result(value, limit))
+    except BaseException as error:  # encoding runs the application's code: models, __str__, properties
+        return Failed(error=describe(error), reason=Reason.RESULT, traceback=trace(error), retryable=False)
+
+
+def describe(error: BaseException) -> str:
+    """``TypeName: message``, storable anywhere, at most ``ERROR_LIMIT`` characters. Never raises."""
+    text = _headline(error)
+    if issubclass(type(error), BaseExceptionGroup):  # not isinstance: it asks the exception for its class
+        leaves = list(_leaves(error, _LEAVES))
+        text = "; ".join([text, *map(_headline, leaves)])
+    return storable(text)
+
+
+def trace(error: BaseException) -> str | None:
+    """The traceback from the first frame that is not ours, without local variables; None if there is no such frame."""
+    frames = _beyond_ours(_frames_of(error))
+    if frames is None:
+        return None
+    try:
+        if _can_be_followed(error):
+            lines = traceback.TracebackException(type(error), error, frames, limit=-_FRAMES, compact=True).format()
+            return tail("".join(lines))
+    except BaseException:  # noqa: S110 - an exception's own attributes may raise: then it is shown without them
+        pass
+    stack = traceback.format_tb(frames, limit=-_FRAMES)
+    return tail("".join(["Traceback (most recent call last):\n", *stack, _headline(error)]))
+
+
+def _can_be_followed(error: BaseException) -> bool:
+    """Returns True if few exceptions are linked to ``error`` and no class overrides how the links are read."""
+    pending, seen = [error], {id(error)}
+    while pending:
+        each = pending.pop()
+        kind = type(each)
+        if any(getattr(kind, name) is not getattr(BaseException, name) for name in _FOLLOWED):
+            return False
+        linked = [_cause_of(each), _context_of(each)]
+        if issubclass(kind, BaseExceptionGroup):
+            if kind.exceptions is not BaseExceptionGroup.exceptions:
+                return False
+            linked += _members_of(each)
+        fresh = [link for link in linked if link is not None and id(link) not in seen]
+        seen.update(map(id, fresh))
+        pending += fresh
+        if len(seen) > _LINKED:
+            return False
+    return True
+
+
+def storable(text: str, limit: int = ERROR_LIMIT) -> str:
+    """``text`` as every store takes it: no NUL, lone surrogates written out, at most ``limit`` characters."""
+    clean = text[:limit].replace("\0", "\\x00")
+    return clean.encode("utf-8", "backslashreplace").decode()[:limit]
+
+
+def _headline(error: BaseException) -> str:
+    name = _type_name(type(error))
+    try:
+        message = str.__getitem__(str(error), slice(ERROR_LIMIT))  # of a subclass of str, too
+    except BaseException as trouble:  # the application's __str__
+        return f"{name}: (its message cannot be shown: {_type_name(type(trouble))})"
+    return f"{name}: {message}" if message else name
+
+
+def _leaves(group: BaseException, limit: int) -> Iterator[BaseException]:
+    """The first ``limit`` exceptions of a group that are no groups, without recursion: groups may be deep."""
+    pending = list(reversed(_members_of(group)))
+    while pending and limit:
+        error = pending.pop()
+        if issubclass(type(error), BaseExceptionGroup):
+            pending.extend(reversed(_members_of(error)))
+        else:
+            limit -= 1
+            yield error
+
+
+def _beyond_ours(frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        frames = frames.tb_next
+    return frames
+
+
+def tail(text: str) -> str:
+    """The end of a traceback, as every store takes it: at most ``TRACEBACK_LIMIT`` bytes."""
+    data = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace")
+    if len(data) <= TRACEBACK_LIMIT:
+        return data.decode()
+    return "…" + data[3 - TRACEBACK_LIMIT :].decode("utf-8", "ignore")

@@ -1,0 +1,177 @@
+"""How a handler is called: its dependencies, the middlewares around it, and the executor that runs it."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from holdfast.app import Holdfast
+from holdfast.core.errors import ConfigError
+from holdfast.core.lifecycle import Outcome, Released, Succeeded
+from holdfast.settings.settings import Settings
+from holdfast.tasks import Context, Limits, Task
+from holdfast.worker.executors.outcome import UNSTARTABLE_DELAY
+from holdfast.worker.executors.process import ProcessExecutor
+from holdfast.worker.executors.thread import NoThread, ThreadExecutor
+
+Next = Callable[[Context], Awaitable[Any]]
+
+
+class RemoteOutcome(Exception):
+    """A handler ended elsewhere (a child process, a command) otherwise than in success: its outcome on the way up."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(getattr(outcome, "error", str(outcome)))
+        self.outcome = outcome
+
+
+class HandlerInvoker:
+    """The callable world of one worker: opened before its first job, closed after its last."""
+
+    def __init__(self, app: Holdfast, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+        self._open = AsyncExitStack()
+        self._injected: dict[str, dict[str, Any]] = {}
+        self._threads = ThreadExecutor(settings.concurrency)
+        self._processes: ProcessExecutor | None = None
+
+    async def open(self) -> None:
+        """Check every task, enter the lifespans, make the dependencies, start child processes where tasks need them."""
+        app = self._app
+        for task in app.registry:
+            self._check(task)
+        for lifespan in app.lifespans:
+            await self._open.enter_async_context(lifespan(app))
+        await self._provide()
+        if any(task.executor == "process" for task in app.registry):
+            self._processes = ProcessExecutor(
+                # A place for every job that may run: one that waited for a child would spend its timeout waiting, as
+                # it does where a reload has raised the concurrency since (docs/workers.md says so).
+                self._settings.concurrency,
+                warm=min(self._settings.concurrency, os.cpu_count() or 1),
+                app=self._settings.app,
+                recycle_jobs=self._settings.recycle_jobs,
+                recycle_memory=self._settings.recycle_memory,
+                result_limit=self._settings.result_limit,
+                log=Limits(self._settings.job_lines, self._settings.job_line_size),
+                events=app.events,
+            )
+            await self._processes.start()
+
+    def resize(self, concurrency: int) -> None:
+        """Have threads for this many handlers."""
+        self._threads.resize(concurrency)
+
+    @staticmethod
+    def _check(task: Task[..., Any]) -> None:
+        """A task that cannot run is told at start, not job by job."""
+        task.prepare()
+        if task.executor == "process":
+            if task.dependencies:
+                names = ", ".join(task.dependencies)
+                raise ConfigError(
+                    f"task {task.name!r} runs in a child process, where provided values ({names}) do not exist; "
+                    "make them inside the handler, or use another executor"
+                )
+            _ = task.reference
+
+    async def close(self) -> int:
+        """Undo ``open``; how many threads are stuck in handlers that do not end."""
+        if self._processes is not None:
+            await self._processes.close()
+        stuck = self._threads.close()
+        await self._open.aclose()
+        return stuck
+
+    # ── dependencies ──────────────────────────────────────────────────────────────────────────────────────────
+    async def _provide(self) -> None:
+        made: dict[type, Any] = {}
+        for task in self._app.registry:
+            for kind in task.dependencies.values():
+                if kind not in made:
+                    made[kind] = await self._make(task, kind)
+            self._injected[task.name] = {name: made[kind] for name, kind in task.dependencies.items()}
+
+    async def _make(self, task: Task[..., Any], kind: type) -> Any:
+        factory = self._app.providers.get(kind)
+        if factory is None:
+            raise ConfigError(
+                f"task {task.name!r} asks for a {kind.__name__}, which nothing provides; "
+                f"register a factory with @app.provide that returns one"
+            )
+        if inspect.isasyncgenfunction(factory):
+            return await self._open.enter_async_context(asynccontextmanager(factory)())
+        value = factory()
+        if inspect.isawaitable(value):
+            value = await value
+        if hasattr(value, "__aenter__") and not isinstance(value, kind):
+            value = await self._open.enter_async_context(value)
+        return value
+
+    # ── calling ───────────────────────────────────────────────────────────────────────────────────────────────
+    def call(self, task: Task[..., Any], context: Context, arguments: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+        """A coroutine that runs the handler, middlewares around it, and gives what it returned."""
+        injected = self._injected.get(task.name)
+        if injected:
+            arguments |= injected
+        if task.executor == "async" and not self._app.middlewares:
+            signature = task.prepare()
+            if signature.needs_context:
+                return signature.entry(context, **arguments)  # type: ignore[no-any-return]  # an async def gives one
+            return signature.entry(**arguments)  # type: ignore[no-any-return]  # as above
+        return self.around(context, functools.partial(self._handler, task, context, arguments))
+
+    async def around(self, context: Context, handler: Callable[[], Awaitable[Any]]) -> Any:
+        """Run ``handler`` inside every middleware; the first registered is the outermost."""
+        call_next: Next = _last(handler)
+        for middleware in reversed(self._app.middlewares):
+            call_next = _wrapped(middleware, call_next)
+        return await call_next(context)
+
+    async def _handler(self, task: Task[..., Any], context: Context, arguments: dict[str, Any]) -> Any:
+        if task.executor == "process":
+            return await self._in_child(task, context)
+        leading = (context,) if task.needs_context else ()
+        if task.executor == "async":
+            return await task.entry(*leading, **arguments)
+        called = functools.partial(task.entry, *leading, **arguments)
+        # A context can be entered once at a time: the thread gets a copy of the one this coroutine runs in.
+        try:
+            return await self._threads.run(called, contextvars.copy_context(), context.cancel)
+        except NoThread as error:
+            raise RemoteOutcome(Released(f"this worker cannot start a thread: {error}", UNSTARTABLE_DELAY)) from error
+
+    async def _in_child(self, task: Task[..., Any], context: Context) -> Any:
+        if self._processes is None:
+            raise ConfigError(f"task {task.name!r} was registered after the worker had started; restart the worker")
+        carrier = None if self._app.spans is None else self._app.spans.carrier()
+        return returned(await self._processes.run(task, context.job, lambda: context.log, carrier))
+
+
+def returned(outcome: Outcome) -> Any:
+    """What a handler that ran elsewhere returned; Ran where it did not."""
+    if not isinstance(outcome, Succeeded):
+        raise RemoteOutcome(outcome)
+    return None if outcome.result is None else msgspec.json.decode(outcome.result)
+
+
+def _last(handler: Callable[[], Awaitable[Any]]) -> Next:
+    async def call_next(_: Context) -> Any:
+        return await handler()
+
+    return call_next
+
+
+def _wrapped(middleware: Callable[[Any, Next], Any], call_next: Next) -> Next:
+    async def call(context: Context) -> Any:
+        return await middleware(context, call_next)
+
+    return call

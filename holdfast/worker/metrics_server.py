@@ -1,0 +1,96 @@
+"""What a worker process tells those who watch over it: its metrics and its health, on a port of their own."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import msgspec
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.events import MetricsServed
+from holdfast.core.validation import is_loopback
+from holdfast.settings.settings import Settings
+from holdfast.tasks.command_policy import COMMAND
+from holdfast.telemetry.exposition import expose
+from holdfast.telemetry.metrics import Metrics
+from holdfast.telemetry.metrics_process import MetricsPage, MetricsProcess
+from holdfast.worker.context import WorkerContext
+from holdfast.worker.health import Health, health_of
+
+_JSON = "application/json"
+
+
+class MetricsServer:
+    """While entered, the shift's figures are counted and served, if the settings name a port."""
+
+    def __init__(self, shift: WorkerContext) -> None:
+        self._shift = shift
+        self._metrics: Metrics | None = None
+        self._sidecar: MetricsProcess | None = None
+
+    def __enter__(self) -> None:
+        """ConfigError where the port cannot be had, or others would reach it of whom nobody said so."""
+        shift, settings = self._shift, self._shift.settings
+        if settings.metrics_port is None:
+            return
+        _check_exposure(settings)
+        pages = {
+            "/": self._figures,
+            "/metrics": self._figures,
+            "/metrics/": self._figures,
+            "/health": self._well,
+            "/health/ready": self._well,
+            "/health/live": self._alive,
+        }
+        self._sidecar = MetricsProcess(settings.metrics_host, settings.metrics_port, pages)
+        self._metrics = metrics = Metrics(shift.events, labels=settings.metrics_labels, tasks=self._tasks)
+        metrics.gauge("worker_active_jobs", lambda: len(shift.running))
+        metrics.gauge("worker_buffered_jobs", lambda: len(shift.buffer))
+        metrics.gauge("worker_slots", lambda: shift.settings.concurrency)
+        metrics.gauge("worker_healthy", lambda: float(health_of(shift).well))
+        self._sidecar.start()
+        shift.emit(MetricsServed(address=self._sidecar.address, worker_id=shift.worker_id))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sidecar is not None:
+            self._sidecar.stop()
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def _tasks(self) -> list[str]:
+        """Every task this worker can run."""
+        commands = [] if self._shift.settings.commands == "off" else [COMMAND]
+        return [*self._shift.app.registry.names(), *commands]
+
+    # ── pages: made in the sidecar's thread ───────────────────────────────────────────────────────────────────────
+    def _figures(self, accept: str) -> MetricsPage:
+        assert self._metrics is not None  # noqa: S101 - made before the sidecar starts
+        body, media = expose(self._metrics.read(), prefix=self._shift.settings.metrics_prefix, accept=accept)
+        return MetricsPage(200, body, media)
+
+    def _well(self, _accept: str) -> MetricsPage:
+        health = health_of(self._shift)
+        return self._told(health, good=health.well)
+
+    def _alive(self, _accept: str) -> MetricsPage:
+        health = health_of(self._shift)
+        return self._told(health, good=health.live)
+
+    def _told(self, health: Health, *, good: bool) -> MetricsPage:
+        said = {
+            "status": "ok" if good else health.status,
+            "service": "holdfast-worker",
+            "worker": self._shift.worker_id,
+        }
+        return MetricsPage(200 if good else 503, msgspec.json.encode(said), _JSON)
+
+
+def _check_exposure(settings: Settings) -> None:
+    if not settings.metrics_open and not is_loopback(settings.metrics_host):
+        raise ConfigError(
+            f"metrics_host: {settings.metrics_host} can be reached by others, and this port asks for no key, though it "
+            "names tasks and queues: listen on 127.0.0.1, or set metrics_open if they may read it, or if something "
+            "before it decides who reaches it"
+        )

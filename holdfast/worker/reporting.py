@@ -1,0 +1,160 @@
+"""What observers are told of claims and settlements: the same whoever runs the jobs, a worker of ours or a program over
+HTTP."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import timedelta
+
+from holdfast.core.events import (
+    Events,
+    JobCancelled,
+    JobDead,
+    JobDeferred,
+    JobFailed,
+    JobReleased,
+    JobSucceeded,
+    JobUnstartable,
+    LeaseAcquired,
+    LeaseLost,
+    LeaseRejected,
+)
+from holdfast.core.lifecycle import UNFIT
+from holdfast.core.metric_events import BatchSettled, JobsClaimed
+from holdfast.core.models import Claim, Job, JobState, Settled, Settlement, instant
+from holdfast.settings.settings import Settings
+from holdfast.telemetry.traces import trace_id_of
+from holdfast.transports.keys import TransportKeys
+
+
+def tell_claim(events: Events, claim: Claim, worker_id: str, lease_for: timedelta) -> None:
+    """What a claim brought."""
+    if (claim.jobs or claim.refused) and events.listens(JobsClaimed):
+        _measure_claim(events, claim, lease_for)
+    if claim.refused and events.listens(LeaseRejected):
+        events.emit(LeaseRejected(count=claim.refused, worker_id=worker_id))
+    if claim.jobs and events.listens(LeaseAcquired):
+        until = None if claim.lease_until_us is None else instant(claim.lease_until_us)
+        for job in claim.jobs:
+            events.emit(
+                LeaseAcquired(
+                    job_id=job.id, job_type=job.task, attempt=job.attempts, worker_id=worker_id, locked_until=until
+                )
+            )
+
+
+def _measure_claim(events: Events, claim: Claim, lease_for: timedelta) -> None:
+    """By the store's clock alone: the leases began when the jobs were taken."""
+    taken_at_us = (claim.lease_until_us or 0) - lease_for // timedelta(microseconds=1)
+    late: defaultdict[str, list[float]] = defaultdict(list)
+    retried = 0
+    for job in claim.jobs:
+        late[job.queue].append((taken_at_us - job.run_at_us) * 1e-6)
+        if job.attempts > 1:
+            retried += 1
+    events.emit(JobsClaimed(retried=retried, refused=claim.refused, late=late))
+
+
+def measure_settled(events: Events, size: int, succeeded: Iterable[tuple[str, float]]) -> None:
+    """A batch of settlements was answered: by task, the seconds of each job that ended well."""
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    for task, spent in succeeded:
+        seconds[task].append(spent)
+    events.emit(BatchSettled(size=size, succeeded=seconds))
+
+
+def tell_success(events: Events, job: Job, seconds: float) -> None:
+    """The job has succeeded, and that is stored. Who settles many asks first whether anybody listens."""
+    events.emit(
+        JobSucceeded(
+            job_id=job.id,
+            job_type=job.task,
+            attempt=job.attempts,
+            seconds=round(seconds, 6),
+            trace_id=trace_id_of(job),
+        )
+    )
+
+
+def tell_lost(events: Events, job: Job, worker_id: str) -> None:
+    """The job is not this worker's any more, though it worked on it."""
+    events.emit(LeaseLost(job_id=job.id, job_type=job.task, worker_id=worker_id))
+
+
+def tell_rest(
+    events: Events, job: Job, settlement: Settlement, answer: Settled, *, seconds: float, dlq_key: str | None
+) -> None:
+    """What became of a job whose settlement was accepted, where it is no success."""
+    reason, error = str(settlement.reason or ""), settlement.error or ""
+    match answer.state:
+        case JobState.FAILED:
+            retry_at = None if answer.run_at_us is None else instant(answer.run_at_us)
+            events.emit(
+                JobFailed(
+                    job_id=job.id,
+                    job_type=job.task,
+                    attempt=job.attempts,
+                    reason=reason,
+                    error=error,
+                    retry_at=retry_at,
+                    seconds=round(seconds, 6),
+                    trace_id=trace_id_of(job),
+                )
+            )
+        case JobState.DEAD:
+            _tell_dead(events, job, reason, error, seconds, dlq_key)
+        case JobState.CANCELLED:
+            events.emit(JobCancelled(job_id=job.id, job_type=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
+        case JobState.SCHEDULED if settlement.reason in UNFIT:
+            retry_at = None if answer.run_at_us is None else instant(answer.run_at_us)
+            events.emit(JobDeferred(job_id=job.id, job_type=job.task, reason=reason, retry_at=retry_at))
+        case _:
+            if error:
+                events.emit(JobUnstartable(job_id=job.id, job_type=job.task, error=error))
+            events.emit(JobReleased(job_id=job.id, job_type=job.task, reason=reason))
+
+
+def tell_recovered(events: Events, job: Job, answer: Settled, dlq_key: str | None) -> None:
+    """What became of a job whose lease ran out."""
+    error = f"lease expired: worker {job.worker} died, froze or was cut off"
+    match answer.state:
+        case JobState.CANCELLED:
+            events.emit(JobCancelled(job_id=job.id, job_type=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
+        case JobState.DEAD:
+            _tell_dead(events, job, "crashed", error, 0.0, dlq_key)
+        case JobState.QUEUED:
+            events.emit(
+                JobFailed(
+                    job_id=job.id,
+                    job_type=job.task,
+                    attempt=job.attempts,
+                    reason="crashed",
+                    error=error,
+                    retry_at=None,  # it is ready now
+                    seconds=0.0,
+                    trace_id=trace_id_of(job),
+                )
+            )
+
+
+def _tell_dead(events: Events, job: Job, reason: str, error: str, seconds: float, dlq_key: str | None) -> None:
+    events.emit(
+        JobDead(
+            job_id=job.id,
+            job_type=job.task,
+            attempt=job.attempts,
+            reason=reason,
+            error=error,
+            seconds=round(seconds, 6),
+            dlq_key=dlq_key,
+            trace_id=trace_id_of(job),
+        )
+    )
+
+
+def dead_letters(settings: Settings, queue: str) -> str | None:
+    """The key under which the transport lists dead jobs of this queue; None where there is no transport."""
+    if settings.transport == "none":
+        return None
+    return TransportKeys(settings.transport_key, settings.transport_dead_key).dead(queue)

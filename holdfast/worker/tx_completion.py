@@ -1,0 +1,68 @@
+"""Handlers that end their job inside a transaction of their own, together with their rows.
+
+Whether such a job has ended is decided by a commit that we never hear of. So nobody believes the handler: when it has
+returned or raised, the store is asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from holdfast.core.errors import HoldfastError, LeaseLost
+from holdfast.core.models import TxOutcome
+from holdfast.stores.base import TransactionalStore
+from holdfast.tasks import Context, encode_result
+from holdfast.worker.backoff import RetryDelay
+from holdfast.worker.context import TaskRun, WorkerContext
+
+_PAUSE, _PAUSE_MOST = 0.01, 0.5  # seconds between looks at a transaction that is still open
+
+UNDONE = "the transaction in which it was completed was not committed"
+"""The error of an attempt whose handler returned as if it had not been."""
+
+
+class TxCompletion:
+    """What the handlers of one shift ask for by ``context.complete``."""
+
+    def __init__(self, shift: WorkerContext) -> None:
+        self._shift = shift
+
+    async def complete(self, context: Context, connection: Any, result: Any) -> None:
+        """End the job of ``context`` on ``connection``; LeaseLost, and nothing written, where it is not ours to end.
+
+        Without an event loop it runs in the thread of its handler.
+        """
+        job, shift = context.job, self._shift
+        text = encode_result(result, shift.settings.result_limit)
+        answer = await shift.app.within.complete(connection, job.lease, text)
+        if not answer.accepted:
+            raise LeaseLost(
+                f"job {job.id} is not this attempt's to complete: it is {answer.state or 'gone'} now; roll back"
+            )
+
+    async def is_lost(self, run: TaskRun) -> bool:
+        """Whether somebody else may have the job: not where it has ended, nor while its transaction holds it."""
+        store = cast(TransactionalStore, await self._shift.app.opened())
+        try:
+            fate = await store.completed(run.lease)
+        except HoldfastError:
+            return True  # cut off from the store, nobody knows
+        return fate in (TxOutcome.UNDONE, TxOutcome.LOST)
+
+    async def fate(self, run: TaskRun) -> TxOutcome:
+        """What became of the job. Waits while its transaction is open, but for no longer than a lease lasts."""
+        shift = self._shift
+        store = cast(TransactionalStore, await shift.app.opened())
+        patience = RetryDelay(shift, "runner")
+        give_up = shift.clock.monotonic() + shift.settings.lease.total_seconds()
+        pause = _PAUSE
+        while True:
+            try:
+                fate = await store.completed(run.lease)
+            except HoldfastError as error:
+                fate = TxOutcome.OPEN
+                await patience.after(error)
+            if fate is not TxOutcome.OPEN or shift.clock.monotonic() > give_up:
+                return fate
+            await shift.clock.sleep(pause)
+            pause = min(2 * pause, _PAUSE_MOST)

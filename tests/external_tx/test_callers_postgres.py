@@ -1,0 +1,215 @@
+"""What is no transaction of the caller's on this very database is refused at once, and harms nothing; and what else
+happens around one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+from django.db import ConnectionHandler, connections, transaction
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from holdfast import Holdfast
+from holdfast.core.errors import Conflict, Invalid
+from holdfast.worker import Worker
+from tests.external_tx.kinds import by_asyncpg, django_connection, engine_url, plain
+from tests.external_tx.support import Place, Undone
+from tests.support.servers import until
+
+
+# ── what cannot be joined ─────────────────────────────────────────────────────────────────────────────────────────
+def test_a_connection_that_would_commit_by_itself_is_refused(place: Place) -> None:
+    url = plain(place.url)
+    with (
+        psycopg.connect(url, autocommit=True) as by_psycopg,
+        create_engine(engine_url(url, "psycopg"), isolation_level="AUTOCOMMIT").connect() as by_sqlalchemy,
+    ):
+        for connection in (by_psycopg, by_sqlalchemy, django_connection(place.url)):
+            with pytest.raises(Conflict, match="would commit by itself; "):
+                place.app.sync.enqueue("work", connection=connection)
+    by_sqlalchemy.engine.dispose()
+
+    async def alone() -> None:
+        link = await asyncpg.connect(url)
+        with pytest.raises(Conflict, match=r"async with connection\.transaction"):
+            await place.app.enqueue("work", connection=link)
+        await link.close()
+        await place.app.close()
+
+    asyncio.run(alone())
+    assert place.jobs() == 0
+
+
+def test_a_closed_connection_is_refused(place: Place) -> None:
+    url = plain(place.url)
+    by_psycopg = psycopg.connect(url)
+    by_psycopg.close()
+    engine = create_engine(engine_url(url, "psycopg"))
+    by_sqlalchemy = engine.connect()
+    by_sqlalchemy.close()
+    for connection in (by_psycopg, by_sqlalchemy):
+        with pytest.raises(Conflict, match="closed"):
+            place.app.sync.enqueue("work", connection=connection)
+    engine.dispose()
+
+    async def closed() -> None:
+        async with asyncpg.create_pool(url, min_size=1, max_size=1) as pool:
+            async with pool.acquire() as given_back:
+                pass
+            link = await asyncpg.connect(url)
+            await link.close()
+            for connection in (link, given_back):
+                with pytest.raises(Conflict, match="closed"):
+                    await place.app.enqueue("work", connection=connection)
+        await place.app.close()
+
+    asyncio.run(closed())
+    assert place.jobs() == 0
+
+
+def test_a_connection_of_an_event_loop_is_refused_where_there_is_none(place: Place) -> None:
+    async def link() -> Any:
+        return await asyncpg.connect(plain(place.url))
+
+    with asyncio.Runner() as runner:
+        connection = runner.run(link())
+        with pytest.raises(Invalid, match="belongs to an event loop"):
+            place.app.sync.enqueue("work", connection=connection)
+        runner.run(connection.close())
+
+
+def test_what_is_near_a_connection_is_refused_with_what_to_give(place: Place, tmp_path: Path) -> None:
+    engine = create_engine(engine_url(place.url, "psycopg"))
+    for near in (engine, sessionmaker(engine), place.url):
+        with pytest.raises(Invalid, match="one connection, not the pool or the engine"):
+            place.app.sync.enqueue("work", connection=near)
+    with pytest.raises(Invalid, match=r"session\.connection"):
+        place.app.sync.enqueue("work", connection=Session(binds={object: engine}))
+    file = sqlite3.connect(tmp_path / "other.db")
+    with pytest.raises(Invalid, match=r"'sqlite' is not valid; it is open on another database"):
+        place.app.sync.enqueue("work", connection=file)
+    file.close()
+    engine.dispose()
+
+
+def test_a_role_that_may_not_use_the_queue_is_told(place: Place) -> None:
+    place.server.execute("create role stranger login")
+    try:
+        with psycopg.connect(place.server.url(user="stranger")) as connection:
+            with pytest.raises(Invalid, match="role stranger' may not submit; grant it usage"):
+                place.app.sync.enqueue("work", connection=connection)
+            assert connection.execute("select 1").fetchone() == (1,), "the transaction is as it was"
+    finally:
+        place.server.execute("drop role stranger")
+
+
+@pytest.mark.parametrize("encoding", ["latin1", "euc_jp", "sql_ascii"])
+def test_the_encoding_of_the_session_does_not_matter(place: Place, encoding: str) -> None:
+    text = 'é€𝄞 \\u20ac "\0\n␀'
+    with psycopg.connect(plain(place.url)) as connection:
+        connection.execute(f"set client_encoding = {encoding}")  # type: ignore[arg-type]
+        handle = place.app.sync.enqueue("work", {"text": text}, connection=connection)
+        connection.commit()
+    assert json.loads(place.app.sync.get(handle.id).payload) == {"text": text}
+
+
+def test_a_copy_of_the_database_is_another_one(place: Place) -> None:
+    place.app.sync.close()
+    copy = f"copy_{place.schema}"
+    ((identity,),) = place.execute("select id from SCHEMA.identity")
+    place.server.execute(f"create database {copy} owner app")
+    other = Holdfast(place.server.url(copy, schema=place.schema))
+    other.sync.count()
+    place.execute("update SCHEMA.identity set id = %s", identity, database=copy)
+    with psycopg.connect(place.server.url(copy)) as connection, pytest.raises(Invalid, match="another database"):
+        place.app.sync.enqueue("work", connection=connection)
+    other.sync.close()
+    place.server.execute(f"drop database {copy}")
+
+
+# ── beside SQLAlchemy's and Django's SQLite ───────────────────────────────────────────────────────────────────────
+def test_sqlalchemy_on_a_file_is_python_s_own_connection(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+    app.sync.count()
+    engine = create_engine(f"sqlite:///{tmp_path}/jobs.db")
+    with Session(engine) as session, session.begin():
+        app.sync.enqueue("work", connection=session, key="kept")
+    with contextlib.suppress(Undone), Session(engine) as session, session.begin():
+        app.sync.enqueue("work", connection=session)
+        raise Undone
+    engine.dispose()
+    assert [job.key for job in app.sync.find().jobs] == ["kept"]
+    app.sync.close()
+
+
+# ── news ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_worker_hears_of_the_commit(place: Place) -> None:
+    """Long before it would look by itself; and not before."""
+
+    @place.app.task("work")
+    async def work() -> str:
+        return "done"
+
+    async def submitted() -> None:
+        worker = Worker(place.app, settings=place.app.settings.but(poll="10m"))
+        async with place.app:
+            working = asyncio.create_task(worker.run())
+            async with by_asyncpg(place.url) as held:
+                handle = await work.options(connection=held.connection).enqueue()
+                await asyncio.sleep(0.2)
+                assert place.jobs() == 0
+            assert await handle.result(timeout=40) == "done"
+            worker.stop()
+            await working
+
+    asyncio.run(submitted())
+
+
+def test_two_transactions_that_want_one_key_make_one_job(place: Place) -> None:
+    """The second waits for the first; rolled back, it is the second's, else both get the same."""
+
+    def first(connection: psycopg.Connection[Any]) -> str:
+        return str(place.app.sync.enqueue("work", connection=connection, key="k").id)
+
+    for commits in (False, True):
+        with psycopg.connect(plain(place.url)) as one, psycopg.connect(plain(place.url)) as two:
+            earlier = first(one)
+            with ThreadPoolExecutor(1) as pool:
+                later = pool.submit(first, two)
+                until(
+                    lambda: bool(place.server.execute("select 1 from pg_locks where not granted")), "the second to wait"
+                )
+                one.commit() if commits else one.rollback()
+                assert (later.result(40) == earlier) is commits
+                two.rollback()
+    assert place.jobs() == 1
+
+
+def test_django_on_a_file_too(place: Place, tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+    app.sync.count()
+    django_connection(place.url)
+    file = {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{tmp_path}/jobs.db"}
+    connections.settings["file"] = ConnectionHandler({"default": file}).settings["default"]
+    try:
+        with pytest.raises(Conflict, match="atomic"):
+            app.sync.enqueue("work", connection=connections["file"])
+        with transaction.atomic(using="file"):
+            app.sync.enqueue("work", connection=connections["file"], key="kept")
+        with contextlib.suppress(Undone), transaction.atomic(using="file"):
+            app.sync.enqueue("work", connection=connections["file"])
+            raise Undone
+    finally:
+        connections["file"].close()
+        del connections["file"], connections.settings["file"]
+    assert [job.key for job in app.sync.find().jobs] == ["kept"]
+    app.sync.close()

@@ -1,0 +1,128 @@
+"""The same in a SQLite file: one writer at a time, so everybody waits for the handler's transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Holdfast, JobState
+from holdfast.core.errors import HoldfastError
+from holdfast.core.models import Job, Lease, Settlement, TxOutcome
+from holdfast.worker import Worker
+from tests.external_tx.support import Undone
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[Holdfast]:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+    app.sync.count()
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
+        connection.execute("create table invoice (n)")
+    yield app
+    app.sync.close()
+
+
+@contextmanager
+def begun(app: Holdfast) -> Iterator[sqlite3.Connection]:
+    """A transaction of the caller's that wrote a row; committed in the end, rolled back by an error."""
+    with closing(sqlite3.connect(app.settings.url.removeprefix("sqlite:///"))) as connection, connection:
+        connection.execute("insert into invoice values (1)")
+        yield connection
+
+
+def rows(app: Holdfast) -> int:
+    with closing(sqlite3.connect(app.settings.url.removeprefix("sqlite:///"))) as connection:
+        return int(connection.execute("select count(*) from invoice").fetchone()[0])
+
+
+@pytest.mark.parametrize("executor", ["async", "thread"])
+def test_rolled_back_the_attempt_has_failed_and_committed_it_is_the_last(app: Holdfast, executor: str) -> None:
+    def write(context: Context, complete: Any) -> Any:
+        with begun(app) as connection:
+            done = complete(connection, context.attempts)
+            if context.attempts == 1:
+                raise Undone
+            return done
+
+    async def work(context: Context) -> Any:
+        with begun(app) as connection:
+            done = await context.complete(connection, context.attempts)
+            if context.attempts == 1:
+                raise Undone
+            return done
+
+    def work_in_thread(context: Context) -> Any:
+        return write(context, context.sync.complete)
+
+    task: Any = app.task("work", retry="immediate")(work if executor == "async" else work_in_thread)
+
+    async def serve() -> Any:
+        async with app:
+            handle = await task.enqueue()
+            worker = Worker(app)
+            working = asyncio.create_task(worker.run())
+            assert await handle.result(timeout=40) == 2
+            worker.stop()
+            await working
+            return await handle.job()
+
+    job = asyncio.run(serve())
+    assert (job.state, job.attempts, rows(app)) == (JobState.SUCCEEDED, 2, 1)
+
+
+async def _claimed(app: Holdfast) -> Lease:
+    await app.enqueue("work")
+    claim = await (await app.opened()).claim("w", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
+    return claim.jobs[0].lease
+
+
+def test_the_store_says_what_became_of_a_completion(app: Holdfast) -> None:
+    async def ask() -> None:
+        async with app:
+            store: Any = await app.opened()
+            lease = await _claimed(app)
+            assert await store.completed(lease) is TxOutcome.UNDONE
+            with suppress(Undone), begun(app) as connection:
+                assert (await app.within.complete(connection, lease, None)).accepted
+                raise Undone
+            assert await store.completed(lease) is TxOutcome.UNDONE
+            with begun(app) as connection:
+                assert (await app.within.complete(connection, lease, '"r"')).accepted
+            assert await store.completed(lease) is TxOutcome.KEPT
+            assert (await app.get(lease.job_id)).result == '"r"'
+            assert await store.completed(Lease(lease.job_id, 7)) is TxOutcome.LOST
+            with begun(app) as connection:
+                answer = await app.within.complete(connection, lease, None)
+            assert (answer.accepted, answer.state) == (False, JobState.SUCCEEDED)
+
+    asyncio.run(ask())
+
+
+def test_superseded_lease_completes_nothing(app: Holdfast) -> None:
+    async def ask() -> None:
+        async with app:
+            store = await app.opened()
+            superseded = await _claimed(app)
+            await store.settle([Settlement(job_id=superseded.job_id, claims=superseded.claims, state=JobState.QUEUED)])
+            claim = await store.claim("other", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
+            with begun(app) as connection:
+                answer = await app.within.complete(connection, superseded, '"late"')
+            assert (answer.accepted, answer.state) == (False, JobState.RUNNING)
+            with begun(app) as connection:
+                assert (await app.within.complete(connection, claim.jobs[0].lease, '"mine"')).accepted
+            assert (await app.get(superseded.job_id)).result == '"mine"'
+
+    asyncio.run(ask())
+
+
+def test_a_context_without_a_store_says_what_to_do() -> None:
+    context = Context(Job("id", "t", "q", "{}", 1, 1, None, 0, 0, 0, 0))
+    with pytest.raises(HoldfastError, match='executor="async" or "thread"'):
+        context.sync.complete(None)

@@ -1,0 +1,174 @@
+"""Submitting inside the caller's transaction, on every kind of connection: jobs and rows come together."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Holdfast, JobState
+from holdfast.core.errors import Conflict, Invalid
+from tests.external_tx.kinds import BLOCKING, KINDS, does
+from tests.external_tx.support import Place, Undone
+from tests.support.servers import until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(params=list(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_committed_both_are_there_and_not_before(place: Place, kind: str) -> None:
+    async def body(held: Any) -> None:
+        options = {"key": "k", "delay": 60, "priority": 3, "tags": ["t"], "metadata": {"m": "\0"}, "max_attempts": None}
+        handle = await does(
+            place.app, "enqueue", "work", {"n": 2**70, "a": "x\0␀"}, connection=held.connection, **options
+        )
+        again = await does(place.app, "enqueue", "work", {}, connection=held.connection, key="k")
+        assert (handle.created, again.created, again.id) == (True, False, handle.id)
+        assert place.both() == (0, 0)
+
+    place.holding(kind, body)
+
+    assert place.both() == (1, 1)
+    job = place.app.sync.get("key:k")
+    assert (job.state, job.payload, job.priority, job.max_attempts, job.carried.tags, job.carried.metadata) == (
+        JobState.SCHEDULED,
+        '{"n":1180591620717411303424,"a":"x\\u0000␀"}',
+        3,
+        None,
+        ("t",),
+        {"m": "\0"},
+    )
+    assert job.run_at - job.created_at == timedelta(seconds=60)
+
+
+def test_rolled_back_neither_ever_was(place: Place, kind: str) -> None:
+    async def body(held: Any) -> None:
+        await does(place.app, "enqueue", "work", {}, connection=held.connection, key="k")
+        raise Undone
+
+    with pytest.raises(Undone):
+        place.holding(kind, body)
+
+    assert place.both() == (0, 0)
+    assert place.app.sync.enqueue("work", key="k").created
+
+
+def test_many_jobs_and_a_savepoint_that_is_rolled_back(place: Place, kind: str) -> None:
+    async def body(held: Any) -> None:
+        drafts = [place.app.draft("work", {"n": n}) for n in range(250)]
+        handles = await does(place.app, "enqueue_many", drafts, batch=100, connection=held.connection)
+        assert [handle.id for handle in handles] == [draft.id for draft in drafts]
+        with contextlib.suppress(Undone):
+            async with held.savepoint():
+                await held.execute(place.insert)
+                await does(place.app, "enqueue", "work", {}, connection=held.connection)
+                raise Undone
+
+    place.holding(kind, body)
+
+    assert place.both() == (1, 250)
+
+
+def test_a_server_that_ends_the_session_before_the_commit_leaves_nothing(place: Place, kind: str) -> None:
+    async def body(held: Any) -> None:
+        await does(place.app, "enqueue", "work", {}, connection=held.connection)
+        ((killed,),) = place.execute(
+            "select count(pg_terminate_backend(pid)) from pg_locks where relation = 'TABLE'::regclass"
+        )
+        assert killed == 1
+
+    with pytest.raises(Exception, match=r"terminat|clos|lost|connection"):  # in the words of each driver
+        place.holding(kind, body)
+
+    assert place.both() == (0, 0)
+
+
+def test_a_process_that_is_killed_before_the_commit_leaves_nothing(place: Place, kind: str) -> None:
+    held = subprocess.Popen(
+        [sys.executable, "-m", "tests.external_tx.kinds", kind, place.url], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert held.stdout is not None
+    with held:
+        assert held.stdout.readline() == "held\n"
+        held.send_signal(signal.SIGKILL)
+    until(lambda: not place.is_held(), "the server to notice")
+    assert place.both() == (0, 0)
+
+
+def test_a_failed_transaction_is_refused_with_what_to_do(place: Place, kind: str) -> None:
+    async def body(held: Any) -> None:
+        with pytest.raises(Exception, match="by zero"):
+            await held.execute("select 1/0")
+        with pytest.raises(Conflict, match="rolled back"):
+            await does(place.app, "enqueue", "work", {}, connection=held.connection)
+        raise Undone
+
+    with pytest.raises(Undone):
+        place.holding(kind, body)
+    assert place.both() == (0, 0)
+
+
+def test_another_database_is_refused_and_the_transaction_goes_on(place: Place, kind: str, tmp_path: Path) -> None:
+    """A database without a queue, a schema of ours elsewhere, and a copy under another name; nothing is spoiled."""
+    database = place.server.create_database()
+    elsewhere = place.server.url(database, schema=place.schema)
+    strangers = [
+        Holdfast(place.server.url(database, schema="nothing")),
+        Holdfast(elsewhere),
+        Holdfast(f"sqlite:///{tmp_path}/jobs.db"),
+    ]
+    for stranger in strangers[:2]:
+        stranger.sync.count()
+
+    async def body(held: Any) -> None:
+        for stranger in strangers:
+            with pytest.raises(Invalid, match="another database"):
+                await does(stranger, "enqueue", "work", {}, connection=held.connection)
+            await does(stranger, "close")
+        await does(place.app, "enqueue", "work", {}, connection=held.connection)
+
+    place.holding(kind, body)
+    assert place.both() == (1, 1)
+
+
+def test_search_path_does_not_matter(place: Place, kind: str) -> None:
+    async def body(held: Any) -> None:
+        await held.execute("set local search_path = nowhere")
+        await held.execute("set local standard_conforming_strings = off")
+        await does(place.app, "enqueue", "work", {"a": "\\ '"}, connection=held.connection, tags=["a"])
+
+    place.holding(kind, body)
+    assert place.both() == (1, 1)
+
+
+@pytest.mark.parametrize("kind", list(BLOCKING))
+def test_nothing_leaves_the_thread_of_a_blocking_connection(place: Place, kind: str) -> None:
+    """The application has an event loop in a thread of its own, and several threads submit at once."""
+    trouble: list[BaseException] = []
+
+    def caller() -> None:
+        async def body(held: Any) -> None:
+            await does(place.app, "enqueue", "work", {}, connection=held.connection)
+
+        try:
+            place.holding(kind, body)
+        except BaseException as error:
+            trouble.append(error)
+
+    threads = [threading.Thread(target=caller) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (trouble, place.both()) == ([], (4, 4))

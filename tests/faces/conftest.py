@@ -1,5 +1,0 @@
-"""Fixtures of the faces."""
-
-from tests.faces.cli import cli
-
-__all__ = ["cli"]

@@ -1,0 +1,224 @@
+"""A user's mistakes: one line that names the thing and the remedy, the right exit code, nothing done."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.interfaces.cli import Cli
+
+USAGE = [
+    (["lits"], "did you mean list?"),
+    (["list", "--bogus"], "--bogus"),
+    (["list", "--limit"], "requires an argument"),
+    (["list", "--limit", "0"], "1<=x<=500"),
+    (["list", "--state", "bored"], "bored"),
+    (["list", "--queue", "No Spaces"], "queue: 'No Spaces'"),
+    (["list", "--since", "yesterday"], "since: 'yesterday'"),
+    (["list", "--since", "2030-02-30T00:00:00Z"], "since"),
+    (["list", "--cursor", "x"], "cursor: 'x'"),
+    (["show"], "Missing argument"),
+    (["show", "not-an-id"], "id: 'not-an-id'"),
+    (["cancel"], "--all"),
+    (["cancel", "key:a", "--queue", "mail"], "not both"),
+    (["delete", "--dry-run"], "--all"),
+    (["replay", "--all", "--payload", "{}"], "name its id"),
+    (["enqueue"], "name the task"),
+    (["enqueue", "no spaces"], "task: 'no spaces'"),
+    (["enqueue", "work", "{"], "payload"),
+    (["enqueue", "work", "[1]"], "give a JSON object"),
+    (["enqueue", "work", '{"a": 1, "a": 2}'], "payload"),
+    (["enqueue", "work", '{"a": NaN}'], "payload"),
+    (["enqueue", "work", '{"a": "\\ud800"}'], "payload"),
+    (["enqueue", "work", "{}", "--arg", "a=1"], "not both"),
+    (["enqueue", "work", "--arg", "a"], "name=text"),
+    (["enqueue", "work", "--arg", "a:=x"], "JSON"),
+    (["enqueue", "work", "--arg", "a=1", "--arg", "a=2"], "once"),
+    (["enqueue", "work", "--delay", "-1"], "delay: '-1'"),
+    (["enqueue", "work", "--delay", "1e18"], "delay"),
+    (["enqueue", "work", "--delay", "nan"], "delay"),
+    (["enqueue", "work", "--run-at", "infinity"], "run_at"),
+    (["enqueue", "work", "--run-at", "9999-12-31T23:59:59-01:00"], "run_at"),
+    (["enqueue", "work", "--run-at", "2030-01-01T00:00:00"], "run_at"),
+    (["enqueue", "work", "--run-at", "2030-01-01T00:00:00Z", "--delay", "1"], "not both"),
+    (["enqueue", "work", "--priority", "101"], "priority: 101"),
+    (["enqueue", "work", "--priority", "1.5"], "1.5"),
+    (["enqueue", "work", "--max-attempts", "0"], "max_attempts: 0"),
+    (["enqueue", "work", "--max-attempts", "many"], "max_attempts: 'many'"),
+    (["enqueue", "work", "--timeout", "0"], "timeout"),
+    (["enqueue", "work", "--timeout", "31d"], "timeout"),
+    (["enqueue", "work", "--retry", "sometimes"], "retry: 'sometimes'"),
+    (["enqueue", "work", "--tag", " "], "tags"),
+    (["enqueue", "work", "--key", "a\x1bb"], "U+001B"),
+    (["enqueue", "work", "--metadata", "[]"], "metadata"),
+    (["enqueue", "work", "--id", "7"], "id: '7'"),
+    (["enqueue", "--stream", "missing.jsonl"], "cannot be read"),
+    (["enqueue", "work", "{}", "--stream", "x"], "--stream"),
+    (["run"], "after --"),
+    (["run", "--"], "after --"),
+    (["run", "--shell", "ls", "--", "ls"], "after --"),
+    (["queue", "pause", "Mail!"], "queue: 'Mail!'"),
+    (["queue", "pause"], "Missing argument"),
+    (["config", "get", "leese"], "did you mean lease?"),
+    (["config", "set", "lease", "soon"], "lease: 'soon'"),
+    (["retry-schedule", "5,x"], "retry"),
+    (["retry-schedule", "--attempts", "0"], "1<=x"),
+    (["retry-schedule", "fixed:1", "--task", "a"], "not both"),
+    (["watch", "--interval", "often"], "interval: 'often'"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), USAGE, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_usage_errors_exit_2_and_store_nothing(words: list[str], told: str, cli: Cli) -> None:
+    cli.run("migrate")
+    said = cli.fail(*words, code=2)
+    assert told in said
+    assert said.splitlines()[-1].startswith("holdfast: ")
+    assert cli.json("status")["queues"] == []
+
+
+SETTINGS = [
+    (["--url", "mysql://x"], "mysql"),
+    (["--url", "sqlite://host/file.db"], "three slashes"),
+    (["--url", "sqlite:///:memory:"], "memory"),
+    (["--url", "sqlite:////nowhere/at/all.db"], "does not exist"),
+    (["--url", "sqlite:///."], "directory"),
+    (["--config", "missing.toml"], "missing.toml: no such file"),
+    (["--app", "no_such_module_here:app"], "there is no module no_such_module_here"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), SETTINGS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
+def test_configuration_errors_exit_78(words: list[str], told: str, cli: Cli) -> None:
+    said = cli.fail("status", *words, code=78)
+    assert told in said
+    assert said.startswith("holdfast: ")
+
+
+@pytest.mark.parametrize("password", ["se:c@ret/?#%", "s%65cret", "geheim-ß"])
+def test_a_password_is_never_echoed(password: str, cli: Cli) -> None:
+    said = cli.fail("status", "--url", f"mysql://me:{password}@host/db", code=78)
+    assert password not in said
+
+
+def test_all_problems_of_a_settings_file_are_told_at_once(cli: Cli) -> None:
+    Path("holdfast.toml").write_text('lease = "soon"\nconcurrencey = 3\n', encoding="utf-8")
+    said = cli.fail("status", code=78)
+    assert "holdfast.toml:1" in said
+    assert "holdfast.toml:2" in said
+    assert "did you mean concurrency?" in said
+
+
+BROKEN = [
+    ("import no_such_thing_at_all", "ModuleNotFoundError: No module named 'no_such_thing_at_all'"),
+    ("from holdfast import NoSuchName", "ImportError"),
+    ("def (:", "SyntaxError"),
+    ("1 / 0", "ZeroDivisionError"),
+    ("raise SystemExit(0)", "SystemExit"),
+    (
+        "from holdfast import Holdfast\napp = Holdfast()\n@app.task('a')\ndef a(): ...\n@app.task('a')\ndef b(): ...",
+        "registered twice",
+    ),
+    ("from holdfast import Holdfast\napp = Holdfast()\n@app.task\ndef a(): ...", "parentheses"),
+]
+
+
+@pytest.mark.parametrize(("source", "told"), BROKEN, ids=lambda value: value.split("\n")[-1])
+def test_broken_application_code_exits_78_with_the_user_s_own_traceback(source: str, told: str, cli: Cli) -> None:
+    target = cli.write_jobs(source)
+    result = cli.invoke("status", "--app", target)
+    first, *rest = result.stderr.splitlines()
+    assert result.exit_code == 78
+    assert target in first
+    assert told in result.stderr
+    assert f"{target.split(':')[0]}.py" in "\n".join(rest)
+    assert f"holdfast{os.sep}cli" not in result.stderr
+    assert "importlib" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("attribute", "told"),
+    [("missing", "it has app"), ("other", "of type object, not Holdfast"), ("apps", "did you mean app?")],
+)
+def test_an_attribute_that_is_no_application_exits_78(attribute: str, told: str, cli: Cli) -> None:
+    module = cli.write_jobs().split(":")[0]
+    assert told in cli.fail("status", "--app", f"{module}:{attribute}", code=78)
+
+
+def test_a_module_of_the_working_directory_can_be_imported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(cli.folder)])
+    cli.run("migrate", "--app", cli.write_jobs())
+
+
+def test_a_broken_application_hinders_nothing_that_names_its_store(cli: Cli) -> None:
+    cli.run("migrate", "--app", cli.write_jobs("1 / 0"), "--url", "sqlite:///holdfast.db")
+
+
+def test_arguments_that_are_no_text_are_refused(cli: Cli) -> None:
+    assert "argument 2 is not valid UTF-8" in cli.fail("show", os.fsdecode(b"\xff\xfe"), code=2)
+
+
+STDIN = [
+    (b"\x00\xff\xfe binary", "UTF-8"),
+    (b"", "payload"),
+    (b"{}" + b" " * 300_000, "262,145 bytes"),
+    (b"\xef\xbb\xbf{}", "payload"),
+]
+
+
+@pytest.mark.parametrize(("data", "told"), STDIN, ids=["binary", "empty", "huge", "byte order mark"])
+def test_input_that_is_no_payload_exits_2(data: bytes, told: str, cli: Cli) -> None:
+    assert told in cli.fail("enqueue", "work", "-", stdin=data, code=2)
+
+
+def test_no_more_of_stdin_is_read_than_may_be_stored(cli: Cli) -> None:
+    with Path("/dev/zero").open("rb") as endless:
+        ended = cli.complete("enqueue", "work", "-", stdin=endless)
+    assert ended.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "kind"),
+    [
+        (["show", "x"], 2, "InvalidId"),
+        (["show", "key:none"], 1, "NotFound"),
+        (["status", "--url", "mysql://x"], 78, "ConfigError"),
+        (["list", "--bogus"], 2, "NoSuchOption"),
+    ],
+)
+def test_with_json_an_error_is_told_as_json_too(words: list[str], code: int, kind: str, cli: Cli) -> None:
+    cli.run("migrate")
+    told = json.loads(cli.fail(*words, "--json", code=code).splitlines()[-1])["error"]
+    assert (told["type"], told["exit_code"]) == (kind, code)
+    assert told["message"]
+
+
+def test_a_file_name_or_a_task_is_no_application(cli: Cli) -> None:
+    target = cli.write_jobs()
+    module = target.removesuffix(":app")
+    assert f"leave out .py: {module}" in cli.fail("worker", "start", "--app", f"{module}.py:app", code=78)
+    said = cli.fail("worker", "start", "--app", f"{module}:send", code=78)
+    assert f"{module}:send is a task; name the application: {target}" in said
+
+
+def test_an_option_of_a_worker_is_named_as_it_was_written(cli: Cli) -> None:
+    said = cli.fail("worker", "start", "--app", "jobs:app", "--concurrency", "lots", code=2)
+    assert "holdfast: --concurrency: 'lots' is not valid" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["worker", "start", "--queues", "mail:x"], "holdfast: --queues: mail: 'x' is not valid"),
+        (["status", "--url", "own.db"], "holdfast: --url: 'own.db' is not valid; write a store's URL"),
+        (["worker", "start", "--app", "tasks"], "holdfast: --app: 'tasks' is not valid; write module:attribute"),
+    ],
+)
+def test_a_bad_value_of_an_option_names_the_option_and_exits_2(words: list[str], said: str, cli: Cli) -> None:
+    assert said in cli.fail(*words, code=2)

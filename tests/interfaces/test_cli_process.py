@@ -1,0 +1,293 @@
+"""The program as a process: workers, signals, pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli.context import Session
+from holdfast.cli.worker import child_arguments
+from tests.interfaces.cli import Cli
+
+
+@contextmanager
+def _started(cli: Cli, *words: str, **options: Any) -> Iterator[Any]:
+    process = cli.process(*words, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _until(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_worker_drains_the_queues_and_ends(cli: Cli) -> None:
+    target = cli.write_jobs()
+    done = cli.run("enqueue", "mail.send", "--arg", "to=a", "--app", target).strip()
+    ended = cli.complete("worker", "start", "--drain", "--app", target, "--queues", "mail:2")
+    assert ended.returncode == 0, ended.stderr
+    (started,) = [json.loads(line) for line in ended.stdout.splitlines() if b'"worker_started"' in line]
+    assert started["store"] == f"sqlite:///{cli.folder}/holdfast.db"
+    assert (cli.state(done), cli.json("show", done)["result"]) == ("succeeded", "sent to a")
+
+
+def test_a_worker_of_several_processes_stops_when_told_through_the_store(cli: Cli) -> None:
+    target = cli.write_jobs()
+    cli.run("migrate")
+    with _started(cli, "worker", "start", "--processes", "2", "--app", target) as process:
+        _until(lambda: len(cli.json("worker", "list")["workers"]) == 2)
+        assert len(cli.json("worker", "stop", "--wait-for", "20s")["asked"]) == 2
+        assert process.wait(60) == 0
+
+
+def test_a_worker_ends_well_on_sigterm(cli: Cli) -> None:
+    cli.run("migrate")
+    with _started(cli, "worker", "start", "--app", cli.write_jobs()) as process:
+        _until(lambda: cli.json("worker", "list")["workers"])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_workers_of_a_supervisor_say_that_it_stopped_them_and_it_says_why(cli: Cli) -> None:
+    cli.run("migrate")
+    with _started(cli, "worker", "start", "--processes", "2", "--app", cli.write_jobs()) as process:
+        _until(lambda: len(cli.json("worker", "list")["workers"]) == 2)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+    reasons = [(line["event"], line["reason"]) for line in map(json.loads, said.splitlines()) if "reason" in line]
+    assert sorted(reasons) == [("supervisor_stopping", "SIGINT"), *[("worker_stopping", "supervisor")] * 2]
+
+
+SLOW = """
+import asyncio, pathlib
+from holdfast import Holdfast
+
+app = Holdfast()
+
+@app.task("slow")
+async def slow() -> None:
+    pathlib.Path("begun").touch()
+    await asyncio.sleep(600)
+"""
+
+
+def test_ctrl_c_on_a_terminal_says_what_is_waited_for_and_twice_waits_no_longer(cli: Cli) -> None:
+    target = cli.write_jobs(SLOW)
+    job_id = cli.run("enqueue", "slow", "--app", target).strip()
+    controller, terminal = pty.openpty()
+    with _started(cli, "worker", "start", "--app", target, stderr=terminal) as process:
+        os.close(terminal)
+        _until(lambda: Path("begun").exists())
+        process.send_signal(signal.SIGINT)
+        said = b""
+        while b"gives them back" not in said:
+            said += os.read(controller, 1000)
+        time.sleep(1.2)  # within a second it would belong to the first
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    os.close(controller)
+    assert b"waiting up to 30s for 1 running job; Ctrl-C again gives them back to the queue" in said
+    assert cli.state(job_id) == "queued"
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_burst_of_stop_signals_keeps_the_grace(cli: Cli, processes: str) -> None:
+    target = cli.write_jobs(SLOW)
+    job_id = cli.run("enqueue", "slow", "--app", target).strip()
+    with _started(cli, "worker", "start", "--app", target, "--processes", processes) as process:
+        _until(lambda: Path("begun").exists())
+        pids = {process.pid, *(each["pid"] for each in cli.json("worker", "list")["workers"])}
+        for pid in sorted(pids):  # as a service manager that signals every process of the service does
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        heard = [json.loads(process.stdout.readline())["event"]]
+        while "worker_stopping" not in heard:
+            heard.append(json.loads(process.stdout.readline())["event"])
+        time.sleep(1.5)
+        assert (process.poll(), cli.state(job_id)) == (None, "running")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(25) == 0  # less than the grace
+    assert cli.state(job_id) == "queued"
+
+
+GAPS = [0.0, 0.005, 0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.16, 0.2]
+"""Seconds between two stop signals, from the first steps of the shutdown to the interpreter's finalization."""
+
+
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        (["worker", "start"], "worker_started"),
+        (["worker", "start", "--processes", "2"], "worker_started"),
+        (["api", "--port", "0"], "api_started"),
+    ],
+    ids=["worker", "supervisor", "api"],
+)
+def test_second_stop_signal_during_shutdown_changes_nothing(cli: Cli, words: list[str], started: str) -> None:
+    cli.run("migrate")
+    target = cli.write_jobs()
+    codes = []
+    for gap in GAPS:
+        with _started(cli, *words, "--app", target) as process:
+            for _ in range(2 if "--processes" in words else 1):
+                while json.loads(process.stdout.readline())["event"] != started:
+                    pass
+            process.send_signal(signal.SIGTERM)
+            time.sleep(gap)
+            process.send_signal(signal.SIGINT if gap in GAPS[::2] else signal.SIGTERM)
+            codes.append(process.wait(60))
+    assert codes == [0] * len(GAPS)
+
+
+def test_supervisor_ends_with_75_if_its_worker_id_is_taken(cli: Cli) -> None:
+    cli.run("migrate")
+    target = cli.write_jobs()
+    with _started(cli, "worker", "start", "--app", target, env={"HOLDFAST_WORKER_ID": "mail-1"}):
+        _until(lambda: cli.json("worker", "list")["workers"])
+        second = {"HOLDFAST_WORKER_ID": "mail-1", "HOLDFAST_RECYCLE_MEMORY": "4GiB"}
+        ended = cli.complete("worker", "start", "--app", target, env=second)
+        assert ended.returncode == 75
+        assert ended.stderr.count(b"mail-1 is the name of a living worker") == 1
+        assert len(cli.json("worker", "list")["workers"]) == 1
+
+
+def test_mistake_in_injected_faults_is_one_line(cli: Cli) -> None:
+    target = cli.write_jobs()
+    ended = cli.complete("worker", "start", "--app", target, env={"HOLDFAST_FAULTS": "setle.before:kill@3"})
+    assert (ended.returncode, ended.stderr.count(b"\n")) == (78, 1)
+    assert b"HOLDFAST_FAULTS: there is no point 'setle.before'; there are " in ended.stderr
+
+
+STUCK = """
+import asyncio, pathlib, time
+from holdfast import Holdfast
+
+app = Holdfast()
+
+def hang(name):
+    pathlib.Path(name).touch()
+    time.sleep(600)
+
+@app.task("plain")
+def plain() -> None:
+    hang("plain")
+
+@app.task("handed")
+async def handed() -> None:
+    await asyncio.to_thread(hang, "handed")
+"""
+
+
+def test_threads_that_do_not_end_do_not_keep_a_stopped_worker(cli: Cli) -> None:
+    target = cli.write_jobs(STUCK)
+    ids = [cli.run("enqueue", name, "--app", target).strip() for name in ("plain", "handed")]
+    with _started(cli, "worker", "start", "--app", target, "--grace", "100ms") as process:
+        _until(lambda: Path("plain").exists() and Path("handed").exists())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        events = {event["event"]: event for event in map(json.loads, process.stdout.read().splitlines())}
+    assert (events["handlers_left"]["threads"], events["handlers_left"]["coroutines"]) == (2, 0)
+    assert [cli.state(each) for each in ids] == ["queued", "queued"]
+
+
+def test_children_are_told_what_the_supervisor_was_told() -> None:
+    session = Session()
+    session.app, session.config = "shop:app", "x.toml"
+    said = {"queues": "mail:1", "concurrency": None, "processes": "3", "role": "follower", "grace": "5s"}
+    told = "--app shop:app --config x.toml --queues mail:1 --role follower --grace 5s --drain"
+    assert child_arguments(session, said, drain=True) == told.split()
+
+
+def test_a_reader_that_goes_away_ends_the_program_quietly(cli: Cli) -> None:
+    cli.run("enqueue", "--stream", "-", stdin='{"task": "work"}\n' * 500)
+    with _started(cli, "list", "--limit", "500") as process:
+        process.stdout.close()
+        assert process.wait(60) == 141
+        assert process.stderr.read() == b""
+
+
+def test_ctrl_c_ends_watching_with_0_and_other_commands_with_130(cli: Cli) -> None:
+    cli.run("migrate")
+    with _started(cli, "watch") as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    with _started(cli, "enqueue", "--stream", "-", "--batch", "1", "--json", stdin=-1) as process:
+        process.stdin.write(b'{"task": "work"}\n')
+        process.stdin.flush()
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert b"the jobs of lines 1 to 1 are stored" in process.stderr.read()
+
+
+def test_a_payload_is_not_awaited_from_a_keyboard(cli: Cli) -> None:
+    controller, terminal = pty.openpty()
+    try:
+        ended = cli.complete("enqueue", "work", "-", stdin=terminal)
+    finally:
+        os.close(controller)
+        os.close(terminal)
+    assert ended.returncode == 2
+    assert b"this is a terminal" in ended.stderr
+
+
+def test_on_a_terminal_there_are_colours_unless_they_are_unwanted(cli: Cli) -> None:
+    job_id = cli.dead()
+    assert b"\x1b[31m" in _on_a_terminal(cli)
+    plain = _on_a_terminal(cli, NO_COLOR="1")
+    assert b"\x1b[31m" not in plain
+    narrow = _on_a_terminal(cli, COLUMNS="50")
+    assert job_id.encode() in narrow
+
+
+def _on_a_terminal(cli: Cli, **environment: str) -> bytes:
+    """What ``list`` writes to a terminal."""
+    controller, terminal = pty.openpty()
+    environment = {"TERM": "xterm-256color", **environment}
+    writer = cli.process("list", env=environment, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    text = b""
+    readable = select.poll()  # unlike select(), it knows no highest number of a descriptor
+    readable.register(controller, select.POLLIN)
+    while readable.poll(20_000):
+        try:
+            data = os.read(controller, 65536)
+        except OSError:  # Linux says so when the last writer has closed a terminal
+            break
+        if not data:
+            break
+        text += data
+    writer.wait(60)
+    os.close(controller)
+    return text
+
+
+def test_a_lifespan_that_fails_is_told_with_the_user_s_own_frames(cli: Cli) -> None:
+    target = cli.write_jobs(
+        "from contextlib import asynccontextmanager\nfrom holdfast import Holdfast\n\napp = Holdfast()\n\n"
+        "@app.lifespan\n@asynccontextmanager\nasync def life(app):\n    raise RuntimeError('no database')\n    yield\n"
+    )
+    done = cli.complete("worker", "start", "--app", target)
+    said = done.stderr.decode()
+    assert done.returncode == 78, said
+    assert "holdfast: starting the application failed: RuntimeError: no database\n" in said
+    assert "in life\n    raise RuntimeError" in said
+    assert said.count('File "') == 1

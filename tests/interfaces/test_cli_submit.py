@@ -1,0 +1,281 @@
+"""enqueue, its streams, and run."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Holdfast, JobHandle, JobState
+from holdfast.cli import run as run_module
+from holdfast.cli import submission, wait
+from holdfast.core.lifecycle import Failed, Succeeded
+from holdfast.core.models import Job, NewJob, WorkerHeartbeat
+from tests.interfaces.cli import Cli
+
+
+def test_the_first_command_makes_the_store_and_prints_the_job_s_id(cli: Cli) -> None:
+    job_id = cli.run("enqueue", "work", '{"n": 1}').strip()
+    document = cli.json("show", job_id)
+    assert Path("holdfast.db").exists()
+    assert (document["task"], document["payload"], document["state"]) == ("work", {"n": 1}, "queued")
+
+
+def test_every_option_reaches_the_job(cli: Cli) -> None:
+    words = (
+        "--queue mail --priority 7 --delay 1h --key k --key-for 2d --max-attempts 3 --timeout 30s --retry 1,5 --tag a"
+    )
+    job = cli.json("enqueue", "work", *words.split(), "--tag", "b c", "--metadata", '{"x": 1}', "--arg", "n:=2")
+    assert job["created"] is True
+    assert job["payload"] == {"n": 2}
+    assert {name: job[name] for name in ("queue", "priority", "state", "key", "max_attempts", "timeout")} == {
+        "queue": "mail",
+        "priority": 7,
+        "state": "scheduled",
+        "key": "k",
+        "max_attempts": 3,
+        "timeout": 30.0,
+    }
+    assert (job["tags"], job["metadata"], job["retry"]["delays"]) == (["a", "b c"], {"x": 1}, [1.0, 5.0])
+
+
+def test_arguments_are_text_unless_said_to_be_json(cli: Cli) -> None:
+    job = cli.json("enqueue", "work", "--arg", "zip=01234", "--arg", "tags:=[1,null]", "--arg", "empty=")
+    assert job["payload"] == {"zip": "01234", "tags": [1, None], "empty": ""}
+
+
+def test_a_key_creates_one_job_and_answers_the_same_again(cli: Cli) -> None:
+    first = cli.run("enqueue", "work", "--key", "once")
+    again = cli.invoke("enqueue", "work", "--key", "once")
+    assert again.stdout == first
+    assert "already" in again.stderr
+    assert cli.json("enqueue", "work", "--key", "once")["created"] is False
+    assert len(cli.json("list")["jobs"]) == 1
+
+
+def test_a_payload_can_come_from_stdin(cli: Cli) -> None:
+    assert cli.json("enqueue", "work", "-", stdin='{"text": "grüezi"}')["payload"] == {"text": "grüezi"}
+
+
+def test_a_registered_task_checks_its_payload_and_gives_its_options(cli: Cli) -> None:
+    target = cli.write_jobs()
+    assert "copies" in cli.fail("enqueue", "mail.send", "--arg", "to=a", "--arg", "copies=x", "--app", target, code=2)
+    job = cli.json("enqueue", "mail.send", "--arg", "to=a", "--app", target)
+    assert (job["queue"], job["max_attempts"]) == ("mail", 3)
+
+
+@pytest.mark.parametrize("more", [(), ("--json",), ("--wait-for", "0.1")], ids=str)
+def test_a_task_the_application_does_not_have_is_remarked_on(more: tuple[str, ...], cli: Cli) -> None:
+    result = cli.invoke("enqueue", "mail.sent", *more, "--app", cli.write_jobs())
+    assert result.exit_code == (75 if "--wait-for" in more else 0)
+    assert "did you mean mail.send?" in result.stderr
+
+
+def test_waiting_prints_the_result(cli: Cli) -> None:
+    job_id = cli.run("enqueue", "work", "--key", "k").strip()
+    cli.end(job_id, Succeeded('{"total": 3}'))
+    assert cli.run("enqueue", "work", "--key", "k", "--wait") == '{"total": 3}\n'
+    assert cli.json("enqueue", "work", "--key", "k", "--wait")["result"] == {"total": 3}
+
+
+def test_waiting_for_a_job_that_dies_exits_1(cli: Cli) -> None:
+    cli.dead("--key", "k", error="no luck")
+    assert "no luck" in cli.fail("enqueue", "work", "--key", "k", "--wait", code=1)
+
+
+def test_waiting_ends_with_its_limit(cli: Cli) -> None:
+    assert "it goes on" in cli.fail("enqueue", "work", "--wait-for", "10ms", code=75)
+
+
+def test_waiting_says_once_that_nobody_serves_the_queue(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait, "_QUIET", 0.01)
+    said = cli.fail("enqueue", "work", "--queue", "mail", "--wait-for", "100ms", "--json", code=75)
+    assert said.count("no living worker serves queue mail; start one with `holdfast worker start`") == 1
+    assert "after 0.1 s; it goes on" in said
+
+
+def test_waiting_says_which_attempt_failed_and_when_the_next_is(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait, "_QUIET", 0.01)
+    job_id = cli.run("enqueue", "work", "--key", "k").strip()
+    cli.end(job_id, Failed(error="no luck\nat all"))
+    app = Holdfast()
+
+    async def be_there() -> None:
+        pulse = WorkerHeartbeat(worker="w-1", host="here", pid=1, queues="*", concurrency=2)
+        await (await app.opened()).beat(pulse, [], lease_for=timedelta(minutes=1))
+
+    app.block(be_there())
+    app.sync.close()
+    said = cli.fail("enqueue", "work", "--key", "k", "--wait-for", "100ms", code=75)
+    assert said.count("attempt 1 failed: no luck; next at 20") == 1
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_ctrl_c_while_submitting_leaves_no_doubt(stored: bool, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit = Holdfast.submit
+
+    async def interrupted(self: Holdfast, job: NewJob, **options: Any) -> Any:
+        if stored:
+            await submit(self, job, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Holdfast, "submit", interrupted)
+    said = cli.fail("enqueue", "work", "--key", "k", code=130)
+    assert ("is stored" in said.split("known whether")[0]) is stored
+    assert ("repeating it with --key k is harmless" in said) is not stored
+    assert len(cli.json("list")["jobs"]) == stored
+
+
+def test_ctrl_c_while_waiting_says_that_the_job_is_stored(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interrupted(self: JobHandle[Any], timeout: float | None = None) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JobHandle, "result", interrupted)
+    assert "is stored and goes on" in cli.fail("enqueue", "work", "--wait", code=130)
+
+
+def test_the_interrupt_message_names_the_id_where_there_is_no_key(cli: Cli) -> None:
+    app = Holdfast()
+    job = app.draft("work", {})
+    assert f"--id {job.id}" in submission._standing(app, job)
+
+
+# ── streams ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def _lines(*lines: object) -> str:
+    return "\n".join(json.dumps(line) for line in lines) + "\n"
+
+
+def test_a_stream_stores_every_line_with_its_options(cli: Cli) -> None:
+    Path("jobs.jsonl").write_text(
+        _lines({"task": "a", "payload": {"n": 1}, "queue": "q", "delay": "1h", "tags": ["x"]}, {"priority": 3}) + "\n"
+    )
+    assert "2 jobs stored" in cli.run("enqueue", "b", "--key-for", "1d", "--stream", "jobs.jsonl")
+    second, first = cli.json("list")["jobs"]
+    assert (first["task"], first["payload"], first["queue"], first["state"]) == ("a", {"n": 1}, "q", "scheduled")
+    assert (second["task"], second["priority"]) == ("b", 3)
+
+
+def test_a_stream_prints_json_lines(cli: Cli) -> None:
+    said = cli.run("enqueue", "a", "--stream", "-", "--json", stdin=_lines({"key": "k"}, {"key": "k"}))
+    first, second = map(json.loads, said.splitlines())
+    assert (first["line"], first["created"]) == (1, True)
+    assert second == {"line": 2, "id": first["id"], "created": False}
+
+
+BAD_LINES = [
+    ("{", "JSON"),
+    ("[]", "JSON object"),
+    ('{"payload": {}}', "task"),
+    ('{"task": "a", "payload": []}', "payload"),
+    ('{"task": "a", "quue": "x"}', "did you mean queue?"),
+    ('{"task": "a", "delay": -1}', "delay"),
+    ('{"task": "a", "tags": "x"}', "tags"),
+    ('{"task": "a", "priority": "1"}', "priority"),
+    ('{"task": "a", "retry": {"base": "x"}}', "retry"),
+    ('{"task": "a", "task": "b"}', "line 4"),
+    ('{"task": "a", "payload": {"x": "' + "y" * 400_000 + '"}}', "bytes"),
+]
+
+
+@pytest.mark.parametrize(("line", "told"), BAD_LINES, ids=lambda value: value[:30])
+def test_a_bad_line_is_named_and_nothing_of_its_batch_is_stored(line: str, told: str, cli: Cli) -> None:
+    cli.run("migrate")
+    stream = _lines({"task": "a"}, {"task": "a"}, {"task": "a"}) + line + "\n" + _lines({"task": "a"})
+    said = cli.fail("enqueue", "--stream", "-", "--batch", "2", code=2, stdin=stream)
+    assert said.startswith("holdfast: line 4: ")
+    assert told in said
+    assert "the jobs of lines 1 to 2 are stored, and none after them" in said
+    assert len(cli.json("list")["jobs"]) == 2
+
+
+def test_an_empty_stream_stores_nothing(cli: Cli) -> None:
+    assert cli.run("enqueue", "--stream", "-", stdin="\n") == "0 jobs stored\n"
+
+
+# ── run ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_run_explains_how_to_enable_commands(cli: Cli) -> None:
+    cli.run("migrate")
+    said = cli.fail("run", "--", "ls", code=78)
+    assert "config set commands argv" in said
+    assert "HOLDFAST_COMMANDS=argv" in said
+    assert cli.json("status")["queues"] == []
+
+
+def test_run_submits_arguments_as_they_are(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_COMMANDS", "argv")
+    words = ["--cwd", "/tmp", "--env", "A=b=c", "--dead-code", "3", "--stdin", "-", "--", "echo", "a; b", "--json"]
+    job_id = cli.run("run", *words, stdin="text").strip()
+    assert cli.json("show", job_id)["payload"] == {
+        "argv": ["echo", "a; b", "--json"],
+        "cwd": "/tmp",
+        "env": {"A": "b=c"},
+        "dead_codes": [3],
+        "stdin": "text",
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "words", "code"),
+    [
+        ("argv", ["--shell", "ls | wc"], 78),
+        ("shell", ["--shell", "ls | wc"], 0),
+        ("argv", ["--env", "x", "--", "ls"], 2),
+    ],
+)
+def test_run_respects_the_mode(
+    mode: str, words: list[str], code: int, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_COMMANDS", mode)
+    assert cli.invoke("run", *words).exit_code == code
+
+
+def test_run_refuses_what_the_allow_list_does_not_name(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_COMMANDS", "argv")
+    monkeypatch.setenv("HOLDFAST_COMMAND_ALLOW", "ls,gzip")
+    assert "ls, gzip" in cli.fail("run", "--", "rm", "-rf", "x", code=2)
+
+
+def test_waiting_for_a_command_prints_its_output(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_COMMANDS", "argv")
+    job_id = cli.run("run", "--key", "k", "--", "ls").strip()
+    cli.end(job_id, Succeeded(json.dumps({"exit_code": 0, "stdout": "out\n", "stderr": "err\n"})))
+    result = cli.invoke("run", "--key", "k", "--wait", "--", "ls")
+    assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [("exit code 7: no such file", 7), ("exit code 255", 255), ("killed by SIGKILL", 1), ("", 1)]
+)
+def test_waiting_for_a_command_exits_as_it_did(
+    error: str, code: int, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_COMMANDS", "argv")
+    job_id = cli.run("run", "--key", "k", "--", "ls").strip()
+    cli.end(job_id, Failed(error=error, retryable=False))
+    assert cli.invoke("run", "--key", "k", "--wait", "--", "ls").exit_code == code
+
+
+def test_only_a_job_that_succeeded_counts_as_success() -> None:
+    fields: dict[str, Any] = dict.fromkeys(Job.__struct_fields__)
+    assert run_module.exit_code(Job(**{**fields, "state": JobState.CANCELLED, "error": "cancelled"})) == 1
+
+
+def test_text_for_an_argument_that_is_none_is_answered_with_the_other_spelling(cli: Cli) -> None:
+    target = cli.write_jobs()
+    said = cli.fail("enqueue", "mail.send", "--arg", "to=ann", "--arg", "copies=3", "--app", target, code=2)
+    assert "argument 'copies'" in said
+    assert "write --arg copies:=3" in said
+    said = cli.fail("enqueue", "mail.send", "--arg", "to=ann", "--arg", "copies=three", "--app", target, code=2)
+    assert ":=" not in said
+    assert ":=" not in cli.fail("enqueue", "mail.send", '{"to": "ann", "copies": "3"}', "--app", target, code=2)
+
+
+@pytest.mark.parametrize("words", [["enqueue", "work"], ["enqueue", "--stream", "-"]], ids=" ".join)
+def test_who_makes_a_database_is_told_so_once(words: list[str], cli: Cli) -> None:
+    stdin = '{"task": "work"}\n'
+    first, second = (cli.invoke(*words, stdin=stdin) for _ in range(2))
+    assert f"made a new database: sqlite:///{cli.folder}/holdfast.db (url from default)\n" == first.stderr
+    assert (first.exit_code, second.exit_code, second.stderr) == (0, 0, "")

@@ -1,0 +1,134 @@
+"""Every command there is: help, examples that parse, a place in the reference; and a quick start."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+
+from holdfast.cli import main
+from holdfast.cli.reference import commands, page
+from holdfast.settings.settings import SETTINGS
+from tests.interfaces.cli import JOBS, ROOT, Cli
+
+COMMANDS = dict(commands())
+
+EXPECTED = """
+    worker start|worker stop|worker list|enqueue|run|status|stats|list|count|show|watch|cancel|replay|delete|dlq list
+    |dlq show|dlq replay|dlq purge|queue list|queue pause|queue resume|queue purge|config list|config get|config set
+    |config path|retry-schedule|backup|migrate|doctor|why|dev|api|completion
+    |keys create|keys list|keys rotate|keys revoke|audit verify
+"""
+
+
+def test_the_commands_of_the_contract_are_there() -> None:
+    asked = {f"holdfast {' '.join(name.split())}" for name in EXPECTED.split("|")}
+    assert set(COMMANDS) == asked
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str, cli: Cli) -> None:
+    text = cli.run(*name.split()[1:], "--help")
+    command = COMMANDS[name]
+    assert command.help
+    assert command.help.split("\n")[0] in " ".join(text.split())
+    assert command.examples
+    assert all(example in text for example in command.examples)
+    for parameter in command.params:
+        assert not isinstance(parameter, click.Option) or parameter.help, parameter.name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_example_is_a_command_that_would_run(name: str) -> None:
+    for example in COMMANDS[name].examples:
+        program, *words = itertools.takewhile(lambda word: word not in (">", ">>"), shlex.split(example))
+        assert program == "holdfast"
+        command: click.Command = main
+        while isinstance(command, click.Group):
+            command = command.commands[words.pop(0)]
+        assert command is COMMANDS[name]
+        with command.make_context(name, words):
+            pass
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_the_common_options(name: str) -> None:
+    options = {opt for parameter in COMMANDS[name].params for opt in parameter.opts}
+    assert {"--json", "--app", "--url", "--config"} <= options
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert written == page(), "run: python -m holdfast.cli.reference > docs/cli.md"
+    assert all(f"## {name}\n" in written for name in COMMANDS)
+
+
+def test_groups_list_their_commands(cli: Cli) -> None:
+    assert all(name in cli.run("worker", "--help") for name in ("start", "stop", "list"))
+    assert all(name in cli.run("dlq", "--help") for name in ("list", "show", "replay", "purge"))
+
+
+def test_help_loads_nothing_heavy(cli: Cli) -> None:
+    program = (
+        "import sys; from holdfast.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('rich', 'tomlkit', 'structlog', 'uvloop', 'holdfast.worker') if name in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_version_is_told(cli: Cli) -> None:
+    assert cli.run("--version").startswith("holdfast ")
+
+
+def _offered(*words: str) -> list[str]:
+    """What a shell would offer for the last word."""
+    completing = ShellComplete(main, {}, "holdfast", "_HOLDFAST_COMPLETE")
+    return [each.value for each in completing.get_completions(list(words[:-1]), words[-1])]
+
+
+def test_settings_and_their_words_are_completed(cli: Cli) -> None:
+    assert _offered("config", "get", "") == list(SETTINGS)
+    assert _offered("config", "set", "command_") == [name for name in SETTINGS if name.startswith("command_")]
+    assert _offered("config", "set", "commands", "") == ["off", "argv", "shell"]
+    assert _offered("config", "set", "log_level", "w") == ["WARNING"]
+    assert _offered("config", "set", "timeout", "n") == ["none"]
+    assert _offered("config", "set", "lease", "") == _offered("config", "set", "leese", "") == []
+
+
+def test_tasks_are_completed_quietly_from_the_application_there_is(cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
+    assert _offered("enqueue", "") == []
+    target = cli.write_jobs(f"print('loud')\n{JOBS}")
+    assert _offered("--app", target, "enqueue", "m") == ["mail.send"]
+    assert _offered("list", "--app", target, "--task", "") == ["break", "mail.send"]
+    cli.run("config", "set", "app", cli.write_jobs("print('loud')\n1 / 0"))
+    assert _offered("retry-schedule", "--task", "") == []
+    assert capfd.readouterr() == ("", "")
+    assert not Path("holdfast.db").exists()
+
+
+def test_completion_comes_for_each_shell(cli: Cli) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_HOLDFAST_COMPLETE" in cli.run("completion", shell)
+    cli.fail("completion", "powershell", code=2)
+
+
+@pytest.mark.parametrize("words", [(), ("worker",)])
+def test_a_bare_group_prints_its_help_once(words: tuple[str, ...], cli: Cli) -> None:
+    said = cli.fail(*words, code=2)
+    assert said.startswith("Usage: ")
+    assert said.count("Usage:") == 1
+    assert "Commands:" in said
+
+
+def test_options_of_a_program_belong_behind_dashes(cli: Cli) -> None:
+    assert "put -- before the program" in cli.fail("run", "--wait", "ls", "-l", code=2)
+    assert "put --" not in cli.fail("status", "-l", code=2)

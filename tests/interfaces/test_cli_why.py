@@ -1,0 +1,233 @@
+"""why: every reason for which a job does not run, told with its remedy."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from holdfast import JobState
+from holdfast.core.lifecycle import Failed
+from holdfast.core.models import Job, Reason, WorkerCommand, WorkerHeartbeat, WorkerInfo
+from holdfast.views.explain import JobFacts, explain, serves
+from tests.interfaces.cli import Cli
+
+NOW = 1_924_992_000_000_000
+MINUTE = 60_000_000
+
+
+def _job(state: JobState, **fields: Any) -> Job:
+    plain = {
+        "id": "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77",
+        "task": "work",
+        "queue": "mail",
+        "payload": "{}",
+        "claims": 1,
+        "attempts": 1,
+        "max_attempts": 5,
+        "priority": 0,
+        "losses": 0,
+        "run_at_us": NOW - MINUTE,
+        "created_at_us": NOW - MINUTE,
+        "worker": "w-1",
+    }
+    return Job(**{**plain, "state": state, **fields})
+
+
+def _worker(
+    queues: str = "mail:2", *, alive: bool = True, order: WorkerCommand = WorkerCommand.NONE, running: int = 0
+) -> WorkerInfo:
+    pulse = WorkerHeartbeat(worker="w-1", host="here", pid=1, queues=queues, concurrency=2, running=running)
+    return WorkerInfo(pulse=pulse, started_at_us=NOW, seen_at_us=NOW, alive=alive, order=order)
+
+
+SERVED = JobFacts(now_us=NOW, workers=(_worker(),))
+GONE = JobFacts(now_us=NOW, workers=(_worker(),), gone=frozenset({"w-1"}))
+SILENT = JobFacts(now_us=NOW + 20_000_000, workers=(_worker(),), silence=timedelta(seconds=13))
+DEAD = {"ended_at_us": NOW, "error": "it broke"}
+
+CASES: list[tuple[Job, JobFacts, dict[str, str]]] = [
+    (_job(JobState.QUEUED), SERVED, {"next": ""}),
+    (_job(JobState.QUEUED), JobFacts(now_us=NOW), {"no_worker": "worker start --queues mail"}),
+    (_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker("other,more"),)), {"no_worker": "worker start"}),
+    (_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker(alive=False),)), {"no_worker": "worker start"}),
+    (
+        _job(JobState.QUEUED),
+        JobFacts(now_us=NOW, workers=(_worker(order=WorkerCommand.STOP),)),
+        {"no_worker": "worker start"},
+    ),
+    (
+        _job(JobState.QUEUED),
+        JobFacts(now_us=NOW, workers=(_worker("*"),), paused=True),
+        {"paused": "queue resume mail"},
+    ),
+    (
+        _job(JobState.QUEUED),
+        JobFacts(now_us=NOW, workers=(_worker("*"),), tasks=frozenset({"other"})),
+        {"handler_unknown": "correct the name", "next": ""},
+    ),
+    (
+        _job(JobState.QUEUED),
+        JobFacts(now_us=NOW, tasks=frozenset({"other"})),
+        {"no_worker": "start", "no_handler": "correct the name"},
+    ),
+    (
+        _job(JobState.FAILED, run_at_us=NOW + MINUTE, reason="no_handler", error="no task"),
+        SERVED,
+        {"retry_later": "replay", "no_handler": "queues of their own"},
+    ),
+    (
+        _job(JobState.QUEUED, reason="no_handler"),
+        JobFacts(now_us=NOW, workers=(_worker("*"),), tasks=frozenset({"work"})),
+        {"no_handler": "restart that worker"},
+    ),
+    (
+        _job(JobState.QUEUED, task="command"),
+        JobFacts(now_us=NOW, workers=(_worker(),), tasks=frozenset()),
+        {"next": ""},
+    ),
+    (_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker(),), ahead=3), {"behind": "more workers"}),
+    (_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker(),), exact=None), {"place_unknown": "more workers"}),
+    (
+        _job(JobState.QUEUED),
+        JobFacts(now_us=NOW, workers=(_worker(running=2),), ahead=1),
+        {"busy": "--concurrency", "behind": "more workers"},
+    ),
+    (_job(JobState.QUEUED), GONE, {"worker_silent": "holdfast worker start --queues mail"}),
+    (_job(JobState.QUEUED), SILENT, {"worker_silent": "holdfast worker start"}),
+    (_job(JobState.RUNNING, lease_until_us=NOW + MINUTE), GONE, {"worker_silent": "holdfast worker start"}),
+    (_job(JobState.QUEUED, losses=1), SERVED, {"suspect": "logs"}),
+    (_job(JobState.QUEUED, losses=2), SERVED, {"quarantined": "logs"}),
+    (_job(JobState.SCHEDULED, run_at_us=NOW + MINUTE), SERVED, {"scheduled": ""}),
+    (
+        _job(JobState.SCHEDULED, run_at_us=NOW + MINUTE),
+        JobFacts(now_us=NOW, paused=True),
+        {"scheduled": "", "paused": "resume", "no_worker": "start"},
+    ),
+    (_job(JobState.SCHEDULED), SERVED, {"next": ""}),
+    (_job(JobState.FAILED, run_at_us=NOW + MINUTE, error="no"), SERVED, {"retry_later": "replay"}),
+    (_job(JobState.WAITING), SERVED, {"waiting": ""}),
+    (_job(JobState.RUNNING, started_at_us=NOW, lease_until_us=NOW + MINUTE), SERVED, {"running": "holdfast cancel"}),
+    (_job(JobState.RUNNING, lease_until_us=NOW + MINUTE, cancelling=True), SERVED, {"cancelling": "handler"}),
+    (_job(JobState.RUNNING, lease_until_us=NOW - MINUTE), SERVED, {"lease_expired": "maintenance"}),
+    (_job(JobState.SUCCEEDED, ended_at_us=NOW), SERVED, {"succeeded": "--force"}),
+    (_job(JobState.CANCELLED, ended_at_us=NOW), SERVED, {"cancelled": "holdfast replay"}),
+    (_job(JobState.DEAD, reason="budget", **DEAD), SERVED, {"dead_budget": "mend the cause"}),
+    (_job(JobState.DEAD, reason="no_handler", **DEAD), SERVED, {"dead_no_handler": "whose application has it"}),
+    (_job(JobState.DEAD, reason="payload", **DEAD), SERVED, {"dead_payload": "--payload"}),
+    (_job(JobState.DEAD, reason="crashed", **DEAD), SERVED, {"dead_crashed": "memory"}),
+    (_job(JobState.DEAD, reason="timeout", **DEAD), SERVED, {"dead_timeout": "holdfast show"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("job", "known", "expected"), CASES, ids=lambda value: "+".join(value) if type(value) is dict else ""
+)
+def test_every_reason_is_told_with_its_remedy(job: Job, known: JobFacts, expected: dict[str, str]) -> None:
+    reasons = list(explain(job, known))
+    assert [each.code for each in reasons] == list(expected)
+    assert all(remedy in each.remedy for each, remedy in zip(reasons, expected.values(), strict=True))
+    assert all(each.text for each in reasons)
+
+
+def test_a_task_whose_name_is_nearly_that_of_another_is_told_with_it() -> None:
+    known = JobFacts(now_us=NOW, workers=(_worker("*"),), tasks=frozenset({"work.done", "other"}))
+    reason, _ = explain(_job(JobState.QUEUED, task="work.dome"), known)
+    assert reason.text == (
+        "task work.dome is not registered in this application; did you mean work.done? "
+        "worker w-1, which serves its queue, may have it"
+    )
+    assert "holdfast cancel 0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77" in reason.remedy
+
+
+def test_a_worker_that_may_have_died_is_told_with_what_speaks_for_it() -> None:
+    (reason,) = explain(_job(JobState.QUEUED), SILENT)
+    assert reason.text == "worker w-1 was last heard from 20s ago: if it died, nobody takes the job"
+    (reason,) = explain(_job(JobState.RUNNING, lease_until_us=NOW + MINUTE), GONE)
+    assert (
+        "was last heard from 0s ago, and this host has no process 1: if that worker died, the job runs" in reason.text
+    )
+
+
+def test_workers_of_other_queues_are_counted_in_words() -> None:
+    (reason,) = explain(_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker("other"),)))
+    assert reason.text == "no living worker serves queue mail; 1 living worker serves other queues or is stopping"
+
+
+def test_who_may_know_nothing_of_other_queues_is_told_of_none() -> None:
+    (reason,) = explain(_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker("other"),), discreet=True))
+    assert reason.text == "no living worker serves queue mail"
+    busy = JobFacts(now_us=NOW, workers=(_worker("*", running=2),), discreet=True)
+    assert next(each.text for each in explain(_job(JobState.QUEUED), busy)) == "every worker of its queue is busy"
+
+
+def test_a_worker_of_a_limited_key_serves_what_its_patterns_say() -> None:
+    assert serves(_worker("mail.*,news"), "mail.in")
+    assert not serves(_worker("mail.*,news"), "secret")
+
+
+def test_a_worker_that_was_killed_is_missed_at_once(cli: Cli) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    job_id = cli.run("enqueue", "work").strip()
+    _register_worker(host=socket.gethostname(), pid=ended.pid)
+    (reason,) = cli.json("why", job_id)["reasons"]
+    assert reason["code"] == "worker_silent"
+    assert f"this host has no process {ended.pid}" in reason["text"]
+    _register_worker("w-2", host=socket.gethostname(), pid=os.getpid())
+    assert [each["code"] for each in cli.json("why", job_id)["reasons"]] == ["next"]
+
+
+def test_a_worker_whose_queues_cannot_be_read_serves_none() -> None:
+    assert not serves(_worker("???"), "mail")
+
+
+def test_a_job_that_another_applications_worker_failed_is_told_as_that(cli: Cli) -> None:
+    job_id = cli.run("enqueue", "work").strip()
+    cli.end(job_id, Failed(error="no task 'work' is registered", reason=Reason.NO_HANDLER))
+    _register_worker()
+    assert [each["code"] for each in cli.json("why", job_id)["reasons"]] == ["retry_later", "no_handler"]
+    assert "worker worker-1 took it, and has no task work" in cli.run("why", job_id)
+
+
+def test_the_place_in_line_counts_what_goes_first(cli: Cli) -> None:
+    for priority in ("5", "0", "-5"):
+        cli.run("enqueue", "work", "--priority", priority)
+    last = cli.run("enqueue", "work", "--key", "k").strip()
+    cli.run("enqueue", "work", "--queue", "other", "--priority", "9")
+    cli.claim(cli.run("enqueue", "work", "--priority", "100").strip())
+    assert [each["code"] for each in cli.json("why", last)["reasons"]] == ["no_worker"]
+    _register_worker()
+    (reason,) = cli.json("why", "key:k")["reasons"]
+    assert reason["code"] == "behind"
+    assert "behind 2 jobs of queue default" in reason["text"]
+    assert "remedy: start more workers" in cli.run("why", "key:k")
+
+
+def _register_worker(name: str = "w-1", *, host: str = "here", pid: int = 1) -> None:
+    from holdfast import Holdfast
+
+    app = Holdfast()
+
+    async def beat() -> None:
+        pulse = WorkerHeartbeat(worker=name, host=host, pid=pid, queues="*", concurrency=2)
+        await (await app.opened()).beat(pulse, [], lease_for=timedelta(minutes=1))
+
+    app.block(beat())
+    app.sync.close()
+
+
+def test_living_workers_are_listed_and_told_to_stop(cli: Cli) -> None:
+    cli.run("enqueue", "work")
+    _register_worker()
+    (worker,) = cli.json("worker", "list")["workers"]
+    assert (worker["id"], worker["state"], worker["queues"]) == ("w-1", "working", "*")
+    assert cli.json("worker", "stop", "w-1", "--drain") == {"asked": ["w-1"], "drain": True}
+    assert cli.json("worker", "list")["workers"][0]["state"] == "draining"
+    assert "no living worker w-2" in cli.fail("worker", "stop", "w-2", code=1)
+    assert "still at work" in cli.fail("worker", "stop", "--wait-for", "1ms", code=75)

@@ -1,0 +1,154 @@
+"""The documentation is true: every block runs, every link leads somewhere, every name it lists is there."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import Context, Holdfast, JobHandle
+from tests.support import settings_page
+from tests.support.pages import ROOT, Block, Reader, blocks
+from tests.support.postgres import shared
+
+DOCS = ROOT / "docs"
+MADE = {"cli.md", "http-api.md", "settings.md"}  # from commands, operations and the table of settings
+ELSEWHERE = {"cli.md", "http-api.md", "testing.md"}  # run by tests of the command line, the API and the testing kit
+GUIDES = [ROOT / "README.md", *sorted(path for path in DOCS.glob("*.md") if path.name not in ELSEWHERE)]
+RECORDS = sorted((DOCS / "adr").glob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md")), *RECORDS]
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+
+_LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+_PATH = re.compile(r"`([\w./-]+(?:\.(?:py|sql|md|toml|txt)|/))`")
+
+
+def _names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+# ── running ───────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("path", GUIDES, ids=_names(GUIDES))
+def test_every_block_of_a_page_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
+        monkeypatch.delenv(name)
+    page = path.read_text(encoding="utf-8")
+    if "DATABASE_URL" in page:
+        server = shared()
+        monkeypatch.setenv("DATABASE_URL", server.url(server.create_database()))
+    reader = Reader(tmp_path, f"page_{path.stem.replace('-', '_')}")
+    try:
+        for block in blocks(page):
+            reader.run(block)
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        Block("python", "raise ValueError('wrong')\n", 1),
+        Block("python", "print('one')  # two\n", 1),
+        Block("sh", "holdfast show key:nothing\n", 1),
+        Block("sh", "holdfast config list  # exits 1\n", 1),
+        Block("console", "$ holdfast config path\nsome queues\n", 1),
+    ],
+    ids=["an error", "another print", "a failure", "no failure", "another output"],
+)
+def test_a_block_that_is_not_true_is_noticed(block: Block, tmp_path: Path) -> None:
+    reader = Reader(tmp_path, "page_of_lies")
+    with pytest.raises((AssertionError, ValueError)):
+        reader.run(block)
+    reader.close()
+
+
+# ── links and lengths ─────────────────────────────────────────────────────────────────────────────────────────────
+def _slugs(path: Path) -> set[str]:
+    """The anchors of a page's headings, as the usual hosts make them."""
+    headings = _HEADING.findall(re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S))
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def _broken(path: Path) -> Iterator[str]:
+    for target in _LINK.findall(path.read_text(encoding="utf-8")):
+        file, _, anchor = target.partition("#")
+        if re.match(r"https?://|mailto:", target):
+            continue
+        found = (path.parent / file).resolve() if file else path
+        if not found.exists():
+            yield f"{target}: there is no such file"
+        elif anchor and anchor not in _slugs(found):
+            yield f"{target}: there is no such heading"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=_names(PAGES))
+def test_every_link_leads_somewhere(path: Path) -> None:
+    assert list(_broken(path)) == []
+
+
+def test_every_guide_is_linked_from_the_readme() -> None:
+    linked = set(_LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
+    assert [name for name in _names(sorted(DOCS.glob("*.md"))) if name not in linked] == []
+
+
+def test_pages_stay_short() -> None:
+    limits = {"README.md": 60, "ARCHITECTURE.md": 150, **dict.fromkeys(_names(RECORDS), 40)}
+    limits |= {name: 200 for name in _names(sorted(DOCS.glob("*.md"))) if Path(name).name not in MADE}
+    lengths = {name: len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in limits}
+    assert {name: length for name, length in lengths.items() if length > limits[name]} == {}
+
+
+# ── what there is ─────────────────────────────────────────────────────────────────────────────────────────────────
+def test_the_page_of_settings_is_current() -> None:
+    """If not: python -m tests.support.settings_page > docs/settings.md"""
+    assert (DOCS / "settings.md").read_text(encoding="utf-8") == settings_page.page()
+
+
+def _named_paths() -> list[str]:
+    return _PATH.findall(ARCHITECTURE.read_text(encoding="utf-8"))
+
+
+def test_every_path_the_architecture_names_exists() -> None:
+    rooms = ("stores/sqlite", "stores/postgres", "web", "worker")
+    places = (ROOT, ROOT / "holdfast", *[ROOT / "holdfast" / room for room in rooms])
+    assert [name for name in _named_paths() if not any((place / name).exists() for place in places)] == []
+
+
+def test_architecture_names_every_package() -> None:
+    named = {name.rstrip("/").removeprefix("holdfast/") for name in _named_paths()}
+    package = ROOT / "holdfast"
+    rooms = [path.name for path in package.iterdir() if path.suffix == ".py" and not path.name.startswith("__")]
+    rooms += [path.parent.name for path in package.glob("*/__init__.py")]
+    assert sorted(set(rooms) - named) == []
+
+
+def _reference() -> str:
+    return (DOCS / "python-api.md").read_text(encoding="utf-8")
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    assert [name for name in holdfast.__all__ if not re.search(rf"`{name}\b", _reference())] == []
+
+
+@pytest.mark.parametrize("kind", [Holdfast, JobHandle])
+def test_every_public_method_is_in_the_reference(kind: type) -> None:
+    methods = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")]
+    assert [name for name in methods if not re.search(rf"`{name}\(", _reference())] == []
+
+
+_ENGINE = {"cancel", "completing", "opened_log"}
+"""What the worker alone uses of a context."""
+
+
+@pytest.mark.parametrize(("page", "begin"), [("python-api.md", "`Context`: "), ("tasks.md", "It has `id`")])
+def test_a_page_names_what_a_context_has_and_nothing_else(page: str, begin: str) -> None:
+    (told,) = [each for each in (DOCS / page).read_text(encoding="utf-8").split("\n\n") if each.startswith(begin)]
+    named = set(re.findall(r"`(\w+)`", told)) - {"Context"}
+    assert named == {name for name in dir(Context) if not name.startswith("_")} - _ENGINE

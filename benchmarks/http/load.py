@@ -98,7 +98,7 @@ async def _load(port: int, clients: int, jobs: int, seconds: float, warm: float)
 
 def request_of(jobs: int) -> bytes:
     """The bytes of a request that submits so many."""
-    job = {"type": "noop", "payload": {"n": 1}}
+    job = {"task": "noop", "payload": {"n": 1}}
     body = json.dumps(job if jobs == 1 else {"jobs": [job] * jobs}, separators=(",", ":")).encode()
     return _HEAD % (b"" if jobs == 1 else b"/batch", len(body), body)
 

@@ -187,7 +187,7 @@ export class Worker {
     const watchdog = job.timeout === null ? undefined : setTimeout(() => this.#interrupt(run, "timeout"), job.timeout * 1000);
     let outcome;
     try {
-      const handling = (async () => this.handlers[job.type](job.payload, this.#context(run)))();
+      const handling = (async () => this.handlers[job.task](job.payload, this.#context(run)))();
       handling.catch(() => {}); // one that is given up may fail later
       const result = await Promise.race([handling, stubborn(stop.signal)]);
       outcome = run.why === undefined ? { outcome: "succeeded", result: result ?? null } : undefined;

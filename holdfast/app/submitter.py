@@ -210,7 +210,7 @@ class Submitter:
             return
         for job, answer in zip(jobs, answers, strict=True):
             kind = JobCreated if answer.created else JobDuplicate
-            self._events.emit(kind(job_id=answer.job_id, job_type=job.task, queue=job.queue))
+            self._events.emit(kind(job_id=answer.job_id, task=job.task, queue=job.queue))
 
     async def check_keys(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
         """With strict idempotency, refuse a key that stands for something else."""

@@ -26,7 +26,7 @@ class JobCreated(Event, frozen=True, kw_only=True, gc=False):
     name: ClassVar[str] = "job_created"
     level: ClassVar[str] = "debug"
     job_id: str
-    job_type: str
+    task: str
     queue: str
 
 
@@ -36,7 +36,7 @@ class JobDuplicate(Event, frozen=True, kw_only=True, gc=False):
     name: ClassVar[str] = "job_duplicate"
     level: ClassVar[str] = "debug"
     job_id: str
-    job_type: str
+    task: str
     queue: str
 
 
@@ -46,7 +46,7 @@ class LeaseAcquired(Event, frozen=True, kw_only=True, gc=False):
     name: ClassVar[str] = "lease_acquired"
     level: ClassVar[str] = "debug"
     job_id: str
-    job_type: str
+    task: str
     attempt: int
     worker_id: str
     locked_until: datetime | None
@@ -67,7 +67,7 @@ class HandlerStart(Event, frozen=True, kw_only=True, gc=False, omit_defaults=Tru
     name: ClassVar[str] = "handler_start"
     level: ClassVar[str] = "debug"
     job_id: str
-    job_type: str
+    task: str
     attempt: int
     trace_id: str | None = None
 
@@ -78,7 +78,7 @@ class JobSucceeded(Event, frozen=True, kw_only=True, gc=False, omit_defaults=Tru
     name: ClassVar[str] = "job_succeeded"
     level: ClassVar[str] = "debug"
     job_id: str
-    job_type: str
+    task: str
     attempt: int
     seconds: float
     trace_id: str | None = None
@@ -90,7 +90,7 @@ class JobFailed(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     name: ClassVar[str] = "job_failed"
     level: ClassVar[str] = "warning"
     job_id: str
-    job_type: str
+    task: str
     attempt: int
     reason: str
     error: str
@@ -105,7 +105,7 @@ class JobDead(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     name: ClassVar[str] = "job_dead"
     level: ClassVar[str] = "error"
     job_id: str
-    job_type: str
+    task: str
     attempt: int
     reason: str
     error: str
@@ -120,7 +120,7 @@ class JobCancelled(Event, frozen=True, kw_only=True, gc=False, omit_defaults=Tru
 
     name: ClassVar[str] = "job_cancelled"
     job_id: str
-    job_type: str
+    task: str
     attempt: int
     trace_id: str | None = None
 
@@ -131,7 +131,7 @@ class JobReleased(Event, frozen=True, kw_only=True, gc=False):
     name: ClassVar[str] = "job_released"
     level: ClassVar[str] = "debug"
     job_id: str
-    job_type: str
+    task: str
     reason: str
 
 
@@ -141,7 +141,7 @@ class RetryUnreadable(Event, frozen=True, kw_only=True, gc=False):
     name: ClassVar[str] = "retry_unreadable"
     level: ClassVar[str] = "warning"
     job_id: str
-    job_type: str
+    task: str
     error: str
 
 
@@ -151,7 +151,7 @@ class TaskUnknown(Event, frozen=True, kw_only=True, gc=False):
     name: ClassVar[str] = "task_unknown"
     level: ClassVar[str] = "warning"
     job_id: str
-    job_type: str
+    task: str
     queue: str
     error: str
     remedy: str
@@ -164,7 +164,7 @@ class PayloadUnfit(Event, frozen=True, kw_only=True, gc=False):
     name: ClassVar[str] = "payload_unfit"
     level: ClassVar[str] = "warning"
     job_id: str
-    job_type: str
+    task: str
     queue: str
     error: str
     deferred_until: datetime | None
@@ -177,7 +177,7 @@ class JobDeferred(Event, frozen=True, kw_only=True, gc=False):
     name: ClassVar[str] = "job_deferred"
     level: ClassVar[str] = "debug"
     job_id: str
-    job_type: str
+    task: str
     reason: str
     retry_at: datetime | None
 
@@ -188,7 +188,7 @@ class JobUnstartable(Event, frozen=True, kw_only=True, gc=False):
     name: ClassVar[str] = "job_unstartable"
     level: ClassVar[str] = "error"
     job_id: str
-    job_type: str
+    task: str
     error: str
 
 
@@ -198,7 +198,7 @@ class LeaseLost(Event, frozen=True, kw_only=True, gc=False):
     name: ClassVar[str] = "lease_lost"
     level: ClassVar[str] = "warning"
     job_id: str
-    job_type: str
+    task: str
     worker_id: str
 
 
@@ -219,7 +219,7 @@ class LoopBlocked(Event, frozen=True, kw_only=True, gc=False):
     level: ClassVar[str] = "warning"
     seconds: float
     job_id: str | None
-    job_type: str | None
+    task: str | None
     stack: str
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.settings.setting import Setting
-from holdfast.settings.types import HOST, METRIC_PREFIX, count, span, unless
+from holdfast.settings.types import HOST, METRIC_PREFIX, TASK_FIELD, count, span, unless
 
 
 class MetricsSettings:
@@ -12,6 +12,7 @@ class MetricsSettings:
     __slots__ = ()
 
     metrics_prefix = Setting(METRIC_PREFIX, "holdfast_", "What the name of every metric begins with.")
+    task_field = Setting(TASK_FIELD, "task", "What log lines and metrics call the name of a job's task.")
     metrics_labels = Setting(
         count(1, 10_000), 100, "Tasks, and queues, that metrics tell apart; later ones are counted as other."
     )

@@ -155,6 +155,22 @@ def _parse_metric_prefix(field: str, value: object) -> str:
     return value
 
 
+def _parse_task_field(field: str, value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", value):
+        raise Invalid(field, value, "write letters, digits and underscores, such as job_type; it begins with a letter")
+    if value in _TAKEN_FIELDS:
+        raise Invalid(field, value, "give another name, such as task or job_type", "is the name of another field")
+    return value
+
+
+_TAKEN_FIELDS = frozenset(
+    {
+        *("timestamp", "level", "event", "logger", "job_id", "queue", "attempt", "trace_id", "worker_id", "reason"),
+        *("error", "outcome", "seconds", "retry_at", "remedy", "stack", "exception", "dlq_key", "locked_until", "le"),
+    }
+)
+
+
 def _parse_file(field: str, value: object) -> str:
     if not isinstance(value, str) or not is_plain(value):
         raise Invalid(field, value, "write a file's path")
@@ -195,6 +211,7 @@ REDIS_URL = _url("write the URL of a Redis, such as redis://localhost:6379/0")
 TARGET: Kind[str] = Kind("module:attribute", _parse_target, str)
 REDIS_KEY: Kind[str] = Kind("Redis key", _parse_redis_key, str)
 METRIC_PREFIX: Kind[str] = Kind("metric prefix", _parse_metric_prefix, str)
+TASK_FIELD: Kind[str] = Kind("field name", _parse_task_field, str)
 PROGRAMS = names("a program's name or path", r"[^,]+")
 FOLDERS = names("an absolute directory", r"/[^,]*")
 VARIABLES = names("a variable's name", r"[A-Za-z_][A-Za-z0-9_]*")

@@ -10,18 +10,20 @@ from typing import Any
 from holdfast.tasks import CURRENT
 from holdfast.telemetry.traces import current_trace_id, trace_id_of
 
-FIELDS = ("job_id", "job_type", "queue", "attempt", "trace_id")
+FIELDS = ("job_id", "task", "queue", "attempt", "trace_id")
 
 
-def job_fields() -> dict[str, Any]:
-    """The job this code runs for: its id, task, queue, attempt, and its trace where it has one. Empty outside a job,
-    but for the trace."""
+def job_fields(task_field: str = "task") -> dict[str, Any]:
+    """Returns the id, task, queue, attempt and trace of the job this code runs for. Outside a job: the trace only.
+
+    ``task_field`` names the task's field.
+    """
     context = CURRENT.get(None)
     trace_id = current_trace_id()
     if context is None:
         return {} if trace_id is None else {"trace_id": trace_id}
     job = context.job
-    fields = {"job_id": job.id, "job_type": job.task, "queue": job.queue, "attempt": job.attempts}
+    fields = {"job_id": job.id, task_field: job.task, "queue": job.queue, "attempt": job.attempts}
     trace_id = trace_id or trace_id_of(job)
     return fields if trace_id is None else {**fields, "trace_id": trace_id}
 

@@ -64,8 +64,10 @@ def written_kinds(settings: Settings) -> dict[type[Event], str]:
 def _renderer(settings: Settings, stream: TextIO) -> Renderer:
     terminal = stream.isatty()
     if settings.log_format == "json" or (settings.log_format == "auto" and not terminal):
-        return JsonRenderer()
-    return PrettyRenderer(colors=terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
+        return JsonRenderer(settings.task_field)
+    return PrettyRenderer(
+        settings.task_field, colors=terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
 
 
 def _number(level: str) -> int:
@@ -90,7 +92,7 @@ def _write_events(
 
 
 def _write_records(settings: Settings, renderer: Renderer, writer: LineWriter) -> Callable[[], None]:
-    root, handler = logging.getLogger(), _RecordHandler(renderer, writer)
+    root, handler = logging.getLogger(), _RecordHandler(renderer, writer, settings.task_field)
     level = root.level
     root.addHandler(handler)
     root.setLevel(settings.log_level)
@@ -123,15 +125,16 @@ def _to_record(_logger: object, _method: str, fields: MutableMapping[str, Any]) 
 class _RecordHandler(logging.Handler):
     """Turns records into lines."""
 
-    def __init__(self, renderer: Renderer, writer: LineWriter) -> None:
+    def __init__(self, renderer: Renderer, writer: LineWriter, task_field: str) -> None:
         super().__init__()
+        self._task_field = task_field
         self._renderer = renderer
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self._renderer.render(
-                record.created, _level(record.levelno), record.getMessage(), _record_fields(record)
+                record.created, _level(record.levelno), record.getMessage(), _record_fields(record, self._task_field)
             )
         except Exception:  # As every handler of logging: a record that cannot be shown is its author's mistake.
             self.handleError(record)
@@ -139,8 +142,8 @@ class _RecordHandler(logging.Handler):
         self._writer.write(line, urgent=record.levelno >= logging.WARNING)
 
 
-def _record_fields(record: logging.LogRecord) -> dict[str, Any]:
-    fields: dict[str, Any] = {"logger": record.name, **job_fields()}
+def _record_fields(record: logging.LogRecord, task_field: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {"logger": record.name, **job_fields(task_field)}
     extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
     bound = extra.pop(_BOUND, {})
     said = extra | bound

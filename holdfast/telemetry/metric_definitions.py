@@ -14,31 +14,29 @@ FAMILIES = (
     Family(
         name="jobs_submitted_total",
         kind="counter",
-        labels=("job_type",),
+        labels=("task",),
         place="both",
         doc="Jobs this process submitted that are new.",
     ),
     Family(
         name="jobs_idempotent_total",
         kind="counter",
-        labels=("job_type",),
+        labels=("task",),
         place="both",
         doc="Submissions whose key or id already stood for a job.",
     ),
     Family(
         name="jobs_succeeded_total",
         kind="counter",
-        labels=("job_type",),
+        labels=("task",),
         doc="Jobs that ended in success, and that is stored.",
     ),
-    Family(
-        name="jobs_failed_total", kind="counter", labels=("job_type",), doc="Attempts that failed and will be retried."
-    ),
-    Family(name="jobs_dead_total", kind="counter", labels=("job_type",), doc="Jobs that became dead letters."),
+    Family(name="jobs_failed_total", kind="counter", labels=("task",), doc="Attempts that failed and will be retried."),
+    Family(name="jobs_dead_total", kind="counter", labels=("task",), doc="Jobs that became dead letters."),
     Family(
         name="jobs_deferred_total",
         kind="counter",
-        labels=("job_type", "reason"),
+        labels=("task", "reason"),
         doc="Jobs given back for a worker that can run them: `no_handler` or `payload` says why this one could not.",
     ),
     Family(
@@ -53,7 +51,7 @@ FAMILIES = (
     Family(
         name="job_duration_seconds",
         kind="histogram",
-        labels=("job_type", "outcome"),
+        labels=("task", "outcome"),
         bounds=_LONG,
         doc="How long handlers ran, by what came of it: succeeded, failed, dead.",
     ),

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
+import msgspec
+
 from holdfast.core.events import Event, Events, JobDead, JobDeferred, JobFailed, LeaseLost, Subscriber, SweepComplete
 from holdfast.core.lifecycle import UNFIT
 from holdfast.core.metric_events import (
@@ -20,20 +22,21 @@ from holdfast.core.metric_events import (
     StoreAnswered,
 )
 from holdfast.telemetry.metric_definitions import COUNTED, GAUGES
-from holdfast.telemetry.metric_types import LabelLimiter, MetricRegistry, Reading
+from holdfast.telemetry.metric_types import Family, LabelLimiter, MetricRegistry, Reading
 
 Gauge = Callable[[], float]
 TaskNames = Callable[[], Iterable[str]]
 
-_BY_TASK = tuple(each.name for each in COUNTED if each.kind == "counter" and each.labels == ("job_type",))
+_BY_TASK = tuple(each.name for each in COUNTED if each.kind == "counter" and each.labels == ("task",))
 
 
 class Metrics:
     """The figures of one process, from its application's events."""
 
-    def __init__(self, events: Events, *, labels: int, tasks: TaskNames = tuple) -> None:
-        """``labels``: how many values of one label are told apart. ``tasks``: names whose counters start at zero."""
-        self._figures = MetricRegistry(COUNTED)
+    def __init__(self, events: Events, *, labels: int, tasks: TaskNames = tuple, task_field: str = "task") -> None:
+        """``labels``: how many values of one label are told apart. ``tasks``: names whose counters start at zero.
+        ``task_field``: the label that names the task."""
+        self._figures = MetricRegistry([_with_task_label(each, task_field) for each in COUNTED])
         self._tasks = tasks
         self._counters = self._figures.counters
         self._histograms = self._figures.histograms
@@ -120,11 +123,11 @@ class Metrics:
 
     def _failed(self, event: Event) -> None:
         assert isinstance(event, JobFailed)  # noqa: S101 - subscribed to nothing else
-        self._unsuccessful("failed", event.job_type, event.seconds)
+        self._unsuccessful("failed", event.task, event.seconds)
 
     def _dead(self, event: Event) -> None:
         assert isinstance(event, JobDead)  # noqa: S101 - subscribed to nothing else
-        self._unsuccessful("dead", event.job_type, event.seconds)
+        self._unsuccessful("dead", event.task, event.seconds)
 
     def _unsuccessful(self, outcome: str, task: str, seconds: float) -> None:
         with self._figures.lock:
@@ -137,7 +140,7 @@ class Metrics:
     def _deferred(self, event: Event) -> None:
         assert isinstance(event, JobDeferred)  # noqa: S101 - subscribed to nothing else
         with self._figures.lock:
-            shown = self._task(event.job_type)
+            shown = self._task(event.task)
             self._add_zeros_of(shown)
             self._counters["jobs_deferred_total"].add(1, shown, event.reason)
 
@@ -169,6 +172,11 @@ class Metrics:
         with self._figures.lock:
             self._counters["http_requests_total"].add(1, *labels)
             self._histograms["http_request_duration_seconds"].add(event.seconds, *labels)
+
+
+def _with_task_label(family: Family, task_field: str) -> Family:
+    labels = tuple(task_field if label == "task" else label for label in family.labels)
+    return msgspec.structs.replace(family, labels=labels)
 
 
 def _version() -> str:

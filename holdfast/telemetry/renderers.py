@@ -50,12 +50,15 @@ class Renderer(Protocol):
 class JsonRenderer:
     """``{"timestamp": …, "level": …, "event": …, …}``, UTF-8, parseable one by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, task_field: str = "task") -> None:
         self._encode = msgspec.json.Encoder().encode
         self._stamp = Stamp()
+        self._task_field = task_field
 
     def of(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
-        encode, stamp = self._encode, self._stamp
+        encode, stamp, task_field = self._encode, self._stamp, self._task_field
+        # Inside a text the quotation marks are escaped: the first match is the event's own field.
+        renamed = None if task_field == "task" else f'"{task_field}":'.encode()
         middle = f'","level":"{level}","event":"{kind.name}",'.encode()
 
         def line(event: Event) -> bytes:
@@ -63,9 +66,11 @@ class JsonRenderer:
             try:
                 fields = encode(event)
             except UnicodeEncodeError:
-                return self.render(moment, level, kind.name, msgspec.to_builtins(event))
+                return self.render(moment, level, kind.name, _event_fields(event, task_field))
             if not fields.isascii() or _EQUALS in fields or _DELETE in fields or fields.find(b"://") >= 0:
-                return self.render(moment, level, kind.name, msgspec.to_builtins(event))
+                return self.render(moment, level, kind.name, _event_fields(event, task_field))
+            if renamed is not None:
+                fields = fields.replace(b'"task":', renamed, 1)
             return b"".join((b'{"timestamp":"', stamp(moment).encode(), middle, fields[1:], b"\n"))
 
         return line
@@ -81,14 +86,18 @@ class JsonRenderer:
 class PrettyRenderer:
     """For people, by structlog's renderer; in colours if asked to."""
 
-    def __init__(self, *, colors: bool) -> None:
+    def __init__(self, task_field: str = "task", *, colors: bool) -> None:
         self._stamp = Stamp()
+        self._task_field = task_field
         self._render = structlog.dev.ConsoleRenderer(
             colors=colors, sort_keys=False, exception_formatter=structlog.dev.plain_traceback
         )
 
     def of(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
-        return lambda event: self.render(time.time(), level, kind.name, msgspec.to_builtins(event) | _pointer(event))
+        task_field = self._task_field
+        return lambda event: self.render(
+            time.time(), level, kind.name, _event_fields(event, task_field) | _pointer(event)
+        )
 
     def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
         line = {"timestamp": self._stamp(moment), "level": level, "event": name}
@@ -111,6 +120,14 @@ class Stamp:
             text = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(second))}.{rest:03d}Z"
             self._last = (millisecond, text)
         return text
+
+
+def _event_fields(event: Event, task_field: str) -> dict[str, Any]:
+    """The fields of an event; the task's name stands under ``task_field``."""
+    fields: dict[str, Any] = msgspec.to_builtins(event)
+    if task_field == "task":
+        return fields
+    return {task_field if name == "task" else name: value for name, value in fields.items()}
 
 
 def _pointer(event: Event) -> dict[str, str]:

@@ -1,8 +1,4 @@
-"""Jobs, attempts, queues and workers as the documents every face shows. Field names here are part of the contract.
-
-The command line prints a document under the names it has here. Over HTTP a task's name is called ``type`` and a state
-``status``: a document encoded by msgspec says so.
-"""
+"""Jobs, attempts, queues and workers as the documents every face shows. Field names here are part of the contract."""
 
 from __future__ import annotations
 
@@ -32,10 +28,9 @@ Instant = Annotated[
 TaskName = Annotated[str, Meta(description="The task's name.", examples=["email.send"])]
 QueueName = Annotated[str, Meta(description="The queue it waits in.", examples=["default"])]
 Counted = Annotated[int, Meta(ge=0)]
-HTTP_NAMES = {"task": "type", "state": "status", "states": "counts"}
 
 
-class JobDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A job with everything its row says."""
 
     id: JobId
@@ -66,7 +61,7 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
     ended_at: Instant | None
 
 
-class AttemptDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+class AttemptDocument(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that did not succeed."""
 
     attempt: Counted
@@ -81,7 +76,7 @@ class AttemptDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAM
     seconds: Annotated[float | None, Meta(description="How long it took.")]
 
 
-class LineDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+class LineDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A line that a job's handler logged."""
 
     attempt: Counted
@@ -92,7 +87,7 @@ class LineDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES)
     fields: Annotated[Raw | None, Meta(description="Its details: an object.", examples=[{"rows": 3}])]
 
 
-class QueueDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+class QueueDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A queue with its counts; every state is named."""
 
     name: QueueName
@@ -110,7 +105,7 @@ class QueueDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES
     ] = None
 
 
-class WorkerDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+class WorkerDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A worker process as it last said of itself."""
 
     id: str
@@ -126,7 +121,7 @@ class WorkerDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAME
     seen_at: Instant
 
 
-class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A job and the state it is in."""
 
     id: str

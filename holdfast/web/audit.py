@@ -25,7 +25,7 @@ from holdfast.web.responses import ApiResponse, Refusal
 from holdfast.web.routing import Operation, RequestContext
 from holdfast.web.settlements import OUTCOMES
 
-_TOLD = ("id", "ids", "filter", "all", "dry_run", "limit", "force", "rate", "type", "queue", "queues", "key")
+_TOLD = ("id", "ids", "filter", "all", "dry_run", "limit", "force", "rate", "task", "queue", "queues", "key")
 _TOLD_TOO = ("worker", "workers", "drain", "priority", "delay", "run_at", "after")
 _COUNTED = ("jobs", "leases", "lines", "settlements")
 _IDS_MOST = 50

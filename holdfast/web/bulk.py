@@ -348,7 +348,7 @@ def _done(
 
 
 def _example(state: str) -> dict[str, Any]:
-    changed = [{"id": ID, "status": state}]
+    changed = [{"id": ID, "state": state}]
     return {"dry_run": False, "count": 1, "changed": changed, "refused": [], "more": False, "seconds": 0}
 
 

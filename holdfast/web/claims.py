@@ -51,7 +51,7 @@ OrderWord = Annotated[
 ]
 
 
-class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True, rename={"task": "type"}):
+class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job to be run now."""
 
     token: Token
@@ -362,7 +362,7 @@ _AT = "2030-01-31T08:00:00.000000Z"
 _JOB: dict[str, Any] = {
     "token": SAMPLE,
     "id": ID,
-    "type": "email.send",
+    "task": "email.send",
     "queue": "mail",
     "payload": {"to": "a@b.c"},
     "attempt": 1,

@@ -17,7 +17,7 @@ from holdfast.web.responses import ApiResponse, document
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec, named_queue
 
 _DEAD = (JobState.DEAD,)
-_FIXED = ("status", "queue")  # what the path says
+_FIXED = ("state", "queue")  # what the path says
 _FILTER = Form(
     name="DeadFilter",
     doc="Every field that is given must match.",

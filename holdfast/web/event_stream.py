@@ -12,7 +12,7 @@ from msgspec import Meta
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.models import JobEvent, JobEvents, JobState, parse_id
 from holdfast.tasks.codec import Words
-from holdfast.views.documents import HTTP_NAMES, ID, Counted, Instant, JobId, QueueName, TaskName
+from holdfast.views.documents import ID, Counted, Instant, JobId, QueueName, TaskName
 from holdfast.views.formatting import timestamp
 from holdfast.web.event_broadcast import EventBroadcaster, SeenEvents, Subscriber
 from holdfast.web.fields import FILTERS, QUEUE, Field, choice
@@ -28,7 +28,7 @@ _CHECK = 4.0  # seconds between looks whether the key is still good
 _encode = msgspec.json.Encoder().encode
 
 
-class EventDocument(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+class EventDocument(msgspec.Struct, frozen=True, kw_only=True):
     """What an event tells: that a job ended, or that an attempt failed and will be followed by another."""
 
     id: JobId
@@ -83,7 +83,7 @@ class _Stream:
         self._told = SeenEvents()
         self._kinds: Collection[str] = call.query.get("event", KINDS)
         self._queues: Collection[str] = call.query.get("queue", ())
-        self._tasks: Collection[str] = call.query.get("type", ())
+        self._tasks: Collection[str] = call.query.get("task", ())
         self._jobs: Collection[str] = call.query.get("job_id", ())
         self._hides = bool(call.app.settings.redacted)
 
@@ -182,7 +182,7 @@ def _job_id(value: Any, field: str) -> str:
 
 
 _ID = "^(?:[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}|[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25})$"
-_TYPE = next(field for field in FILTERS if field.name == "type")
+_TASK = next(field for field in FILTERS if field.name == "task")
 _LAST = Field(
     name="Last-Event-ID",
     schema={"type": "string", "maxLength": 8000},
@@ -191,9 +191,9 @@ _LAST = Field(
 )
 _EXAMPLE = {
     "id": ID,
-    "type": "email.send",
+    "task": "email.send",
     "queue": "default",
-    "status": "succeeded",
+    "state": "succeeded",
     "attempt": 1,
     "worker": "w-7c1f",
     "reason": None,
@@ -223,7 +223,7 @@ OPERATIONS = (
                 many=True,
             ),
             msgspec.structs.replace(QUEUE, many=True, doc="Jobs of this queue; several: of any of them."),
-            _TYPE,
+            _TASK,
             Field(
                 name="job_id",
                 schema={"type": "string", "pattern": _ID},

@@ -10,9 +10,9 @@ _AT = "2030-01-31T08:00:00.000000Z"
 
 JOB: dict[str, Any] = {
     "id": ID,
-    "type": "email.send",
+    "task": "email.send",
     "queue": "default",
-    "status": "queued",
+    "state": "queued",
     "reason": None,
     "payload": {"to": "a@b.c"},
     "result": None,
@@ -37,7 +37,7 @@ JOB: dict[str, Any] = {
     "ended_at": None,
 }
 DEAD_JOB = JOB | {
-    "status": "dead",
+    "state": "dead",
     "reason": "budget",
     "error": "ConnectionRefusedError: [Errno 111]",
     "attempts": 5,
@@ -54,7 +54,7 @@ QUEUE: dict[str, Any] = {
     "announced": None,
     "at_least": [],
     "ended_per_second": 0.7,
-    "counts": {
+    "states": {
         "scheduled": 0,
         "waiting": 0,
         "queued": 12,
@@ -69,7 +69,7 @@ WORKER: dict[str, Any] = {
     "id": "w-7c1f",
     "host": "app-1",
     "pid": 4711,
-    "status": "working",
+    "state": "working",
     "queues": "mail:10,default",
     "concurrency": 10,
     "running": 3,

@@ -118,8 +118,8 @@ def _pairs(text: bytes) -> list[tuple[str, str]]:
         raise Invalid("query", text.decode("ascii", "replace"), remedy) from None
 
 
-_ELSEWHERE = {"task": "type", "state": "status", "args": "payload", "arguments": "payload"}
-"""What is called otherwise over HTTP than in Python and on the command line."""
+_ELSEWHERE = {"type": "task", "job_type": "task", "status": "state", "args": "payload", "arguments": "payload"}
+"""What other systems call otherwise."""
 _OF_COMMANDS = CommandPayload.__struct_fields__
 """What stands in the payload of a command job."""
 
@@ -140,7 +140,7 @@ def _as_said(field: str) -> str:
         return field.place
     if field.startswith(_OF_COMMANDS):
         return f"payload.{field}"
-    return _ELSEWHERE.get(field, field)
+    return field
 
 
 def _unknown(path: str, name: str, known: Sequence[str]) -> Invalid:
@@ -273,7 +273,7 @@ QUEUE = Field(
 )
 FILTERS = (
     Field(
-        name="status",
+        name="state",
         schema={"type": "string", "enum": STATES},
         doc="Jobs in this state; several: in any of them.",
         check=choice(*STATES),
@@ -282,7 +282,7 @@ FILTERS = (
     ),
     QUEUE,
     Field(
-        name="type",
+        name="task",
         schema={"type": "string", "pattern": TASK_PATTERN},
         doc="Jobs of this task; several: of any of them.",
         check=check_task_name,

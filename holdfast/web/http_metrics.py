@@ -21,7 +21,7 @@ class RequestMetrics:
 
     def __init__(self, app: Holdfast) -> None:
         labels = app.settings.metrics_labels
-        self.metrics = Metrics(app.events, labels=labels, tasks=app.registry.names)
+        self.metrics = Metrics(app.events, labels=labels, tasks=app.registry.names, task_field=app.settings.task_field)
         self.queues = QueueFigures(app.opened, labels=labels)
         self._events = app.events
         self._in_flight = 0

@@ -14,7 +14,6 @@ from holdfast.core.models import TERMINAL, Job, JobFilter, JobState
 from holdfast.core.validation import check_key
 from holdfast.telemetry.traces import trace_id_of
 from holdfast.views.documents import (
-    HTTP_NAMES,
     ID,
     AttemptDocument,
     JobDocument,
@@ -40,7 +39,7 @@ _PAGE_FOR = 0.5  # seconds after which a page ends with what was found
 _LOOK = 5.0  # seconds between looks at a job that is waited for: what a lost wake-up costs at most
 
 
-class JobStory(JobDocument, frozen=True, kw_only=True, rename=HTTP_NAMES):
+class JobStory(JobDocument, frozen=True, kw_only=True):
     """A job with its attempts that did not succeed."""
 
     history: Annotated[list[AttemptDocument], Meta(description="Attempts that did not succeed, oldest first.")]
@@ -61,7 +60,7 @@ class LinePage(msgspec.Struct, frozen=True):
     cursor: Annotated[str | None, Meta(description="Continues the listing; null: that was all.")]
 
 
-class Reasons(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+class Reasons(msgspec.Struct, frozen=True, kw_only=True):
     """Why a job is where it is."""
 
     id: JobId
@@ -153,8 +152,7 @@ async def chosen(call: RequestContext, said: Mapping[str, object], states: tuple
     """The filter that a query or a body says, within the caller's queues; ``states`` where it names none."""
     if "error" in said:
         _check_errors_told(call)
-    names = {"status": "state", "type": "task"}
-    filters = msgspec.convert({names.get(name, name): value for name, value in said.items()}, Filters)
+    filters = msgspec.convert(said, Filters)
     where = await filters.build(call.app, states)
     return msgspec.structs.replace(where, queue=call.caller.own_queue(where.queue))
 
@@ -167,7 +165,7 @@ def _check_errors_told(call: RequestContext) -> None:
         detail = "choosing jobs by their error needs the scope read"
     else:
         return
-    raise Refusal(403, "forbidden", detail, "choose by reason, type, tag, worker or time")
+    raise Refusal(403, "forbidden", detail, "choose by reason, task, tag, worker or time")
 
 
 async def lines(call: RequestContext) -> ApiResponse:
@@ -258,7 +256,7 @@ OPERATIONS = (
         group="Jobs",
         summary="Say why a job is where it is",
         handler=why,
-        answers={200: ResponseSpec(Reasons, "The reasons.", {"id": ID, "status": "queued", "reasons": [_BEHIND]})},
+        answers={200: ResponseSpec(Reasons, "The reasons.", {"id": ID, "state": "queued", "reasons": [_BEHIND]})},
         refusals=(404,),
     ),
 )

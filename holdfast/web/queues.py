@@ -189,7 +189,7 @@ def _switch(name: str, summary: str, *, paused: bool) -> Operation:
 
 
 _BOUNDED = "At a bounded cost: `at_least` names states of which there are, or may be, more than were counted."
-_COUNTS = QUEUE["counts"]
+_COUNTS = QUEUE["states"]
 _BY_WORKER = [{"worker": "w-7c1f", "counts": _COUNTS}]
 _STATS: dict[str, Any] = {
     "store": "sqlite:////var/lib/holdfast.db",

@@ -17,7 +17,7 @@ from holdfast.core.models import JobState, Lease, Reason, Settled, Settlement
 from holdfast.core.validation import check_span
 from holdfast.settings.settings import Settings
 from holdfast.tasks.codec import Words, encode_result
-from holdfast.views.documents import HTTP_NAMES, ID, Instant
+from holdfast.views.documents import ID, Instant
 from holdfast.views.formatting import timestamp
 from holdfast.web.fields import Field, Form, an_object, array_of, as_it_is, choice, text
 from holdfast.web.lease_tokens import (
@@ -49,7 +49,7 @@ class Verdict(StrEnum):
     LOCKED = "locked"
 
 
-class SettledJob(msgspec.Struct, frozen=True, kw_only=True, rename=HTTP_NAMES):
+class SettledJob(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one settlement."""
 
     id: str
@@ -313,7 +313,7 @@ def _refused(call: RequestContext, worker: str, stand: LeaseRecord, asked: Settl
     )
 
 
-_EXAMPLE: dict[str, Any] = {"jobs": [{"id": ID, "verdict": "accepted", "status": "succeeded", "run_at": None}]}
+_EXAMPLE: dict[str, Any] = {"jobs": [{"id": ID, "verdict": "accepted", "state": "succeeded", "run_at": None}]}
 OPERATIONS = (
     Operation(
         name="settle",

@@ -16,7 +16,7 @@ from holdfast.core.models import Job, JobState, NewJob
 from holdfast.core.retry import Retry
 from holdfast.core.validation import KEY_LIMIT, check_task_name
 from holdfast.tasks.codec import Words
-from holdfast.views.documents import HTTP_NAMES, ID, JobDocument, JobId
+from holdfast.views.documents import ID, JobDocument, JobId
 from holdfast.web.authorization import stored
 from holdfast.web.examples import JOB
 from holdfast.web.fields import (
@@ -59,17 +59,17 @@ def _payload(value: Any, field: str) -> dict[str, Any]:
 
 
 def _field(name: str, schema: Mapping[str, Any], doc: str, check: Any = as_it_is, example: Any = None) -> Field:
-    return Field(name=name, schema=schema, doc=doc, check=check, example=example, required=name in ("type", "payload"))
+    return Field(name=name, schema=schema, doc=doc, check=check, example=example, required=name in ("task", "payload"))
 
 
-_TYPE = {"type": "string", "pattern": TASK_PATTERN}
+_TASK = {"type": "string", "pattern": TASK_PATTERN}
 _KEY = {"type": "string", "minLength": 1, "maxLength": KEY_LIMIT}
 _ATTEMPTS = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 25}, {"const": "unlimited"}]}
 SUBMISSION = Form(
     name="Submission",
     doc="A job to be stored. What is not said stands in its task, else in the settings.",
     fields=(
-        _field("type", _TYPE, "The task's name.", check_task_name, "email.send"),
+        _field("task", _TASK, "The task's name.", check_task_name, "email.send"),
         _field("payload", {"type": "object"}, "The arguments by name.", _payload, {"to": "a@b.c"}),
         _field("queue", {"type": "string", "pattern": NAME_PATTERN}, "The queue it waits in.", example="default"),
         _field("priority", {"type": "integer", "minimum": -100, "maximum": 100}, "Higher runs first.", example=0),
@@ -128,7 +128,7 @@ BATCH = Form(
             },
             doc="The jobs, in their order.",
             check=array_of(an_object, BATCH_MOST),
-            example=[{"type": "email.send", "payload": {"to": "a@b.c"}, "key": "welcome-42"}],
+            example=[{"task": "email.send", "payload": {"to": "a@b.c"}, "key": "welcome-42"}],
             required=True,
         ),
     ),
@@ -149,7 +149,7 @@ WakeUp = Annotated[
 ]
 
 
-class SubmittedJob(JobDocument, frozen=True, kw_only=True, rename=HTTP_NAMES):
+class SubmittedJob(JobDocument, frozen=True, kw_only=True):
     """The job that was submitted."""
 
     wake_up: WakeUp = UNSET
@@ -253,7 +253,7 @@ def draft(app: Holdfast, said: Mapping[str, Any], path: str = "", key: str | Non
     if key is not None:
         options["key"] = key
     with named_as_said(path):
-        return app.draft(options.pop("type"), options.pop("payload"), **options)
+        return app.draft(options.pop("task"), options.pop("payload"), **options)
 
 
 async def submit_batch(call: RequestContext) -> ApiResponse:

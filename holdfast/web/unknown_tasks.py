@@ -30,5 +30,5 @@ class UnknownTaskLog:
                 remedy = f"see that a worker has it: the application of this API does not{close}"
                 error = f"no task {job.task!r} is registered in the application of this API"
                 self._app.events.emit(
-                    TaskUnknown(job_id=job.id, job_type=job.task, queue=job.queue, error=error, remedy=remedy)
+                    TaskUnknown(job_id=job.id, task=job.task, queue=job.queue, error=error, remedy=remedy)
                 )

@@ -192,7 +192,7 @@ class Heartbeat:
             LoopBlocked(
                 seconds=round(seconds, 3),
                 job_id=None if job is None else job.id,
-                job_type=None if job is None else job.task,
+                task=None if job is None else job.task,
                 stack=stack,
             )
         )

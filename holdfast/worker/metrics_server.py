@@ -43,7 +43,9 @@ class MetricsServer:
             "/health/live": self._alive,
         }
         self._sidecar = MetricsProcess(settings.metrics_host, settings.metrics_port, pages)
-        self._metrics = metrics = Metrics(shift.events, labels=settings.metrics_labels, tasks=self._tasks)
+        self._metrics = metrics = Metrics(
+            shift.events, labels=settings.metrics_labels, tasks=self._tasks, task_field=settings.task_field
+        )
         metrics.gauge("worker_active_jobs", lambda: len(shift.running))
         metrics.gauge("worker_buffered_jobs", lambda: len(shift.buffer))
         metrics.gauge("worker_slots", lambda: shift.settings.concurrency)

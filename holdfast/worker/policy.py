@@ -31,7 +31,7 @@ def backoff_of(job: Job, app: Holdfast, settings: Settings) -> Retry:
         try:
             return Retry.from_builtins(own)
         except Invalid as error:  # of a newer version, or spoiled: the job is not to stay for it
-            app.events.emit(RetryUnreadable(job_id=job.id, job_type=job.task, error=str(error)))
+            app.events.emit(RetryUnreadable(job_id=job.id, task=job.task, error=str(error)))
     task = app.registry.get(job.task)
     return (task.retry if task is not None else None) or settings.retry
 
@@ -117,7 +117,7 @@ class Unfit:
         self._app.events.emit(
             event(
                 job_id=job.id,
-                job_type=job.task,
+                task=job.task,
                 queue=job.queue,
                 error=failed.error,
                 deferred_until=until,

@@ -39,7 +39,7 @@ def tell_claim(events: Events, claim: Claim, worker_id: str, lease_for: timedelt
         for job in claim.jobs:
             events.emit(
                 LeaseAcquired(
-                    job_id=job.id, job_type=job.task, attempt=job.attempts, worker_id=worker_id, locked_until=until
+                    job_id=job.id, task=job.task, attempt=job.attempts, worker_id=worker_id, locked_until=until
                 )
             )
 
@@ -69,7 +69,7 @@ def tell_success(events: Events, job: Job, seconds: float) -> None:
     events.emit(
         JobSucceeded(
             job_id=job.id,
-            job_type=job.task,
+            task=job.task,
             attempt=job.attempts,
             seconds=round(seconds, 6),
             trace_id=trace_id_of(job),
@@ -79,7 +79,7 @@ def tell_success(events: Events, job: Job, seconds: float) -> None:
 
 def tell_lost(events: Events, job: Job, worker_id: str) -> None:
     """The job is not this worker's any more, though it worked on it."""
-    events.emit(LeaseLost(job_id=job.id, job_type=job.task, worker_id=worker_id))
+    events.emit(LeaseLost(job_id=job.id, task=job.task, worker_id=worker_id))
 
 
 def tell_rest(
@@ -93,7 +93,7 @@ def tell_rest(
             events.emit(
                 JobFailed(
                     job_id=job.id,
-                    job_type=job.task,
+                    task=job.task,
                     attempt=job.attempts,
                     reason=reason,
                     error=error,
@@ -105,14 +105,14 @@ def tell_rest(
         case JobState.DEAD:
             _tell_dead(events, job, reason, error, seconds, dlq_key)
         case JobState.CANCELLED:
-            events.emit(JobCancelled(job_id=job.id, job_type=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
+            events.emit(JobCancelled(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
         case JobState.SCHEDULED if settlement.reason in UNFIT:
             retry_at = None if answer.run_at_us is None else instant(answer.run_at_us)
-            events.emit(JobDeferred(job_id=job.id, job_type=job.task, reason=reason, retry_at=retry_at))
+            events.emit(JobDeferred(job_id=job.id, task=job.task, reason=reason, retry_at=retry_at))
         case _:
             if error:
-                events.emit(JobUnstartable(job_id=job.id, job_type=job.task, error=error))
-            events.emit(JobReleased(job_id=job.id, job_type=job.task, reason=reason))
+                events.emit(JobUnstartable(job_id=job.id, task=job.task, error=error))
+            events.emit(JobReleased(job_id=job.id, task=job.task, reason=reason))
 
 
 def tell_recovered(events: Events, job: Job, answer: Settled, dlq_key: str | None) -> None:
@@ -120,14 +120,14 @@ def tell_recovered(events: Events, job: Job, answer: Settled, dlq_key: str | Non
     error = f"lease expired: worker {job.worker} died, froze or was cut off"
     match answer.state:
         case JobState.CANCELLED:
-            events.emit(JobCancelled(job_id=job.id, job_type=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
+            events.emit(JobCancelled(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
         case JobState.DEAD:
             _tell_dead(events, job, "crashed", error, 0.0, dlq_key)
         case JobState.QUEUED:
             events.emit(
                 JobFailed(
                     job_id=job.id,
-                    job_type=job.task,
+                    task=job.task,
                     attempt=job.attempts,
                     reason="crashed",
                     error=error,
@@ -142,7 +142,7 @@ def _tell_dead(events: Events, job: Job, reason: str, error: str, seconds: float
     events.emit(
         JobDead(
             job_id=job.id,
-            job_type=job.task,
+            task=job.task,
             attempt=job.attempts,
             reason=reason,
             error=error,

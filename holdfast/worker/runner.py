@@ -146,7 +146,7 @@ class Runner:
         shift.running.add(run)
         if shift.events.listens(HandlerStart):
             trace_id = trace_id_of(job)
-            shift.emit(HandlerStart(job_id=job.id, job_type=job.task, attempt=job.attempts, trace_id=trace_id))
+            shift.emit(HandlerStart(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id))
         point("handler.before")
         outcome: Outcome | None = None
         try:

@@ -135,7 +135,7 @@ def test_invalid_chain_is_refused_at_submission(atlasqueue: Atlasqueue) -> None:
             answer = api.post(metadata={"then": then})
             assert (answer.status_code, answer.json().get("field")) == (422, field), answer.text
             assert answer.json()["remedy"]
-        batch = {"jobs": [{"type": "noop", "payload": {}, "key": "k", "metadata": {"then": [{"type": "noop"}]}}]}
+        batch = {"jobs": [{"task": "noop", "payload": {}, "key": "k", "metadata": {"then": [{"type": "noop"}]}}]}
         answer = api.client.post("/v1/jobs/batch", json=batch)
         assert (answer.status_code, answer.json()["field"]) == (422, "jobs[0].metadata.then[0].payload")
         assert atlasqueue.value("select count(*) from jobs") == 0

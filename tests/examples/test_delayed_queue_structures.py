@@ -107,7 +107,7 @@ def test_d34_d35_d37_d46_the_same_twice_is_two_jobs_and_what_is_wrong_is_none(de
                 assert (answered, document.get("field")) == (status, named), (what, document)
                 assert _is_problem(document, status)
                 assert all(each in document["detail"] for each in words.split("; ")), (what, document)
-        assert server.ask("/v1/jobs/" + ids[0])[1]["status"] == "scheduled"
+        assert server.ask("/v1/jobs/" + ids[0])[1]["state"] == "scheduled"
         assert server.ask("/health") == (200, {"status": "ok", "service": "delayed-queue"})
         assert delayed.places() == {"jobs": ids, "dueJobs": [], "unackedJobs": []}
 
@@ -124,13 +124,13 @@ def test_every_error_on_the_port_has_one_format(delayed: Delayed) -> None:
             "/jobs": (405, "GET", None),
             "/v1/queues": (405, "DELETE", None),
             "/jobs?form": (415, "POST", b'{"payload": 1}'),
-            "/v1/jobs": (415, "POST", b'{"type": "callback"}'),
+            "/v1/jobs": (415, "POST", b'{"task": "callback"}'),
         }
         for path, (status, method, body) in asks.items():
             request = urllib.request.Request(server.url + path, body, method=method)  # noqa: S310 - ours, on this host
             answered, text = asked(request)
             assert (answered, _is_problem(json.loads(text), status)) == (status, True), (path, text)
-        answered, document = server.ask("/v1/jobs", {"type": "callback", "payload": {"payload": {"seconds": -1}}})
+        answered, document = server.ask("/v1/jobs", {"task": "callback", "payload": {"payload": {"seconds": -1}}})
         assert (answered, document["field"]) == (422, "payload.payload.seconds")
 
 

@@ -111,7 +111,7 @@ def test_submit_run_retry_success_is_one_trace_across_two_processes(cli: Cli) ->
     lines = [json.loads(line) for line in said.splitlines()]
     about = [line for line in lines if line["event"] in ("reading", "job_failed")]
     assert {line["event"] for line in about} == {"reading", "job_failed"}
-    assert {(line["job_id"], line["job_type"], line["trace_id"]) for line in about} == {
+    assert {(line["job_id"], line["task"], line["trace_id"]) for line in about} == {
         (job_id, "report.build", root.trace)
     }
 

@@ -37,12 +37,12 @@ class Case(NamedTuple):
 
 
 def _dead(instance: str, task: str = "mail") -> str:
-    return f'holdfast_jobs_dead_total{{instance="{instance}",job_type="{task}"}}'
+    return f'holdfast_jobs_dead_total{{instance="{instance}",task="{task}"}}'
 
 
 def _attempts(succeeded: str, failed: str, dead: str) -> dict[str, str]:
     counters = {"succeeded": succeeded, "failed": failed, "dead": dead}
-    return {f'holdfast_jobs_{each}_total{{instance="w",job_type="mail"}}': counters[each] for each in counters}
+    return {f'holdfast_jobs_{each}_total{{instance="w",task="mail"}}': counters[each] for each in counters}
 
 
 def _late(quick: str, every: str, family: str, labels: str) -> dict[str, str]:
@@ -52,7 +52,7 @@ def _late(quick: str, every: str, family: str, labels: str) -> dict[str, str]:
 
 
 _QUEUE = {"queue": "mail"}
-_TASK = {"job_type": "mail"}
+_TASK = {"task": "mail"}
 _WORKER = {"instance": "w"}
 _OLDEST = 'holdfast_queue_oldest_seconds{queue="mail"}'
 _PAUSED = 'holdfast_queue_paused{queue="mail"}'
@@ -84,7 +84,7 @@ CASES = (
     Case("HoldfastDeadLetters", "two workers", {_dead("v"): "3x200 5x40", _dead("w"): "_x190 2x50"}, 55, _TASK,
          _DEAD_LETTERS + "4."),
     Case("HoldfastDeadLetters", "another task", {_dead("w"): "0x40", _dead("w", "sms"): "0x8 2x40"}, 5,
-         {"job_type": "sms"}, "New dead letters of sms in 15 minutes: 2."),
+         {"task": "sms"}, "New dead letters of sms in 15 minutes: 2."),
     Case("HoldfastDeadLetters", "none", {_dead("w"): "0x240"}, 55),
     Case("HoldfastDeadLetters", "an hour ago", {_dead("w"): "0x8 7x300"}, 60),
     Case("HoldfastJobsFailing", "half", _attempts("0+1x120", "0+1x120", "0x120"), 25, _TASK,

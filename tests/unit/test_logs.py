@@ -21,6 +21,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.core.errors import HoldfastError
 from holdfast.core.events import (
     KINDS,
     Event,
@@ -55,7 +56,7 @@ SAMPLES: dict[Any, object] = {
     list[str]: ["text"],
 }
 RUNNING = Job("job-1", "email.send", "default", "{}", 4, 3, 5, 0, 0, 0, 0)
-CREATED = JobCreated(job_id="1", job_type="email.send", queue="default")
+CREATED = JobCreated(job_id="1", task="email.send", queue="default")
 
 
 def _settings(**arguments: object) -> Settings:
@@ -98,6 +99,20 @@ def _said(say: Callable[[], object], **arguments: object) -> list[dict[str, Any]
 def test_a_dead_jobs_pretty_line_says_where_its_traceback_is() -> None:
     (line,) = _written(_sample(JobDead), log_format="pretty")
     assert line.endswith("see='holdfast show text'")
+
+
+def test_task_field_setting_names_the_task_in_json_and_pretty_lines() -> None:
+    event = JobDead(job_id="1", task="email.send", attempt=1, reason="error", error='"task": \u00e9', seconds=1.0)
+    for each, error in ((CREATED, None), (event, event.error)):
+        fields = json.loads(_written(each, task_field="job_type")[0])
+        assert (fields["job_type"], fields.get("error"), "task" in fields) == ("email.send", error, False)
+    assert "job_type=email.send" in _written(CREATED, task_field="job_type", log_format="pretty")[0]
+
+
+@pytest.mark.parametrize("name", ["", "job-type", "1task", "queue", "le", "error", "t" * 65, 5])
+def test_task_field_setting_refuses_taken_and_unusable_names(name: object) -> None:
+    with pytest.raises(HoldfastError, match="task_field"):
+        _settings(task_field=name)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -168,7 +183,7 @@ def test_any_text_is_read_back_from_its_json_line(text: str) -> None:
 
 
 def test_a_stack_on_a_terminal_cannot_pass_for_a_line_of_the_log() -> None:
-    event = LoopBlocked(seconds=1.0, job_id=None, job_type=None, stack="File x\n2031-01-01 [error] forged\x1b[0m")
+    event = LoopBlocked(seconds=1.0, job_id=None, task=None, stack="File x\n2031-01-01 [error] forged\x1b[0m")
     lines = _written(event, log_format="pretty")
     assert lines[1:] == ["    File x", "    2031-01-01 [error] forged\\u001b[0m"]
 

@@ -17,7 +17,7 @@ from holdfast.telemetry.metrics import Metrics
 
 
 def failed(kind: type[Event], task: str, seconds: float, **more: Any) -> Event:
-    return kind(job_id="1", job_type=task, attempt=1, reason="error", error="x", seconds=seconds, **more)
+    return kind(job_id="1", task=task, attempt=1, reason="error", error="x", seconds=seconds, **more)
 
 
 HEARD = (
@@ -27,7 +27,7 @@ HEARD = (
     failed(JobFailed, "mail", 1.5, retry_at=None),
     failed(JobDead, "mail", 0.5),
     failed(JobDead, "mail", 0.0),  # its worker was gone: it was never seen to end
-    LeaseLost(job_id="1", job_type="mail", worker_id="w"),
+    LeaseLost(job_id="1", task="mail", worker_id="w"),
     SweepComplete(requeued=0, recovered=2, pruned=7),
     StoreAnswered(verb="claim", seconds=0.003, failed=False),
     StoreAnswered(verb="claim", seconds=2.0, failed=True),
@@ -66,22 +66,22 @@ def test_every_event_is_counted_where_it_belongs(metrics: Metrics) -> None:
         return found[f"holdfast_{name}", frozenset(labels.items())]
 
     assert media.startswith("text/plain; version=0.0.4")
-    assert value("jobs_submitted_total", job_type="mail") == 3
-    assert value("jobs_submitted_total", job_type="sms") == 1
-    assert value("jobs_idempotent_total", job_type="mail") == 2
-    assert value("jobs_succeeded_total", job_type="mail") == 2
-    assert value("jobs_failed_total", job_type="mail") == 1
-    assert value("jobs_dead_total", job_type="mail") == 2
+    assert value("jobs_submitted_total", task="mail") == 3
+    assert value("jobs_submitted_total", task="sms") == 1
+    assert value("jobs_idempotent_total", task="mail") == 2
+    assert value("jobs_succeeded_total", task="mail") == 2
+    assert value("jobs_failed_total", task="mail") == 1
+    assert value("jobs_dead_total", task="mail") == 2
     assert value("jobs_retried_total") == 2
     assert value("jobs_recovered_total") == 2
     assert value("jobs_pruned_total") == 7
     assert value("lease_acquired_total") == 3
     assert value("lease_rejected_total") == 4
     assert value("lease_lost_total") == 1
-    assert value("job_duration_seconds_sum", job_type="mail", outcome="succeeded") == pytest.approx(0.42)
-    assert value("job_duration_seconds_bucket", job_type="mail", outcome="succeeded", le="0.05") == 1
-    assert value("job_duration_seconds_count", job_type="mail", outcome="failed") == 1
-    assert value("job_duration_seconds_count", job_type="mail", outcome="dead") == 1
+    assert value("job_duration_seconds_sum", task="mail", outcome="succeeded") == pytest.approx(0.42)
+    assert value("job_duration_seconds_bucket", task="mail", outcome="succeeded", le="0.05") == 1
+    assert value("job_duration_seconds_count", task="mail", outcome="failed") == 1
+    assert value("job_duration_seconds_count", task="mail", outcome="dead") == 1
     assert value("job_lateness_seconds_count", queue="default") == 2
     assert value("settle_batch_jobs_bucket", le="5.0") == 1
     assert value("store_latency_seconds_count", verb="claim") == 2
@@ -105,7 +105,7 @@ def test_json_has_every_metric_under_its_name(metrics: Metrics) -> None:
     found = {each["name"]: each for each in json.loads(text)["metrics"]}
 
     assert media == "application/json"
-    assert found["holdfast_jobs_dead_total"]["series"] == [{"labels": {"job_type": "mail"}, "value": 2.0}]
+    assert found["holdfast_jobs_dead_total"]["series"] == [{"labels": {"task": "mail"}, "value": 2.0}]
     [batches] = found["holdfast_settle_batch_jobs"]["series"]
     assert (batches["count"], batches["sum"], batches["buckets"]["5.0"]) == (1, 5.0, 1)
 
@@ -114,7 +114,16 @@ def test_the_prefix_is_the_settings_own(metrics: Metrics) -> None:
     text, _ = told(metrics, prefix="atlasqueue_")
 
     assert "holdfast_" not in text
-    assert 'atlasqueue_jobs_submitted_total{job_type="mail"} 3.0' in text
+    assert 'atlasqueue_jobs_submitted_total{task="mail"} 3.0' in text
+
+
+def test_task_field_names_the_label_of_the_task() -> None:
+    events = Events()
+    metrics = Metrics(events, labels=10, tasks=lambda: ["mail"], task_field="job_type")
+
+    text, _ = told(metrics)
+    assert 'holdfast_jobs_dead_total{job_type="mail"} 0.0' in text
+    assert 'task="' not in text
 
 
 def test_twelve_metrics_are_there_before_anything_happened() -> None:
@@ -136,7 +145,7 @@ def test_tasks_beyond_the_cap_are_one_series() -> None:
     events.emit(JobsSubmitted(created={f"task-{number}": 1 for number in range(50)}, absorbed={}))
     found = samples(told(metrics)[0])
 
-    submitted = {dict(labels)["job_type"]: n for (name, labels), n in found.items() if "submitted_total" in name}
+    submitted = {dict(labels)["task"]: n for (name, labels), n in found.items() if "submitted_total" in name}
     assert submitted == {"task-0": 1, "task-1": 1, OTHER: 48}
 
 
@@ -145,7 +154,7 @@ def test_a_label_of_any_text_is_told_as_it_is() -> None:
     metrics = Metrics(events, labels=2)
     events.emit(JobsSubmitted(created={'a"b\\c\nd': 1}, absorbed={}))
 
-    assert ("holdfast_jobs_submitted_total", frozenset({("job_type", 'a"b\\c\nd')})) in samples(told(metrics)[0])
+    assert ("holdfast_jobs_submitted_total", frozenset({("task", 'a"b\\c\nd')})) in samples(told(metrics)[0])
 
 
 def test_closed_it_counts_no_more() -> None:

@@ -23,11 +23,11 @@ class Bad(NamedTuple):
 
 
 def job(**said: Any) -> bytes:
-    return json.dumps({"type": "work", "payload": {}, **said}).encode()
+    return json.dumps({"task": "work", "payload": {}, **said}).encode()
 
 
 def in_payload(text: str) -> bytes:
-    return b'{"type": "work", "payload": {"x": %s}}' % text.encode()
+    return b'{"task": "work", "payload": {"x": %s}}' % text.encode()
 
 
 MEBIBYTE = 1024 * 1024
@@ -46,13 +46,13 @@ BAD = [
     Bad("B04-charset", job(), 415, "unsupported_media_type", {"content-type": "application/json; charset=latin-1"}),
     Bad("B05-utf-16", job().decode().encode("utf-16-le"), 422, "invalid_json"),
     Bad("B05-utf-16-with-mark", job().decode().encode("utf-16"), 422, "invalid_unicode"),
-    Bad("B05-latin-1", '{"type": "é"}'.encode("latin-1"), 422, "invalid_unicode"),
+    Bad("B05-latin-1", '{"task": "é"}'.encode("latin-1"), 422, "invalid_unicode"),
     Bad("B06-mark", b"\xef\xbb\xbf" + job(), 422, "invalid_unicode"),
-    Bad("B08-twice", b'{"type":"work","payload":{},"queue":"a","queue":"b"}', 422, "duplicate_key"),
-    Bad("B08-twice-inside", b'{"type":"work","payload":{"a":{"b":1,"b":1}}}', 422, "duplicate_key"),
+    Bad("B08-twice", b'{"task":"work","payload":{},"queue":"a","queue":"b"}', 422, "duplicate_key"),
+    Bad("B08-twice-inside", b'{"task":"work","payload":{"a":{"b":1,"b":1}}}', 422, "duplicate_key"),
     Bad("B09-unknown", job(prioritty=1), 422, "unknown_field"),
     *(Bad(f"B10-id-{text!r}", job(id=text), 422, "invalid") for text in ("", " ", "\t", "x", 5)),
-    *(Bad(f"B10-type-{text!r}", job(type=text), 422, "invalid") for text in ("", " ", "\t", "a\nb", "x" * 129, 5)),
+    *(Bad(f"B10-task-{text!r}", job(task=text), 422, "invalid") for text in ("", " ", "\t", "a\nb", "x" * 129, 5)),
     *(
         Bad(f"B12-key-{text!r}", job(key=text), 422, "invalid")
         for text in ("", " ", "a\n", "a\r\n", "\x1b[2J", "a\u202eb", "a\u200db", "\u0301")
@@ -73,12 +73,12 @@ BAD = [
     ),
     Bad("B26-options", job(), 415, "unsupported_media_type", {"content-type": 'application/json; a="' + "\\" * 9000}),
     Bad("B34-surrogate", in_payload('"\\ud800"'), 422, "invalid_unicode"),
-    Bad("B34-surrogate-in-key", b'{"type":"work","payload":{"\\udc00":1}}', 422, "invalid_unicode"),
-    Bad("B34-surrogate-in-tag", b'{"type":"work","payload":{},"tags":["\\ud800"]}', 422, "invalid_unicode"),
+    Bad("B34-surrogate-in-key", b'{"task":"work","payload":{"\\udc00":1}}', 422, "invalid_unicode"),
+    Bad("B34-surrogate-in-tag", b'{"task":"work","payload":{},"tags":["\\ud800"]}', 422, "invalid_unicode"),
     Bad("B35-deep", in_payload(DEEP), 422, "too_deep"),
     Bad("B35-very-deep", in_payload("[" * 200_000), 422, "too_deep"),
     Bad("B36-payload", in_payload('"' + "x" * 256 * 1024 + '"'), 413, "too_large"),
-    Bad("B37-long-name", json.dumps({"type": "work", "payload": {"k" * 65536: 1}}).encode(), 422, "invalid"),
+    Bad("B37-long-name", json.dumps({"task": "work", "payload": {"k" * 65536: 1}}).encode(), 422, "invalid"),
     *(
         Bad(f"B48-{value}", job(run_at=value), 422, "invalid")
         for value in ("9999-12-31T23:59:59-01:00", "1969-12-31T23:59:59Z", "infinity", "now", 1_924_992_000_000, True)
@@ -111,11 +111,11 @@ BAD = [
         for value in (0, 26, 100, "x", "5", 2.5, True, [])
     ),
     Bad("type-missing", b'{"payload":{}}', 422, "missing"),
-    Bad("payload-missing", b'{"type":"work"}', 422, "missing"),
+    Bad("payload-missing", b'{"task":"work"}', 422, "missing"),
     *(Bad(f"payload-{value!r}", job(payload=value), 422, "invalid") for value in ([], "x", 5, None, True)),
     *(Bad(f"metadata-{str(value)[:9]}", job(metadata=value), 422, "invalid") for value in ([], "x", 5, None)),
     Bad("metadata-large", job(metadata={"x": "y" * 17_000}), 413, "too_large"),
-    Bad("command", job(type="command", payload={"argv": ["true"]}), 422, "invalid"),
+    Bad("command", job(task="command", payload={"argv": ["true"]}), 422, "invalid"),
 ]
 
 ELSEWHERE = {

@@ -100,7 +100,7 @@ class Api:
 
     def submit(self, status: int = 201, **said: Any) -> dict[str, Any]:
         """Submit a job of task work, unless another is named."""
-        document: dict[str, Any] = self.post("/v1/jobs", {"type": "work", "payload": {}, **said}, status)
+        document: dict[str, Any] = self.post("/v1/jobs", {"task": "work", "payload": {}, **said}, status)
         return document
 
     def count(self) -> int:

@@ -63,7 +63,7 @@ def audited(tmp_path: Path) -> Iterator[Audited]:
 
 
 def test_every_change_is_recorded_before_and_after(audited: Audited) -> None:
-    job = audited.ask("POST", "/v1/jobs", {"type": "work", "payload": {"x": CANARY}}, **{"x-request-id": "r-1"}).json()
+    job = audited.ask("POST", "/v1/jobs", {"task": "work", "payload": {"x": CANARY}}, **{"x-request-id": "r-1"}).json()
     audited.ask("POST", "/v1/jobs/cancel", {"ids": [job["id"]], "dry_run": False})
     audited.ask("DELETE", f"/v1/jobs/{UNKNOWN_ID}")
     audited.ask("POST", "/v1/queues/default/pause")
@@ -83,7 +83,7 @@ def test_every_change_is_recorded_before_and_after(audited: Audited) -> None:
     ]
     first, submitted, asked, done, _, absent, pausing, _ = entries
     assert first["request_id"] == submitted["request_id"] == "r-1"
-    assert first["asked"] == {"type": "work"}
+    assert first["asked"] == {"task": "work"}
     assert (submitted["ids"], submitted["count"]) == ([job["id"]], 1)
     assert asked["asked"] == {"ids": [job["id"]], "dry_run": False}
     assert (done["ids"], done["count"]) == ([job["id"]], 1)
@@ -99,11 +99,11 @@ def test_every_change_is_recorded_before_and_after(audited: Audited) -> None:
 
 
 def test_entries_are_short_whatever_comes(audited: Audited) -> None:
-    big = {"type": "work", "payload": {"x": CANARY * 40_000}}  # over 1 MiB
+    big = {"task": "work", "payload": {"x": CANARY * 40_000}}  # over 1 MiB
     assert audited.ask("POST", "/v1/jobs", big).status_code == 413
-    assert audited.ask("POST", "/v1/jobs", {"type": "w" * 100_000, "payload": {}}).status_code == 422
+    assert audited.ask("POST", "/v1/jobs", {"task": "w" * 100_000, "payload": {}}).status_code == 422
     assert audited.ask("POST", "/v1/jobs/cancel", {"ids": ["x" * 600] * 1000}).status_code == 422
-    assert audited.ask("POST", "/v1/jobs/batch", {"jobs": [{"type": "work", "payload": {}}] * 1000}).status_code == 201
+    assert audited.ask("POST", "/v1/jobs/batch", {"jobs": [{"task": "work", "payload": {}}] * 1000}).status_code == 201
     audited.ask("POST", "/v1/queues/default/resume")  # what waits for no file is in it by now
     lines = audited.file.read_text().splitlines()
     assert max(map(len, lines)) < 12_000
@@ -114,7 +114,7 @@ def test_entries_are_short_whatever_comes(audited: Audited) -> None:
 
 
 def test_large_answers_are_recorded_with_their_ids_too(audited: Audited) -> None:
-    large, small = ({"type": "work", "payload": {"x": "x" * size}} for size in (262_100, 1000))
+    large, small = ({"task": "work", "payload": {"x": "x" * size}} for size in (262_100, 1000))
     first = audited.ask("POST", "/v1/jobs", large)
     assert len(first.content) > 256 * 1024
     assert [(entry["ids"], entry["count"]) for entry in audited.done("submit")] == [([first.json()["id"]], 1)]
@@ -126,16 +126,16 @@ def test_large_answers_are_recorded_with_their_ids_too(audited: Audited) -> None
 
 
 def test_who_submits_again_changes_nothing(audited: Audited) -> None:
-    job = {"type": "work", "payload": {}, "key": "k"}
+    job = {"task": "work", "payload": {}, "key": "k"}
     for _ in range(2):
         audited.ask("POST", "/v1/jobs", job)
-        audited.ask("POST", "/v1/jobs/batch", {"jobs": [job, {"type": "work", "payload": {}}]})
+        audited.ask("POST", "/v1/jobs/batch", {"jobs": [job, {"task": "work", "payload": {}}]})
     assert [(entry["status"], entry["count"]) for entry in audited.done("submit")] == [(201, 1), (200, 0)]
     assert [entry["count"] for entry in audited.done("submit_batch")] == [1, 1]
 
 
 def test_settlements_are_recorded_by_what_was_said_and_what_came_of_it(audited: Audited) -> None:
-    ids = [audited.ask("POST", "/v1/jobs", {"type": "work", "payload": {}}).json()["id"] for _ in range(4)]
+    ids = [audited.ask("POST", "/v1/jobs", {"task": "work", "payload": {}}).json()["id"] for _ in range(4)]
     claimed = audited.ask("POST", "/v1/claims", {"worker": "w", "limit": 4}).json()["jobs"]
     tokens = {job["id"]: job["token"] for job in claimed}
     error = {"message": CANARY}
@@ -167,11 +167,11 @@ def test_settlements_that_make_no_sense_are_recorded_all_the_same(audited: Audit
         body = {"worker": "w", "settlements": [{"token": "a", "outcome": outcome}]}
         assert audited.ask("POST", "/v1/claims/settle", body).status_code == 422
         assert audited.asked("settle")[-1] == {"worker": "w", "settlements_count": 1, "settlements": {}}
-    assert audited.ask("POST", "/v1/jobs", {"type": "work", "lines": 5, "settlements": 5}).status_code == 422
+    assert audited.ask("POST", "/v1/jobs", {"task": "work", "lines": 5, "settlements": 5}).status_code == 422
 
 
 def test_an_operation_is_recorded_with_all_that_was_changed_and_that_arguments_were_edited(audited: Audited) -> None:
-    jobs = audited.ask("POST", "/v1/jobs/batch", {"jobs": [{"type": "work", "payload": {}}] * 3}).json()["jobs"]
+    jobs = audited.ask("POST", "/v1/jobs/batch", {"jobs": [{"task": "work", "payload": {}}] * 3}).json()["jobs"]
     ids = [job["id"] for job in jobs]
     audited.ask("POST", "/v1/jobs/cancel", {"ids": [*ids, ids[0], UNKNOWN_ID]})
     audited.ask("POST", f"/v1/jobs/{ids[0]}/replay", {"payload": {"x": CANARY}})
@@ -209,7 +209,7 @@ def test_who_was_refused_is_told_and_fills_no_file(audited: Audited) -> None:
 
 @pytest.mark.parametrize("trouble", ["folder", "no audit file", "locked"])
 def test_without_a_record_nothing_is_changed(audited: Audited, trouble: str, tmp_path: Path) -> None:
-    job = {"type": "work", "payload": {}}
+    job = {"task": "work", "payload": {}}
     with contextlib.ExitStack() as stack:
         if trouble == "folder":
             audited.file.unlink()
@@ -248,7 +248,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path, n
 
 
 def test_a_job_that_was_deleted_by_its_key_is_recorded_by_its_id(audited: Audited) -> None:
-    job = audited.ask("POST", "/v1/jobs", {"type": "work", "payload": {}, "key": "r1"}).json()
+    job = audited.ask("POST", "/v1/jobs", {"task": "work", "payload": {}, "key": "r1"}).json()
     audited.ask("POST", "/v1/jobs/cancel", {"ids": [job["id"]]})
     assert audited.ask("DELETE", "/v1/jobs/key:r1").status_code == 204
     last = audited.entries[-1]

@@ -37,10 +37,10 @@ def test_it_starts_while_the_store_is_away_and_finds_it_later(server: Postgres |
     with Served(tmp_path, url) as served, served.client() as client:
         assert client.get("/health").status_code == client.get("/health/live").status_code == 200
         assert client.get("/health/ready").status_code == client.get("/v1/jobs").status_code == 503
-        assert client.post("/v1/jobs", json={"type": "work", "payload": {}}).status_code == 503
+        assert client.post("/v1/jobs", json={"task": "work", "payload": {}}).status_code == 503
         server.start()
         until = time.monotonic() + 90
-        while client.post("/v1/jobs", json={"type": "work", "payload": {}}).status_code != 201:
+        while client.post("/v1/jobs", json={"task": "work", "payload": {}}).status_code != 201:
             assert time.monotonic() < until
             time.sleep(0.1)
         assert served.stop() == 0
@@ -65,7 +65,7 @@ def test_every_operation_says_that_the_store_is_away(server: Postgres | Redis, t
 
     with Served(tmp_path, server.url()) as served, ThreadPoolExecutor(len(OPERATIONS)) as threads:
         with served.client() as client:
-            assert client.post("/v1/jobs", json={"type": "work", "payload": {}}).status_code == 201
+            assert client.post("/v1/jobs", json={"task": "work", "payload": {}}).status_code == 201
         server.kill()
         statuses = dict(zip([each.name for each in OPERATIONS], threads.map(told, OPERATIONS), strict=True))
     answered = {name for name, status in statuses.items() if status != 503}
@@ -82,5 +82,5 @@ def test_a_wake_up_that_could_not_be_sent_is_told() -> None:
             assert "wake_up" not in api.submit()
             redis.kill()
             assert api.submit()["wake_up"] == "delayed"
-            stored = api.post("/v1/jobs/batch", {"jobs": [{"type": "work", "payload": {}}] * 2}, 201)["jobs"]
+            stored = api.post("/v1/jobs/batch", {"jobs": [{"task": "work", "payload": {}}] * 2}, 201)["jobs"]
             assert [each["wake_up"] for each in stored] == ["delayed"] * 2

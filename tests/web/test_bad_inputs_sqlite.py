@@ -37,7 +37,7 @@ def test_a_bad_job_spoils_its_whole_batch(bad: Bad, api: Api) -> None:
 def test_b36_a_payload_at_the_limit_is_stored(api: Api) -> None:
     payload = {"x": "y" * (256 * 1024 - 8)}
     assert api.submit(payload=payload)["payload"] == payload
-    api.refused("POST", "/v1/jobs", 413, json={"type": "work", "payload": {"x": payload["x"] + "y"}})
+    api.refused("POST", "/v1/jobs", 413, json={"task": "work", "payload": {"x": payload["x"] + "y"}})
 
 
 def test_b37_many_names_are_data(api: Api) -> None:
@@ -116,7 +116,7 @@ def test_a_page_of_another_site_changes_nothing(api: Api) -> None:
     for site in ("cross-site", "same-site"):
         headers = {"sec-fetch-site": site}
         assert api.refused("POST", f"/v1/jobs/{job_id}/cancel", 403, headers=headers)["code"] == "cross_site"
-        assert api.ask("GET", f"/v1/jobs/{job_id}", headers=headers).json()["status"] == "queued"
+        assert api.ask("GET", f"/v1/jobs/{job_id}", headers=headers).json()["state"] == "queued"
     assert "access-control-allow-origin" not in api.ask("GET", "/health", headers={"origin": "https://evil"}).headers
     assert api.ask("POST", f"/v1/jobs/{job_id}/cancel", headers={"sec-fetch-site": "same-origin"}).status_code == 200
 
@@ -156,7 +156,7 @@ def test_bad_bodies_are_refused_quickly(api: Api) -> None:
 
 @pytest.mark.parametrize(("way", "most"), [("id", 1), ("key", 6)])
 def test_jobs_that_are_named_are_never_held_with_their_payloads(api: Api, way: str, most: int) -> None:
-    large = {"type": "work", "payload": {"x": "y" * 200_000}}
+    large = {"task": "work", "payload": {"x": "y" * 200_000}}
     keys = [f"k{number}" for number in range(48)]
     batches = [[large | {"key": key} for key in some] for some in (keys[:24], keys[24:])]
     ids = [job["id"] for batch in batches for job in api.post("/v1/jobs/batch", {"jobs": batch}, 201)["jobs"]]

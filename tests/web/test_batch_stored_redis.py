@@ -13,7 +13,7 @@ from holdfast.stores.connections.redis_protocol import Argument, Wire
 from tests.support.redis import Redis
 from tests.web.client import Api
 
-JOBS = [{"type": "work", "payload": {"n": number}} for number in range(450)]
+JOBS = [{"task": "work", "payload": {"n": number}} for number in range(450)]
 
 
 def _fill_after_the_first_piece(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,10 +60,10 @@ def test_a_filter_that_takes_long_is_refused_and_holds_up_nobody_else(slow: Api,
     async def asked() -> tuple[list[tuple[httpx.Response, float]], list[tuple[httpx.Response, float]]]:
         searches = [asyncio.ensure_future(timed("GET", "/v1/jobs?error=a")) for _ in range(12)]
         await asyncio.sleep(0.05)
-        submission = {"content": '{"type": "work", "payload": {}}', "headers": JSON}
+        submission = {"content": '{"task": "work", "payload": {}}', "headers": JSON}
         others = [timed("POST", "/v1/jobs", **submission), timed("GET", f"/v1/jobs/{job['id']}")]
         if not home.startswith("redis"):  # its searches take turns with everybody else's calls, a piece at a time
-            others += [timed("GET", path) for path in ("/v1/jobs?status=dead", "/v1/queues/default/dead")]
+            others += [timed("GET", path) for path in ("/v1/jobs?state=dead", "/v1/queues/default/dead")]
             others += [timed("POST", "/v1/queues/default/dead/replay")]
         return await asyncio.gather(*others), await asyncio.gather(*searches)
 
@@ -118,9 +118,9 @@ def test_nobody_says_a_place_in_a_line_too_long_to_look_at(tmp_path: Path, monke
 def test_dead_letters_are_counted_and_replayed_without_a_look_at_other_jobs(slow: Api) -> None:
     job_ids = [slow.dead(), slow.dead()]
 
-    would = slow.post("/v1/queues/default/dead/replay", {"filter": {"type": "work"}, "dry_run": True})
+    would = slow.post("/v1/queues/default/dead/replay", {"filter": {"task": "work"}, "dry_run": True})
     done = slow.post("/v1/queues/default/dead/replay", {"limit": 1})
-    again = slow.post("/v1/jobs/replay", {"filter": {"status": ["dead", "cancelled"], "type": "work"}})
+    again = slow.post("/v1/jobs/replay", {"filter": {"state": ["dead", "cancelled"], "task": "work"}})
 
     assert (would["count"], would["more"]) == (2, False)
     assert (done["changed"][0]["id"], done["more"]) == (job_ids[0], True)
@@ -143,7 +143,7 @@ def test_a_dry_run_may_take_as_long_as_the_change_and_counts_what_it_can(
     with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
         for _ in range(3):
             api.submit()
-        would = api.post("/v1/jobs/cancel", {"filter": {"type": "work"}, "dry_run": True})
+        would = api.post("/v1/jobs/cancel", {"filter": {"task": "work"}, "dry_run": True})
 
     assert (would["count"], would["more"], set(asked)) == (2, True, {CHOOSE})
 
@@ -163,6 +163,6 @@ def test_what_was_changed_before_the_search_took_too_long_is_told(
     with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
         _, scheduled = api.submit(), api.submit(delay=3600)
         monkeypatch.setattr(sqlite_store.SQLiteStore, "_chosen", limited)
-        done = api.post("/v1/jobs/cancel", {"filter": {"type": "work"}})
+        done = api.post("/v1/jobs/cancel", {"filter": {"task": "work"}})
 
     assert ([each["id"] for each in done["changed"]], done["more"]) == ([scheduled["id"]], True)

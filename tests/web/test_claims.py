@@ -42,7 +42,7 @@ def stored(api: Api, job: dict[str, Any]) -> dict[str, Any]:
 
 # ── claiming ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_claim_hands_over_all_that_a_handler_needs(api: Api, worker: Worker) -> None:
-    said = {"type": "mail.send", "payload": {"to": "ä", "n": [1.5, None]}, "timeout": 7, "metadata": {"m": 1}}
+    said = {"task": "mail.send", "payload": {"to": "ä", "n": [1.5, None]}, "timeout": 7, "metadata": {"m": 1}}
     job = api.submit(**said, tags=["t"], priority=3, max_attempts=4)
 
     answer = worker.answer(lease=45)
@@ -51,7 +51,7 @@ def test_a_claim_hands_over_all_that_a_handler_needs(api: Api, worker: Worker) -
     assert answer == {"lease": 45.0, "order": "none", "quarantined": False}
     assert claimed.pop("token")
     assert claimed == {
-        **{name: job[name] for name in ("id", "type", "queue", "payload", "max_attempts", "priority", "run_at")},
+        **{name: job[name] for name in ("id", "task", "queue", "payload", "max_attempts", "priority", "run_at")},
         **{name: job[name] for name in ("created_at", "tags", "metadata", "timeout")},
         "attempt": 1,
         "claims": 1,
@@ -60,7 +60,7 @@ def test_a_claim_hands_over_all_that_a_handler_needs(api: Api, worker: Worker) -
         "tracestate": None,
     }
     now = stored(api, job)
-    assert (now["status"], now["worker"], now["attempts"]) == ("running", "js-1", 1)
+    assert (now["state"], now["worker"], now["attempts"]) == ("running", "js-1", 1)
     assert worker.claim() == []
 
 
@@ -76,12 +76,12 @@ def test_each_queue_gives_no_more_than_its_slots(api: Api, worker: Worker) -> No
 
 
 def test_job_whose_task_the_worker_does_not_know_is_deferred(api: Api, worker: Worker) -> None:
-    job, known = api.submit(type="unknown", queue="a"), api.submit(type="known", queue="b")
+    job, known = api.submit(task="unknown", queue="a"), api.submit(task="known", queue="b")
 
     assert [each["id"] for each in worker.claim(types=["known", "other"])] == [known["id"]]
 
     told = stored(api, job)
-    assert (told["status"], told["reason"], told["attempts"]) == ("scheduled", "no_handler", 0)
+    assert (told["state"], told["reason"], told["attempts"]) == ("scheduled", "no_handler", 0)
     assert "deferred since" in told["error"]
 
 
@@ -91,7 +91,7 @@ def test_a_claim_waits_until_there_is_something(api: Api, worker: Worker) -> Non
             api.send("POST", "/v1/claims", json={"worker": "js-1", "queues": ["late"], "wait": 40}, headers=JSON)
         )
         await api.until(api.app.workers)
-        await api.send("POST", "/v1/jobs", json={"type": "work", "payload": {}, "queue": "late"}, headers=JSON)
+        await api.send("POST", "/v1/jobs", json={"task": "work", "payload": {}, "queue": "late"}, headers=JSON)
         return (await claiming).json()
 
     assert len(api.run(submit_later())["jobs"]) == 1
@@ -111,7 +111,7 @@ def test_of_many_that_wait_each_job_wakes_one(api: Api) -> None:
         ]
         await api.until(lambda: enough(api, 6))
         for n in range(6):
-            await api.send("POST", "/v1/jobs", json={"type": "work", "payload": {}, "queue": f"q{n % 2}"})
+            await api.send("POST", "/v1/jobs", json={"task": "work", "payload": {}, "queue": f"q{n % 2}"})
         return [[job["id"] for job in (await each).json()["jobs"]] for each in waits]
 
     claimed = api.run(use())
@@ -146,7 +146,7 @@ def test_a_worker_is_listed_with_what_it_says_of_itself(api: Api, worker: Worker
     (listed,) = api.get("/v1/workers")["workers"]
     assert listed["id"] == "js-1"
     assert (listed["host"], listed["pid"], listed["concurrency"]) == ("app-1", 42, 3)
-    assert (listed["queues"], listed["status"]) == ("a,b", "working")
+    assert (listed["queues"], listed["state"]) == ("a,b", "working")
 
     api.submit()
     worker.settle(worker.one(), "succeeded")
@@ -178,7 +178,7 @@ def test_an_outcome_leaves_the_job_where_a_worker_of_ours_would(api: Api, worker
         job = worker.one()
         assert worker.settle(job, outcome, **said) == ("accepted", now[0])
         told = stored(api, job)
-        assert (told["status"], told["reason"], told["attempts"]) == now, outcome
+        assert (told["state"], told["reason"], told["attempts"]) == now, outcome
 
 
 def test_a_failure_is_kept_with_its_words_and_its_traceback(api: Api, worker: Worker) -> None:
@@ -252,7 +252,7 @@ def test_a_batch_is_answered_in_its_order(api: Api, worker: Worker, clock: Manua
     )
 
     assert [each["id"] for each in told] == [jobs[2]["id"], jobs[1]["id"], jobs[0]["id"]]
-    assert [(each["verdict"], each["status"]) for each in told] == [
+    assert [(each["verdict"], each["state"]) for each in told] == [
         ("accepted", "succeeded"),
         ("lost", "running"),
         ("accepted", "failed"),
@@ -267,8 +267,8 @@ def test_to_settle_twice_is_harmless_and_says_so(api: Api, worker: Worker) -> No
         job = worker.one()
         assert worker.settle(job, outcome, **said)[0] == "accepted"
         before = stored(api, job)
-        assert worker.settle(job, outcome, **said) == ("repeated", before["status"])
-        assert worker.settle(job, "released") == ("lost", before["status"])
+        assert worker.settle(job, outcome, **said) == ("repeated", before["state"])
+        assert worker.settle(job, "released") == ("lost", before["state"])
         assert stored(api, job) == before
 
 

@@ -35,7 +35,7 @@ def work(api: Api, token: str, what: str, worker: str, **said: Any) -> Any:
 
 
 async def submit_later(api: Api, keys: Keys, queue: str) -> str:
-    job = {"type": "work", "payload": {}, "queue": queue}
+    job = {"task": "work", "payload": {}, "queue": queue}
     answer = await api.raw("POST", "/v1/jobs", json=job, headers={"authorization": f"Bearer {keys.spare}"})
     assert answer.status_code == 201, answer.text
     return str(answer.json()["id"])
@@ -84,7 +84,7 @@ def test_what_a_key_may_not_see_it_learns_nothing_of(api: Api, keys: Keys) -> No
     submit(api, keys, "secret")
     (job,) = work(api, keys.spare, "", "w")["jobs"]
     (told,) = work(api, token, "/settle", "w", settlements=[{"token": job["token"], "outcome": "succeeded"}])["jobs"]
-    assert (told["verdict"], told["status"]) == ("lost", None)
+    assert (told["verdict"], told["state"]) == ("lost", None)
 
 
 def test_a_key_whose_queues_are_not_there_claims_nothing(api: Api, keys: Keys) -> None:

@@ -32,7 +32,7 @@ def waiting(served: Served, worker: str) -> socket.socket:
 
 
 def submit(client: httpx.Client) -> str:
-    answer = client.post("/v1/jobs", json={"type": "work", "payload": {}})
+    answer = client.post("/v1/jobs", json={"task": "work", "payload": {}})
     assert answer.status_code == 201, answer.text
     job_id: str = answer.json()["id"]
     return job_id

@@ -27,6 +27,6 @@ def test_a_stranger_s_job_is_run_to_its_end(home: str, ulids: bool) -> None:
         assert len(jobs) == len(IDS) + 1
         assert set(worker.verdicts(*jobs)) == {"held"}
         assert {worker.settle(job, "succeeded") for job in jobs} == {("accepted", "succeeded")}
-        assert api.get(f"/v1/jobs/{ours['id']}")["status"] == "succeeded"
+        assert api.get(f"/v1/jobs/{ours['id']}")["state"] == "succeeded"
         assert {keys.hget(f"job:{each}", "state") for each in IDS} == {"succeeded"}
     keys.client.close()

@@ -15,7 +15,7 @@ from holdfast.web.client_address import Proxies
 from holdfast.web.connection_limits import ConnectionLimits, ConnectionRegistry
 from tests.web.serving import Served
 
-JOB = {"type": "work", "payload": {}}
+JOB = {"task": "work", "payload": {}}
 HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
 
 
@@ -104,7 +104,7 @@ def test_a_body_that_trickles_after_its_answer_ends_the_connection(hasty: Served
 
 def test_a_client_that_does_not_take_its_answer_is_let_go(tmp_path: Path) -> None:
     with served(tmp_path) as server, server.client() as client:
-        job = client.post("/v1/jobs", json={"type": "work", "payload": {"text": "x" * 200_000}}).json()
+        job = client.post("/v1/jobs", json={"task": "work", "payload": {"text": "x" * 200_000}}).json()
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.settimeout(40)

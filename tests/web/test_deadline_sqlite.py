@@ -15,7 +15,7 @@ from tests.support.load import TEST_SECONDS, slowness
 
 DEADLINE, LATE = 2.0, 1.0
 """Seconds the API has for an answer, and what the machine adds."""
-JOB = {"type": "work", "payload": {}}
+JOB = {"task": "work", "payload": {}}
 
 
 def test_locked_store_fails_the_api_and_delays_the_application(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_every_ending_is_told_to_who_wants_it_and_after_a_break(home: str) -> No
         async with served(home) as (app, address):
             async with (
                 events(address) as everything,
-                events(address, event=["dead", "cancelled"], queue="mail", type="send") as some,
+                events(address, event=["dead", "cancelled"], queue="mail", task="send") as some,
             ):
                 await everything.begun()
                 await some.begun()
@@ -43,8 +43,8 @@ def test_every_ending_is_told_to_who_wants_it_and_after_a_break(home: str) -> No
                     ]
                 )
                 (failed,) = [data for kind, data in told if kind == "failed"]
-                assert (failed["status"], failed["attempt"], failed["error"]) == ("failed", 1, "first")
-                assert (failed["type"], failed["queue"], failed["worker"]) == ("send", "mail", "worker-1")
+                assert (failed["state"], failed["attempt"], failed["error"]) == ("failed", 1, "first")
+                assert (failed["task"], failed["queue"], failed["worker"]) == ("send", "mail", "worker-1")
                 assert await some.kinds(2) == [("dead", ids[2]), ("cancelled", ids[3])]
 
             missed = [(await app.enqueue("work", {})).id for _ in range(3)]

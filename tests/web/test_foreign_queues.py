@@ -19,14 +19,14 @@ SECRET = "wisteria-quartz-yonder-mulberry"
 
 
 NOT_OURS: list[tuple[str, str, Any]] = [
-    ("POST", "/v1/jobs", {"type": "work", "payload": {}, "queue": "vault"}),
-    ("POST", "/v1/jobs", {"type": "work", "payload": {}}),
-    ("POST", "/v1/jobs/batch", {"jobs": [{"type": "work", "payload": {}, "queue": "vault"}]}),
+    ("POST", "/v1/jobs", {"task": "work", "payload": {}, "queue": "vault"}),
+    ("POST", "/v1/jobs", {"task": "work", "payload": {}}),
+    ("POST", "/v1/jobs/batch", {"jobs": [{"task": "work", "payload": {}, "queue": "vault"}]}),
     ("GET", "/v1/jobs", None),
     ("GET", "/v1/jobs?queue=vault", None),
     ("POST", "/v1/jobs/cancel", {"all": True}),
     ("POST", "/v1/jobs/delete", {"filter": {"queue": "vault"}}),
-    ("POST", "/v1/jobs/replay", {"filter": {"type": ["work"]}}),
+    ("POST", "/v1/jobs/replay", {"filter": {"task": ["work"]}}),
     ("GET", "/v1/queues/vault", None),
     ("GET", "/v1/queues/mailbox", None),
     ("GET", "/v1/queues/vault/dead", None),
@@ -35,7 +35,7 @@ NOT_OURS: list[tuple[str, str, Any]] = [
     ("POST", "/v1/queues/vault/resume", None),
     ("GET", "/v1/workers", None),
     ("POST", "/v1/workers/stop", {}),
-    ("POST", "/v1/jobs", {"type": "command", "payload": {"argv": ["id"]}, "queue": "mail"}),
+    ("POST", "/v1/jobs", {"task": "command", "payload": {"argv": ["id"]}, "queue": "mail"}),
 ]
 
 
@@ -51,7 +51,7 @@ class Two:
         self.own = self._submit(self.key, queue="mail.eu", key="mail-key", payload={})
 
     def _submit(self, token: str, **said: Any) -> str:
-        answer = ask(self.api, token, "POST", "/v1/jobs", {"type": "work", **said})
+        answer = ask(self.api, token, "POST", "/v1/jobs", {"task": "work", **said})
         assert answer.status_code == 201, answer.text
         job_id: str = answer.json()["id"]
         return job_id
@@ -85,14 +85,14 @@ def test_a_job_of_another_queue_is_not_there(two: Two) -> None:
 
 def test_named_jobs_of_others_are_as_good_as_absent(two: Two) -> None:
     done = two.ask("POST", "/v1/jobs/cancel", {"ids": [two.foreign, two.own, UNKNOWN_ID]}).json()
-    assert done["changed"] == [{"id": two.own, "status": "cancelled"}]
+    assert done["changed"] == [{"id": two.own, "state": "cancelled"}]
     assert sorted(each["id"] for each in done["refused"]) == sorted([two.foreign, UNKNOWN_ID])
-    assert {each["status"] for each in done["refused"]} == {None}
-    assert ask(two.api, two.admin, "GET", f"/v1/jobs/{two.foreign}").json()["status"] == "queued"
+    assert {each["state"] for each in done["refused"]} == {None}
+    assert ask(two.api, two.admin, "GET", f"/v1/jobs/{two.foreign}").json()["state"] == "queued"
 
 
 def test_a_key_or_an_id_that_another_queue_has_is_a_conflict_without_a_word(two: Two) -> None:
-    job = {"type": "work", "payload": {}, "queue": "mail"}
+    job = {"task": "work", "payload": {}, "queue": "mail"}
     answers = [
         two.ask("POST", "/v1/jobs", job, **{"idempotency-key": "vault-key"}),
         two.ask("POST", "/v1/jobs", {**job, "key": "vault-key"}),
@@ -114,7 +114,7 @@ def test_a_key_that_another_takes_meanwhile_is_a_conflict_that_says_what_is_stor
     with Api(home, keys_file=str(keys.path), strict_idempotency=strict) as api:
         two = Two(api, keys)
         _meanwhile(api, monkeypatch, key="late")
-        job = {"type": "work", "payload": {}, "queue": "mail"}
+        job = {"task": "work", "payload": {}, "queue": "mail"}
         batch = {"jobs": [job, {**job, "key": "late"}, {**job, "key": "free"}]}
         problem = refused(two.ask("POST", "/v1/jobs/batch", batch), 409, "conflict")
         first, taken, last = problem.pop("stored")
@@ -148,7 +148,7 @@ def test_a_limited_keys_batch_asks_no_more_than_it_must(two: Two, monkeypatch: p
 
     for verb in ("get", "by_key", "by_keys", "outlines"):
         monkeypatch.setattr(store, verb, functools.partial(counted, getattr(store, verb)))
-    jobs = [{"type": "work", "payload": {}, "queue": "mail", "key": f"k{number}"} for number in range(250)]
+    jobs = [{"task": "work", "payload": {}, "queue": "mail", "key": f"k{number}"} for number in range(250)]
     assert two.ask("POST", "/v1/jobs/batch", {"jobs": jobs}).status_code == 201
     assert len(asked) == 3
     assert two.ask("POST", "/v1/jobs/batch", {"jobs": jobs}).status_code == 200
@@ -159,10 +159,10 @@ def test_strict_idempotency_names_no_job_of_another_queue(home: str, tmp_path: P
     keys = Keys(tmp_path)
     with Api(home, keys_file=str(keys.path), strict_idempotency=True) as api:
         two = Two(api, keys)
-        answer = two.ask("POST", "/v1/jobs", {"type": "x", "payload": {}, "queue": "mail", "key": "vault-key"})
+        answer = two.ask("POST", "/v1/jobs", {"task": "x", "payload": {}, "queue": "mail", "key": "vault-key"})
         refused(answer, 409, "conflict")
         assert two.foreign not in answer.text
-        own = two.ask("POST", "/v1/jobs", {"type": "x", "payload": {}, "queue": "mail", "key": "mail-key"})
+        own = two.ask("POST", "/v1/jobs", {"task": "x", "payload": {}, "queue": "mail", "key": "mail-key"})
         assert two.own in refused(own, 409, "conflict")["detail"]
 
 
@@ -197,7 +197,7 @@ def test_lists_show_the_keys_own_queues(two: Two) -> None:
 def test_who_may_not_read_is_shown_what_is_their_own_only(home: str, tmp_path: Path) -> None:
     keys = Keys(tmp_path)
     submit = keys.make("submit")
-    job = {"type": "work", "payload": {"secret": SECRET}, "key": "one"}
+    job = {"task": "work", "payload": {"secret": SECRET}, "key": "one"}
     with Api(home, keys_file=str(keys.path)) as api:
         first, again = (ask(api, submit, "POST", "/v1/jobs", job) for _ in range(2))
         assert (first.status_code, first.json()["payload"]) == (201, {"secret": SECRET})

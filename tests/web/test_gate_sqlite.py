@@ -21,7 +21,7 @@ from tests.web.client import JSON, check_form
 from tests.web.keyed import Keys, refused
 
 SITE = "https://app.example"
-BODY = {"content": b'{"type": "work", "payload": {}}'}
+BODY = {"content": b'{"task": "work", "payload": {}}'}
 
 
 class Front:

@@ -25,10 +25,10 @@ def test_api_follows_its_application_into_a_harness(tmp_path: Path) -> None:
             for _ in range(2):
                 async with Harness(app) as harness:
                     began = harness.now
-                    job = (await client.post("/v1/jobs", json={"type": "work", "payload": {}, "delay": 3600})).json()
+                    job = (await client.post("/v1/jobs", json={"task": "work", "payload": {}, "delay": 3600})).json()
                     await harness.run_until_idle()
                     job = (await client.get(f"/v1/jobs/{job['id']}")).json()
-                    assert job["status"] == "succeeded"
+                    assert job["state"] == "succeeded"
                     assert (harness.now - began).total_seconds() >= 3600
                     assert await app.count() == 1
             assert (await client.get("/v1/jobs")).json()["jobs"] == []

@@ -45,14 +45,14 @@ def test_the_story_has_result_and_attempts(api: Api) -> None:
     job_id = api.submit(max_attempts=2)["id"]
     api.run(api.end(job_id, Failed(error="no route", traceback="Traceback …", retryable=True)))
     story = api.get(f"/v1/jobs/{job_id}")
-    assert (story["status"], story["attempts"], story["failures"], story["error"]) == ("failed", 1, 1, "no route")
+    assert (story["state"], story["attempts"], story["failures"], story["error"]) == ("failed", 1, 1, "no route")
     (attempt,) = story["history"]
-    assert (attempt["status"], attempt["error"], attempt["traceback"]) == ("failed", "no route", "Traceback …")
+    assert (attempt["state"], attempt["error"], attempt["traceback"]) == ("failed", "no route", "Traceback …")
     assert (attempt["worker"], story["worker"]) == ("worker-1", "worker-1")
     done = api.submit()["id"]
     api.succeed(done, '{"sent": true}')
     story = api.get(f"/v1/jobs/{done}")
-    assert (story["status"], story["result"], story["history"]) == ("succeeded", {"sent": True}, [])
+    assert (story["state"], story["result"], story["history"]) == ("succeeded", {"sent": True}, [])
     assert story["started_at"] <= story["ended_at"]
 
 
@@ -105,7 +105,7 @@ def test_waiting_answers_when_the_job_ends(api: Api) -> None:
 
 def test_waiting_in_vain_answers_with_the_job_as_it_stands(api: Api) -> None:
     job_id = api.submit()["id"]
-    assert api.get(f"/v1/jobs/{job_id}", wait=1)["status"] == "queued"
+    assert api.get(f"/v1/jobs/{job_id}", wait=1)["state"] == "queued"
     for wrong in ("61", "-1", "1e9", "soon", ""):
         assert api.refused("GET", f"/v1/jobs/{job_id}?wait={wrong}", 422)["field"] == "wait"
 
@@ -126,7 +126,7 @@ def test_pages_are_newest_first_and_meet_every_job_once(api: Api) -> None:
 
 
 def test_a_page_of_long_payloads_ends_early_and_goes_on(api: Api) -> None:
-    jobs = [{"type": "work", "payload": {"n": number, "x": "y" * 200_000}} for number in range(110)]
+    jobs = [{"task": "work", "payload": {"n": number, "x": "y" * 200_000}} for number in range(110)]
     for start in range(0, 110, 22):
         api.post("/v1/jobs/batch", {"jobs": jobs[start : start + 22]}, 201)
     pages, cursor = [], None
@@ -139,18 +139,18 @@ def test_a_page_of_long_payloads_ends_early_and_goes_on(api: Api) -> None:
 
 
 def test_filters_must_all_match(api: Api) -> None:
-    dead = api.dead(error="connection refused by host", type="mail.send", queue="mail")
-    other = api.submit(type="report", queue="mail")["id"]
+    dead = api.dead(error="connection refused by host", task="mail.send", queue="mail")
+    other = api.submit(task="report", queue="mail")["id"]
 
     def found(**query: Any) -> set[str]:
         return {job["id"] for job in api.get("/v1/jobs", **query)["jobs"]}
 
     assert found() == {dead, other}
-    assert found(status="dead") == found(reason="error") == found(error="refused by") == {dead}
+    assert found(state="dead") == found(reason="error") == found(error="refused by") == {dead}
     assert (
-        found(status=["dead", "queued"]) == found(type=["mail.send", "report"]) == found(queue="mail") == {dead, other}
+        found(state=["dead", "queued"]) == found(task=["mail.send", "report"]) == found(queue="mail") == {dead, other}
     )
-    assert found(status="queued", type="mail.send") == set()
+    assert found(state="queued", task="mail.send") == set()
     assert found(worker="worker-1", since="1h") == {dead}
     assert found(until="1h") == found(since="2199-01-01T00:00:00Z") == set()
 
@@ -168,8 +168,8 @@ def test_filters_must_all_match(api: Api) -> None:
         ("cursor=forged", "cursor"),
         ("cursor=", "cursor"),
         ("cursor=-1", "cursor"),
-        ("status=gone", "status"),
-        ("state=dead", "state"),
+        ("state=gone", "state"),
+        ("status=dead", "status"),
         ("queue=a/b", "queue"),
         ("queue=%2e%2e", "queue"),
         ("tag=%00", "tag"),
@@ -178,7 +178,7 @@ def test_filters_must_all_match(api: Api) -> None:
         ("since=2024-02-30T00:00:00Z", "since"),
         ("error=" + "(a%2B)" * 2000, "error"),
         ("filter=(a%2B)%2B%24", "filter"),
-        ("&".join("status=dead" for _ in range(101)), "query"),
+        ("&".join("state=dead" for _ in range(101)), "query"),
     ],
     ids=lambda text: text[:24],
 )
@@ -190,7 +190,7 @@ def test_why_tells_what_holds_a_job_back(api: Api) -> None:
     job_id = api.submit(queue="mail")["id"]
     api.post("/v1/queues/mail/pause")
     told = api.get(f"/v1/jobs/{job_id}/why")
-    assert (told["id"], told["status"]) == (job_id, "queued")
+    assert (told["id"], told["state"]) == (job_id, "queued")
     assert {reason["code"] for reason in told["reasons"]} == {"paused", "no_worker"}
     api.refused("GET", f"/v1/jobs/{UNKNOWN_ID}/why", 404)
 

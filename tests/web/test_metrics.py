@@ -40,11 +40,11 @@ def requests(samples: Samples) -> Iterator[tuple[dict[str, str], float]]:
 def test_submissions_requests_and_queues_are_counted(api: Api) -> None:
     """Requirements A83, A87, A93 and A94."""
     for _ in range(3):
-        api.submit(type="mail", queue="post", status=201)
+        api.submit(task="mail", queue="post", status=201)
     for status in (201, 200, 200):
-        api.submit(type="mail", key="one", status=status)
-    api.submit(type="sms", delay=3600)
-    dead = api.dead(type="sms")
+        api.submit(task="mail", key="one", status=status)
+    api.submit(task="sms", delay=3600)
+    dead = api.dead(task="sms")
     for number in range(100):
         api.refused("GET", f"/v1/jobs/{UNKNOWN_ID[:-3]}{number:03x}", 404)
     api.get(f"/v1/jobs/{dead}")
@@ -52,9 +52,9 @@ def test_submissions_requests_and_queues_are_counted(api: Api) -> None:
 
     samples = parsed(api.ask("GET", "/metrics").text)
 
-    assert value(samples, "jobs_submitted_total", job_type="mail") == 4
-    assert value(samples, "jobs_submitted_total", job_type="sms") == 2
-    assert value(samples, "jobs_idempotent_total", job_type="mail") == 2
+    assert value(samples, "jobs_submitted_total", task="mail") == 4
+    assert value(samples, "jobs_submitted_total", task="sms") == 2
+    assert value(samples, "jobs_idempotent_total", task="mail") == 2
     counted = {(each["path_template"], each["status_code"]): number for each, number in requests(samples)}
     assert counted["/v1/jobs", "201"] == 6
     assert counted["/v1/jobs", "200"] == 2
@@ -84,7 +84,7 @@ def test_tasks_registered_after_the_api_start_at_zero(api: Api) -> None:
     samples = parsed(api.ask("GET", "/metrics").text)
 
     for name in ("jobs_submitted_total", "jobs_idempotent_total", "jobs_failed_total", "jobs_dead_total"):
-        assert value(samples, name, job_type="mail.send") == 0
+        assert value(samples, name, task="mail.send") == 0
 
 
 def test_both_paths_answer_in_every_format(api: Api) -> None:
@@ -134,12 +134,12 @@ def test_while_the_store_is_away_the_rest_is_told(tmp_path: Path) -> None:
         Served(tmp_path, server.url(), metrics_prefix="shop_") as served,
         served.client() as client,
     ):
-        assert client.post("/v1/jobs", json={"type": "work", "payload": {}}).status_code == 201
+        assert client.post("/v1/jobs", json={"task": "work", "payload": {}}).status_code == 201
         server.stop()
         answer = client.get("/metrics")
         assert answer.status_code == 200
         samples = parsed(answer.text)
         assert value(samples, "shop_store_up") == 0
-        assert value(samples, "shop_jobs_submitted_total", job_type="work") == 1
+        assert value(samples, "shop_jobs_submitted_total", task="work") == 1
         assert not any(name == "shop_queue_jobs" for name, _ in samples)
         assert json.loads(client.get("/metrics", headers={"accept": "application/json"}).text)["metrics"]

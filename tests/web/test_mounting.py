@@ -15,7 +15,7 @@ from holdfast import Holdfast, Invalid
 from holdfast.core.models import NewJob
 from holdfast.web import asgi
 
-JOB = {"type": "work", "payload": {}}
+JOB = {"task": "work", "payload": {}}
 
 
 def test_it_is_mounted_below_a_path_of_somebody_s_site(home: str) -> None:
@@ -118,7 +118,7 @@ def test_api_calls_methods_that_its_application_overrides(home: str) -> None:
     class Strict(Holdfast):
         def draft(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
             job = super().draft(task, payload, **options)
-            raise Invalid("type", job.task, "submit nothing")
+            raise Invalid("task", job.task, "submit nothing")
 
     app = Strict(home)
     api = asgi(app)
@@ -126,7 +126,7 @@ def test_api_calls_methods_that_its_application_overrides(home: str) -> None:
     async def use() -> None:
         async with app, httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://api") as client:
             answer = await client.post("/v1/jobs", json=JOB)
-            assert (answer.status_code, answer.json()["field"]) == (422, "type")
+            assert (answer.status_code, answer.json()["field"]) == (422, "task")
 
     asyncio.run(asyncio.wait_for(use(), 200))
 

@@ -15,7 +15,7 @@ from tests.web.client import UNKNOWN_ID, Api
 
 def test_a_waiting_job_is_cancelled_once(api: Api) -> None:
     job = api.submit(key="k")
-    assert api.post("/v1/jobs/key:k/cancel")["status"] == "cancelled"
+    assert api.post("/v1/jobs/key:k/cancel")["state"] == "cancelled"
     assert api.refused("POST", f"/v1/jobs/{job['id']}/cancel", 409)["code"] == "conflict"
     assert "/v1/jobs" in api.refused("POST", f"/v1/jobs/{UNKNOWN_ID}/cancel", 404)["remedy"]
 
@@ -24,14 +24,14 @@ def test_a_running_job_is_asked_to_stop(api: Api) -> None:
     job_id = api.submit()["id"]
     api.run(api.claim(job_id))
     job = api.post(f"/v1/jobs/{job_id}/cancel", {})
-    assert (job["status"], job["cancelling"]) == ("running", True)
+    assert (job["state"], job["cancelling"]) == ("running", True)
     assert api.refused("DELETE", f"/v1/jobs/{job_id}", 409)["code"] == "conflict"
 
 
 def test_a_dead_job_is_replayed_with_edited_arguments(api: Api) -> None:
     job_id = api.dead()
     job = api.post(f"/v1/jobs/{job_id}/replay", {"payload": {"n": 2}})
-    assert (job["status"], job["attempts"], job["error"], job["payload"]) == ("queued", 0, None, {"n": 2})
+    assert (job["state"], job["attempts"], job["error"], job["payload"]) == ("queued", 0, None, {"n": 2})
     assert api.refused("POST", f"/v1/jobs/{job_id}/replay", 409)["code"] == "conflict"
     api.refused("POST", f"/v1/jobs/{UNKNOWN_ID}/replay", 404)
 
@@ -53,7 +53,7 @@ def test_what_has_succeeded_is_replayed_by_force_only(api: Api) -> None:
     job_id = api.submit()["id"]
     api.succeed(job_id)
     api.refused("POST", f"/v1/jobs/{job_id}/replay", 409)
-    assert api.post(f"/v1/jobs/{job_id}/replay", {"force": True})["status"] == "queued"
+    assert api.post(f"/v1/jobs/{job_id}/replay", {"force": True})["state"] == "queued"
 
 
 def test_a_deleted_job_is_gone_and_its_key_free(api: Api) -> None:
@@ -72,26 +72,26 @@ def test_a_dry_run_counts_and_changes_nothing(api: Api) -> None:
     done = api.post("/v1/jobs/cancel", {"filter": {"queue": "mail"}, "dry_run": True})
     assert done == {"dry_run": True, "count": 2, "changed": [], "refused": [], "more": False, "seconds": 0}
     assert api.post("/v1/jobs/delete", {"all": True, "dry_run": True})["count"] == 3
-    assert {job["status"] for job in api.get("/v1/jobs")["jobs"]} == {"queued"}
+    assert {job["state"] for job in api.get("/v1/jobs")["jobs"]} == {"queued"}
 
 
 def test_a_filter_changes_what_matches_up_to_the_limit(api: Api) -> None:
     ids = {api.submit(queue="mail")["id"] for _ in range(5)}
     kept = api.submit()["id"]
-    done = api.post("/v1/jobs/cancel", {"filter": {"queue": "mail", "status": ["queued"]}, "limit": 3})
+    done = api.post("/v1/jobs/cancel", {"filter": {"queue": "mail", "state": ["queued"]}, "limit": 3})
     assert (done["count"], done["more"]) == (3, True)
-    rest = api.post("/v1/jobs/cancel", {"filter": {"queue": "mail", "status": "queued", "type": "work"}})
+    rest = api.post("/v1/jobs/cancel", {"filter": {"queue": "mail", "state": "queued", "task": "work"}})
     assert (rest["count"], rest["more"]) == (2, False)
     assert {each["id"] for each in done["changed"] + rest["changed"]} == ids
-    assert {each["status"] for each in done["changed"] + rest["changed"]} == {"cancelled"}
-    assert api.get(f"/v1/jobs/{kept}")["status"] == "queued"
+    assert {each["state"] for each in done["changed"] + rest["changed"]} == {"cancelled"}
+    assert api.get(f"/v1/jobs/{kept}")["state"] == "queued"
 
 
 def test_named_jobs_are_changed_or_refused_one_by_one(api: Api) -> None:
     waiting, dead = api.submit(key="w")["id"], api.dead()
     done = api.post("/v1/jobs/cancel", {"ids": ["key:w", dead, UNKNOWN_ID]})
-    assert done["changed"] == [{"id": waiting, "status": "cancelled"}]
-    refused = {each["id"]: each["status"] for each in done["refused"]}
+    assert done["changed"] == [{"id": waiting, "state": "cancelled"}]
+    refused = {each["id"]: each["state"] for each in done["refused"]}
     assert refused == {dead: "dead", UNKNOWN_ID: None}
     assert api.post("/v1/jobs/replay", {"ids": [waiting, dead]})["count"] == 2
     assert api.post("/v1/jobs/delete", {"ids": [waiting], "dry_run": True})["count"] == 1
@@ -106,9 +106,9 @@ def test_a_job_that_is_named_several_times_is_one(api: Api) -> None:
     assert api.post("/v1/jobs/cancel", {"ids": ids, "dry_run": True})["count"] == 1
     assert api.post("/v1/jobs/replay", asked | {"dry_run": True})["seconds"] == 2
     done = api.post("/v1/jobs/replay", asked)
-    assert (done["count"], done["changed"], done["seconds"]) == (1, [{"id": dead, "status": "scheduled"}], 2)
-    absent = [{"id": each, "status": None} for each in ("key:nothing", UNKNOWN_ID)]
-    assert done["refused"] == [{"id": job, "status": "queued"}, *absent]
+    assert (done["count"], done["changed"], done["seconds"]) == (1, [{"id": dead, "state": "scheduled"}], 2)
+    absent = [{"id": each, "state": None} for each in ("key:nothing", UNKNOWN_ID)]
+    assert done["refused"] == [{"id": job, "state": "queued"}, *absent]
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_a_job_that_is_named_several_times_is_one(api: Api) -> None:
         ({"filter": {}}, "filter"),
         ({"filter": {}, "dry_run": True}, "filter"),
         ({"filter": {"queu": "a"}}, "filter.queu"),
-        ({"filter": {"status": "gone"}}, "filter.status"),
-        ({"filter": {"status": 5}}, "filter.status"),
-        ({"filter": {"status": ["gone"]}}, "filter.status[0]"),
+        ({"filter": {"state": "gone"}}, "filter.state"),
+        ({"filter": {"state": 5}}, "filter.state"),
+        ({"filter": {"state": ["gone"]}}, "filter.state[0]"),
         ({"filter": []}, "filter"),
         ({"all": True, "limit": 0}, "limit"),
         ({"all": True, "limit": "5"}, "limit"),
@@ -140,27 +140,27 @@ def test_a_job_that_is_named_several_times_is_one(api: Api) -> None:
 def test_what_does_not_say_which_jobs_changes_none(api: Api, body: dict[str, Any], field: str) -> None:
     api.submit()
     assert api.refused("POST", "/v1/jobs/cancel", 422, json=body)["field"] == field
-    assert api.get("/v1/jobs")["jobs"][0]["status"] == "queued"
+    assert api.get("/v1/jobs")["jobs"][0]["state"] == "queued"
 
 
 # ── dead letters ──────────────────────────────────────────────────────────────────────────────────────────────────
 def test_dead_letters_are_listed_shown_and_replayed_by_queue(api: Api) -> None:
-    mail = [api.dead(queue="mail", type=name) for name in ("a", "b", "b")]
+    mail = [api.dead(queue="mail", task=name) for name in ("a", "b", "b")]
     other, waiting = api.dead(queue="other"), api.submit(queue="mail")["id"]
     listed = api.get("/v1/queues/mail/dead")
     assert [job["id"] for job in listed["jobs"]] == mail[::-1]
-    assert [job["id"] for job in api.get("/v1/queues/mail/dead", type="a")["jobs"]] == mail[:1]
+    assert [job["id"] for job in api.get("/v1/queues/mail/dead", task="a")["jobs"]] == mail[:1]
     story = api.get(f"/v1/queues/mail/dead/{mail[0]}")
-    assert (story["status"], story["history"][0]["error"]) == ("dead", "it broke")
+    assert (story["state"], story["history"][0]["error"]) == ("dead", "it broke")
     api.refused("GET", f"/v1/queues/mail/dead/{other}", 404)
     api.refused("GET", f"/v1/queues/mail/dead/{waiting}", 409)
     api.refused("GET", "/v1/queues/a%2Fb/dead", 422)
-    assert api.post(f"/v1/queues/mail/dead/{mail[0]}/replay")["status"] == "queued"
+    assert api.post(f"/v1/queues/mail/dead/{mail[0]}/replay")["state"] == "queued"
     assert api.post("/v1/queues/mail/dead/replay", {"dry_run": True})["count"] == 2
-    done = api.post("/v1/queues/mail/dead/replay", {"filter": {"type": ["b"]}})
+    done = api.post("/v1/queues/mail/dead/replay", {"filter": {"task": ["b"]}})
     assert {each["id"] for each in done["changed"]} == set(mail[1:])
     assert api.post("/v1/queues/mail/dead/replay")["count"] == 0
-    assert api.get(f"/v1/jobs/{other}")["status"] == "dead"
+    assert api.get(f"/v1/jobs/{other}")["state"] == "dead"
 
 
 def test_dead_letters_are_replayed_at_a_rate(api: Api) -> None:
@@ -172,7 +172,7 @@ def test_dead_letters_are_replayed_at_a_rate(api: Api) -> None:
     rest = api.post("/v1/queues/mail/dead/replay", asked | {"after": first["seconds"]})
 
     assert [(each["count"], each["more"], each["seconds"]) for each in (first, rest)] == [(2, True, 4), (1, False, 6)]
-    assert [each["status"] for each in first["changed"] + rest["changed"]] == ["queued", "scheduled", "scheduled"]
+    assert [each["state"] for each in first["changed"] + rest["changed"]] == ["queued", "scheduled", "scheduled"]
     jobs = [api.get(f"/v1/jobs/{job_id}") for job_id in dead]
     instants = [datetime.fromisoformat(job["run_at"]) for job in jobs]
     assert timedelta(seconds=2) == instants[1] - instants[0]
@@ -219,9 +219,9 @@ def test_queues_count_their_jobs_and_are_paused_and_resumed(api: Api) -> None:
     api.submit(queue="mail", delay=3600)
     api.dead(queue="other")
     mail, other = api.get("/v1/queues")["queues"]
-    assert (mail["name"], mail["counts"]["queued"], mail["counts"]["scheduled"]) == ("mail", 1, 1)
+    assert (mail["name"], mail["states"]["queued"], mail["states"]["scheduled"]) == ("mail", 1, 1)
     assert mail["oldest_ready_seconds"] >= 0
-    assert (other["name"], other["counts"]["dead"], other["oldest_ready_seconds"]) == ("other", 1, None)
+    assert (other["name"], other["states"]["dead"], other["oldest_ready_seconds"]) == ("other", 1, None)
     assert api.post("/v1/queues/mail/pause") == {"name": "mail", "paused": True}
     assert api.get("/v1/queues/mail")["paused"] is True
     assert api.post("/v1/queues/mail/resume", {}) == {"name": "mail", "paused": False}
@@ -241,10 +241,10 @@ def test_workers_are_listed_and_asked_to_stop(api: Api) -> None:
     assert api.get("/v1/workers") == {"workers": []}
     api.run(beat())
     (worker,) = api.get("/v1/workers")["workers"]
-    assert (worker["id"], worker["status"], worker["queues"]) == ("w-1", "working", "mail:2")
+    assert (worker["id"], worker["state"], worker["queues"]) == ("w-1", "working", "mail:2")
     api.refused("POST", "/v1/workers/stop", 404, json={"workers": ["w-2"]})
     assert api.post("/v1/workers/stop", {"workers": ["w-1"], "drain": True}) == {"asked": ["w-1"], "drain": True}
-    assert api.get("/v1/workers")["workers"][0]["status"] == "draining"
+    assert api.get("/v1/workers")["workers"][0]["state"] == "draining"
     assert api.post("/v1/workers/stop")["asked"] == ["w-1"]
 
 

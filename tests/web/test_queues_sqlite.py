@@ -34,15 +34,15 @@ def full(home: str) -> Iterator[Api]:
 def test_a_queue_says_of_which_states_it_may_have_more_and_how_many_end_a_second(full: Api) -> None:
     full.submit(queue="busy")
     (busy,) = full.get("/v1/queues")["queues"]
-    assert (busy["counts"]["succeeded"], busy["counts"]["queued"], busy["at_least"]) == (10_000, 1, ["succeeded"])
+    assert (busy["states"]["succeeded"], busy["states"]["queued"], busy["at_least"]) == (10_000, 1, ["succeeded"])
     assert 10_000 / 60 < busy["ended_per_second"] <= 10_000  # over the time that those took, not over five minutes
     shown = full.get("/v1/queues/busy")
-    assert [shown[name] for name in ("name", "counts", "at_least")] == ["busy", busy["counts"], busy["at_least"]]
+    assert [shown[name] for name in ("name", "states", "at_least")] == ["busy", busy["states"], busy["at_least"]]
 
 
 def test_a_queue_whose_jobs_were_not_looked_at_is_not_said_to_be_missing(full: Api) -> None:
     idle = full.get("/v1/queues/idle")
-    assert (set(idle["counts"].values()), idle["at_least"], idle["paused"]) == ({0}, ["succeeded"], False)
+    assert (set(idle["states"].values()), idle["at_least"], idle["paused"]) == ({0}, ["succeeded"], False)
 
 
 @pytest.mark.parametrize(("queues", "asked"), [(("mail", "news"), 0), (("mail", "news.*"), 1)])

@@ -14,7 +14,7 @@ from holdfast.core.models import new_id
 from tests.web.client import Api
 from tests.web.garbage import BRIEF
 
-JOB = {"type": "work", "payload": {}}
+JOB = {"task": "work", "payload": {}}
 KEYS = ("a", "b", "c")
 EXPECTED = {200, 201, 204, 404, 409}
 

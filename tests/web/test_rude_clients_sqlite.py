@@ -17,7 +17,7 @@ from holdfast.web.openapi import example
 from tests.support.load import slowness
 from tests.web.serving import Served, answer_on
 
-JOB = {"type": "work", "payload": {}}
+JOB = {"task": "work", "payload": {}}
 CROWD = 200
 HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = json.dumps(JOB).encode()
@@ -174,7 +174,7 @@ def test_nothing_is_smuggled_in(served: Served, words: bytes) -> None:
 
 def test_those_who_wait_wait(served: Served) -> None:
     with served.client() as client:
-        assert client.get("/v1/jobs/key:waited", params={"wait": 1}).json()["status"] == "queued"
+        assert client.get("/v1/jobs/key:waited", params={"wait": 1}).json()["state"] == "queued"
         claimed = client.post("/v1/claims", json=json.loads(CLAIM) | {"wait": 0})
         assert (claimed.status_code, claimed.json()["jobs"]) == (200, [])
 

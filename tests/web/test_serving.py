@@ -16,7 +16,7 @@ import pytest
 from tests.interfaces.cli import ROOT, Cli
 from tests.web.serving import Served
 
-JOB = {"type": "work", "payload": {}}
+JOB = {"task": "work", "payload": {}}
 
 
 def test_it_serves_and_ends_well_on_sigterm(home: str, tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_it_serves_and_ends_well_on_sigterm(home: str, tmp_path: Path) -> None:
         assert client.get("/health").json() == {"status": "ok", "service": "holdfast-api"}
         job = client.post("/v1/jobs", json=JOB)
         assert (job.status_code, "server" in job.headers) == (201, False)
-        assert client.get(f"/v1/jobs/{job.json()['id']}").json()["status"] == "queued"
+        assert client.get(f"/v1/jobs/{job.json()['id']}").json()["state"] == "queued"
         assert served.stop() == 0
         assert served.line("api_stopping")["reason"] == "SIGTERM"
 

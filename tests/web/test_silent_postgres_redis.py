@@ -23,9 +23,9 @@ TOLD, RECOVERED = 2.0, 90.0
 """Seconds."""
 LATE = 1.0
 """What a machine adds that is not idle."""
-SUBMISSION = '{"type": "work", "payload": {}}'
+SUBMISSION = '{"task": "work", "payload": {}}'
 ASKED = (
-    ("GET", "/v1/jobs?status=queued", None),
+    ("GET", "/v1/jobs?state=queued", None),
     ("GET", f"/v1/jobs/{UNKNOWN_ID}", None),
     ("GET", "/health/ready", None),
     ("POST", "/v1/jobs", SUBMISSION),

@@ -10,7 +10,7 @@ from tests.web.client import JSON, Api
 
 
 def _submit(api: Api, *types: str) -> None:
-    jobs: list[dict[str, Any]] = [{"type": each, "payload": {}} for each in types]
+    jobs: list[dict[str, Any]] = [{"task": each, "payload": {}} for each in types]
     assert api.ask("POST", "/v1/jobs", json=jobs[0], headers=JSON).status_code == 201
     assert api.ask("POST", "/v1/jobs/batch", json={"jobs": jobs}, headers=JSON).status_code == 201
 
@@ -23,7 +23,7 @@ def test_a_task_that_the_application_lacks_is_taken_and_told_once(tmp_path: Path
         assert told == []
         api.app.task("mail.send")(print_nothing)
         _submit(api, "mail.sent", "other", "mail.send")
-        assert [event.job_type for event in told] == ["mail.sent", "other"]
+        assert [event.task for event in told] == ["mail.sent", "other"]
         assert "did you mean mail.send?" in told[0].remedy
 
 

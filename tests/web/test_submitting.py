@@ -13,15 +13,15 @@ from holdfast.core.errors import Unavailable
 from holdfast.core.models import as_ulid, new_id
 from tests.web.client import JSON, Api
 
-FIELDS = {"id", "type", "status", "attempts", "max_attempts", "payload", "run_at", "created_at"}
+FIELDS = {"id", "task", "state", "attempts", "max_attempts", "payload", "run_at", "created_at"}
 
 
 def test_a_new_job_answers_201_with_the_job(api: Api) -> None:
-    answer = api.ask("POST", "/v1/jobs", json={"type": "noop", "payload": {"hello": "world"}})
+    answer = api.ask("POST", "/v1/jobs", json={"task": "noop", "payload": {"hello": "world"}})
     job = answer.json()
     assert (answer.status_code, answer.headers["location"]) == (201, f"/v1/jobs/{job['id']}")
     assert set(job) >= FIELDS
-    assert (job["type"], job["status"], job["attempts"], job["max_attempts"]) == ("noop", "queued", 0, 5)
+    assert (job["task"], job["state"], job["attempts"], job["max_attempts"]) == ("noop", "queued", 0, 5)
     assert job["payload"] == {"hello": "world"}
     assert job["run_at"] == job["created_at"]
     assert job["created_at"].endswith("Z")
@@ -46,7 +46,7 @@ def test_every_option_is_stored_as_it_was_said(api: Api) -> None:
     job = api.submit(**said)
     kept = ("id", "queue", "priority", "key", "max_attempts", "timeout", "tags", "metadata")
     assert {name: job[name] for name in kept} == {name: said[name] for name in kept}
-    assert (job["status"], job["retry"]["delays"]) == ("scheduled", [1, 5, 25])
+    assert (job["state"], job["retry"]["delays"]) == ("scheduled", [1, 5, 25])
     assert job["run_at"] > job["created_at"]
     again = api.submit(retry=job["retry"], run_at="2030-01-31T09:00:00+01:00")
     assert (again["retry"], again["run_at"]) == (job["retry"], "2030-01-31T08:00:00.000000Z")
@@ -54,7 +54,7 @@ def test_every_option_is_stored_as_it_was_said(api: Api) -> None:
 
 @pytest.mark.rows("A110")
 def test_unlimited_attempts_are_refused_below_a_limit(api: Api) -> None:
-    problem = api.refused("POST", "/v1/jobs", 422, json={"type": "work", "payload": {}, "max_attempts": "unlimited"})
+    problem = api.refused("POST", "/v1/jobs", 422, json={"task": "work", "payload": {}, "max_attempts": "unlimited"})
     assert (problem["field"], problem["value"]) == ("max_attempts", "'unlimited'")
     assert 'from 1 to 25, or set max_attempts_limit = "unlimited"' in problem["detail"]
     assert api.count() == 0
@@ -80,9 +80,9 @@ def test_201_shows_the_job_before_any_attempt(api: Api, monkeypatch: pytest.Monk
     monkeypatch.setattr(api.app, "submit", claimed_at_once)
     job = api.submit(**said)
     now = api.get(f"/v1/jobs/{job['id']}")
-    assert (now["status"], now["attempts"]) == ("running", 1)
+    assert (now["state"], now["attempts"]) == ("running", 1)
     assert {name: job[name] for name in job if job[name] != now[name]} == {
-        "status": "queued",
+        "state": "queued",
         "attempts": 0,
         "claims": 0,
         "worker": None,
@@ -94,25 +94,25 @@ def test_201_shows_the_job_before_any_attempt(api: Api, monkeypatch: pytest.Monk
 def test_a_known_key_answers_200_with_the_first_job_whatever_the_body(api: Api) -> None:
     first = api.submit(key="k", payload={"n": 1})
     assert api.submit(200, key="k", payload={"n": 2}, queue="other") == first
-    assert api.post("/v1/jobs", {"type": "work", "payload": {}}, 200, Idempotency_Key="k") == first
+    assert api.post("/v1/jobs", {"task": "work", "payload": {}}, 200, Idempotency_Key="k") == first
     assert api.count() == 1
 
 
 def test_the_header_goes_before_the_body(api: Api) -> None:
-    job = api.post("/v1/jobs", {"type": "work", "payload": {}, "key": "body"}, 201, Idempotency_Key="header")
+    job = api.post("/v1/jobs", {"task": "work", "payload": {}, "key": "body"}, 201, Idempotency_Key="header")
     assert job["key"] == "header"
     assert api.submit(201, key="body")["id"] != job["id"]
 
 
 @pytest.mark.parametrize(("length", "status"), [(0, 422), (1, 201), (512, 201), (513, 422)])
 def test_a_key_has_1_to_512_characters(api: Api, length: int, status: int) -> None:
-    api.post("/v1/jobs", {"type": "work", "payload": {}}, status, Idempotency_Key="k" * length)
+    api.post("/v1/jobs", {"task": "work", "payload": {}}, status, Idempotency_Key="k" * length)
     assert api.count() == (status == 201)
 
 
 def test_a_key_may_be_any_visible_text_in_utf_8(api: Api) -> None:
     headers = [(b"content-type", b"application/json"), (b"idempotency-key", "schlüssel/ü".encode())]
-    answer = api.ask("POST", "/v1/jobs", content=b'{"type": "work", "payload": {}}', headers=headers)
+    answer = api.ask("POST", "/v1/jobs", content=b'{"task": "work", "payload": {}}', headers=headers)
     assert (answer.status_code, answer.json()["key"]) == (201, "schlüssel/ü")
     assert api.get("/v1/jobs/key:schl%C3%BCssel%2F%C3%BC")["id"] == answer.json()["id"]
 
@@ -124,7 +124,7 @@ def test_the_same_id_again_is_the_same_job(api: Api) -> None:
 
 
 def test_64_parallel_posts_of_one_key_make_one_job(api: Api) -> None:
-    body = {"type": "work", "payload": {}}
+    body = {"task": "work", "payload": {}}
 
     async def race() -> list[Any]:
         return await asyncio.gather(
@@ -158,9 +158,9 @@ def test_a_task_that_is_registered_checks_its_payload(api: Api) -> None:
     @api.app.task("mail.send", queue="mail", max_attempts=3, tags=["mail"])
     async def send(to: str, copies: int = 1) -> None: ...
 
-    problem = api.refused("POST", "/v1/jobs", 422, json={"type": "mail.send", "payload": {"to": "a", "copies": "many"}})
+    problem = api.refused("POST", "/v1/jobs", 422, json={"task": "mail.send", "payload": {"to": "a", "copies": "many"}})
     assert "copies" in problem["detail"]
-    job = api.submit(type="mail.send", payload={"to": "a"})
+    job = api.submit(task="mail.send", payload={"to": "a"})
     assert (job["queue"], job["max_attempts"], job["tags"]) == ("mail", 3, ["mail"])
 
 
@@ -171,20 +171,20 @@ def test_problems_name_fields_as_the_client_said_them(api: Api) -> None:
     def problem(**said: Any) -> dict[str, Any]:
         return api.refused("POST", "/v1/jobs", 422, json={"payload": {}, **said})
 
-    assert problem(type="mail.send", payload={"too": {}})["field"] == "payload.too"
-    inside = problem(type="mail.send", payload={"to": {"a b": "x"}})
+    assert problem(task="mail.send", payload={"too": {}})["field"] == "payload.too"
+    inside = problem(task="mail.send", payload={"to": {"a b": "x"}})
     assert inside["field"].startswith("payload.to")
     assert inside["detail"].startswith(inside["field"] + ": ")
-    command = problem(type="command", payload={"argv": ["ls"]})
-    assert (command["field"], 'commands = "argv"' in command["remedy"]) == ("type", True)
-    assert problem(task="mail.send")["remedy"].endswith("did you mean type?")
-    batch = {"jobs": [{"type": "mail.send", "payload": {"too": 1}}]}
+    command = problem(task="command", payload={"argv": ["ls"]})
+    assert (command["field"], 'commands = "argv"' in command["remedy"]) == ("task", True)
+    assert problem(type="mail.send")["remedy"].endswith("did you mean task?")
+    batch = {"jobs": [{"task": "mail.send", "payload": {"too": 1}}]}
     assert api.refused("POST", "/v1/jobs/batch", 422, json=batch)["field"] == "jobs[0].payload.too"
 
 
 def test_fields_of_command_jobs_stand_in_the_payload(home: str) -> None:
     with Api(home, commands="argv") as api:
-        said = {"type": "command", "payload": {"shell": "ls"}}
+        said = {"task": "command", "payload": {"shell": "ls"}}
         assert api.refused("POST", "/v1/jobs", 422, json=said)["field"] == "payload.shell"
 
 
@@ -195,8 +195,8 @@ def test_what_a_job_shows_is_taken_as_it_is_shown(api: Api) -> None:
 
 def test_settings_may_require_a_key(home: str) -> None:
     with Api(home, key_required=True) as api:
-        assert api.refused("POST", "/v1/jobs", 422, json={"type": "w", "payload": {}})["field"] == "Idempotency-Key"
-        batch = {"jobs": [{"type": "w", "payload": {}, "key": "a"}, {"type": "w", "payload": {}}]}
+        assert api.refused("POST", "/v1/jobs", 422, json={"task": "w", "payload": {}})["field"] == "Idempotency-Key"
+        batch = {"jobs": [{"task": "w", "payload": {}, "key": "a"}, {"task": "w", "payload": {}}]}
         assert api.refused("POST", "/v1/jobs/batch", 422, json=batch)["field"] == "jobs[1].key"
         assert api.count() == 0
         api.submit(key="k")
@@ -206,9 +206,9 @@ def test_strict_idempotency_answers_409(home: str) -> None:
     with Api(home, strict_idempotency=True) as api:
         first = api.submit(key="k", payload={"n": 1})
         assert api.submit(200, key="k", payload={"n": 1}) == first
-        body = {"type": "work", "payload": {"n": 2}, "key": "k"}
+        body = {"task": "work", "payload": {"n": 2}, "key": "k"}
         assert api.refused("POST", "/v1/jobs", 409, json=body)["code"] == "conflict"
-        batch = {"jobs": [{"type": "work", "payload": {"n": 3}}, body]}
+        batch = {"jobs": [{"task": "work", "payload": {"n": 3}}, body]}
         assert api.refused("POST", "/v1/jobs/batch", 409, json=batch)["code"] == "conflict"
         assert api.count() == 1
 
@@ -244,7 +244,7 @@ def test_a_job_that_is_gone_before_it_is_told_is_told_as_it_was_stored(
 def test_a_delayed_job_that_is_gone_is_told_as_scheduled(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     _deleting(api, monkeypatch, 2)
     delayed = api.submit(delay=60)
-    assert (delayed["status"], delayed["run_at"] > delayed["created_at"]) == ("scheduled", True)
+    assert (delayed["state"], delayed["run_at"] > delayed["created_at"]) == ("scheduled", True)
     assert api.submit(run_at="2100-01-01T00:00:00Z")["run_at"] == "2100-01-01T00:00:00.000000Z"
 
 
@@ -262,14 +262,14 @@ def test_a_job_that_cannot_be_read_back_is_told_as_it_was_stored(api: Api, monke
     with monkeypatch.context() as patch:
         patch.setattr(api.app, "get", away)
         job = api.submit(key="k", payload={"n": 1})
-        again = api.refused("POST", "/v1/jobs", 503, json={"type": "work", "payload": {}, "key": "k"})
+        again = api.refused("POST", "/v1/jobs", 503, json={"task": "work", "payload": {}, "key": "k"})
     assert f"; job {job['id']} is stored, but could not be read back" in again["detail"]
     assert (api.get(f"/v1/jobs/{job['id']}")["payload"], api.count()) == ({"n": 1}, 1)
 
 
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def _job(**said: Any) -> dict[str, Any]:
-    return {"type": "work", "payload": {}, **said}
+    return {"task": "work", "payload": {}, **said}
 
 
 def test_a_batch_is_answered_in_its_order(api: Api) -> None:
@@ -293,7 +293,7 @@ def test_a_batch_with_one_bad_job_stores_nothing_and_names_it(api: Api) -> None:
     assert (problem["field"], problem["value"]) == ("jobs[2].priority", "101")
     assert problem["detail"].startswith("jobs[2].priority: 101 is not valid")
     problem = api.refused("POST", "/v1/jobs/batch", 422, json={"jobs": [_job(), {"payload": {}}]})
-    assert (problem["field"], problem["code"]) == ("jobs[1].type", "missing")
+    assert (problem["field"], problem["code"]) == ("jobs[1].task", "missing")
     assert api.count() == 0
 
 

@@ -31,7 +31,7 @@ def stored(api: Api, job_id: str) -> Job:
 def test_a_submission_over_http_goes_on_in_the_trace_that_the_request_brings(api: Api) -> None:
     spans = Spans()
     answer = api.post(
-        "/v1/jobs", {"type": "work", "payload": {}}, 201, traceparent=PARENT, tracestate="vendor=1,other=2"
+        "/v1/jobs", {"task": "work", "payload": {}}, 201, traceparent=PARENT, tracestate="vendor=1,other=2"
     )
     (request,) = spans.named("POST /v1/jobs")
     (submission,) = spans.named("submit work")
@@ -57,7 +57,7 @@ def test_a_header_that_is_no_context_is_ignored(api: Api) -> None:
         answer = api.ask(
             "POST",
             "/v1/jobs",
-            content=b'{"type": "work", "payload": {}}',
+            content=b'{"task": "work", "payload": {}}',
             headers=[
                 (b"content-type", b"application/json"),
                 (b"traceparent", header.encode("latin-1")),

@@ -96,7 +96,7 @@ def test_a_key_that_waits_already_is_refused_and_others_are_not(asks: tuple[Api,
     api, ask = asks
 
     async def body() -> None:
-        job = (await ask("first", "POST", "/v1/jobs", {"type": "work", "payload": {}, "queue": "aside"})).json()
+        job = (await ask("first", "POST", "/v1/jobs", {"task": "work", "payload": {}, "queue": "aside"})).json()
         claim = {**CLAIM, "queues": ["default"]}
         held = asyncio.create_task(ask("first", "POST", "/v1/claims", claim))
         await until_it_waits(held)
@@ -107,10 +107,10 @@ def test_a_key_that_waits_already_is_refused_and_others_are_not(asks: tuple[Api,
             problem = refused(answer, 429, "too_many_waiting")
             assert (answer.headers["retry-after"], "waiting_per_key" in problem["detail"]) == ("5", True)
         assert (await ask("first", "GET", f"/v1/jobs/{job['id']}")).status_code == 200
-        assert (await ask("second", "GET", f"/v1/jobs/{job['id']}?wait=1")).json()["status"] == "queued"
+        assert (await ask("second", "GET", f"/v1/jobs/{job['id']}?wait=1")).json()["state"] == "queued"
         there = {"worker": "v", "queues": ["aside"], "wait": 60}
         assert len((await ask("first", "POST", "/v1/claims", there)).json()["jobs"]) == 1  # what is there needs no wait
-        await ask("second", "POST", "/v1/jobs", {"type": "work", "payload": {}})
+        await ask("second", "POST", "/v1/jobs", {"task": "work", "payload": {}})
         assert len((await held).json()["jobs"]) == 1
         assert (await ask("first", "POST", "/v1/claims", {**claim, "wait": 1})).json()["jobs"] == []
 

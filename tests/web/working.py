@@ -38,7 +38,7 @@ class Worker:
     def settle(self, job: dict[str, Any], outcome: str, **said: Any) -> tuple[str, str | None]:
         """Settle one job; the verdict, and where the job stands."""
         (told,) = self.settle_all([{"token": job["token"], "outcome": outcome, **said}])
-        return told["verdict"], told["status"]
+        return told["verdict"], told["state"]
 
     def settle_all(self, settlements: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Settle; what became of each."""

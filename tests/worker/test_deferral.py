@@ -161,8 +161,8 @@ async def test_misfits_are_warned_of_once_a_task_and_counted(app: Holdfast) -> N
         _register(app)
         await harnessed.start()
         await harnessed.advance(100)
-    assert [event.job_type for event in events.of(PayloadUnfit)] == ["mail.send"]
-    assert sorted(event.job_type for event in events.of(TaskUnknown)) == ["newer.task", "third.task"]
+    assert [event.task for event in events.of(PayloadUnfit)] == ["mail.send"]
+    assert sorted(event.task for event in events.of(TaskUnknown)) == ["newer.task", "third.task"]
     deferred = next(each for each in metrics.read() if each.family.name == "jobs_deferred_total")
     counted = {labels: value for labels, value in deferred.series.items() if value}
     assert set(counted) == {("mail.send", "payload"), ("newer.task", "no_handler"), ("third.task", "no_handler")}

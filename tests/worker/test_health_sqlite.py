@@ -38,7 +38,7 @@ async def test_a_running_job_is_seen_and_its_duration_is_its_handlers(app: Holdf
         samples = await watched.samples()
 
     assert samples["worker_active_jobs", frozenset()] == 0
-    labels = frozenset({"job_type": "slow", "outcome": "succeeded"}.items())
+    labels = frozenset({"task": "slow", "outcome": "succeeded"}.items())
     assert least <= samples["job_duration_seconds_sum", labels] < 25
 
 

@@ -21,7 +21,7 @@ async def test_worker_exports_zero_for_every_task(app: Holdfast) -> None:
         samples = await watched.samples()
 
     tasks = ("mail.send", "mail.bounce", "command")
-    zeros = {(f"jobs_{each}_total", frozenset({("job_type", task)})) for each in BY_TASK for task in tasks}
+    zeros = {(f"jobs_{each}_total", frozenset({("task", task)})) for each in BY_TASK for task in tasks}
     assert {key: samples.get(key) for key in zeros} == dict.fromkeys(zeros, 0.0)
     for name in ("jobs_recovered_total", "lease_lost_total"):
         assert samples[name, frozenset()] == 0
@@ -37,7 +37,7 @@ async def test_dead_letter_is_the_only_counter_that_moves(app: Holdfast) -> None
         handle = await send.enqueue()
         with pytest.raises(Exception, match="no such address"):
             await handle.result(timeout=30)
-        labels = frozenset({("job_type", "mail.send")})
+        labels = frozenset({("task", "mail.send")})
         while (after := await watched.samples())["jobs_dead_total", labels] == 0:
             pass
 

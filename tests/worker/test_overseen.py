@@ -28,18 +28,18 @@ async def test_every_job_is_counted_once(app: Holdfast) -> None:
     def value(name: str, **labels: str) -> float:
         return samples[name, frozenset(labels.items())]
 
-    assert value("jobs_submitted_total", job_type="work") == 20
-    assert value("jobs_submitted_total", job_type="broken") == 1
-    assert value("jobs_idempotent_total", job_type="broken") == 1
-    assert value("jobs_succeeded_total", job_type="work") == 20
-    assert value("jobs_failed_total", job_type="broken") == 2
-    assert value("jobs_dead_total", job_type="broken") == 1
+    assert value("jobs_submitted_total", task="work") == 20
+    assert value("jobs_submitted_total", task="broken") == 1
+    assert value("jobs_idempotent_total", task="broken") == 1
+    assert value("jobs_succeeded_total", task="work") == 20
+    assert value("jobs_failed_total", task="broken") == 2
+    assert value("jobs_dead_total", task="broken") == 1
     assert value("jobs_retried_total") == 2
     assert value("lease_acquired_total") == 23
     assert value("lease_lost_total") == 0
-    assert value("job_duration_seconds_count", job_type="work", outcome="succeeded") == 20
-    assert value("job_duration_seconds_count", job_type="broken", outcome="failed") == 2
-    assert value("job_duration_seconds_count", job_type="broken", outcome="dead") == 1
+    assert value("job_duration_seconds_count", task="work", outcome="succeeded") == 20
+    assert value("job_duration_seconds_count", task="broken", outcome="failed") == 2
+    assert value("job_duration_seconds_count", task="broken", outcome="dead") == 1
     assert value("job_lateness_seconds_count", queue="default") == 23
     assert 0 <= value("job_lateness_seconds_sum", queue="default") < 23 * 30
     assert value("settle_batch_jobs_sum") == 23

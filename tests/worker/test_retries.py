@@ -206,7 +206,7 @@ async def test_an_unknown_task_is_warned_of_once_with_what_may_have_been_meant(a
         await harnessed.run_until_idle()
         assert ((await first.job()).error or "").endswith("(registered: mail.send); did you mean mail.send?")
         assert ((await other.job()).error or "").endswith("(registered: mail.send)")
-    told = {event.job_type: event for event in events.of(TaskUnknown)}
+    told = {event.task: event for event in events.of(TaskUnknown)}
     assert len(events.of(TaskUnknown)) == 2
     assert told["mail.sent"].remedy.endswith("; did you mean mail.send?")
     assert "a queue of its own" in told["elsewhere.only"].remedy

@@ -140,7 +140,7 @@ def test_log_records_say_which_job_and_trace_they_are_of() -> None:
     token = CURRENT.set(Context(job))
     try:
         JobFields().filter(record)
-        told = {"job_id": "job-1", "job_type": "mail", "queue": "default", "attempt": 3}
+        told = {"job_id": "job-1", "task": "mail", "queue": "default", "attempt": 3}
         told["trace_id"] = "4bf92f3577b34da6a3ce929d0e0e4736"
         assert {name: vars(record)[name] for name in told} == told
         assert add_job_fields(None, "info", {"event": "x", "queue": "its own"}) == {

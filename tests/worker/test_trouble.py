@@ -53,7 +53,7 @@ async def test_the_events_of_a_job_s_life(app: Holdfast) -> None:
         "job_succeeded",
     ]
     (failed,), (succeeded,) = events.of(JobFailed), events.of(JobSucceeded)
-    assert (failed.job_type, failed.attempt, failed.reason, failed.error) == ("flaky", 1, "error", "ValueError: first")
+    assert (failed.task, failed.attempt, failed.reason, failed.error) == ("flaky", 1, "error", "ValueError: first")
     assert (failed.retry_at - began).total_seconds() == 60
     assert (succeeded.attempt, succeeded.seconds) == (2, 2.0)
     first = events.of(LeaseAcquired)[0]
@@ -185,7 +185,7 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_is_named(tmp_p
     assert (done.state, done.attempts, done.claims) == ("succeeded", 1, 1)
     blocked = events.of(LoopBlocked)
     assert blocked
-    assert (blocked[0].job_id, blocked[0].job_type) == (job.id, "spins")
+    assert (blocked[0].job_id, blocked[0].task) == (job.id, "spins")
     assert "in spins" in blocked[0].stack
     assert blocked[0].seconds >= 2
 

@@ -80,7 +80,7 @@ class Clients:
 
     def _once(self, client: httpx.Client, key: str) -> int:
         begun, status, job = time.monotonic(), 0, ""
-        body = {"type": "work", "payload": {"key": key}}
+        body = {"task": "work", "payload": {"key": key}}
         try:
             answer = client.post(f"{self.address}/v1/jobs", json=body, headers={"Idempotency-Key": key})
         except httpx.HTTPError:

@@ -125,7 +125,7 @@ def _posted(fleet: Fleet, address: str, jobs: int) -> float:
     """Seconds until the last job has ended, from when they were posted to the API, which may die before it answers."""
     began = time.monotonic()
     with suppress(httpx.TransportError):
-        posted = [{"type": "crash.work", "payload": {"seconds": SECONDS}}] * jobs
+        posted = [{"task": "crash.work", "payload": {"seconds": SECONDS}}] * jobs
         httpx.post(f"{address}/v1/jobs/batch", json={"jobs": posted}, timeout=PATIENCE).raise_for_status()
     return _last_end(fleet, jobs) - began
 

@@ -65,7 +65,7 @@ export class Worker {
 
   /** Work until told to stop; what is in hand then ends or is given back. */
   async run() {
-    this.log("worker_started", { url: this.url, queues: this.queues, types: Object.keys(this.handlers) });
+    this.log("worker_started", { url: this.url, queues: this.queues, tasks: Object.keys(this.handlers) });
     let finished = false;
     let settled = false;
     const beating = this.#beat(() => settled);
@@ -135,7 +135,7 @@ export class Worker {
       worker: this.id,
       queues: Object.fromEntries(slots),
       limit: Math.min(free, 500),
-      types: Object.keys(this.handlers),
+      tasks: Object.keys(this.handlers),
       wait: this.draining ? 0 : this.wait,
       lease: this.lease,
       ...this.#about(),

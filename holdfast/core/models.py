@@ -25,7 +25,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 class JobState(StrEnum):
-    """Where a job stands. ``lifecycle.LEGAL`` says which moves there are."""
+    """Where a job stands."""  # ``lifecycle.LEGAL`` says which moves there are
 
     SCHEDULED = "scheduled"
     WAITING = "waiting"

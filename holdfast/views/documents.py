@@ -76,7 +76,7 @@ class AttemptDocument(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Annotated[float | None, Meta(description="How long it took.")]
 
 
-class LineDocument(msgspec.Struct, frozen=True, kw_only=True):
+class LogLineDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A line that a job's handler logged."""
 
     attempt: Counted
@@ -231,9 +231,9 @@ def attempt_document(attempt: Attempt) -> AttemptDocument:
     )
 
 
-def line_document(line: LogLine) -> LineDocument:
+def line_document(line: LogLine) -> LogLineDocument:
     """A line that a job's handler logged."""
-    return LineDocument(
+    return LogLineDocument(
         attempt=line.attempt,
         claims=line.claims,
         at=timestamp(line.at_us),

@@ -36,7 +36,7 @@ class WorkerCounts(msgspec.Struct, frozen=True, kw_only=True):
     counts: Counts
 
 
-class RecentDocument(msgspec.Struct, frozen=True, kw_only=True):
+class RecentStatsDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The jobs to which something happened lately: they were submitted, taken or ended, or an attempt failed."""
 
     minutes: int
@@ -62,7 +62,7 @@ class FiguresDocument(msgspec.Struct, frozen=True, kw_only=True):
     attempts: Annotated[dict[str, Counted], Meta(description="How many jobs had so many attempts.")]
     by_queue: list[QueueCounts]
     by_worker: list[WorkerCounts]
-    recent: RecentDocument
+    recent: RecentStatsDocument
 
 
 def figures_document(figures: JobStats, minutes: int) -> FiguresDocument:
@@ -83,11 +83,11 @@ def figures_document(figures: JobStats, minutes: int) -> FiguresDocument:
     )
 
 
-def _recent(figures: JobStats, minutes: int) -> RecentDocument:
+def _recent(figures: JobStats, minutes: int) -> RecentStatsDocument:
     lately = [group for group in figures.groups if group.recent]
     succeeded = [group for group in lately if group.state is JobState.SUCCEEDED]
     number = sum(group.number for group in succeeded)
-    return RecentDocument(
+    return RecentStatsDocument(
         minutes=minutes,
         counts=_counts(figures, lambda group: group.recent),
         by_worker=_by_worker(lately),

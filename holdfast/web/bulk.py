@@ -27,9 +27,12 @@ from holdfast.web.fields import (
     Form,
     an_object,
     array_of,
+    at_most_one,
     flag,
     named_as_said,
+    none_of,
     number,
+    only_true,
     rate,
     seconds,
     text,
@@ -45,7 +48,7 @@ _KEYS_AT_ONCE = 10  # keys whose jobs are read together: each may have a large p
 _LATEST = int(LONGEST.total_seconds())
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True):
+class BulkAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What an operation on many jobs did, or would do."""
 
     dry_run: bool
@@ -76,7 +79,7 @@ def _many(field: Field) -> Field:
     return msgspec.structs.replace(field, schema=schema, check=_one_or_many(field.check), many=False)
 
 
-FILTER = Form(name="Filter", doc="Every field that is given must match.", fields=tuple(map(_many, FILTERS)))
+FILTER = Form(name="JobFilter", doc="Every field that is given must match.", fields=tuple(map(_many, FILTERS)))
 
 
 def _filter(value: Any, field: str) -> dict[str, Any]:
@@ -136,23 +139,32 @@ _SELECTION = (
     ),
     Field(
         name="filter",
-        schema={"$ref": "#/components/schemas/Filter", "minProperties": 1},
+        schema={"$ref": "#/components/schemas/JobFilter", "minProperties": 1},
         doc="The jobs that match; at least one field.",
         check=_filter,
     ),
-    Field(name="all", schema={"const": True}, doc="Every job there is.", check=flag),
+    Field(name="all", schema={"type": "boolean", "const": True}, doc="Every job there is.", check=only_true),
     DRY_RUN,
     LIMIT,
 )
-SELECTION = Form(name="Selection", doc="Which jobs: give `ids`, `filter` or `all`.", fields=_SELECTION, inner=(FILTER,))
+_WAYS = ("ids", "filter", "all")
+_NOT_ONE = (*at_most_one(*_WAYS), none_of(*_WAYS))
+SELECTION = Form(
+    name="JobSelection",
+    doc="Which jobs: give `ids`, `filter` or `all`.",
+    fields=_SELECTION,
+    inner=(FILTER,),
+    refused=_NOT_ONE,
+)
 REPLAY = Form(
-    name="Replay",
+    name="ReplayRequest",
     doc="Which jobs: give `ids`, `filter` or `all`.",
     fields=(*_SELECTION, _FORCE, RATE, AFTER),
     inner=(FILTER,),
+    refused=_NOT_ONE,
 )
-REPLAY_ONE = Form(name="ReplayOne", doc="How to replay a job.", fields=(_FORCE, _PAYLOAD))
-NOTHING = Form(name="Nothing", doc="Nothing more is to be said.", fields=())
+REPLAY_ONE = Form(name="ReplayJobRequest", doc="How to replay a job.", fields=(_FORCE, _PAYLOAD))
+NOTHING = Form(name="EmptyBody", doc="Nothing more is to be said.", fields=())
 
 
 # ── one job ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,10 +222,10 @@ def _on_many(deed: BulkOperation | None) -> Handler:
 
 async def carried_out(
     call: RequestContext, deed: BulkOperation, said: Mapping[str, Any], states: Sequence[JobState] = ()
-) -> Done:
+) -> BulkAnswer:
     """Do it, or count; ``states``: where the filter names none."""
     ids = said.get("ids")
-    ways = [name for name in ("ids", "filter", "all") if said.get(name) is not None and said.get(name) is not False]
+    ways = [name for name in _WAYS if name in said]
     if len(ways) != 1:
         given = Words(" and ".join(ways) or "nothing")
         raise Invalid("ids", given, "give exactly one of ids, filter and all", "does not say which jobs")
@@ -227,7 +239,7 @@ async def carried_out(
 
 async def _named(
     call: RequestContext, deed: BulkOperation, turns: PacedCalls, references: Sequence[str], *, dry_run: bool
-) -> Done:
+) -> BulkAnswer:
     own, others = await _own(call, references)
     if dry_run:
         return _would(sum(job.state in deed.legal for job in own), turns, len(own))
@@ -265,7 +277,7 @@ async def _ids(call: RequestContext, references: Sequence[str]) -> dict[str, str
     return ids
 
 
-async def _counted(app: Holdfast, turns: PacedCalls, wheres: Sequence[JobFilter]) -> Done:
+async def _counted(app: Holdfast, turns: PacedCalls, wheres: Sequence[JobFilter]) -> BulkAnswer:
     """Refused where the change itself would be, and only there: what is too much to be counted is ``more``."""
     store, number, more = await app.opened(), 0, False
     for where in _together(wheres):
@@ -292,14 +304,16 @@ def _together(wheres: Sequence[JobFilter]) -> list[JobFilter]:
     return [msgspec.structs.replace(wheres[0], states=group) for group in groups if group]
 
 
-def _would(number: int, turns: PacedCalls, passed: int, *, more: bool = False) -> Done:
+def _would(number: int, turns: PacedCalls, passed: int, *, more: bool = False) -> BulkAnswer:
     turns.passed(passed)
-    return Done(dry_run=True, count=number, changed=[], refused=[], more=more, seconds=turns.after.total_seconds())
+    return BulkAnswer(
+        dry_run=True, count=number, changed=[], refused=[], more=more, seconds=turns.after.total_seconds()
+    )
 
 
 async def _matched(
     call: RequestContext, deed: BulkOperation, turns: PacedCalls, wheres: Sequence[JobFilter], limit: int
-) -> Done:
+) -> BulkAnswer:
     """Change at most ``limit`` of what matches, one state after the other."""
     changed: list[tuple[str, JobState]] = []
     for place, where in enumerate(wheres):
@@ -336,8 +350,8 @@ def _done(
     turns: PacedCalls,
     *,
     more: bool,
-) -> Done:
-    return Done(
+) -> BulkAnswer:
+    return BulkAnswer(
         dry_run=False,
         count=len(changed),
         changed=[JobSnapshot(id=job_id, state=state) for job_id, state in changed],
@@ -355,9 +369,9 @@ def _example(state: str) -> dict[str, Any]:
 def one(name: str, handler: Handler, summary: str, body: Form, *, path: str = "", example: Any = JOB) -> Operation:
     """An operation on one job, which answers with the job."""
     return Operation(
-        name=f"{name}_one",
+        name=name,
         method="POST",
-        path=path or f"/v1/jobs/{{job_id}}/{name}",
+        path=path or f"/v1/jobs/{{job_id}}/{name.removesuffix('_job')}",
         scope="operate",
         group="Jobs",
         summary=summary,
@@ -371,7 +385,7 @@ def one(name: str, handler: Handler, summary: str, body: Form, *, path: str = ""
 
 def _on_selection(name: str, deed: BulkOperation | None, summary: str, body: Form, state: str) -> Operation:
     return Operation(
-        name=name,
+        name=f"{name}_jobs",
         method="POST",
         path=f"/v1/jobs/{name}",
         scope="operate",
@@ -380,15 +394,15 @@ def _on_selection(name: str, deed: BulkOperation | None, summary: str, body: For
         doc=f"At most {MOST:,} a call; `more` says whether to call again. `dry_run` only counts.",
         handler=_on_many(deed),
         body=body,
-        answers={200: ResponseSpec(Done, "What was done.", _example(state))},
+        answers={200: ResponseSpec(BulkAnswer, "What was done.", _example(state))},
     )
 
 
 OPERATIONS = (
-    one("cancel", cancel_one, "Cancel a job that waits, or ask one that runs to stop", NOTHING),
-    one("replay", replay_one, "Queue a dead, failed or cancelled job again with a new budget", REPLAY_ONE),
+    one("cancel_job", cancel_one, "Cancel a job that waits, or ask one that runs to stop", NOTHING),
+    one("replay_job", replay_one, "Queue a dead, failed or cancelled job again with a new budget", REPLAY_ONE),
     Operation(
-        name="delete_one",
+        name="delete_job",
         method="DELETE",
         path="/v1/jobs/{job_id}",
         scope="operate",

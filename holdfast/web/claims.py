@@ -78,7 +78,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True):
     tracestate: str | None
 
 
-class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a claim brought."""
 
     jobs: list[ClaimedJob]
@@ -135,7 +135,7 @@ CLAIM = Form(
             example=5,
         ),
         Field(
-            name="types",
+            name="tasks",
             schema={
                 "type": "array",
                 "minItems": 1,
@@ -161,7 +161,7 @@ CLAIM = Form(
 
 
 def _ask(call: RequestContext, wants: dict[str, int], limit: int, said: About) -> ClaimRequest:
-    tasks = call.body.get("types")
+    tasks = call.body.get("tasks")
     return ClaimRequest(
         worker=worker_of(call),
         wants=wants,
@@ -315,7 +315,7 @@ class _Visit:
 
 def _answer(call: RequestContext, ask: ClaimRequest, taken: ClaimResult, order: WorkerCommand) -> ApiResponse:
     call.changed += [job.id for job in taken.jobs]
-    claimed = Claimed(
+    claimed = ClaimAnswer(
         jobs=[_claimed(call, job, alone=taken.alone) for job in taken.jobs],
         lease=ask.lease_for.total_seconds(),
         order=order,
@@ -380,7 +380,7 @@ _JOB: dict[str, Any] = {
 }
 OPERATIONS = (
     Operation(
-        name="claim",
+        name="claim_jobs",
         method="POST",
         path="/v1/claims",
         scope="work",
@@ -392,7 +392,7 @@ OPERATIONS = (
         body=CLAIM,
         answers={
             200: ResponseSpec(
-                Claimed,
+                ClaimAnswer,
                 "The jobs, if there are any.",
                 {"jobs": [_JOB], "lease": 30.0, "order": "none", "quarantined": False},
             )

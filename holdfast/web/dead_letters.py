@@ -9,17 +9,17 @@ import msgspec
 from holdfast.core.errors import Conflict, NotFound
 from holdfast.core.models import Job, JobState
 from holdfast.views.bulk_operations import replaying
-from holdfast.web.bulk import AFTER, DRY_RUN, FILTER, LIMIT, RATE, REPLAY_ONE, Done, carried_out, one, replayed
+from holdfast.web.bulk import AFTER, DRY_RUN, FILTER, LIMIT, RATE, REPLAY_ONE, BulkAnswer, carried_out, one, replayed
 from holdfast.web.examples import DEAD_JOB, JOB
 from holdfast.web.fields import FILTERS, PAGING, Field, Form, an_object
-from holdfast.web.jobs import JobPage, JobStory, chosen, find_job, page_of, story
+from holdfast.web.jobs import JobDetails, JobPage, chosen, find_job, page_of, story
 from holdfast.web.responses import ApiResponse, document
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec, named_queue
 
 _DEAD = (JobState.DEAD,)
 _FIXED = ("state", "queue")  # what the path says
 _FILTER = Form(
-    name="DeadFilter",
+    name="DeadLetterFilter",
     doc="Every field that is given must match.",
     fields=tuple(field for field in FILTER.fields if field.name not in _FIXED),
 )
@@ -30,12 +30,12 @@ def _filter(value: Any, field: str) -> dict[str, Any]:
 
 
 REPLAY_DEAD = Form(
-    name="ReplayDead",
+    name="ReplayDeadLettersRequest",
     doc="Which of the queue's dead letters: all, unless a filter says otherwise.",
     fields=(
         Field(
             name="filter",
-            schema={"$ref": "#/components/schemas/DeadFilter"},
+            schema={"$ref": "#/components/schemas/DeadLetterFilter"},
             doc="Those that match.",
             check=_filter,
         ),
@@ -86,7 +86,7 @@ async def replay(call: RequestContext) -> ApiResponse:
 
 OPERATIONS = (
     Operation(
-        name="list_dead",
+        name="list_dead_letters",
         method="GET",
         path="/v1/queues/{queue}/dead",
         scope="read",
@@ -98,19 +98,19 @@ OPERATIONS = (
         answers={200: ResponseSpec(JobPage, "A page.", {"jobs": [DEAD_JOB], "cursor": None})},
     ),
     Operation(
-        name="show_dead",
+        name="show_dead_letter",
         method="GET",
         path="/v1/queues/{queue}/dead/{job_id}",
         scope="read",
         group="Dead letters",
         summary="Show a dead letter",
         handler=show,
-        answers={200: ResponseSpec(JobStory, "The dead letter.", DEAD_JOB | {"history": [], "trace_id": None})},
+        answers={200: ResponseSpec(JobDetails, "The dead letter.", DEAD_JOB | {"history": [], "trace_id": None})},
         refusals=(404, 409),
     ),
     msgspec.structs.replace(
         one(
-            "replay_dead",
+            "replay_dead_letter",
             replay_one,
             "Queue a dead letter again with a new budget",
             REPLAY_ONE,
@@ -120,7 +120,7 @@ OPERATIONS = (
         group="Dead letters",
     ),
     Operation(
-        name="replay_dead",
+        name="replay_dead_letters",
         method="POST",
         path="/v1/queues/{queue}/dead/replay",
         scope="operate",
@@ -132,7 +132,7 @@ OPERATIONS = (
         body_optional=True,
         answers={
             200: ResponseSpec(
-                Done,
+                BulkAnswer,
                 "What was done.",
                 {"dry_run": True, "count": 4, "changed": [], "refused": [], "more": False, "seconds": 0.4},
             )

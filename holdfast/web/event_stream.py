@@ -204,7 +204,7 @@ _EXAMPLE = {
 
 OPERATIONS = (
     Operation(
-        name="follow",
+        name="stream_events",
         method="GET",
         path="/v1/events",
         scope="read",
@@ -216,7 +216,7 @@ OPERATIONS = (
         query=(
             Field(
                 name="event",
-                schema={"type": "string", "enum": list(KINDS)},
+                schema={"type": "string", "enum": list(KINDS), "title": "EventKind"},
                 doc="Events of this kind; several: of any of them.",
                 check=choice(*KINDS),
                 example="dead",

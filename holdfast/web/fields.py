@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -58,10 +59,22 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Form:
-    """The fields of a body, under a name of their own. ``inner``: those its schema refers to."""
+    """The fields of a body, under a name of their own.
 
-    def __init__(self, *, name: str, doc: str, fields: Sequence[Field], inner: Sequence[Form] = ()) -> None:
+    ``inner``: the forms its schema refers to. ``refused``: schemas of bodies that contradict themselves.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        doc: str,
+        fields: Sequence[Field],
+        inner: Sequence[Form] = (),
+        refused: Sequence[Schema] = (),
+    ) -> None:
         self.name = name
+        self.refused = tuple(refused)
         self.doc = doc
         self.fields = tuple(fields)
         self.inner = tuple(inner)
@@ -176,9 +189,31 @@ def count(least: int, most: int) -> Check:
     return lambda value, field: parse_count(value, field, least=least, most=most)
 
 
+def whole_number(value: Any, _field: str = "") -> Any:
+    """The value; a number such as 2.0, which JSON does not tell from 2, as an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def number(least: int, most: int) -> Check:
     """A whole number in a body: no text."""
-    return lambda value, field: parse_count(value, field, least=least, most=most, text=False)
+    return lambda value, field: parse_count(whole_number(value), field, least=least, most=most, text=False)
+
+
+def only_true(value: Any, field: str) -> bool:
+    """true, of JSON."""
+    if value is not True:
+        raise Invalid(field, value, "give true, or leave the field out")
+    return True
+
+
+def at_most_one(*names: str) -> list[Schema]:
+    """Schemas of bodies with more than one of these fields."""
+    return [{"required": list(pair)} for pair in combinations(names, 2)]
+
+
+def none_of(*names: str) -> Schema:
+    """The schema of bodies with none of these fields."""
+    return {"not": {"anyOf": [{"required": [name]} for name in names]}}
 
 
 def seconds(most: int) -> Check:
@@ -274,7 +309,7 @@ QUEUE = Field(
 FILTERS = (
     Field(
         name="state",
-        schema={"type": "string", "enum": STATES},
+        schema={"type": "string", "enum": STATES, "title": "JobState"},
         doc="Jobs in this state; several: in any of them.",
         check=choice(*STATES),
         example="dead",
@@ -298,7 +333,7 @@ FILTERS = (
     ),
     Field(
         name="reason",
-        schema={"type": "string", "enum": [reason.value for reason in Reason]},
+        schema={"type": "string", "enum": [reason.value for reason in Reason], "title": "Reason"},
         doc="Jobs that failed for this reason.",
         check=choice(*Reason),
         example="budget",

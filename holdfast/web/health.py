@@ -53,7 +53,7 @@ def _operation(name: str, path: str, summary: str, status: str) -> Operation:
 
 
 OPERATIONS = (
-    _operation("health", "/health", "Whether this process answers", "ok"),
-    _operation("live", "/health/live", "The same, for a liveness probe", "ok"),
-    _operation("ready", "/health/ready", "Whether the store answers: for a readiness probe", "ready"),
+    _operation("check_health", "/health", "Whether this process answers", "ok"),
+    _operation("check_live", "/health/live", "The same, for a liveness probe", "ok"),
+    _operation("check_ready", "/health/ready", "Whether the store answers: for a readiness probe", "ready"),
 )

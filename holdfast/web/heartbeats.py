@@ -40,7 +40,7 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     order: OrderWord
 
 
-class Left(msgspec.Struct, frozen=True):
+class DeregisterAnswer(msgspec.Struct, frozen=True):
     """The worker is forgotten."""
 
     released: Annotated[Counted, Meta(description="Jobs it had in hand, and that others can take now.")]
@@ -52,7 +52,7 @@ EXTEND = Form(
     fields=(WORKER, LEASES, LEASE, *ABOUT),
 )
 LEAVE = Form(
-    name="LeaveRequest",
+    name="DeregisterRequest",
     doc="A worker that stops, and the jobs it gives back: what it does not name stays its own until the lease ends.",
     fields=(WORKER, LEASES),
 )
@@ -82,13 +82,13 @@ async def leave(call: RequestContext) -> ApiResponse:
     call.changed += released
     await store.leave(worker)
     call.fleet.forget(worker)
-    return document(200, Left(len(released)))
+    return document(200, DeregisterAnswer(len(released)))
 
 
 _KEPT: dict[str, Any] = {"leases": [{"id": ID, "verdict": "held"}], "lease": 30.0, "order": "none"}
 OPERATIONS = (
     Operation(
-        name="extend",
+        name="extend_leases",
         method="POST",
         path="/v1/claims/extend",
         scope="work",
@@ -102,7 +102,7 @@ OPERATIONS = (
         answers={200: ResponseSpec(HeartbeatAnswer, "What became of each lease, in their order.", _KEPT)},
     ),
     Operation(
-        name="leave",
+        name="deregister_worker",
         method="POST",
         path="/v1/claims/leave",
         scope="work",
@@ -111,6 +111,6 @@ OPERATIONS = (
         handler=leave,
         body=LEAVE,
         batch=True,
-        answers={200: ResponseSpec(Left, "How many jobs were given back.", {"released": 1})},
+        answers={200: ResponseSpec(DeregisterAnswer, "How many jobs were given back.", {"released": 1})},
     ),
 )

@@ -22,7 +22,7 @@ _LINES_MOST = 100
 _NUMBER_MOST = 1_000_000
 
 
-class KeptLines(msgspec.Struct, frozen=True):
+class LogLinesAnswer(msgspec.Struct, frozen=True):
     """What became of the lines."""
 
     kept: Annotated[bool, Meta(description="false: the lease is lost, and so are the lines.")]
@@ -42,7 +42,7 @@ def _ago(value: Any, field: str) -> timedelta:
 
 
 LINE = Form(
-    name="WorkerLine",
+    name="NewLogLine",
     doc="A line that a handler logs.",
     fields=(
         Field(
@@ -63,7 +63,7 @@ LINE = Form(
         ),
         Field(
             name="level",
-            schema={"type": "string", "enum": list(LEVELS), "default": "info"},
+            schema={"type": "string", "enum": list(LEVELS), "title": "LogLevel", "default": "info"},
             doc="How much it matters.",
             check=choice(*LEVELS),
             example="info",
@@ -85,7 +85,7 @@ LINE = Form(
     ),
 )
 SAY = Form(
-    name="LinesRequest",
+    name="LogLinesRequest",
     doc="Log lines of one running job.",
     fields=(
         WORKER,
@@ -103,7 +103,7 @@ SAY = Form(
                 "type": "array",
                 "minItems": 1,
                 "maxItems": _LINES_MOST,
-                "items": {"$ref": "#/components/schemas/WorkerLine"},
+                "items": {"$ref": "#/components/schemas/NewLogLine"},
             },
             doc="In their order.",
             check=array_of(an_object, _LINES_MOST),
@@ -135,12 +135,12 @@ async def say(call: RequestContext) -> ApiResponse:
     own = job is not None and job.worker == worker_of(call) and job.claims == lease.claims
     kept = own and (not new or (await store.record([Record(lease, new)]))[0])
     call.changed += [lease.job_id] if kept else []
-    return document(200, KeptLines(kept, len(read) - len(new)))
+    return document(200, LogLinesAnswer(kept, len(read) - len(new)))
 
 
 OPERATIONS = (
     Operation(
-        name="say",
+        name="append_log_lines",
         method="POST",
         path="/v1/claims/lines",
         scope="work",
@@ -150,6 +150,6 @@ OPERATIONS = (
         handler=say,
         body=SAY,
         batch=True,
-        answers={200: ResponseSpec(KeptLines, "What became of them.", {"kept": True, "dropped": 0})},
+        answers={200: ResponseSpec(LogLinesAnswer, "What became of them.", {"kept": True, "dropped": 0})},
     ),
 )

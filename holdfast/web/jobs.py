@@ -18,7 +18,7 @@ from holdfast.views.documents import (
     AttemptDocument,
     JobDocument,
     JobId,
-    LineDocument,
+    LogLineDocument,
     attempt_document,
     line_document,
 )
@@ -39,7 +39,7 @@ _PAGE_FOR = 0.5  # seconds after which a page ends with what was found
 _LOOK = 5.0  # seconds between looks at a job that is waited for: what a lost wake-up costs at most
 
 
-class JobStory(JobDocument, frozen=True, kw_only=True):
+class JobDetails(JobDocument, frozen=True, kw_only=True):
     """A job with its attempts that did not succeed."""
 
     history: Annotated[list[AttemptDocument], Meta(description="Attempts that did not succeed, oldest first.")]
@@ -53,14 +53,14 @@ class JobPage(msgspec.Struct, frozen=True):
     cursor: Annotated[str | None, Meta(description="Continues the listing; null: that was all.")]
 
 
-class LinePage(msgspec.Struct, frozen=True):
+class LogLinePage(msgspec.Struct, frozen=True):
     """Oldest first."""
 
-    lines: list[LineDocument]
+    lines: list[LogLineDocument]
     cursor: Annotated[str | None, Meta(description="Continues the listing; null: that was all.")]
 
 
-class Reasons(msgspec.Struct, frozen=True, kw_only=True):
+class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """Why a job is where it is."""
 
     id: JobId
@@ -78,12 +78,12 @@ async def find_job(call: RequestContext, reference: str) -> Job:
     return job
 
 
-async def story(call: RequestContext, job: Job) -> JobStory:
+async def story(call: RequestContext, job: Job) -> JobDetails:
     """Everything about one job."""
     attempts = call.redaction.attempts(job, await call.app.attempts(job.id)) if job.claims else []
     told = msgspec.structs.asdict(call.shown(job))
     history = [attempt_document(each) for each in attempts]
-    return JobStory(**told, history=history, trace_id=trace_id_of(job))
+    return JobDetails(**told, history=history, trace_id=trace_id_of(job))
 
 
 async def show(call: RequestContext) -> ApiResponse:
@@ -173,7 +173,7 @@ async def lines(call: RequestContext) -> ApiResponse:
     job = await find_job(call, call.path["job_id"])
     page = await call.app.lines(job.id, limit=call.query.get("limit", LINES), cursor=call.query.get("cursor"))
     shown = call.redaction.lines(job, page.lines)
-    return document(200, LinePage([line_document(line) for line in shown], page.cursor))
+    return document(200, LogLinePage([line_document(line) for line in shown], page.cursor))
 
 
 async def why(call: RequestContext) -> ApiResponse:
@@ -181,7 +181,7 @@ async def why(call: RequestContext) -> ApiResponse:
     job = await find_job(call, call.path["job_id"])
     seen = msgspec.structs.replace(await known(call.app, job), discreet=call.caller.limited)
     reasons = list(explain(call.redaction.job(job), seen))
-    return document(200, Reasons(id=job.id, state=job.state, reasons=reasons))
+    return document(200, JobExplanation(id=job.id, state=job.state, reasons=reasons))
 
 
 _WAIT = Field(
@@ -232,11 +232,11 @@ OPERATIONS = (
         doc="With its result, and the attempts that did not succeed. With `wait` the answer comes when it has ended.",
         handler=show,
         query=(_WAIT,),
-        answers={200: ResponseSpec(JobStory, "The job.", JOB | {"history": [], "trace_id": None})},
+        answers={200: ResponseSpec(JobDetails, "The job.", JOB | {"history": [], "trace_id": None})},
         refusals=(404, 429),
     ),
     Operation(
-        name="list_lines",
+        name="list_log_lines",
         method="GET",
         path="/v1/jobs/{job_id}/lines",
         scope="read",
@@ -245,18 +245,20 @@ OPERATIONS = (
         doc="What its handler logged by `context.log`, of all attempts, oldest first.",
         handler=lines,
         query=(_LINES, CURSOR),
-        answers={200: ResponseSpec(LinePage, "A page.", {"lines": [_LINE], "cursor": None})},
+        answers={200: ResponseSpec(LogLinePage, "A page.", {"lines": [_LINE], "cursor": None})},
         refusals=(404,),
     ),
     Operation(
-        name="why",
+        name="explain_job",
         method="GET",
         path="/v1/jobs/{job_id}/why",
         scope="read",
         group="Jobs",
         summary="Say why a job is where it is",
         handler=why,
-        answers={200: ResponseSpec(Reasons, "The reasons.", {"id": ID, "state": "queued", "reasons": [_BEHIND]})},
+        answers={
+            200: ResponseSpec(JobExplanation, "The reasons.", {"id": ID, "state": "queued", "reasons": [_BEHIND]})
+        },
         refusals=(404,),
     ),
 )

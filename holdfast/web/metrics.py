@@ -30,7 +30,7 @@ class Metric(msgspec.Struct, frozen=True):
     """One metric."""
 
     name: str
-    type: Literal["counter", "gauge", "histogram"]
+    type: Annotated[Literal["counter", "gauge", "histogram"], Meta(title="MetricKind")]
     help: str
     series: list[MetricSeries]
 
@@ -79,4 +79,4 @@ _EXAMPLE: dict[str, Any] = {
         }
     ]
 }
-OPERATIONS = (_operation("metrics", "/metrics", _EXAMPLE), _operation("metrics_below", "/metrics/", None))
+OPERATIONS = (_operation("show_metrics", "/metrics", _EXAMPLE), _operation("show_metrics_at_slash", "/metrics/", None))

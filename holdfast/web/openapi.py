@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -17,6 +18,9 @@ from holdfast.web.responses import ApiResponse
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 _REF = "#/components/schemas/{name}"
+_SUFFIX = "Document"
+"""What the names of document classes end with; names of schemas do without."""
+_MAX_BODIES = 32  # documents kept: one for each place where the API is mounted
 _ALWAYS = (429, 431, 503)
 _WITH_KEY = (401, 403)
 _PLACES: dict[str, dict[str, Any]] = {
@@ -56,10 +60,16 @@ def with_description(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     """These operations, and the one that describes them all."""
 
     async def show(call: RequestContext) -> ApiResponse:
-        return ApiResponse(200, bodies[call.app.settings.keys_file is not None])
+        keys, server = call.app.settings.keys_file is not None, call.request.root_path
+        body = bodies.get((keys, server))
+        if body is None:
+            body = msgspec.json.encode(openapi(every, keys=keys, server=server))
+            if len(bodies) < _MAX_BODIES:
+                bodies[keys, server] = body
+        return ApiResponse(200, body)
 
     description = Operation(
-        name="openapi",
+        name="show_openapi",
         method="GET",
         path="/openapi.json",
         scope="read",
@@ -69,18 +79,19 @@ def with_description(operations: Sequence[Operation]) -> tuple[Operation, ...]:
         answers={200: ResponseSpec(dict, "An OpenAPI 3.1 document.")},
     )
     every = (*operations, description)
-    bodies = {keys: msgspec.json.encode(openapi(every, keys=keys)) for keys in (False, True)}
+    bodies: dict[tuple[bool, str], bytes] = {}
     return every
 
 
-def openapi(operations: Sequence[Operation], *, keys: bool = True) -> dict[str, Any]:
-    """The whole document. ``keys``: whether whoever asks needs one."""
+def openapi(operations: Sequence[Operation], *, keys: bool = True, server: str = "") -> dict[str, Any]:
+    """The whole document. ``keys``: a request needs one. ``server``: the path the API is mounted at."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation, keys=keys)
-    components: dict[str, Any] = {"schemas": _schemas(operations)}
-    if keys:
-        components["securitySchemes"] = _SCHEMES
+    schemas = _schemas(operations)
+    paths = _hoisted(paths, schemas)
+    schemas |= {name: _hoisted(schema, schemas, top=True) for name, schema in list(schemas.items())}
+    components: dict[str, Any] = {"schemas": dict(sorted(schemas.items())), "securitySchemes": _SCHEMES}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -89,6 +100,7 @@ def openapi(operations: Sequence[Operation], *, keys: bool = True) -> dict[str, 
             "description": "A durable job queue: what was acknowledged is never lost.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
+        "servers": [{"url": quote(server) or "/"}],
         "paths": paths,
         "components": components,
     }
@@ -123,8 +135,10 @@ def _described(operation: Operation, *, keys: bool) -> dict[str, Any]:
     }
     if operation.doc:
         said["description"] = operation.doc
-    if keys and operation.scope is not None:
+    if operation.scope is not None:
         said["security"] = [{scheme: [operation.scope]} for scheme in _SCHEMES]
+        if not keys:
+            said["security"].append({})
     if parameters := list(_parameters(operation)):
         said["parameters"] = parameters
     if operation.body is not None:
@@ -143,7 +157,7 @@ def _response(told: ResponseSpec) -> dict[str, Any]:
             content["example"] = told.example
         if told.stream:
             return said | {"content": {"text/event-stream": {"x-event-data": schema}}}
-        said["content"] = {"application/json": content, **{text: {"schema": {"type": "string"}} for text in told.texts}}
+        said["content"] = {**{text: {"schema": {"type": "string"}} for text in told.texts}, "application/json": content}
     return said
 
 
@@ -184,7 +198,32 @@ def _schemas(operations: Sequence[Operation]) -> dict[str, Any]:
     documents = {told.document for each in operations for told in each.answers.values()} - {None, dict}
     _, schemas = msgspec.json.schema_components([Problem, *documents], ref_template=_REF)
     forms = [each.body for each in operations if each.body is not None]
-    return dict(sorted({**schemas, **{form.name: schema_of(form) for form in _with_inner(forms)}}.items()))
+    named = {}
+    for name, schema in schemas.items():
+        title = name.removesuffix(_SUFFIX)
+        named[title] = {**schema, "title": title}
+    return {**named, **{form.name: schema_of(form) for form in _with_inner(forms)}}
+
+
+def _hoisted(value: Any, schemas: dict[str, Any], *, top: bool = False) -> Any:
+    """The same with references to ``schemas`` in place of enums that have a title, which are added there.
+
+    ``top``: the value is a component itself.
+    """
+    match value:
+        case {"$ref": str(reference)}:
+            return {**value, "$ref": reference.removesuffix(_SUFFIX)}
+        case {"enum": [str(), *_] as words} if "title" not in value or top:
+            return {**value, "type": "string", "enum": words}
+        case {"enum": [str(), *_] as words, "title": str(name)}:
+            schemas.setdefault(name, {"type": "string", "enum": words, "title": name})
+            rest = {key: each for key, each in value.items() if key not in ("type", "enum", "title")}
+            return {"$ref": _REF.format(name=name), **rest}
+        case dict():
+            return {key: _hoisted(each, schemas) for key, each in value.items()}
+        case list():
+            return [_hoisted(each, schemas) for each in value]
+    return value
 
 
 def _with_inner(forms: Iterable[Form]) -> Iterator[Form]:
@@ -195,13 +234,14 @@ def _with_inner(forms: Iterable[Form]) -> Iterator[Form]:
 
 def schema_of(form: Form) -> dict[str, Any]:
     """A body's schema."""
-    return {
+    schema: dict[str, Any] = {
         "type": "object",
         "description": form.doc,
         "additionalProperties": False,
         "required": [field.name for field in form.fields if field.required],
         "properties": {field.name: _property(field) for field in form.fields},
     }
+    return {**schema, "not": {"anyOf": list(form.refused)}} if form.refused else schema
 
 
 def _property(field: Field) -> dict[str, Any]:

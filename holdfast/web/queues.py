@@ -20,27 +20,27 @@ from holdfast.web.responses import ApiResponse, document
 from holdfast.web.routing import Handler, Operation, RequestContext, ResponseSpec, named_queue
 
 
-class Queues(msgspec.Struct, frozen=True):
+class QueueList(msgspec.Struct, frozen=True):
     """Every queue that has jobs or is paused, by name. Of all queues together only so many ended jobs are counted, the
     latest of each state: where there are more, a queue whose jobs have all ended before these is left out."""
 
     queues: list[QueueDocument]
 
 
-class Workers(msgspec.Struct, frozen=True):
+class WorkerList(msgspec.Struct, frozen=True):
     """Every registered worker process."""
 
     workers: list[WorkerDocument]
 
 
-class StopRequested(msgspec.Struct, frozen=True):
+class StopAnswer(msgspec.Struct, frozen=True):
     """The workers that were asked to stop."""
 
     asked: Annotated[list[str], Meta(description="Their ids.")]
     drain: Annotated[bool, Meta(description="They empty their queues first.")]
 
 
-class Pausing(msgspec.Struct, frozen=True):
+class QueuePause(msgspec.Struct, frozen=True):
     """Whether a queue is paused."""
 
     name: str
@@ -64,7 +64,7 @@ async def own_queues(call: RequestContext) -> list[QueueInfo]:
 
 async def find(call: RequestContext) -> ApiResponse:
     """Every queue."""
-    return document(200, Queues([queue_document(each) for each in await own_queues(call)]))
+    return document(200, QueueList([queue_document(each) for each in await own_queues(call)]))
 
 
 async def show(call: RequestContext) -> ApiResponse:
@@ -87,7 +87,7 @@ def _pausing(*, paused: bool) -> Handler:
     async def handle(call: RequestContext) -> ApiResponse:
         name = named_queue(call)
         await (call.app.pause if paused else call.app.resume)(name)
-        return document(200, Pausing(name, paused))
+        return document(200, QueuePause(name, paused))
 
     return handle
 
@@ -95,7 +95,7 @@ def _pausing(*, paused: bool) -> Handler:
 async def workers(call: RequestContext) -> ApiResponse:
     """Every worker."""
     call.caller.check_unlimited()
-    return document(200, Workers([worker_document(each) for each in await call.app.workers()]))
+    return document(200, WorkerList([worker_document(each) for each in await call.app.workers()]))
 
 
 async def stop(call: RequestContext) -> ApiResponse:
@@ -107,7 +107,7 @@ async def stop(call: RequestContext) -> ApiResponse:
     missing = sorted(set(named or ()) - set(asked))
     if missing:
         raise NotFound(f"there is no living worker {', '.join(missing)}")
-    return document(200, StopRequested(asked, drain))
+    return document(200, StopAnswer(asked, drain))
 
 
 async def stats(call: RequestContext) -> ApiResponse:
@@ -133,7 +133,7 @@ _MINUTES = Field(
     example=5,
 )
 STOP = Form(
-    name="Stop",
+    name="StopRequest",
     doc="Which workers are to stop, and how.",
     fields=(
         Field(
@@ -175,7 +175,7 @@ def _reading(name: str, path: str, group: str, summary: str, handler: Handler, t
 
 def _switch(name: str, summary: str, *, paused: bool) -> Operation:
     return Operation(
-        name=name,
+        name=f"{name}_queue",
         method="POST",
         path=f"/v1/queues/{{queue}}/{name}",
         scope="operate",
@@ -184,7 +184,7 @@ def _switch(name: str, summary: str, *, paused: bool) -> Operation:
         handler=_pausing(paused=paused),
         body=NOTHING,
         body_optional=True,
-        answers={200: ResponseSpec(Pausing, "How it is now.", {"name": "default", "paused": paused})},
+        answers={200: ResponseSpec(QueuePause, "How it is now.", {"name": "default", "paused": paused})},
     )
 
 
@@ -218,7 +218,7 @@ OPERATIONS = (
             "Queues",
             "List queues",
             find,
-            ResponseSpec(Queues, "All.", {"queues": [QUEUE]}),
+            ResponseSpec(QueueList, "All.", {"queues": [QUEUE]}),
         ),
         doc=_BOUNDED,
     ),
@@ -241,7 +241,7 @@ OPERATIONS = (
         "Workers",
         "List workers",
         workers,
-        ResponseSpec(Workers, "All.", {"workers": [WORKER]}),
+        ResponseSpec(WorkerList, "All.", {"workers": [WORKER]}),
     ),
     Operation(
         name="stop_workers",
@@ -253,12 +253,12 @@ OPERATIONS = (
         handler=stop,
         body=STOP,
         body_optional=True,
-        answers={200: ResponseSpec(StopRequested, "Those that were asked.", {"asked": ["w-7c1f"], "drain": False})},
+        answers={200: ResponseSpec(StopAnswer, "Those that were asked.", {"asked": ["w-7c1f"], "drain": False})},
         refusals=(404,),
     ),
     msgspec.structs.replace(
         _reading(
-            "stats",
+            "show_stats",
             "/v1/stats",
             "Queues",
             "Show everything at a glance",

@@ -27,6 +27,7 @@ class ApiRequest:
     """What a client asks. ``headers`` hold the first of each name; ``repeated`` names those that came more than once.
     ``id`` is the client's own X-Request-Id where that is a sensible one; ``added`` goes to the answer's headers;
     ``template`` is the path of the operation that was found; ``stopping`` is set when a server that says so stops;
+    ``root_path`` is where the API is mounted;
     ``over`` is called when nothing more is to be sent, however it ended."""
 
     __slots__ = (
@@ -38,6 +39,7 @@ class ApiRequest:
         "over",
         "query",
         "receive",
+        "root_path",
         "repeated",
         "segments",
         "stopping",
@@ -48,6 +50,7 @@ class ApiRequest:
         self.method: str = scope["method"]
         self.query: bytes = scope.get("query_string", b"")
         self.client: str = (scope.get("client") or ("",))[0]
+        self.root_path: str = scope.get("root_path", "").rstrip("/")
         self.receive = receive
         self.stopping: asyncio.Event | None = (scope.get("extensions") or {}).get(STOPPING)
         self.added: list[Header] = []

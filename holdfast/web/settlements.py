@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any
@@ -40,7 +40,7 @@ _FAILED = (Reason.ERROR, Reason.TIMEOUT, Reason.CRASHED)
 _DEAD = (Reason.NON_RETRYABLE, Reason.PAYLOAD, Reason.RESULT, Reason.NO_HANDLER)
 
 
-class Verdict(StrEnum):
+class SettlementVerdict(StrEnum):
     """What became of a settlement."""
 
     ACCEPTED = "accepted"
@@ -54,7 +54,7 @@ class SettledJob(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     verdict: Annotated[
-        Verdict,
+        SettlementVerdict,
         Meta(
             description="`accepted`: written now. `repeated`: this lease has left the job so before: most likely it is "
             "the answer to your first try that was lost. `lost`: the job is somebody else's, or settled otherwise; "
@@ -65,7 +65,7 @@ class SettledJob(msgspec.Struct, frozen=True, kw_only=True):
     run_at: Annotated[Instant | None, Meta(description="When it is tried again, where it is.")]
 
 
-class SettledBatch(msgspec.Struct, frozen=True):
+class SettleAnswer(msgspec.Struct, frozen=True):
     """The settlements in the order of the request."""
 
     jobs: list[SettledJob]
@@ -90,7 +90,7 @@ def _field(name: str, schema: Mapping[str, Any], doc: str, check: Callable[[Any,
 
 
 ERROR = Form(
-    name="WorkerError",
+    name="AttemptError",
     doc="Why an attempt failed.",
     fields=(
         _field(
@@ -121,8 +121,30 @@ def _error(value: Any, field: str) -> dict[str, Any]:
 
 OUTCOMES = ("succeeded", "failed", "dead", "snoozed", "released", "cancelled")
 """The words for how an attempt ended."""
+_MEANT: Mapping[str, frozenset[str]] = {
+    "succeeded": frozenset({"result"}),
+    "failed": frozenset({"error", "reason", "delay"}),
+    "dead": frozenset({"error", "reason"}),
+    "snoozed": frozenset({"delay"}),
+    "released": frozenset(),
+    "cancelled": frozenset(),
+}
+"""What may be said with each outcome."""
+_NEEDED = {"failed": "error", "dead": "error", "snoozed": "delay"}
+
+
+def _contradictions() -> Iterator[dict[str, Any]]:
+    """Schemas of settlements with a field that does not go with their outcome, or without one that must."""
+    for outcome, meant in _MEANT.items():
+        others = sorted(frozenset().union(*_MEANT.values()) - meant)
+        faults: list[dict[str, Any]] = [{"required": [name]} for name in others]
+        if outcome in _NEEDED:
+            faults.append({"not": {"required": [_NEEDED[outcome]]}})
+        yield {"properties": {"outcome": {"const": outcome}}, "required": ["outcome"], "anyOf": faults}
+
+
 SETTLEMENT = Form(
-    name="WorkerSettlement",
+    name="SettlementRequest",
     doc="What an attempt came to. `succeeded` with `result`; `failed` with `error`, to be tried again while its budget "
     "lasts; `dead` with `error`: no further attempt makes sense; `snoozed` with `delay`, and `released`: not tried, "
     "the attempt is given back; `cancelled`: stopped because an operator asked.",
@@ -137,7 +159,7 @@ SETTLEMENT = Form(
         ),
         Field(
             name="outcome",
-            schema={"type": "string", "enum": list(OUTCOMES)},
+            schema={"type": "string", "enum": list(OUTCOMES), "title": "AttemptOutcome"},
             doc="How the attempt ended.",
             check=choice(*OUTCOMES),
             example="succeeded",
@@ -146,13 +168,13 @@ SETTLEMENT = Form(
         Field(name="result", schema={}, doc="What it returned: any JSON.", check=as_it_is, nullable=True),
         Field(
             name="error",
-            schema={"$ref": "#/components/schemas/WorkerError"},
+            schema={"$ref": "#/components/schemas/AttemptError"},
             doc="Why it failed.",
             check=_error,
         ),
         _field(
             "reason",
-            {"type": "string", "enum": [*_FAILED, *_DEAD]},
+            {"type": "string", "enum": [*_FAILED, *_DEAD], "title": "FailureReason"},
             "The kind of failure. Of `failed`: `error` (what stands where nothing is said), `timeout` or `crashed`; of "
             "`dead`: `non_retryable` or `result`; with `payload` or `no_handler` the job is given back for another "
             "worker, as long as the setting `defer_for` says.",
@@ -168,6 +190,7 @@ SETTLEMENT = Form(
         ),
     ),
     inner=(ERROR,),
+    refused=tuple(_contradictions()),
 )
 SETTLE = Form(
     name="SettleRequest",
@@ -180,7 +203,7 @@ SETTLE = Form(
                 "type": "array",
                 "minItems": 1,
                 "maxItems": MOST,
-                "items": {"$ref": "#/components/schemas/WorkerSettlement"},
+                "items": {"$ref": "#/components/schemas/SettlementRequest"},
             },
             doc="One for each job, in any order.",
             check=array_of(an_object, MOST),
@@ -190,17 +213,6 @@ SETTLE = Form(
     ),
     inner=(SETTLEMENT,),
 )
-
-_MEANT: Mapping[str, frozenset[str]] = {
-    "succeeded": frozenset({"result"}),
-    "failed": frozenset({"error", "reason", "delay"}),
-    "dead": frozenset({"error", "reason"}),
-    "snoozed": frozenset({"delay"}),
-    "released": frozenset(),
-    "cancelled": frozenset(),
-}
-"""What may be said with each outcome."""
-_NEEDED = {"failed": "error", "dead": "error", "snoozed": "delay"}
 
 
 def outcome_of(said: Mapping[str, Any], settings: Settings, path: str = "") -> Outcome:
@@ -272,9 +284,9 @@ async def settle(call: RequestContext) -> ApiResponse:
         else:
             asked = None if stand.job is None else call.fleet.decided(endings[place])
             told.append(_refused(call, worker, stand, asked))
-    call.changed += [each.id for each in told if each.verdict is Verdict.ACCEPTED]
+    call.changed += [each.id for each in told if each.verdict is SettlementVerdict.ACCEPTED]
     call.verdicts = Counter(each.verdict.value for each in told)
-    return document(200, SettledBatch(told))
+    return document(200, SettleAnswer(told))
 
 
 def read_settlements(said: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[list[Lease], list[Outcome]]:
@@ -290,7 +302,13 @@ def read_settlements(said: Sequence[Mapping[str, Any]], settings: Settings) -> t
 
 
 def _answered(answer: Settled) -> SettledJob:
-    verdict = Verdict.ACCEPTED if answer.accepted else Verdict.LOCKED if answer.locked else Verdict.LOST
+    verdict = (
+        SettlementVerdict.ACCEPTED
+        if answer.accepted
+        else SettlementVerdict.LOCKED
+        if answer.locked
+        else SettlementVerdict.LOST
+    )
     goes_on = answer.accepted and answer.state in (JobState.FAILED, JobState.SCHEDULED)
     run_at = timestamp(answer.run_at_us) if goes_on and answer.run_at_us is not None else None
     return SettledJob(id=answer.job_id, verdict=verdict, state=answer.state, run_at=run_at)
@@ -300,14 +318,14 @@ def _refused(call: RequestContext, worker: str, stand: LeaseRecord, asked: Settl
     """A settlement under a lease that is over, or not this worker's."""
     job = stand.job
     if job is None or asked is None or not call.caller.allows(job.queue):
-        return SettledJob(id=stand.lease.job_id, verdict=Verdict.LOST, state=None, run_at=None)
+        return SettledJob(id=stand.lease.job_id, verdict=SettlementVerdict.LOST, state=None, run_at=None)
     deferred = job.state is JobState.SCHEDULED and asked.reason in UNFIT
     ours = job.worker == worker and job.claims == stand.lease.claims and (job.state is asked.state or deferred)
     repeated = ours and job.reason in (None, asked.reason)
     goes_on = repeated and job.state in (JobState.FAILED, JobState.SCHEDULED)
     return SettledJob(
         id=job.id,
-        verdict=Verdict.REPEATED if repeated else Verdict.LOST,
+        verdict=SettlementVerdict.REPEATED if repeated else SettlementVerdict.LOST,
         state=job.state,
         run_at=timestamp(job.run_at_us) if goes_on else None,
     )
@@ -316,7 +334,7 @@ def _refused(call: RequestContext, worker: str, stand: LeaseRecord, asked: Settl
 _EXAMPLE: dict[str, Any] = {"jobs": [{"id": ID, "verdict": "accepted", "state": "succeeded", "run_at": None}]}
 OPERATIONS = (
     Operation(
-        name="settle",
+        name="settle_jobs",
         method="POST",
         path="/v1/claims/settle",
         scope="work",
@@ -327,6 +345,6 @@ OPERATIONS = (
         body=SETTLE,
         batch=True,
         results=True,
-        answers={200: ResponseSpec(SettledBatch, "What became of each, in their order.", _EXAMPLE)},
+        answers={200: ResponseSpec(SettleAnswer, "What became of each, in their order.", _EXAMPLE)},
     ),
 )

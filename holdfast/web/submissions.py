@@ -27,10 +27,12 @@ from holdfast.web.fields import (
     an_object,
     array_of,
     as_it_is,
+    at_most_one,
     key,
     named_as_said,
     tag,
     text,
+    whole_number,
 )
 from holdfast.web.responses import ApiRequest, ApiResponse, document
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
@@ -49,6 +51,7 @@ def _retry(value: Any, field: str) -> Retry:
 
 
 def _attempts(value: Any, field: str) -> Any:
+    value = whole_number(value)
     if value != "unlimited" and (isinstance(value, bool) or not isinstance(value, int)):
         raise Invalid(field, value, 'give a whole number, or "unlimited"')
     return value
@@ -64,7 +67,7 @@ def _field(name: str, schema: Mapping[str, Any], doc: str, check: Any = as_it_is
 
 _TASK = {"type": "string", "pattern": TASK_PATTERN}
 _KEY = {"type": "string", "minLength": 1, "maxLength": KEY_LIMIT}
-_ATTEMPTS = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 25}, {"const": "unlimited"}]}
+_ATTEMPTS = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 25}, {"type": "string", "const": "unlimited"}]}
 SUBMISSION = Form(
     name="Submission",
     doc="A job to be stored. What is not said stands in its task, else in the settings.",
@@ -72,7 +75,7 @@ SUBMISSION = Form(
         _field("task", _TASK, "The task's name.", check_task_name, "email.send"),
         _field("payload", {"type": "object"}, "The arguments by name.", _payload, {"to": "a@b.c"}),
         _field("queue", {"type": "string", "pattern": NAME_PATTERN}, "The queue it waits in.", example="default"),
-        _field("priority", {"type": "integer", "minimum": -100, "maximum": 100}, "Higher runs first.", example=0),
+        _field("priority", {"type": "integer", "minimum": -100, "maximum": 100}, "Higher runs first.", whole_number, 0),
         _field("delay", _SPAN, 'Not before this long from now: seconds, or "5m".', example=60),
         _field(
             "run_at",
@@ -113,9 +116,10 @@ SUBMISSION = Form(
         _field("metadata", {"type": "object"}, "Your own, kept with the job; at most 16 KiB.", an_object),
         _field("id", {"type": "string", "format": "uuid"}, "An id of your own making; the same id again is harmless."),
     ),
+    refused=at_most_one("delay", "run_at"),
 )
 BATCH = Form(
-    name="Batch",
+    name="SubmissionBatch",
     doc="Jobs to be stored together: all of them or none.",
     fields=(
         Field(
@@ -145,7 +149,16 @@ _HEADER = Field(
 
 WakeUp = Annotated[
     Literal["delayed"] | UnsetType,
-    Meta(description="There where the transport could not be told: the job is stored, and the next sweep finds it."),
+    Meta(
+        title="WakeUp",
+        description="There where the transport could not be told: the job is stored, and the next sweep finds it.",
+    ),
+]
+
+
+TaskWarning = Annotated[
+    str | UnsetType,
+    Meta(description="There where the application of this API lacks the task: its name may be misspelt."),
 ]
 
 
@@ -153,20 +166,22 @@ class SubmittedJob(JobDocument, frozen=True, kw_only=True):
     """The job that was submitted."""
 
     wake_up: WakeUp = UNSET
+    warning: TaskWarning = UNSET
 
 
-class Stored(msgspec.Struct, frozen=True):
+class BatchEntry(msgspec.Struct, frozen=True):
     """One job of a batch."""
 
     id: JobId
     created: Annotated[bool, Meta(description="false: its key or id stood for this job already.")]
     wake_up: WakeUp = UNSET
+    warning: TaskWarning = UNSET
 
 
-class StoredBatch(msgspec.Struct, frozen=True):
+class SubmittedBatch(msgspec.Struct, frozen=True):
     """The jobs of a batch, in its order."""
 
-    jobs: list[Stored]
+    jobs: list[BatchEntry]
 
 
 async def submit(call: RequestContext) -> ApiResponse:
@@ -179,7 +194,11 @@ async def submit(call: RequestContext) -> ApiResponse:
     call.strangers.note([asked])
     call.changed += [handle.id] if handle.created else []
     location = (b"location", b"/v1/jobs/" + handle.id.encode())
-    told = SubmittedJob(**msgspec.structs.asdict(call.shown(job, own=handle.created)), wake_up=_wake_up(handle))
+    told = SubmittedJob(
+        **msgspec.structs.asdict(call.shown(job, own=handle.created)),
+        wake_up=_wake_up(handle),
+        warning=_warning(call, handle, asked),
+    )
     return document(201 if handle.created else 200, told, location)
 
 
@@ -234,6 +253,12 @@ def _wake_up(handle: JobHandle[Any]) -> Literal["delayed"] | UnsetType:
     return "delayed" if handle.wake_up_delayed else UNSET
 
 
+def _warning(call: RequestContext, handle: JobHandle[Any], job: NewJob) -> str | UnsetType:
+    if not handle.created:
+        return UNSET
+    return call.strangers.warning_for(job.task, suggests=not call.caller.limited) or UNSET
+
+
 def header_key(request: ApiRequest) -> str | None:
     """The idempotency key of the header, if there is one."""
     raw = request.headers.get(b"idempotency-key")
@@ -269,13 +294,18 @@ async def submit_batch(call: RequestContext) -> ApiResponse:
     handles = await stored(call, jobs, lambda: call.app.enqueue_many(jobs, batch=BATCH_MOST), list)
     call.strangers.note(jobs)
     call.changed += [handle.id for handle in handles if handle.created]
-    told = StoredBatch([Stored(handle.id, handle.created, _wake_up(handle)) for handle in handles])
+    told = SubmittedBatch(
+        [
+            BatchEntry(handle.id, handle.created, _wake_up(handle), _warning(call, handle, job))
+            for handle, job in zip(handles, jobs, strict=True)
+        ]
+    )
     return document(201 if any(handle.created for handle in handles) else 200, told)
 
 
 OPERATIONS = (
     Operation(
-        name="submit",
+        name="submit_job",
         method="POST",
         path="/v1/jobs",
         scope="submit",
@@ -295,7 +325,7 @@ OPERATIONS = (
         refusals=(409,),
     ),
     Operation(
-        name="submit_batch",
+        name="submit_jobs",
         method="POST",
         path="/v1/jobs/batch",
         scope="submit",
@@ -308,8 +338,8 @@ OPERATIONS = (
         body=BATCH,
         batch=True,
         answers={
-            201: ResponseSpec(StoredBatch, "The jobs were stored.", {"jobs": [{"id": ID, "created": True}]}),
-            200: ResponseSpec(StoredBatch, "Every job was there already.", {"jobs": [{"id": ID, "created": False}]}),
+            201: ResponseSpec(SubmittedBatch, "The jobs were stored.", {"jobs": [{"id": ID, "created": True}]}),
+            200: ResponseSpec(SubmittedBatch, "Every job was there already.", {"jobs": [{"id": ID, "created": False}]}),
         },
         refusals=(409,),
     ),

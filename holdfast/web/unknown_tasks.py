@@ -19,6 +19,8 @@ class UnknownTaskLog:
     def __init__(self, app: Holdfast) -> None:
         self._app = app
         self._told: set[str] = set()
+        self._suggestions: dict[str, str] = {}
+        self._known = 0
 
     def note(self, jobs: Iterable[NewJob]) -> None:
         """These jobs were submitted."""
@@ -26,9 +28,29 @@ class UnknownTaskLog:
         for job in jobs if len(known) else ():
             if job.task not in known and job.task not in self._told and job.task != COMMAND and len(self._told) < _TOLD:
                 self._told.add(job.task)
-                close = nearest(job.task, known.names())
+                close = self._suggestion(job.task)
                 remedy = f"see that a worker has it: the application of this API does not{close}"
                 error = f"no task {job.task!r} is registered in the application of this API"
                 self._app.events.emit(
                     TaskUnknown(job_id=job.id, task=job.task, queue=job.queue, error=error, remedy=remedy)
                 )
+
+    def warning_for(self, task: str, *, suggests: bool) -> str | None:
+        """What the submitter of a task that is not known is told. ``suggests``: which one may have been meant, too."""
+        known = self._app.registry
+        if not len(known) or task in known or task == COMMAND:
+            return None
+        return f"the application of this API has no task {task}{self._suggestion(task) if suggests else ''}"
+
+    def _suggestion(self, task: str) -> str:
+        """Looked up once for each name: it compares the name with every task."""
+        known = self._app.registry
+        if len(known) != self._known:
+            self._suggestions.clear()
+            self._known = len(known)
+        found = self._suggestions.get(task)
+        if found is None:
+            if len(self._suggestions) == _TOLD:
+                return ""
+            found = self._suggestions[task] = nearest(task, known.names())
+        return found

@@ -20,8 +20,8 @@ from holdfast.web.routing import Operation
 class Described:
     """An API on this store, whose answers are held against its own description. Use it with ``with``.
 
-    positive_data_acceptance is left out: a schema cannot say which characters are visible, that `delay` and `run_at`
-    exclude one another, or what a cursor was. What is refused so is in the tables of bad inputs.
+    positive_data_acceptance is left out: a schema cannot say which characters are visible, or what
+    a cursor was. What is refused so is in the tables of bad inputs.
     """
 
     def __init__(self, url: str) -> None:

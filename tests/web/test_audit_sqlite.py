@@ -72,14 +72,14 @@ def test_every_change_is_recorded_before_and_after(audited: Audited) -> None:
     who = id_of(audited.keys.spare)
     assert {entry["who"] for entry in entries} == {who}
     assert [(entry["step"], entry["operation"], entry.get("status")) for entry in entries] == [
-        ("asked", "submit", None),
-        ("done", "submit", 201),
-        ("asked", "cancel", None),
-        ("done", "cancel", 200),
-        ("asked", "delete_one", None),
-        ("done", "delete_one", 404),
-        ("asked", "pause", None),
-        ("done", "pause", 200),
+        ("asked", "submit_job", None),
+        ("done", "submit_job", 201),
+        ("asked", "cancel_jobs", None),
+        ("done", "cancel_jobs", 200),
+        ("asked", "delete_job", None),
+        ("done", "delete_job", 404),
+        ("asked", "pause_queue", None),
+        ("done", "pause_queue", 200),
     ]
     first, submitted, asked, done, _, absent, pausing, _ = entries
     assert first["request_id"] == submitted["request_id"] == "r-1"
@@ -108,8 +108,8 @@ def test_entries_are_short_whatever_comes(audited: Audited) -> None:
     lines = audited.file.read_text().splitlines()
     assert max(map(len, lines)) < 12_000
     steps = [(entry["operation"], entry["step"], entry.get("status")) for entry in audited.entries]
-    assert ("submit", "refused", 413) in steps
-    [batch] = [entry for entry in audited.entries if entry["operation"] == "submit_batch" and entry["step"] == "done"]
+    assert ("submit_job", "refused", 413) in steps
+    [batch] = [entry for entry in audited.entries if entry["operation"] == "submit_jobs" and entry["step"] == "done"]
     assert (batch["count"], len(batch["ids"])) == (1000, 50)
 
 
@@ -117,12 +117,12 @@ def test_large_answers_are_recorded_with_their_ids_too(audited: Audited) -> None
     large, small = ({"task": "work", "payload": {"x": "x" * size}} for size in (262_100, 1000))
     first = audited.ask("POST", "/v1/jobs", large)
     assert len(first.content) > 256 * 1024
-    assert [(entry["ids"], entry["count"]) for entry in audited.done("submit")] == [([first.json()["id"]], 1)]
+    assert [(entry["ids"], entry["count"]) for entry in audited.done("submit_job")] == [([first.json()["id"]], 1)]
     audited.ask("POST", "/v1/jobs/batch", {"jobs": [small] * 59})
     claimed = audited.ask("POST", "/v1/claims", {"worker": "w", "limit": 60}).json()["jobs"]
-    [claim] = audited.done("claim")
+    [claim] = audited.done("claim_jobs")
     assert (claim["ids"], claim["count"]) == ([job["id"] for job in claimed[:50]], 60)
-    assert [(event.operation, event.count) for event in audited.told][-1] == ("claim", 60)
+    assert [(event.operation, event.count) for event in audited.told][-1] == ("claim_jobs", 60)
 
 
 def test_who_submits_again_changes_nothing(audited: Audited) -> None:
@@ -130,8 +130,8 @@ def test_who_submits_again_changes_nothing(audited: Audited) -> None:
     for _ in range(2):
         audited.ask("POST", "/v1/jobs", job)
         audited.ask("POST", "/v1/jobs/batch", {"jobs": [job, {"task": "work", "payload": {}}]})
-    assert [(entry["status"], entry["count"]) for entry in audited.done("submit")] == [(201, 1), (200, 0)]
-    assert [entry["count"] for entry in audited.done("submit_batch")] == [1, 1]
+    assert [(entry["status"], entry["count"]) for entry in audited.done("submit_job")] == [(201, 1), (200, 0)]
+    assert [entry["count"] for entry in audited.done("submit_jobs")] == [1, 1]
 
 
 def test_settlements_are_recorded_by_what_was_said_and_what_came_of_it(audited: Audited) -> None:
@@ -149,15 +149,16 @@ def test_settlements_are_recorded_by_what_was_said_and_what_came_of_it(audited: 
     line = {"worker": "w", "token": tokens[ids[3]], "lines": [{"number": 1, "text": CANARY}]}
     audited.ask("POST", "/v1/claims/lines", line)
     audited.ask("POST", "/v1/claims/leave", {"worker": "w", "leases": list(tokens.values())})
-    settled, leaving = audited.done("settle")[-1], audited.done("leave")[-1]
-    assert audited.asked("settle")[-1] == {
+    settled, leaving = audited.done("settle_jobs")[-1], audited.done("deregister_worker")[-1]
+    assert audited.asked("settle_jobs")[-1] == {
         "worker": "w",
         "settlements_count": 3,
         "settlements": {"succeeded": 2, "dead": 1},
     }
     assert (settled["ids"], settled["count"], settled["verdicts"]) == (ids[1:3], 2, {"repeated": 1, "accepted": 2})
-    assert (audited.asked("say")[-1], audited.done("say")[-1]["ids"]) == ({"worker": "w", "lines_count": 1}, ids[3:])
-    assert audited.asked("leave")[-1] == {"worker": "w", "leases_count": 4}
+    assert audited.asked("append_log_lines")[-1] == {"worker": "w", "lines_count": 1}
+    assert audited.done("append_log_lines")[-1]["ids"] == ids[3:]
+    assert audited.asked("deregister_worker")[-1] == {"worker": "w", "leases_count": 4}
     assert (leaving["ids"], leaving["count"]) == (ids[3:], 1)
     assert CANARY not in audited.file.read_text()
 
@@ -166,7 +167,7 @@ def test_settlements_that_make_no_sense_are_recorded_all_the_same(audited: Audit
     for outcome in (["succeeded"], {}, "x" * 9000, 5, None):
         body = {"worker": "w", "settlements": [{"token": "a", "outcome": outcome}]}
         assert audited.ask("POST", "/v1/claims/settle", body).status_code == 422
-        assert audited.asked("settle")[-1] == {"worker": "w", "settlements_count": 1, "settlements": {}}
+        assert audited.asked("settle_jobs")[-1] == {"worker": "w", "settlements_count": 1, "settlements": {}}
     assert audited.ask("POST", "/v1/jobs", {"task": "work", "lines": 5, "settlements": 5}).status_code == 422
 
 
@@ -178,13 +179,17 @@ def test_an_operation_is_recorded_with_all_that_was_changed_and_that_arguments_w
     audited.ask("POST", f"/v1/jobs/{ids[1]}/replay")
     audited.ask("POST", "/v1/jobs/replay", {"all": True, "dry_run": True, "rate": "1/s", "after": 5})
     audited.ask("POST", f"/v1/jobs/{ids[0]}/cancel")
-    cancelled, (edited, plain), dry = audited.done("cancel")[0], audited.done("replay_one"), audited.done("replay")[0]
+    cancelled, (edited, plain), dry = (
+        audited.done("cancel_jobs")[0],
+        audited.done("replay_job"),
+        audited.done("replay_jobs")[0],
+    )
     assert (cancelled["ids"], cancelled["count"]) == (ids, 3)
-    assert audited.asked("replay_one") == [{"payload_edited": True}, {}]
+    assert audited.asked("replay_job") == [{"payload_edited": True}, {}]
     assert [(each["ids"], each["count"]) for each in (edited, plain)] == [(ids[:1], 1), (ids[1:2], 1)]
-    assert audited.asked("replay")[0] == {"all": True, "dry_run": True, "rate": "1/s", "after": 5}
+    assert audited.asked("replay_jobs")[0] == {"all": True, "dry_run": True, "rate": "1/s", "after": 5}
     assert (dry["count"], dry.get("ids")) == (0, None)
-    assert audited.done("cancel_one")[0]["ids"] == ids[:1]
+    assert audited.done("cancel_job")[0]["ids"] == ids[:1]
     assert CANARY not in audited.file.read_text()
 
 
@@ -202,7 +207,7 @@ def test_who_was_refused_is_told_and_fills_no_file(audited: Audited) -> None:
     refused(ask(audited.api, reader, "POST", "/v1/jobs", {}), 403, "forbidden")
     assert [(event.who, event.problem) for event in audited.told] == [
         ("nobody", "no key was shown"),
-        (id_of(reader), "submit needs the scope submit"),
+        (id_of(reader), "submit_job needs the scope submit"),
     ]
     assert audited.file.read_bytes() == b""
 

@@ -78,7 +78,7 @@ def test_each_queue_gives_no_more_than_its_slots(api: Api, worker: Worker) -> No
 def test_job_whose_task_the_worker_does_not_know_is_deferred(api: Api, worker: Worker) -> None:
     job, known = api.submit(task="unknown", queue="a"), api.submit(task="known", queue="b")
 
-    assert [each["id"] for each in worker.claim(types=["known", "other"])] == [known["id"]]
+    assert [each["id"] for each in worker.claim(tasks=["known", "other"])] == [known["id"]]
 
     told = stored(api, job)
     assert (told["state"], told["reason"], told["attempts"]) == ("scheduled", "no_handler", 0)

@@ -34,7 +34,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("claims", {"worker": "w", "queues": "a"}, "queues"),
     ("claims", {"worker": "w", "queues": ["A"]}, "queues[0]"),
     ("claims", {"worker": "w", "queues": {"a": -1}}, "queues.a"),
-    ("claims", {"worker": "w", "types": ["no task"]}, "types[0]"),
+    ("claims", {"worker": "w", "tasks": ["no task"]}, "tasks[0]"),
     ("claims", {"worker": "w", "colour": 1}, "colour"),
     ("claims", {"worker": "w", "limit": None}, "limit"),
     ("claims/extend", {"worker": "w"}, "leases"),

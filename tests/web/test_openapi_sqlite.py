@@ -56,6 +56,68 @@ def test_every_reference_leads_somewhere() -> None:
     assert set(DOCUMENT["components"]["schemas"]) <= names
 
 
+PRIVATE = {"Because", "Asked", "Kept", "Standing", "Nothing", "say", "follow"}
+VERBS = {"append", "cancel", "check", "claim", "delete", "deregister", "explain", "extend", "list", "pause", "replay"}
+VERBS |= {"resume", "settle", "show", "stop", "stream", "submit"}
+
+
+def test_schema_and_operation_names_suit_generated_clients() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    words = {word for name in schemas for word in re.findall("[A-Z][a-z]*", name)}
+    assert words & {*PRIVATE, "Document"} == set()
+    assert {name: schema["title"] for name, schema in schemas.items() if "title" in schema} == {
+        name: name for name, schema in schemas.items() if "title" in schema
+    }
+    assert {name.partition("_")[0] for name in NAMES} <= VERBS
+
+
+def _inner(value: Any) -> Iterator[dict[str, Any]]:
+    """Every schema, whatever it stands in."""
+    each = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        yield value
+    for inner in each:
+        yield from _inner(inner)
+
+
+def test_each_enum_is_named_once_and_every_constant_has_a_type() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    enums = [sorted(each["enum"]) for each in _inner(DOCUMENT) if isinstance(each.get("enum"), list)]
+    assert len({tuple(each) for each in enums}) == len(enums)
+    assert all(schema["type"] == "string" for schema in schemas.values() if "enum" in schema)
+    shown = ({**schema, "not": None} for schema in schemas.values())
+    assert all("type" in each for schema in shown for each in _inner(schema) if "const" in each)
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        ("JobSelection", {"ids": ["a"]}, {"ids": ["a"], "all": True}),
+        ("ReplayRequest", {"all": True, "rate": "1/s"}, {"dry_run": True}),
+        ("Submission", {"task": "t", "payload": {}, "delay": 1}, {"delay": 1, "run_at": "2030-01-31T08:00:00Z"}),
+        ("SettlementRequest", {"token": "t", "outcome": "released"}, {"result": 1}),
+        ("SettlementRequest", {"token": "t", "outcome": "snoozed", "delay": 1}, {"outcome": "failed"}),
+    ],
+)
+def test_exclusive_fields_are_declared_exclusive(form: str, good: dict[str, Any], bad: dict[str, Any]) -> None:
+    check = _resolver({"$ref": f"#/components/schemas/{form}"})
+    assert check.is_valid(good)
+    changed = bad if form == "ReplayRequest" else {**good, **bad}
+    assert not check.is_valid(changed)
+
+
+def test_metrics_declare_text_before_json() -> None:
+    content = DOCUMENT["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
+    assert list(content) == ["text/plain", "application/openmetrics-text", "application/json"]
+
+
+def test_security_schemes_stand_with_and_without_keys() -> None:
+    keyed = openapi(OPERATIONS, keys=True)
+    assert set(keyed["components"]["securitySchemes"]) == set(DOCUMENT["components"]["securitySchemes"]) != set()
+    submit = keyed["paths"]["/v1/jobs"]["post"]["security"]
+    assert _described(OPERATIONS[0])["security"] == [*submit, {}]
+
+
 def test_operations_have_names_and_words_of_their_own() -> None:
     assert len(set(NAMES)) == len(NAMES)
     for operation in OPERATIONS:
@@ -86,8 +148,8 @@ def test_the_reference_page_is_current() -> None:
 
 def test_every_code_is_in_the_guide() -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "holdfast" / "web").glob("*.py")))
-    source += (ROOT / "holdfast" / "task" / "codec.py").read_text(encoding="utf-8")
-    source += (ROOT / "holdfast" / "errors.py").read_text(encoding="utf-8")
+    source += (ROOT / "holdfast" / "tasks" / "codec.py").read_text(encoding="utf-8")
+    source += (ROOT / "holdfast" / "core" / "errors.py").read_text(encoding="utf-8")
     codes = {*re.findall(r'\bcode="(\w+)"', source), *re.findall(r'Refusal\(\s*\d+,\s*"(\w+)"', source)}
     codes |= set(re.findall(r'^    code = "(\w+)"', source, re.MULTILINE))
     guide = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")

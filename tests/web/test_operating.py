@@ -116,7 +116,7 @@ def test_a_job_that_is_named_several_times_is_one(api: Api) -> None:
     [
         ({}, "ids"),
         ({"dry_run": True}, "ids"),
-        ({"all": False}, "ids"),
+        ({"all": False}, "all"),
         ({"all": True, "ids": [UNKNOWN_ID]}, "ids"),
         ({"filter": {"queue": "a"}, "all": True}, "ids"),
         ({"ids": []}, "ids"),

@@ -27,5 +27,18 @@ def test_a_task_that_the_application_lacks_is_taken_and_told_once(tmp_path: Path
         assert "did you mean mail.send?" in told[0].remedy
 
 
+def test_misspelt_task_is_accepted_with_a_warning(tmp_path: Path) -> None:
+    with Api(f"sqlite:///{tmp_path}/jobs.db") as api:
+        job = {"task": "mail.sent", "payload": {}, "key": "k"}
+        assert "warning" not in api.post("/v1/jobs", {**job, "key": "first"}, 201)
+        api.app.task("mail.send")(print_nothing)
+        expected = "the application of this API has no task mail.sent; did you mean mail.send?"
+        assert api.post("/v1/jobs", job, 201)["warning"] == expected
+        assert "warning" not in api.post("/v1/jobs", job, 200)
+        batch = [{"task": each, "payload": {}} for each in ("mail.send", "mail.sent")]
+        stored = api.post("/v1/jobs/batch", {"jobs": batch}, 201)["jobs"]
+        assert [each.get("warning") for each in stored] == [None, expected]
+
+
 async def print_nothing() -> None:
     """What ``mail.send`` does."""

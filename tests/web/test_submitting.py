@@ -182,6 +182,13 @@ def test_problems_name_fields_as_the_client_said_them(api: Api) -> None:
     assert api.refused("POST", "/v1/jobs/batch", 422, json=batch)["field"] == "jobs[0].payload.too"
 
 
+def test_whole_numbers_may_have_a_decimal_point(api: Api) -> None:
+    job = api.submit(priority=2.0, max_attempts=3.0)
+    assert (job["priority"], job["max_attempts"]) == (2, 3)
+    assert api.post("/v1/jobs/cancel", {"all": True, "limit": 1.0})["count"] == 1
+    assert api.refused("POST", "/v1/jobs", 422, json=_job(priority=2.5))["field"] == "priority"
+
+
 def test_fields_of_command_jobs_stand_in_the_payload(home: str) -> None:
     with Api(home, commands="argv") as api:
         said = {"task": "command", "payload": {"shell": "ls"}}

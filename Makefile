@@ -24,7 +24,7 @@ demo: $(VENV)/core.stamp ## See it work: the standard library as jobs, a worker 
 dev: $(VENV)/web.stamp ## Run API and worker for development
 	@$(BIN)/holdfast dev
 
-test: $(VENV)/dev.stamp ## Run every test but the storm (two calls: the crash tests come last, four at a time)
+test: $(VENV)/dev.stamp $(VENV)/npm.stamp ## Run every test but the storm (two calls: the crash tests come last, four at a time)
 	@$(BIN)/python -m pytest -q -n 3 --dist=worksteal -m "not crash and not storm"
 	@$(BIN)/python -m pytest -q -n 4 --dist=worksteal -m "crash and not storm" tests/crash
 
@@ -68,6 +68,11 @@ $(VENV)/web.stamp: pyproject.toml | $(BIN)/python
 $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 	@$(PIP) install -e '.[dev]'
 	@touch $@ $(VENV)/core.stamp $(VENV)/web.stamp
+
+# Packages of npm for tests: generators of clients and a browser. Tests that find them missing install them too.
+$(VENV)/npm.stamp: tests/npm/package-lock.json $(VENV)/dev.stamp
+	@$(BIN)/python -m tests.support.node
+	@touch $@
 
 $(VENV)/bench.stamp: pyproject.toml | $(BIN)/python
 	@$(PIP) install -e '.[bench]'

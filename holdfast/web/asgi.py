@@ -17,6 +17,7 @@ from holdfast.web import (
     bulk,
     claims,
     dead_letters,
+    docs,
     event_stream,
     health,
     heartbeats,
@@ -57,6 +58,7 @@ OPERATIONS = with_description(
         *job_logs.OPERATIONS,
         *metrics.OPERATIONS,
         *health.OPERATIONS,
+        *docs.OPERATIONS,
     )
 )
 """Everything that can be asked."""
@@ -292,8 +294,9 @@ def _check_size(scope: Mapping[str, Any]) -> None:
 
 
 def _start(request: ApiRequest, answer: ApiResponse) -> dict[str, Any]:
+    own = {name for name, _ in answer.headers}
     headers = [
-        *_SECURE,
+        *(header for header in _SECURE if header[0] not in own),
         (b"x-request-id", request.id.encode()),
         *request.added,
         *answer.headers,

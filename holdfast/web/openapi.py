@@ -29,6 +29,10 @@ _PLACES: dict[str, dict[str, Any]] = {
         "schema": {"type": "string", "pattern": REFERENCE_PATTERN},
         "example": ID,
     },
+    "asset": {
+        "description": "The file's name.",
+        "schema": {"type": "string", "enum": ["docs.js", "swagger-ui-bundle.js", "swagger-ui.css"]},
+    },
     "queue": {
         "description": "The queue's name.",
         "schema": {"type": "string", "pattern": NAME_PATTERN},
@@ -73,7 +77,7 @@ def with_description(operations: Sequence[Operation]) -> tuple[Operation, ...]:
         method="GET",
         path="/openapi.json",
         scope="read",
-        group="Health",
+        group="Description",
         summary="This description, for programs",
         handler=show,
         answers={200: ResponseSpec(dict, "An OpenAPI 3.1 document.")},
@@ -158,6 +162,8 @@ def _response(told: ResponseSpec) -> dict[str, Any]:
         if told.stream:
             return said | {"content": {"text/event-stream": {"x-event-data": schema}}}
         said["content"] = {**{text: {"schema": {"type": "string"}} for text in told.texts}, "application/json": content}
+    elif told.texts:
+        said["content"] = {text: {"schema": {"type": "string"}} for text in told.texts}
     return said
 
 
@@ -184,7 +190,7 @@ def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
 
 
 def _parameter(place: str, field: Field) -> dict[str, Any]:
-    schema = {"type": "array", "items": field.schema, "minItems": 1} if field.many else field.schema
+    schema = {"type": "array", "items": field.schema} if field.many else field.schema
     said: dict[str, Any] = {"name": field.name, "in": place, "description": field.doc, "schema": schema}
     if field.required:
         said["required"] = True
@@ -220,10 +226,18 @@ def _hoisted(value: Any, schemas: dict[str, Any], *, top: bool = False) -> Any:
             rest = {key: each for key, each in value.items() if key not in ("type", "enum", "title")}
             return {"$ref": _REF.format(name=name), **rest}
         case dict():
-            return {key: _hoisted(each, schemas) for key, each in value.items()}
+            said = {key: _hoisted(each, schemas) for key, each in value.items()}
+            return {**said, "additionalProperties": True} if _is_open(value) else said
         case list():
             return [_hoisted(each, schemas) for each in value]
     return value
+
+
+def _is_open(schema: dict[str, Any]) -> bool:
+    """An object of any fields: generators of clients want that said."""
+    kinds = schema.get("type")
+    is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
+    return is_object and not schema.keys() & {"properties", "additionalProperties"}
 
 
 def _with_inner(forms: Iterable[Form]) -> Iterator[Form]:

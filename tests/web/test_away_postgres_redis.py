@@ -19,7 +19,10 @@ from tests.web.client import Api
 from tests.web.garbage import usual
 from tests.web.serving import Served
 
-WITHOUT_STORE = {"health", "live", "openapi", "metrics", "metrics_below"}
+WITHOUT_STORE = {
+    *("check_health", "check_live", "show_openapi", "show_docs", "show_docs_asset"),
+    *("show_metrics", "show_metrics_at_slash"),
+}
 """Operations that answer all the same."""
 SERVERS = {"postgres": Postgres, "redis": lambda: Redis(settings={"appendonly": "yes", "appendfsync": "always"})}
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from holdfast import Holdfast
-from holdfast.stores.base import Store
+from holdfast.stores.base import ForwardingQuery, Query, Store
+
+T = TypeVar("T")
 
 STARTS: list[tuple[int, float, float]] = []
 """Of each ``stamp`` job in this process: its number, and the monotonic and the wall clock when its handler started."""
@@ -46,6 +48,18 @@ class Metered:
     def __init__(self, store: Store, meter: Meter) -> None:
         self._store = store
         self._meter = meter
+
+    @property
+    def query(self) -> Query:
+        """Counted reads."""
+        return ForwardingQuery(self._store.query, self._count)
+
+    async def _count(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        self._meter.calls[verb] += 1
+        started = time.monotonic()
+        answer = await call()
+        self._meter.note(verb, started, answer)
+        return answer
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._store, name)

@@ -101,7 +101,7 @@ async def _check(url: str, jobs: int) -> None:
     """A rate counts only if every job has succeeded."""
     store = open_store(url)
     await store.open()
-    found = await store.count(JobFilter(states=(JobState.SUCCEEDED,)))
+    found = await store.query.count(JobFilter(states=(JobState.SUCCEEDED,)))
     await store.close()
     if found != jobs:
         raise RuntimeError(f"of {jobs} jobs {found} succeeded")

@@ -279,9 +279,9 @@ class Holdfast(TaskRegistration):
     async def _get(self, job_id: str) -> Job:
         store = await self.opened()
         if str(job_id).startswith("key:"):
-            job = await store.by_key(job_id.removeprefix("key:"))
+            job = await store.query.by_key(job_id.removeprefix("key:"))
         else:
-            job = await store.get(canonical_id(job_id))
+            job = await store.query.get(canonical_id(job_id))
         if job is None:
             raise NotFound(f"there is no job {job_id}")
         return job
@@ -290,23 +290,23 @@ class Holdfast(TaskRegistration):
     async def find(self, where: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:
         """A page of jobs, newest first; ``page.cursor`` continues."""
         parse_count(limit, "limit", least=1, most=500, text=False)
-        return await (await self.opened()).find(checked_filter(where), limit=limit, cursor=cursor)
+        return await (await self.opened()).query.find(checked_filter(where), limit=limit, cursor=cursor)
 
     @awaited
     async def count(self, where: JobFilter | None = None) -> int:
         """How many jobs match."""
-        return await (await self.opened()).count(checked_filter(where))
+        return await (await self.opened()).query.count(checked_filter(where))
 
     @awaited
     async def attempts(self, job_id: str) -> list[Attempt]:
         """The attempts of a job that did not succeed, oldest first."""
-        return await (await self.opened()).attempts((await self._get(job_id)).id)
+        return await (await self.opened()).query.attempts((await self._get(job_id)).id)
 
     @awaited
     async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         """The log lines of a job, by ``context.log``, oldest first; ``page.cursor`` continues."""
         parse_count(limit, "limit", least=1, most=1000, text=False)
-        return await (await self.opened()).lines((await self._get(job_id)).id, limit=limit, cursor=cursor)
+        return await (await self.opened()).query.logs((await self._get(job_id)).id, limit=limit, cursor=cursor)
 
     @awaited
     async def queues(self, *, minutes: int = 5, most: int = 10_000) -> list[QueueInfo]:
@@ -315,19 +315,19 @@ class Holdfast(TaskRegistration):
         Of each state at most so many jobs are looked at, of ended ones the latest of all queues together: ``at_least``
         names the states of which there may be more."""
         recent, bound = _looked_at(minutes, most)
-        return await (await self.opened()).queues(recent=recent, most=bound)
+        return await (await self.opened()).query.queues(recent=recent, most=bound)
 
     @awaited
     async def figures(self, *, minutes: int = 5, most: int = 10_000) -> JobStats:
         """How many jobs there are, by queue, state, worker and attempts, and to which of them something happened in
         the last minutes; of each kind at most so many jobs are looked at, however many there are."""
         recent, bound = _looked_at(minutes, most)
-        return await (await self.opened()).figures(recent=recent, most=bound)
+        return await (await self.opened()).query.stats(recent=recent, most=bound)
 
     @awaited
     async def workers(self) -> list[WorkerInfo]:
         """Every registered worker process."""
-        return await (await self.opened()).workers()
+        return await (await self.opened()).query.workers()
 
     @awaited
     async def doctor(self) -> list[Finding]:

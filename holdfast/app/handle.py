@@ -86,7 +86,7 @@ class JobHandle(Generic[R]):
         """What becomes of a job that has not ended: words for whoever waited in vain."""
         if job.state in (JobState.QUEUED, JobState.SCHEDULED):
             store = await self._app.opened()
-            if not any(worker.alive for worker in await store.workers()):
+            if not any(worker.alive for worker in await store.query.workers()):
                 return "no living worker is registered; start one: holdfast worker start"
         return describe_outlook(job)
 
@@ -102,7 +102,7 @@ class JobHandle(Generic[R]):
 
     async def _job(self) -> Job:
         store = await self._app.opened()
-        job: Any = await store.get(self.id)
+        job: Any = await store.query.get(self.id)
         if job is None:
             raise NotFound(f"job {self.id} does not exist; it was deleted or its retention is over")
         return job  # type: ignore[no-any-return]  # declared above

@@ -220,9 +220,9 @@ class Submitter:
         again = [pair for pair in zip(jobs, answers, strict=True) if not pair[1].created and pair[0].key is not None]
         for start in range(0, len(again), _ASKED_MOST):
             piece = again[start : start + _ASKED_MOST]
-            found = await store.by_keys([str(job.key) for job, _ in piece])
+            found = await store.query.by_keys([str(job.key) for job, _ in piece])
             for (job, answer), held in zip(piece, found, strict=True):
-                first = held if held is not None and held.id == answer.job_id else await store.get(answer.job_id)
+                first = held if held is not None and held.id == answer.job_id else await store.query.get(answer.job_id)
                 if first is not None:
                     _check_same(job, first)
 
@@ -233,7 +233,7 @@ class Submitter:
         firsts: dict[str | None, NewJob] = {}
         for start in range(0, len(jobs), _ASKED_MOST):
             piece = jobs[start : start + _ASKED_MOST]
-            found = await store.by_keys([str(job.key) for job in piece])
+            found = await store.query.by_keys([str(job.key) for job in piece])
             for job, held in zip(piece, found, strict=True):
                 _check_same(job, held or firsts.setdefault(job.key, job))
 

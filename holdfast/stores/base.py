@@ -23,7 +23,7 @@ Stores raise the errors of ``holdfast.core.errors`` and nothing of their drivers
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -70,11 +70,128 @@ EVERY_QUEUE = "*"
 """In ``claim``'s wants: every queue there is, served in turn."""
 
 
+class Query(Protocol):
+    """Reads of jobs, queues, workers and events."""
+
+    async def get(self, job_id: str) -> Job | None: ...
+
+    async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
+        """These jobs in their order, each without its payload, result and key; None for one that is not there."""
+
+    async def by_key(self, key: str) -> Job | None: ...
+
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
+        """The jobs these keys stand for, whole, in their order; None where there is none. Who asks bounds how many."""
+
+    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        """Newest first, by keyset: a page costs the same however deep."""
+
+    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
+        """How many jobs match, counted up to ``most``. ``seconds``: that it may take where somebody waits, if not as
+        few as any look by a filter."""
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        """Attempts that did not succeed, oldest first."""
+
+    async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        """The log lines of a job, oldest first, of all its attempts."""
+
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+        """Every queue that has jobs or is paused, by name, with how many of its jobs ended a second within ``recent``.
+
+        At a bounded price: ``at_least`` of each names states of which it may have more. Where all queues together have
+        more than ``most`` ended jobs of a state, the latest are looked at, and a queue that has only earlier ones is
+        left out."""
+
+    async def queue_depths(self, *, most: int) -> list[QueueInfo]:
+        """The queues in which something waits, runs or is dead, and the paused ones, by name, at a bounded price.
+
+        Jobs that are queued, scheduled, failed, running or dead are counted. Where a queue has more than ``most`` in a
+        state, or all queues together of running or dead ones, it may be told fewer than there are."""
+
+    async def workers(self) -> list[WorkerInfo]: ...
+
+    async def stats(self, *, recent: timedelta, most: int) -> JobStats:
+        """How many jobs there are by queue, state, worker and attempts, and to which of them something happened within
+        ``recent``; of each of ``stats.BUCKETS`` at most ``most`` jobs are looked at."""
+
+    async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+        """What ended, and which attempts failed, after a mark; None: from now on, which is no ending yet.
+
+        Passes nothing by, however late its transaction is committed, but what was replayed, deleted or pruned before
+        anybody asked, and what ended longer than ``within`` ago: nothing leads back further, whoever made up the mark.
+        May tell again what it has told, where that was at most about a second ago. A mark that is older than ``within``
+        is answered as a gap. Invalid for what is no mark.
+        """
+
+
+class Interceptor(Protocol):
+    """Runs the call of a verb; may delay, refuse or time it."""
+
+    async def __call__(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
+
+
+async def run_directly(verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Interceptor that only runs the call."""
+    return await call()
+
+
+class ForwardingQuery:
+    """Forwards every verb to ``inner``. Base of wrappers, which override the verbs they change."""
+
+    def __init__(self, inner: Query, intercept: Interceptor = run_directly) -> None:
+        self._inner = inner
+        self._intercept = intercept
+
+    async def get(self, job_id: str) -> Job | None:
+        return await self._intercept("get", lambda: self._inner.get(job_id))
+
+    async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
+        return await self._intercept("summaries", lambda: self._inner.summaries(job_ids))
+
+    async def by_key(self, key: str) -> Job | None:
+        return await self._intercept("by_key", lambda: self._inner.by_key(key))
+
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
+        return await self._intercept("by_keys", lambda: self._inner.by_keys(keys))
+
+    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        return await self._intercept("find", lambda: self._inner.find(where, limit=limit, cursor=cursor))
+
+    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
+        return await self._intercept("count", lambda: self._inner.count(where, most=most, seconds=seconds))
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        return await self._intercept("attempts", lambda: self._inner.attempts(job_id))
+
+    async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        return await self._intercept("logs", lambda: self._inner.logs(job_id, limit=limit, cursor=cursor))
+
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+        return await self._intercept("queues", lambda: self._inner.queues(recent=recent, most=most))
+
+    async def queue_depths(self, *, most: int) -> list[QueueInfo]:
+        return await self._intercept("queue_depths", lambda: self._inner.queue_depths(most=most))
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await self._intercept("workers", self._inner.workers)
+
+    async def stats(self, *, recent: timedelta, most: int) -> JobStats:
+        return await self._intercept("stats", lambda: self._inner.stats(recent=recent, most=most))
+
+    async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+        return await self._intercept("events", lambda: self._inner.events(after, limit=limit, within=within))
+
+
 class Store(Protocol):
     """The durable source of truth."""
 
     url: str
     """As opened, without password."""
+
+    @property
+    def query(self) -> Query:
+        """Family of reads, for the running event loop."""
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def open(self) -> None:
@@ -192,58 +309,6 @@ class Store(Protocol):
 
     async def order(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         """Tell these workers (None: every living one) to stop or drain; the ids that were told."""
-
-    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def get(self, job_id: str) -> Job | None: ...
-
-    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
-        """These jobs in their order, each without its payload, result and key; None for one that is not there."""
-
-    async def by_key(self, key: str) -> Job | None: ...
-
-    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
-        """The jobs these keys stand for, whole, in their order; None where there is none. Who asks bounds how many."""
-
-    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        """Newest first, by keyset: a page costs the same however deep."""
-
-    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        """How many jobs match, counted up to ``most``. ``seconds``: that it may take where somebody waits, if not as
-        few as any look by a filter."""
-
-    async def attempts(self, job_id: str) -> list[Attempt]:
-        """Attempts that did not succeed, oldest first."""
-
-    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
-        """The log lines of a job, oldest first, of all its attempts."""
-
-    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
-        """Every queue that has jobs or is paused, by name, with how many of its jobs ended a second within ``recent``.
-
-        At a bounded price: ``at_least`` of each names states of which it may have more. Where all queues together have
-        more than ``most`` ended jobs of a state, the latest are looked at, and a queue that has only earlier ones is
-        left out."""
-
-    async def glance(self, *, most: int) -> list[QueueInfo]:
-        """The queues in which something waits, runs or is dead, and the paused ones, by name, at a bounded price.
-
-        Jobs that are queued, scheduled, failed, running or dead are counted. Where a queue has more than ``most`` in a
-        state, or all queues together of running or dead ones, it may be told fewer than there are."""
-
-    async def workers(self) -> list[WorkerInfo]: ...
-
-    async def figures(self, *, recent: timedelta, most: int) -> JobStats:
-        """How many jobs there are by queue, state, worker and attempts, and to which of them something happened within
-        ``recent``; of each of ``figures.BUCKETS`` at most ``most`` jobs are looked at."""
-
-    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
-        """What ended, and which attempts failed, after a mark; None: from now on, which is no ending yet.
-
-        Passes nothing by, however late its transaction is committed, but what was replayed, deleted or pruned before
-        anybody asked, and what ended longer than ``within`` ago: nothing leads back further, whoever made up the mark.
-        May tell again what it has told, where that was at most about a second ago. A mark that is older than ``within``
-        is answered as a gap. Invalid for what is no mark.
-        """
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:

@@ -105,8 +105,8 @@ class QueueFigures:
     async def _look(self) -> None:
         try:
             store = await self._opened()
-            queues = await store.glance(most=COUNTED_MOST)
-            workers = await store.workers()
+            queues = await store.query.queue_depths(most=COUNTED_MOST)
+            workers = await store.query.workers()
         except HoldfastError:
             self._sight = None
         else:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
 
 from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.events import Events
 from holdfast.core.metric_events import StoreAnswered
-from holdfast.stores.base import Store
+from holdfast.stores.base import ForwardingQuery, Query, Store
+
+T = TypeVar("T")
 
 _UNTIMED = frozenset({"open", "close", "absent", "migrate", "backup", "wait", "doctor", "repair"})
 """What is no question, or takes as long as it is to take."""
@@ -29,18 +30,26 @@ class TimedStore:
         self._store = store
         self._events = events
 
+    @property
+    def query(self) -> Query:
+        """Reads, timed."""
+        return ForwardingQuery(self._store.query, self._timed)
+
     def __getattr__(self, name: str) -> Any:
         member = getattr(self._store, name)
         if name in _UNTIMED or not inspect.iscoroutinefunction(member):
             return member
-        verb = functools.partial(self._timed, member, name)
+
+        def verb(*arguments: Any, **named: Any) -> Any:
+            return self._timed(name, lambda: member(*arguments, **named))
+
         self.__dict__[name] = verb
         return verb
 
-    async def _timed(self, call: Callable[..., Awaitable[Any]], verb: str, *arguments: Any, **named: Any) -> Any:
+    async def _timed(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         started, failed = time.perf_counter(), True
         try:
-            answer = await call(*arguments, **named)
+            answer = await call()
             failed = False
             return answer
         except HoldfastError as error:

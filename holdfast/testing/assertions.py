@@ -126,7 +126,7 @@ async def _read(app: Holdfast) -> list[Job]:
     jobs: list[Job] = []
     cursor: str | None = None
     while True:
-        page = await store.find(JobFilter(), limit=500, cursor=cursor)
+        page = await store.query.find(JobFilter(), limit=500, cursor=cursor)
         jobs += page.jobs
         cursor = page.cursor
         if cursor is None:

@@ -86,7 +86,7 @@ class InlineSubmitter(Submitter):
             await run_once(self._app, fresh)
         store = await self._app.opened()
         for job_id in fresh:
-            job = await store.get(job_id)
+            job = await store.query.get(job_id)
             if job is not None:
                 self._raise_error_of(job)
 

@@ -12,13 +12,15 @@ import functools
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from holdfast.core.errors import HoldfastError, Unavailable
-from holdfast.stores.base import Store
+from holdfast.stores.base import ForwardingQuery, Query, Store
 from holdfast.stores.sqlite.store import SQLiteStore
+
+T = TypeVar("T")
 
 Patience = Callable[[], float | None]
 """The real seconds for which a wait may have hope now; None: as long as it likes, since somebody moves time."""
@@ -190,6 +192,15 @@ class WatchedStore:
         self._gate = gate
         self._heard: dict[frozenset[str], int] = {}
         activity.know()
+
+    @property
+    def query(self) -> Query:
+        """Reads, counted and held up."""
+        return ForwardingQuery(self._store.query, self._intercept)
+
+    async def _intercept(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        answer: T = await self._watched(call, verb)
+        return answer
 
     def __getattr__(self, name: str) -> Any:
         member = getattr(self._store, name)

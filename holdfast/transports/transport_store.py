@@ -34,7 +34,7 @@ from holdfast.core.models import (
     TxOutcome,
     WorkerHeartbeat,
 )
-from holdfast.stores.base import AT_ONCE, AnnouncingStore, Selection, Transport
+from holdfast.stores.base import AT_ONCE, AnnouncingStore, ForwardingQuery, Query, Selection, Transport
 from holdfast.transports.claiming import Claiming, ClaimQuery
 from holdfast.transports.doctor import examine
 from holdfast.transports.reconciler import Reconciler
@@ -67,18 +67,7 @@ class TransportStore:
         self.cancel = store.cancel
         self.pause = store.pause
         self.order = store.order
-        self.get = store.get
-        self.outlines = store.outlines
-        self.by_key = store.by_key
-        self.by_keys = store.by_keys
-        self.find = store.find
-        self.count = store.count
-        self.attempts = store.attempts
         self.record = store.record
-        self.lines = store.lines
-        self.workers = store.workers
-        self.endings = store.endings
-        self.figures = store.figures
         self.backup = store.backup
         self.repair = store.repair
         self.now_us = store.now_us
@@ -301,30 +290,39 @@ class TransportStore:
             await self._store.tell([f"due:{queue}"])
             await self._now().reminder.remind_of(queue)
 
-    # ── looking ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
-        """The store's, each with the number of its ids that wait in the transport."""
-        queues = await self._store.queues(recent=recent, most=most)
-        backlog: Mapping[str, int] = {}
-        with suppress(Away):
-            backlog = await self._carrier.reach(self._carrier.transport.backlog([queue.name for queue in queues]))
-        return [msgspec.structs.replace(queue, announced=backlog.get(queue.name)) for queue in queues]
-
-    async def glance(self, *, most: int) -> list[QueueInfo]:
-        return await self._store.glance(most=most)
+    @property
+    def query(self) -> Query:
+        """The store's reads; queues with what waits in the transport."""
+        return TransportQuery(self._store.query, self._carrier)
 
     async def durability(self) -> Finding:
         return await self._store.durability()
 
     async def doctor(self) -> list[Finding]:
         """The store's findings, and how the transport is."""
-        queues = await self._store.queues(recent=_LATELY, most=_COUNTED)
+        queues = await self._store.query.queues(recent=_LATELY, most=_COUNTED)
         return [*await self._store.doctor(), *await examine(self._carrier.transport, queues)]
 
 
 _LATELY, _COUNTED = timedelta(minutes=1), 100_000  # what the doctor looks at
 _GOES_ON = frozenset({JobState.QUEUED, JobState.DEAD, JobState.FAILED, JobState.SCHEDULED})
 """States in which a settled job is somebody else's business."""
+
+
+class TransportQuery(ForwardingQuery):
+    """Reads of the store; its queues show how many of their ids wait in the transport."""
+
+    def __init__(self, inner: Query, carrier: TransportSession) -> None:
+        super().__init__(inner)
+        self._carrier = carrier
+
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+        """The store's, each with the number of its ids that wait in the transport."""
+        queues = await self._inner.queues(recent=recent, most=most)
+        backlog: Mapping[str, int] = {}
+        with suppress(Away):
+            backlog = await self._carrier.reach(self._carrier.transport.backlog([queue.name for queue in queues]))
+        return [msgspec.structs.replace(queue, announced=backlog.get(queue.name)) for queue in queues]
 
 
 class _Here:

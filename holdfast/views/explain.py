@@ -63,9 +63,9 @@ async def known(app: Holdfast, job: Job) -> JobFacts:
     from holdfast.worker.executors.process_group import is_gone
 
     store = await app.opened()
-    workers = await store.workers()
+    workers = await store.query.workers()
     most = _COUNTED + 1 if job.state is JobState.QUEUED else 1
-    queues = [queue for queue in await store.queues(recent=_MINUTE, most=most) if queue.name == job.queue]
+    queues = [queue for queue in await store.query.queues(recent=_MINUTE, most=most) if queue.name == job.queue]
     ahead, exact = await _ahead(store, job, queues) if job.state is JobState.QUEUED else (0, True)
     return JobFacts(
         now_us=await store.now_us(),
@@ -101,7 +101,7 @@ async def _counted_ahead(store: Store, job: Job) -> int:
     ahead, cursor = 0, None
     place = (-job.priority, job.run_at_us, job.id)
     while True:
-        page = await store.find(where, limit=_PAGE, cursor=cursor)
+        page = await store.query.find(where, limit=_PAGE, cursor=cursor)
         ahead += sum((-other.priority, other.run_at_us, other.id) < place for other in page.jobs)
         cursor = page.cursor
         if cursor is None:

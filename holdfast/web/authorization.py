@@ -67,7 +67,7 @@ async def _is_taken(call: RequestContext, jobs: Sequence[NewJob]) -> bool:
     store = await call.app.opened()
     keys = [job.key for job in jobs if job.key is not None]
     for start in range(0, len(keys), _ASKED_MOST):
-        found = await store.by_keys(keys[start : start + _ASKED_MOST])
+        found = await store.query.by_keys(keys[start : start + _ASKED_MOST])
         if any(job is not None and not call.caller.allows(job.queue) for job in found):
             return True
     return False
@@ -77,5 +77,5 @@ async def _is_foreign(call: RequestContext, ids: Sequence[str]) -> bool:
     """Whether one of these ids is that of a job in another's queue."""
     if not ids:
         return False
-    found = await (await call.app.opened()).outlines(ids)
+    found = await (await call.app.opened()).query.summaries(ids)
     return any(job is not None and not call.caller.allows(job.queue) for job in found)

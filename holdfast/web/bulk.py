@@ -253,7 +253,7 @@ async def _own(call: RequestContext, references: Sequence[str]) -> tuple[list[Jo
     """Outlines of the jobs that are meant, each once, and what stands for none of the caller's queues: a thousand whole
     jobs might be more than there is memory for."""
     ids = await _ids(call, references)
-    jobs = await (await call.app.opened()).outlines(list(dict.fromkeys(filter(None, ids.values()))))
+    jobs = await (await call.app.opened()).query.summaries(list(dict.fromkeys(filter(None, ids.values()))))
     own = {job.id: job for job in jobs if job is not None and call.caller.allows(job.queue)}
     return list(own.values()), [(each, None) for each, job_id in ids.items() if job_id not in own]
 
@@ -272,7 +272,7 @@ async def _ids(call: RequestContext, references: Sequence[str]) -> dict[str, str
     keys = [each for each in ids if each.startswith("key:")]
     for start in range(0, len(keys), _KEYS_AT_ONCE):
         piece = keys[start : start + _KEYS_AT_ONCE]
-        found = await store.by_keys([each.removeprefix("key:") for each in piece])
+        found = await store.query.by_keys([each.removeprefix("key:") for each in piece])
         ids |= {each: job.id for each, job in zip(piece, found, strict=True) if job is not None}
     return ids
 
@@ -282,14 +282,14 @@ async def _counted(app: Holdfast, turns: PacedCalls, wheres: Sequence[JobFilter]
     store, number, more = await app.opened(), 0, False
     for where in _together(wheres):
         try:
-            found = await store.count(where, most=MOST, seconds=CHOOSE)
+            found = await store.query.count(where, most=MOST, seconds=CHOOSE)
         except (TooBroad, Busy):
             if not number:
                 raise
             found, more = 0, True
         if found == MOST:
             try:
-                found = await store.count(where, most=_COUNTED + 1, seconds=CHOOSE)
+                found = await store.query.count(where, most=_COUNTED + 1, seconds=CHOOSE)
             except (TooBroad, Busy):
                 more = True
         number += found
@@ -337,7 +337,7 @@ async def _is_any_left(app: Holdfast, wheres: Sequence[JobFilter]) -> bool:
     store = await app.opened()
     try:
         for where in wheres:
-            if await store.count(where, most=1):
+            if await store.query.count(where, most=1):
                 return True
     except (TooBroad, Busy):
         return True

@@ -114,7 +114,7 @@ class EventBroadcaster:
         async with turn:
             begun = self._app.clock.monotonic()
             store = await self._app.opened()
-            piece = await store.endings(mark, limit=_PIECE, within=_WITHIN)
+            piece = await store.query.events(mark, limit=_PIECE, within=_WITHIN)
             if piece.more:
                 await asyncio.sleep(self._app.clock.monotonic() - begun)
         return piece
@@ -122,7 +122,7 @@ class EventBroadcaster:
     async def _begin(self) -> None:
         """At a mark of our own: a follower's may be made up, and pass by what the others wait for."""
         store = await self._app.opened()
-        begin = await store.endings(None, limit=_PIECE, within=_WITHIN)
+        begin = await store.query.events(None, limit=_PIECE, within=_WITHIN)
         self._mark, self.bookmark, self._told = begin.mark, begin.bookmark, SeenEvents()
         self._looking = asyncio.create_task(self._look_on(), name="holdfast-feed")
 
@@ -135,7 +135,7 @@ class EventBroadcaster:
 
     async def _look(self) -> None:
         store = await self._app.opened()
-        piece = await store.endings(self._mark, limit=_PIECE, within=_OPEN)
+        piece = await store.query.events(self._mark, limit=_PIECE, within=_OPEN)
         self._mark, self.bookmark = piece.mark, piece.bookmark
         fresh = msgspec.structs.replace(piece, endings=self._told.new(piece.endings))
         if fresh.endings or fresh.gap:

@@ -82,7 +82,7 @@ class LeaseRecord(msgspec.Struct, frozen=True):
 
 async def standings(store: Store, worker: str, leases: Sequence[Lease]) -> list[LeaseRecord]:
     """How these leases stand, in their order. ``held``: as far as can be seen; the store has the last word."""
-    jobs = await store.outlines([lease.job_id for lease in leases])
+    jobs = await store.query.summaries([lease.job_id for lease in leases])
     return [
         LeaseRecord(lease, job, job is not None and _has(job, worker, lease))
         for lease, job in zip(leases, jobs, strict=True)

@@ -77,7 +77,7 @@ class Unfit:
         rows: Sequence[Job | None] = [None] * len(jobs)
         if any(_may_be_deferred(failed, settings) for failed in failures):
             try:
-                rows = await (await self._app.opened()).outlines([job.id for job in jobs])
+                rows = await (await self._app.opened()).query.summaries([job.id for job in jobs])
             except HoldfastError:  # it keeps the error, and with it the instant it is deferred since
                 return [
                     Released(None, _SHORTEST, failed.reason) if _may_be_deferred(failed, settings) else failed

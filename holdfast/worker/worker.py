@@ -235,7 +235,7 @@ class Worker:
         if self.shift.settings.worker_id is None:
             return
         ours = (socket.gethostname(), os.getpid())
-        for each in await store.workers():
+        for each in await store.query.workers():
             host, pid = each.pulse.host, each.pulse.pid
             if each.pulse.worker == self.id and each.alive and (host, pid) != ours and not is_gone(host, pid):
                 taken = Unavailable(

@@ -100,7 +100,7 @@ async def running(store: Store, **fields: Any) -> Job:
 
 async def queues(store: Store, most: int = 1000) -> list[QueueInfo]:
     """Every queue, looked at as the faces do, but at fewer jobs."""
-    return await store.queues(recent=5 * MINUTE, most=most)
+    return await store.query.queues(recent=5 * MINUTE, most=most)
 
 
 async def until_claimed(store: Store) -> Job:
@@ -154,7 +154,7 @@ async def lose(store: Store, clock: ManualClock, job: Job) -> Settled:
 
 
 async def state_of(store: Store, job_id: str) -> JobState | None:
-    job = await store.get(job_id)
+    job = await store.query.get(job_id)
     return None if job is None else job.state
 
 
@@ -164,7 +164,7 @@ async def states_of(store: Store, job_ids: Iterable[str]) -> list[JobState | Non
 
 async def stored(store: Store, job_id: str) -> Job:
     """The job as it stands; it must be there."""
-    job = await store.get(job_id)
+    job = await store.query.get(job_id)
     assert job is not None
     return job
 
@@ -198,13 +198,13 @@ class Follower:
         self.gap = False
 
     async def begin(self) -> None:
-        self.mark = (await self.store.endings(None, limit=self.limit, within=self.within)).mark
+        self.mark = (await self.store.query.events(None, limit=self.limit, within=self.within)).mark
 
     async def told(self) -> list[JobEvent]:
         """What is new."""
         found: list[JobEvent] = []
         while True:
-            piece = await self.store.endings(self.mark, limit=self.limit, within=self.within)
+            piece = await self.store.query.events(self.mark, limit=self.limit, within=self.within)
             self.mark, self.gap = piece.mark, piece.gap
             found += piece.endings
             if not piece.more:

@@ -30,7 +30,7 @@ async def test_a_backup_is_a_consistent_copy_while_everything_goes_on(store: Sto
     await copy.open()
     assert [await state_of(copy, each) for each in (*queued, dead)] == [JobState.QUEUED] * 100 + [JobState.DEAD]
     assert await state_of(copy, busy.id) is JobState.RUNNING
-    assert await copy.count(JobFilter()) % 2 == 0, "half a batch was copied"
+    assert await copy.query.count(JobFilter()) % 2 == 0, "half a batch was copied"
     assert await copy.submit([new_job(key="k7")]) == [Submitted(queued[7], False)]
     await copy.close()
-    assert await store.count(JobFilter()) == 142
+    assert await store.query.count(JobFilter()) == 142

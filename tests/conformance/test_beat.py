@@ -101,7 +101,7 @@ async def test_a_beat_without_leases_registers_the_worker(store: Store, clock: M
 
     assert await store.beat(said, [], lease_for=LEASE) == HeartbeatReply([], WorkerCommand.NONE)
 
-    (info,) = await store.workers()
+    (info,) = await store.query.workers()
     assert (info.pulse, info.started_at_us, info.seen_at_us) == (said, started, clock())
     assert (info.alive, info.order) == (True, WorkerCommand.NONE)
 
@@ -109,13 +109,13 @@ async def test_a_beat_without_leases_registers_the_worker(store: Store, clock: M
 async def test_a_worker_is_alive_while_its_last_beats_lease_lasts(store: Store, clock: ManualClock) -> None:
     await store.beat(pulse("quiet"), [], lease_for=LEASE)
     clock.advance(LEASE.total_seconds() - 1)
-    assert [info.alive for info in await store.workers()] == [True]
+    assert [info.alive for info in await store.query.workers()] == [True]
 
     clock.advance(2)
-    assert [info.alive for info in await store.workers()] == [False]
+    assert [info.alive for info in await store.query.workers()] == [False]
 
     await store.beat(pulse("quiet"), [], lease_for=LEASE)
-    assert [info.alive for info in await store.workers()] == [True]
+    assert [info.alive for info in await store.query.workers()] == [True]
 
 
 async def test_a_worker_that_leaves_is_forgotten(store: Store) -> None:
@@ -125,20 +125,20 @@ async def test_a_worker_that_leaves_is_forgotten(store: Store) -> None:
     await store.leave("goes")
     await store.leave("never came")
 
-    assert [info.pulse.worker for info in await store.workers()] == ["stays"]
+    assert [info.pulse.worker for info in await store.query.workers()] == ["stays"]
 
 
 async def test_pruning_forgets_workers_that_fell_silent_long_ago(store: Store, clock: ManualClock) -> None:
     await store.beat(pulse("silent"), [], lease_for=LEASE)
     clock.advance(86_400 - 60)
     await store.prune({}, limit=100)
-    assert [info.pulse.worker for info in await store.workers()] == ["silent"]
+    assert [info.pulse.worker for info in await store.query.workers()] == ["silent"]
     clock.advance(60 + 2 * LEASE.total_seconds())
     await store.beat(pulse("alive"), [], lease_for=LEASE)
 
     await store.prune({}, limit=100)
 
-    assert [info.pulse.worker for info in await store.workers()] == ["alive"]
+    assert [info.pulse.worker for info in await store.query.workers()] == ["alive"]
 
 
 async def test_an_order_reaches_the_worker_at_its_next_beat(store: Store, opener: Opener) -> None:
@@ -149,7 +149,7 @@ async def test_an_order_reaches_the_worker_at_its_next_beat(store: Store, opener
 
     assert (await store.beat(pulse("a"), [], lease_for=LEASE)).order is WorkerCommand.DRAIN
     assert (await store.beat(pulse("b"), [], lease_for=LEASE)).order is WorkerCommand.NONE
-    assert {info.pulse.worker: info.order for info in await store.workers()} == {
+    assert {info.pulse.worker: info.order for info in await store.query.workers()} == {
         "a": WorkerCommand.DRAIN,
         "b": WorkerCommand.NONE,
     }

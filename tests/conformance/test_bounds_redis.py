@@ -41,12 +41,12 @@ async def test_a_page_of_dead_letters_reads_no_more_payloads_than_it_shows(store
     keys = Keys(home)
     keys.client.config_resetstat()
 
-    page = await store.find(JobFilter(states=(JobState.DEAD,), queue="default"), limit=2)
+    page = await store.query.find(JobFilter(states=(JobState.DEAD,), queue="default"), limit=2)
 
     read = keys.client.info("commandstats")["cmdstat_hgetall"]["calls"]
     keys.client.close()
     assert [(job.id, job.payload) for job in page.jobs] == [(dead[29], '{"n":29}'), (dead[28], '{"n":28}')]
-    rest = await store.find(JobFilter(states=(JobState.DEAD,)), cursor=page.cursor)
+    rest = await store.query.find(JobFilter(states=(JobState.DEAD,)), cursor=page.cursor)
     assert [job.id for job in rest.jobs] == dead[27::-1]
     assert read < 10
 

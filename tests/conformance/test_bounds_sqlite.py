@@ -67,7 +67,7 @@ async def test_what_a_filter_matches_no_more_when_it_is_written_stays_as_it_is(
     done = await store.cancel(JobFilter(states=(JobState.QUEUED,)))
 
     assert done == BulkResult([(second, JobState.CANCELLED)], [])
-    running = await store.get(first)
+    running = await store.query.get(first)
     assert running is not None
     assert (running.state, running.cancelling) == (JobState.RUNNING, False)
 

@@ -60,10 +60,10 @@ async def test_a_running_job_is_asked_and_stays_running(store: Store, opener: Op
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED])
 async def test_an_ended_job_is_refused(store: Store, state: JobState) -> None:
     job_id = await ended(store, state)
-    before = await store.get(job_id)
+    before = await store.query.get(job_id)
 
     assert await store.cancel([job_id]) == BulkResult([], [(job_id, state)])
-    assert await store.get(job_id) == before
+    assert await store.query.get(job_id) == before
 
 
 async def test_an_unknown_job_is_refused_as_unknown(store: Store) -> None:
@@ -79,7 +79,7 @@ async def test_cancelling_nothing_changes_nothing(store: Store) -> None:
     await put(store)
 
     assert await store.cancel([]) == BulkResult([], [])
-    assert await store.count(JobFilter(states=(JobState.QUEUED,))) == 1
+    assert await store.query.count(JobFilter(states=(JobState.QUEUED,))) == 1
 
 
 @pytest.mark.parametrize(

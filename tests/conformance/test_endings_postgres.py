@@ -177,7 +177,7 @@ async def test_twenty_writers_that_commit_slowly_are_all_told_once(store: Store,
     writers = asyncio.gather(*[writing(jobs[n::20]) for n in range(20)])
     await asyncio.gather(writers, following(writers))
 
-    succeeded = (await store.find(JobFilter(states=(JobState.SUCCEEDED,)), limit=500)).jobs
+    succeeded = (await store.query.find(JobFilter(states=(JobState.SUCCEEDED,)), limit=500)).jobs
     assert told == Counter(job.id for job in succeeded)
     assert 100 < len(succeeded) < 200
 
@@ -212,7 +212,7 @@ async def test_what_this_server_cannot_have_written_is_no_mark(store: Store, clo
     made_up = f"{clock()}.{rest}".replace("NOW", str(clock())).replace("NOBODY", FIRST)
 
     with pytest.raises(Invalid, match="after: "):
-        await store.endings(made_up, limit=10, within=timedelta(hours=1))
+        await store.query.events(made_up, limit=10, within=timedelta(hours=1))
 
 
 @pytest.mark.parametrize("tops", [("0", "5"), ("5", "0"), ("5", "9" * 18)])
@@ -222,7 +222,7 @@ async def test_what_is_in_no_past_of_this_server_is_a_gap(
     seen, shown = tops
     made_up = f"{clock()}.{seen}~{clock()}.{shown}~1.{FIRST}.0"
 
-    assert (await store.endings(made_up, limit=10, within=timedelta(hours=1))).gap
+    assert (await store.query.events(made_up, limit=10, within=timedelta(hours=1))).gap
 
 
 async def test_a_mark_outlives_many_transactions(store: Store, clock: ManualClock) -> None:

@@ -15,7 +15,7 @@ MINUTES = timedelta(minutes=5)
 
 
 async def figures(store: Store, most: int = 1000) -> JobStats:
-    return await store.figures(recent=MINUTES, most=most)
+    return await store.query.stats(recent=MINUTES, most=most)
 
 
 async def test_they_agree_with_the_jobs_there_are(store: Store, clock: ManualClock) -> None:
@@ -33,7 +33,7 @@ async def test_they_agree_with_the_jobs_there_are(store: Store, clock: ManualClo
 
     found = await figures(store)
 
-    jobs = (await store.find(JobFilter(), limit=100)).jobs
+    jobs = (await store.query.find(JobFilter(), limit=100)).jobs
     assert found.by(lambda group: (group.queue, group.state)) == Counter((job.queue, job.state) for job in jobs)
     assert found.by(lambda group: (group.worker, group.state)) == Counter((job.worker, job.state) for job in jobs)
     assert found.by(lambda group: group.attempts) == Counter(job.attempts for job in jobs)

@@ -135,7 +135,7 @@ async def test_open_store_refuses_replaced_files(
         claim(store),
         store.settle([ending(job)]),
         store.beat(pulse(), [job.lease], lease_for=LEASE),
-        store.find(JobFilter()),
+        store.query.find(JobFilter()),
         store.doctor(),
         store.durability(),
     ):
@@ -159,7 +159,7 @@ async def test_new_program_is_refused_while_another_has_the_old_shm(
         other.process.kill()
         other.process.wait(60)
         store = await opener()
-        assert await store.count(JobFilter(tasks=("first",))) == 1
+        assert await store.query.count(JobFilter(tasks=("first",))) == 1
     await opener.close()
 
 
@@ -181,7 +181,7 @@ async def test_waiting_program_opens_once_the_old_shm_is_closed(home: str, file:
         other.end()
         store = await opener()
         await put(store)
-        assert await store.count(JobFilter()) == 2
+        assert await store.query.count(JobFilter()) == 2
     await opener.close()
 
 
@@ -197,7 +197,7 @@ async def test_old_program_ends_without_harm_to_a_newer_log(home: str, file: Pat
         assert other.submit() == "StoreReplaced"
         other.end()
     store = await opener()
-    assert await store.count(JobFilter(tasks=("acknowledged",))) == 1
+    assert await store.query.count(JobFilter(tasks=("acknowledged",))) == 1
     await opener.close()
 
 
@@ -213,7 +213,7 @@ async def test_idle_program_ends_without_harm_to_a_newer_log(
         await opener.close()
         other.end()
     store = await opener()
-    assert await store.count(JobFilter(tasks=("acknowledged",))) == 1
+    assert await store.query.count(JobFilter(tasks=("acknowledged",))) == 1
     await opener.close()
 
 
@@ -263,7 +263,7 @@ async def test_store_goes_on_after_a_truncating_checkpoint_of_another_program(op
             assert outsider.execute("pragma wal_checkpoint(truncate)").fetchone() == (0, 0, 0)
         assert side(file, "-wal").stat().st_size == 0
         await put(store)
-        assert await store.count(JobFilter()) == expected
+        assert await store.query.count(JobFilter()) == expected
     cut(side(file, "-wal"))
     with pytest.raises(StoreReplaced, match=r"-wal was cut to 0 bytes"):
         await put(store)

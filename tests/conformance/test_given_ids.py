@@ -55,7 +55,7 @@ async def test_claims_of_a_given_id_grow_by_one(store: Store, clock: ManualClock
     await settle(store, again, JobState.FAILED, delay=timedelta(0), error="boom")
     (last,) = await take(store, 1)
     assert (last.claims, last.attempts) == (first.claims + 2, 2)
-    (record,) = await store.attempts(first.id)
+    (record,) = await store.query.attempts(first.id)
     assert (record.claims, record.attempt) == (again.claims, 1)
     assert (await settle(store, last)).accepted
 

@@ -26,8 +26,8 @@ async def test_another_spelling_of_an_id_is_nobody_s(store: Store, spelling: str
     (job_id,) = await put(store)
     other = SPELLINGS[spelling](job_id)
 
-    assert await store.get(other) is None
-    assert await store.attempts(other) == []
+    assert await store.query.get(other) is None
+    assert await store.query.attempts(other) == []
     for operated in (
         await store.cancel([other]),
         await store.replay([other]),

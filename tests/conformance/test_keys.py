@@ -24,7 +24,7 @@ async def test_a_key_creates_one_job_and_every_caller_gets_it(store: Store) -> N
     await store.submit([first])
 
     assert await store.submit([new_job(key="welcome-42", payload='{"n":2}')]) == [Submitted(first.id, False)]
-    assert await store.count(JobFilter()) == 1
+    assert await store.query.count(JobFilter()) == 1
     assert (await stored(store, first.id)).payload == '{"n":1}'
 
 
@@ -34,10 +34,10 @@ async def test_different_keys_are_different_jobs(store: Store) -> None:
     answers = await store.submit([new_job(key=key) for key in keys])
 
     assert all(answer.created for answer in answers)
-    found = [await store.by_key(key) for key in keys]
+    found = [await store.query.by_key(key) for key in keys]
     assert [job and job.id for job in found] == [answer.job_id for answer in answers]
     assert [job and job.key for job in found] == keys
-    assert await store.by_keys(keys) == found
+    assert await store.query.by_keys(keys) == found
 
 
 async def test_a_key_twice_in_one_batch_is_one_job(store: Store) -> None:
@@ -46,7 +46,7 @@ async def test_a_key_twice_in_one_batch_is_one_job(store: Store) -> None:
     answers = await store.submit([first, plain, second])
 
     assert answers == [Submitted(first.id, True), Submitted(plain.id, True), Submitted(first.id, False)]
-    assert await store.get(second.id) is None
+    assert await store.query.get(second.id) is None
 
 
 async def test_a_batch_of_old_and_new_keys_is_answered_in_order(store: Store) -> None:
@@ -72,9 +72,9 @@ async def test_a_key_submitted_with_a_known_id_is_that_jobs_and_goes_with_it(sto
 
     assert await store.submit([new_job(id=job_id, key="late")]) == [Submitted(job_id, False)]
     assert (await stored(store, job_id)).key == "late"
-    assert await store.count(JobFilter()) == 1
+    assert await store.query.count(JobFilter()) == 1
     await store.delete([job_id])
-    assert await store.by_key("late") is None
+    assert await store.query.by_key("late") is None
     assert (await store.submit([new_job(key="late")]))[0].created
 
 
@@ -86,7 +86,7 @@ async def test_every_key_of_a_known_job_answers_with_it(store: Store) -> None:
         assert await store.submit([new_job(id=job_id, key=key)]) == [Submitted(job_id, False)]
 
     assert await store.submit([new_job(key=key) for key in keys]) == [Submitted(job_id, False)] * 3
-    assert [job and job.id for job in await store.by_keys(keys)] == [job_id] * 3
+    assert [job and job.id for job in await store.query.by_keys(keys)] == [job_id] * 3
     await store.delete([job_id])
     answers = await store.submit([new_job(key=key, key_for=DAY) for key in keys])
     assert all(answer.created for answer in answers)
@@ -95,11 +95,11 @@ async def test_every_key_of_a_known_job_answers_with_it(store: Store) -> None:
 async def test_by_key_finds_the_job(store: Store) -> None:
     (job_id,) = await put(store, new_job(key="k"))
 
-    job = await store.by_key("k")
+    job = await store.query.by_key("k")
 
     assert job is not None
     assert (job.id, job.key) == (job_id, "k")
-    assert await store.by_key("K") is None
+    assert await store.query.by_key("K") is None
 
 
 async def test_by_keys_finds_the_jobs_whole_and_in_the_order_of_the_keys(store: Store) -> None:
@@ -107,13 +107,13 @@ async def test_by_keys_finds_the_jobs_whole_and_in_the_order_of_the_keys(store: 
     (unkeyed,) = await put(store)
 
     asked = ["k7", "nobody", *[f"k{number}" for number in range(249, -1, -1)], "k7", "K7"]
-    found = await store.by_keys(asked)
+    found = await store.query.by_keys(asked)
 
     assert [job and job.id for job in found] == [ids[7], None, *reversed(ids), ids[7], None]
     assert found[0] == await stored(store, ids[7])
     assert found[2] == await stored(store, ids[249])
     assert unkeyed not in {job.id for job in found if job is not None}
-    assert await store.by_keys([]) == []
+    assert await store.query.by_keys([]) == []
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.FAILED])
@@ -135,10 +135,10 @@ async def test_a_key_outlasts_its_pruned_job_until_its_lifetime_is_over(store: S
     job_id = await ended(store, JobState.SUCCEEDED, key="k", key_for=DAY)
     clock.advance(3600)
     assert await prune_all(store) == 1
-    assert await store.get(job_id) is None
+    assert await store.query.get(job_id) is None
 
     assert await store.submit([new_job(key="k")]) == [Submitted(job_id, False)]
-    assert await store.count(JobFilter()) == 0
+    assert await store.query.count(JobFilter()) == 0
 
     clock.advance(DAY.total_seconds())
     (answer,) = await store.submit([new_job(key="k")])
@@ -174,7 +174,7 @@ async def test_a_key_without_a_lifetime_goes_with_its_job(store: Store, clock: M
     clock.advance(60)
     assert await prune_all(store) == 1
 
-    assert await store.by_key("k") is None
+    assert await store.query.by_key("k") is None
     assert (await store.submit([new_job(key="k")]))[0].created
 
 
@@ -183,7 +183,7 @@ async def test_deleting_a_job_frees_its_key_whatever_lifetime_it_has(store: Stor
 
     await store.delete([job_id])
 
-    assert await store.by_key("k") is None
+    assert await store.query.by_key("k") is None
     assert (await store.submit([new_job(key="k")]))[0].created
 
 
@@ -192,7 +192,7 @@ async def test_by_key_of_a_pruned_job_finds_nothing(store: Store, clock: ManualC
     clock.advance(60)
     await prune_all(store)
 
-    assert await store.by_key("k") is None
+    assert await store.query.by_key("k") is None
 
 
 async def test_a_key_survives_retries_and_replays(store: Store) -> None:
@@ -212,7 +212,7 @@ async def test_of_32_racing_submissions_of_a_key_one_creates_and_all_get_it(stor
     keyed = [answer for _, answer in answers]
     assert sum(answer.created for answer in keyed) == 1
     assert len({answer.job_id for answer in keyed}) == 1
-    assert await store.count(JobFilter()) == 33
+    assert await store.query.count(JobFilter()) == 33
 
 
 async def test_one_of_many_callers_takes_over_an_outlived_key(store: Store, opener: Opener, clock: ManualClock) -> None:
@@ -229,7 +229,7 @@ async def test_one_of_many_callers_takes_over_an_outlived_key(store: Store, open
 
         (owner,) = {answer.job_id for (answer,) in answers}
         assert sum(answer.created for (answer,) in answers) == 1
-        held = await store.by_key(key)
+        held = await store.query.by_key(key)
         assert held is not None
         assert held.id == owner
-    assert await store.count(JobFilter()) == len(keys)
+    assert await store.query.count(JobFilter()) == len(keys)

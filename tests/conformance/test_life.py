@@ -64,7 +64,7 @@ async def test_racing_openers_of_an_empty_store_all_find_it_ready(opener: Opener
 
     for store in stores:
         await put(store)
-    assert await stores[0].count(JobFilter()) == 4
+    assert await stores[0].query.count(JobFilter()) == 4
 
 
 async def test_migrating_keeps_the_jobs(store: Store) -> None:
@@ -86,7 +86,7 @@ async def test_closing_finishes_what_is_under_way(opener: Opener) -> None:
     for job, answer in zip(jobs, answers, strict=True):
         acknowledged = answer == [Submitted(job.id, True)]
         assert acknowledged or isinstance(answer, HoldfastError)
-        assert not acknowledged or await again.get(job.id) is not None
+        assert not acknowledged or await again.query.get(job.id) is not None
 
 
 async def test_a_backup_never_overwrites(store: Store, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_blocking_caller_gets_the_same_answers(opener: Opener) -> None:
     new = new_job()
 
     assert store.blocking(store.submit([new])) == [Submitted(new.id, True)]
-    assert store.blocking(store.count(JobFilter())) == 1
+    assert store.blocking(store.query.count(JobFilter())) == 1
     store.blocking(store.close())
 
 
@@ -140,7 +140,7 @@ def test_blocking_callers_may_come_from_any_thread(opener: Opener) -> None:
         thread.join(30)
 
     assert sorted(answer.job_id for answer in answers) == sorted(job.id for job in jobs)
-    assert store.blocking(store.count(JobFilter())) == 40
+    assert store.blocking(store.query.count(JobFilter())) == 40
     store.blocking(store.close())
 
 
@@ -149,7 +149,7 @@ def test_a_blocking_error_arrives_as_itself(opener: Opener) -> None:
     store.blocking(store.open())
 
     with pytest.raises(HoldfastError):
-        store.blocking(store.find(JobFilter(), cursor="broken"))
+        store.blocking(store.query.find(JobFilter(), cursor="broken"))
     store.blocking(store.close())
 
 

@@ -24,7 +24,7 @@ def record(job: Job | Lease, lines: Sequence[NewLine]) -> Record:
 
 
 async def lines_of(store: Store, job_id: str) -> list[LogLine]:
-    page = await store.lines(job_id)
+    page = await store.query.logs(job_id)
     assert page.cursor is None
     return page.lines
 
@@ -155,7 +155,7 @@ async def test_pages_of_lines_follow_one_another(store: Store) -> None:
 
     pages, cursor = [], None
     while not pages or cursor is not None:
-        page = await store.lines(job.id, limit=3, cursor=cursor)
+        page = await store.query.logs(job.id, limit=3, cursor=cursor)
         pages.append("".join(line.text for line in page.lines))
         cursor = page.cursor
 
@@ -165,7 +165,7 @@ async def test_pages_of_lines_follow_one_another(store: Store) -> None:
 async def test_a_cursor_of_nobody_is_refused(store: Store) -> None:
     for cursor in ["", "x", "1", "1-", "-1", "1-x", "1-1-1", "٣-1", "1-" + "9" * 30]:
         with pytest.raises(Invalid, match="cursor"):
-            await store.lines(new_id(), cursor=cursor)
+            await store.query.logs(new_id(), cursor=cursor)
 
 
 async def test_a_job_that_is_not_there_has_no_lines(store: Store) -> None:
@@ -192,7 +192,7 @@ async def test_pruning_a_job_deletes_its_lines(store: Store, clock: ManualClock)
 
     assert await store.prune({"succeeded": timedelta(seconds=5)}, limit=10) == 1
 
-    assert await store.count(JobFilter()) == 1
+    assert await store.query.count(JobFilter()) == 1
     await put(store, new_job(id=job.id))
     assert await texts_of(store, job.id) == await texts_of(store, kept) == []
     assert await store.repair() == []

@@ -91,7 +91,7 @@ async def test_expired_is_bounded_and_changes_nothing(store: Store, clock: Manua
     clock.advance(3600)
 
     assert len(await store.expired(limit=4)) == 4
-    assert await store.count(JobFilter(states=(JobState.RUNNING,))) == 10
+    assert await store.query.count(JobFilter(states=(JobState.RUNNING,))) == 10
 
 
 async def test_racing_sweepers_settle_each_lost_lease_once(store: Store, opener: Opener, clock: ManualClock) -> None:
@@ -122,7 +122,7 @@ async def test_each_state_is_kept_as_long_as_it_says(store: Store, clock: Manual
     for minutes in (9, 2, 10, 10):
         clock.advance(minutes * 60)
         await store.prune(keep, limit=100)
-        left.append({state for state, job_id in ids.items() if await store.get(job_id)})
+        left.append({state for state, job_id in ids.items() if await store.query.get(job_id)})
 
     assert left == [set(ids), {JobState.DEAD, JobState.CANCELLED}, {JobState.DEAD}, set()]
 
@@ -145,7 +145,7 @@ async def test_what_has_not_ended_is_never_pruned(store: Store, clock: ManualClo
     clock.advance(365 * 86_400)
 
     assert await store.prune({state.value: timedelta(0) for state in JobState}, limit=100) == 0
-    assert await store.count(JobFilter()) == 4
+    assert await store.query.count(JobFilter()) == 4
 
 
 async def test_the_age_is_counted_from_the_end_not_from_the_submission(store: Store, clock: ManualClock) -> None:
@@ -167,11 +167,11 @@ async def test_pruning_is_bounded(store: Store, clock: ManualClock) -> None:
 
 async def test_a_pruned_job_takes_its_history_along(store: Store, clock: ManualClock) -> None:
     job_id = await ended(store, JobState.DEAD)
-    assert await store.attempts(job_id)
+    assert await store.query.attempts(job_id)
     clock.advance(3600)
     await store.prune({"dead": MINUTE}, limit=10)
 
-    assert await store.attempts(job_id) == []
+    assert await store.query.attempts(job_id) == []
 
 
 async def test_retention_deletes_no_job_that_is_replayed_meanwhile(
@@ -192,7 +192,7 @@ async def test_retention_deletes_no_job_that_is_replayed_meanwhile(
         replayed |= {job_id for answer in answers for job_id, _ in answer.changed}
         pruned += await store.prune({"cancelled": timedelta(0)}, limit=40)
 
-    assert {job.id for job in await store.outlines(ids) if job is not None} == replayed
+    assert {job.id for job in await store.query.summaries(ids) if job is not None} == replayed
     assert pruned + len(replayed) == len(ids)
 
 

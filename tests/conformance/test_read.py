@@ -23,7 +23,7 @@ async def every_page(store: Store, where: JobFilter, limit: int) -> list[Job]:
     jobs: list[Job] = []
     cursor = None
     while True:
-        page = await store.find(where, limit=limit, cursor=cursor)
+        page = await store.query.find(where, limit=limit, cursor=cursor)
         assert len(page.jobs) <= limit
         jobs += page.jobs
         if page.cursor is None:
@@ -35,14 +35,14 @@ async def found(store: Store, **where: object) -> set[str]:
     """Ids matching the filter; ``count`` has to agree."""
     filtered = JobFilter(**where)  # type: ignore[arg-type]  # the tests' own keywords
     ids = {job.id for job in await every_page(store, filtered, 2)}
-    assert await store.count(filtered) == len(ids)
+    assert await store.query.count(filtered) == len(ids)
     return ids
 
 
 async def test_an_unknown_job_is_none(store: Store) -> None:
-    assert await store.get(new_id()) is None
-    assert await store.get("no id at all") is None
-    assert await store.by_key("nobody") is None
+    assert await store.query.get(new_id()) is None
+    assert await store.query.get("no id at all") is None
+    assert await store.query.by_key("nobody") is None
 
 
 async def test_outlines_are_jobs_without_what_may_be_large(store: Store, clock: ManualClock) -> None:
@@ -52,13 +52,13 @@ async def test_outlines_are_jobs_without_what_may_be_large(store: Store, clock: 
     whole = await stored(store, job.id)
 
     asked = [dead, new_id(), job.id, "no id at all", job.id]
-    first, unknown, second, nobody, again = await store.outlines(asked)
+    first, unknown, second, nobody, again = await store.query.summaries(asked)
 
     assert (unknown, nobody) == (None, None)
     assert first is not None
     assert (first.state, first.error) == (JobState.DEAD, (await stored(store, dead)).error)
     assert second == again == msgspec.structs.replace(whole, payload="{}", key=None)
-    assert await store.outlines([]) == []
+    assert await store.query.summaries([]) == []
 
 
 async def test_filters_match_what_they_say(store: Store, clock: ManualClock) -> None:
@@ -93,7 +93,7 @@ async def test_jobs_are_counted_up_to_a_number(store: Store, where: JobFilter) -
         await ended(store, state, priority=1)
     over = msgspec.structs.replace(where, states=(JobState.DEAD, JobState.CANCELLED))
 
-    counts = [await store.count(each, most=most) for each in (where, over) for most in (1, 2, 7, None)]
+    counts = [await store.query.count(each, most=most) for each in (where, over) for most in (1, 2, 7, None)]
 
     assert counts == [1, 2, 6, 6, 1, 2, 3, 3]
 
@@ -137,9 +137,9 @@ async def test_pages_are_newest_first_and_complete(store: Store, clock: ManualCl
 async def test_a_full_last_page_says_that_was_all(store: Store) -> None:
     await put(store, *[new_job() for _ in range(4)])
 
-    first = await store.find(JobFilter(), limit=2)
+    first = await store.query.find(JobFilter(), limit=2)
     assert first.cursor is not None
-    second = await store.find(JobFilter(), limit=2, cursor=first.cursor)
+    second = await store.query.find(JobFilter(), limit=2, cursor=first.cursor)
 
     assert len(second.jobs) == 2
     assert second.cursor is None
@@ -147,7 +147,7 @@ async def test_a_full_last_page_says_that_was_all(store: Store) -> None:
 
 async def test_pages_are_stable_while_jobs_are_added_and_deleted(store: Store, clock: ManualClock) -> None:
     ids = await put(store, *[new_job() for _ in range(10)])
-    first = await store.find(JobFilter(), limit=4)
+    first = await store.query.find(JobFilter(), limit=4)
     await put(store, *[new_job() for _ in range(5)])
     clock.advance(1)
     await put(store)
@@ -156,7 +156,7 @@ async def test_pages_are_stable_while_jobs_are_added_and_deleted(store: Store, c
     rest: list[str] = []
     cursor = first.cursor
     while cursor is not None:
-        page = await store.find(JobFilter(), limit=4, cursor=cursor)
+        page = await store.query.find(JobFilter(), limit=4, cursor=cursor)
         rest += [job.id for job in page.jobs]
         cursor = page.cursor
 
@@ -165,10 +165,10 @@ async def test_pages_are_stable_while_jobs_are_added_and_deleted(store: Store, c
 
 
 async def test_a_page_of_an_empty_store_is_empty(store: Store) -> None:
-    page = await store.find(JobFilter())
+    page = await store.query.find(JobFilter())
 
     assert (page.jobs, page.cursor) == ([], None)
-    assert await store.count(JobFilter()) == 0
+    assert await store.query.count(JobFilter()) == 0
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "☃", "-1", "9" * 400, "a:b:c", "' OR 1=1 --", "\0"])
@@ -176,7 +176,7 @@ async def test_a_broken_cursor_is_refused(store: Store, cursor: str) -> None:
     await put(store)
 
     with pytest.raises(Invalid) as caught:
-        await store.find(JobFilter(), cursor=cursor)
+        await store.query.find(JobFilter(), cursor=cursor)
 
     assert caught.value.field == "cursor"
 
@@ -186,11 +186,11 @@ async def test_texts_no_store_can_hold_find_nothing_or_are_refused_by_us(store: 
     await put(store)
     bad = "\ud800"
     calls: list[Callable[[], Awaitable[object]]] = [
-        lambda: store.get(bad),
-        lambda: store.by_key(bad),
-        lambda: store.by_keys(["a", bad]),
-        lambda: store.find(JobFilter(queue=bad)),
-        lambda: store.count(JobFilter(tasks=(bad,))),
+        lambda: store.query.get(bad),
+        lambda: store.query.by_key(bad),
+        lambda: store.query.by_keys(["a", bad]),
+        lambda: store.query.find(JobFilter(queue=bad)),
+        lambda: store.query.count(JobFilter(tasks=(bad,))),
         lambda: store.cancel([bad]),
         lambda: store.delete(JobFilter(error=bad)),
         lambda: store.pause(bad),
@@ -199,14 +199,14 @@ async def test_texts_no_store_can_hold_find_nothing_or_are_refused_by_us(store: 
     for call in calls:
         with suppress(HoldfastError):
             await call()
-    assert await store.count(JobFilter(states=(JobState.QUEUED,))) == 1
+    assert await store.query.count(JobFilter(states=(JobState.QUEUED,))) == 1
 
 
 async def test_a_listed_job_is_the_job(store: Store) -> None:
     await ended(store, JobState.DEAD, key="k", options=Options(tags=("t",)), priority=4)
-    (listed,) = (await store.find(JobFilter())).jobs
+    (listed,) = (await store.query.find(JobFilter())).jobs
 
-    assert listed == await store.get(listed.id) == await store.by_key("k")
+    assert listed == await store.query.get(listed.id) == await store.query.by_key("k")
     assert (listed.key, listed.state, listed.carried.tags) == ("k", JobState.DEAD, ("t",))
 
 
@@ -224,7 +224,7 @@ async def test_the_states_of_the_queues_sum_to_the_jobs_accepted(store: Store) -
         "a": {"queued": 1, "running": 1, "scheduled": 1},
         "b": {"succeeded": 1, "dead": 1, "cancelled": 1, "failed": 1},
     }
-    assert sum(sum(info.states.values()) for info in infos) == await store.count(JobFilter()) == 7
+    assert sum(sum(info.states.values()) for info in infos) == await store.query.count(JobFilter()) == 7
 
 
 async def test_a_glance_sees_what_goes_on_in_every_queue(store: Store, clock: ManualClock) -> None:
@@ -236,7 +236,7 @@ async def test_a_glance_sees_what_goes_on_in_every_queue(store: Store, clock: Ma
     await store.pause("e")
     clock.advance(5)
 
-    infos = await store.glance(most=1000)
+    infos = await store.query.queue_depths(most=1000)
 
     assert {info.name: info.states for info in infos} == {
         "a": {"queued": 3, "running": 1},
@@ -248,13 +248,13 @@ async def test_a_glance_sees_what_goes_on_in_every_queue(store: Store, clock: Ma
     assert [info.paused for info in infos] == [False, False, False, True]
     assert [info.oldest_ready for info in infos] == [timedelta(seconds=5), None, None, None]
     await lose(store, clock, job)
-    assert (await store.glance(most=1000))[0].states == {"queued": 4}
+    assert (await store.query.queue_depths(most=1000))[0].states == {"queued": 4}
 
 
 async def test_a_glance_tells_of_many_jobs_that_they_are_at_least_so_many(store: Store) -> None:
     await put(store, *[new_job(queue=queue) for queue in ("a", "b") for _ in range(6)])
 
-    counts = {info.name: info.states["queued"] for info in await store.glance(most=2)}
+    counts = {info.name: info.states["queued"] for info in await store.query.queue_depths(most=2)}
 
     assert set(counts) == {"a", "b"}
     assert all(2 <= count <= 6 for count in counts.values())

@@ -70,9 +70,8 @@ async def everything_agrees(store: Store, keys: Keys) -> None:
     assert await store.repair() == []
     findings = await store.doctor()
     assert told(findings, "structures").level == "ok", told(findings, "structures")
-    ready = {
-        job.id for job in (await store.find(JobFilter(states=(JobState.QUEUED,)), limit=10_000)).jobs if job.losses < 2
-    }
+    queued = await store.query.find(JobFilter(states=(JobState.QUEUED,)), limit=10_000)
+    ready = {job.id for job in queued.jobs if job.losses < 2}
     taken = []
     while jobs := await take_ids(store, 100, {EVERY_QUEUE: 100}, startable=100):
         taken += jobs
@@ -104,7 +103,7 @@ async def test_a_structure_that_is_gone_is_made_again(
     (ghost,) = await put(store)
     await put(store)
     await store.cancel([ghost])
-    before = {job.id: job.state for job in (await store.find(JobFilter(), limit=1000)).jobs}
+    before = {job.id: job.state for job in (await store.query.find(JobFilter(), limit=1000)).jobs}
     assert keys.delete(name) == 1
     if other:
         keys.set(name, "not ours")
@@ -112,7 +111,7 @@ async def test_a_structure_that_is_gone_is_made_again(
     done = await store.repair()
 
     assert {each.level for each in done} == {"ok"} or name in ("outlived", "ghosts")
-    assert {job.id: job.state for job in (await store.find(JobFilter(), limit=1000)).jobs} == before
+    assert {job.id: job.state for job in (await store.query.find(JobFilter(), limit=1000)).jobs} == before
     await everything_agrees(store, keys)
 
 
@@ -164,7 +163,7 @@ async def test_jobs_that_make_no_sense_are_moved_aside(store: Store, keys: Keys)
 
     await store.repair()
 
-    assert (await store.find(JobFilter())).jobs == [await stored(store, good)]
+    assert (await store.query.find(JobFilter())).jobs == [await stored(store, good)]
     assert len([name for name in keys.all() if ":foreign:" in name]) == 4
     await everything_agrees(store, keys)
 
@@ -233,7 +232,7 @@ async def test_a_repair_beside_workers_and_submitters_loses_nothing(store: Store
     stop.set()
     ends = sum(await asyncio.gather(*working))
 
-    assert await store.count(JobFilter(states=(JobState.SUCCEEDED,))) == ends
+    assert await store.query.count(JobFilter(states=(JobState.SUCCEEDED,))) == ends
     await everything_agrees(store, keys)
 
 
@@ -281,7 +280,7 @@ async def test_two_jobs_of_one_number_get_one_each(store: Store, keys: Keys) -> 
     await store.repair()
     (third,) = await put(store)
 
-    assert next(job.id for job in (await store.find(JobFilter())).jobs) == third
-    assert len((await store.find(JobFilter())).jobs) == 3
+    assert next(job.id for job in (await store.query.find(JobFilter())).jobs) == third
+    assert len((await store.query.find(JobFilter())).jobs) == 3
     await everything_agrees(store, keys)
     assert not (await store.settle([ending(Lease("nobody", 1))]))[0].accepted

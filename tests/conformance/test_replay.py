@@ -61,7 +61,7 @@ async def test_a_replay_keeps_the_history(store: Store) -> None:
     (job,) = await take(store)
     await store.settle([failing(job, "third")])
 
-    records = await store.attempts(job.id)
+    records = await store.query.attempts(job.id)
 
     assert [(each.claims, each.attempt, each.error) for each in records] == [
         (1, 1, "first"),
@@ -179,7 +179,7 @@ async def test_whatever_can_be_replayed_can_be_so_later(store: Store, clock: Man
     job = await stored(store, job_id)
     assert (job.state, job.attempts, job.error, job.result) == (JobState.SCHEDULED, 0, None, None)
     assert (job.reason, job.ended_at_us, job.run_at_us) == (None, None, clock() + 3_000_000)
-    assert await store.count(JobFilter(states=(JobState.SCHEDULED,))) == 1
+    assert await store.query.count(JobFilter(states=(JobState.SCHEDULED,))) == 1
     await store.cancel([job_id])
     assert await state_of(store, job_id) is JobState.CANCELLED
 
@@ -240,8 +240,8 @@ async def test_a_deleted_job_is_gone_with_its_history(store: Store, state: JobSt
     done = await store.delete([job_id])
 
     assert (changed_ids([done]), done.refused) == ([job_id], [])
-    assert await store.get(job_id) is None
-    assert await store.attempts(job_id) == []
+    assert await store.query.get(job_id) is None
+    assert await store.query.attempts(job_id) == []
     assert await take(store) == []
 
 
@@ -273,4 +273,4 @@ async def test_a_filter_deletes_in_bounded_steps_and_spares_what_runs(store: Sto
     assert all(len(answer.changed) <= 3 for answer in answers)
     assert sorted(changed_ids(answers)) == sorted(ids)
     assert await states_of(store, [job.id, spared]) == [JobState.RUNNING, JobState.QUEUED]
-    assert await store.count(JobFilter()) == 2
+    assert await store.query.count(JobFilter()) == 2

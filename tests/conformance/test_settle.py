@@ -136,12 +136,12 @@ async def test_deferred_job_keeps_reason_and_error_through_its_next_claim(store:
     clock.advance(5)
     (third,) = await take(store)
 
-    [row] = await store.outlines([job.id])
+    [row] = await store.query.summaries([job.id])
 
     assert row is not None
     assert (row.state, row.reason, row.error) == (JobState.RUNNING, "no_handler", "deferred since then: no task")
     assert (row.attempts, row.started_at_us, third.attempts) == (1, clock(), 1)
-    assert await store.attempts(job.id) == []
+    assert await store.query.attempts(job.id) == []
 
 
 async def test_a_lost_attempt_counts_and_the_next_success_clears_its_error(store: Store, clock: ManualClock) -> None:
@@ -339,7 +339,7 @@ async def test_error_texts_are_kept_exactly(store: Store, error: str) -> None:
 
     assert answer.accepted
     assert (await stored(store, job.id)).error == error
-    (attempt,) = await store.attempts(job.id)
+    (attempt,) = await store.query.attempts(job.id)
     assert (attempt.error, attempt.traceback) == (error, error * 3)
 
 
@@ -361,8 +361,8 @@ async def test_a_success_leaves_no_attempt_record(store: Store) -> None:
     job = await running(store)
     await settle(store, job)
 
-    assert await store.attempts(job.id) == []
-    assert await store.attempts(new_id()) == []
+    assert await store.query.attempts(job.id) == []
+    assert await store.query.attempts(new_id()) == []
 
 
 async def test_every_failed_attempt_is_recorded_in_order(store: Store, clock: ManualClock) -> None:
@@ -374,7 +374,7 @@ async def test_every_failed_attempt_is_recorded_in_order(store: Store, clock: Ma
     (job,) = await take(store, worker="w3")
     await settle(store, job, JobState.DEAD, reason=Reason.NON_RETRYABLE, error="over")
 
-    records = await store.attempts(job_id)
+    records = await store.query.attempts(job_id)
 
     assert [(each.claims, each.attempt, each.worker, each.state, each.reason, each.error) for each in records] == [
         *[(n + 1, n + 1, f"w{n}", JobState.FAILED, "error", f"error {n}") for n in range(3)],
@@ -389,7 +389,7 @@ async def test_a_lost_attempt_is_recorded_with_the_worker_that_lost_it(store: St
     job = await running(store)
     await lose(store, clock, job)
 
-    (record,) = await store.attempts(job.id)
+    (record,) = await store.query.attempts(job.id)
 
     assert (record.claims, record.worker, record.reason, record.state) == (1, "worker-1", "crashed", JobState.QUEUED)
     assert "lease expired" in (record.error or "")
@@ -401,7 +401,7 @@ async def test_a_refused_settlement_records_nothing(store: Store, clock: ManualC
     clock.advance(LEASE.total_seconds() + 1)
     await store.settle([failing(job)])
 
-    assert await store.attempts(job.id) == []
+    assert await store.query.attempts(job.id) == []
 
 
 async def test_the_last_error_stays_readable_while_the_job_runs_again(store: Store) -> None:

@@ -51,5 +51,5 @@ async def test_a_worker_s_own_row_is_not_waited_for_either(store: Store) -> None
         assert beat.held == [LeaseStatus.HELD]
         assert (await stored(store, held.id)).lease_until_us == await store.now_us() + 2 * LEASE.total_seconds() * 1e6
     # The server lets go of the row in its own time.
-    while [info.pulse.running for info in await store.workers()] != [1]:
+    while [info.pulse.running for info in await store.query.workers()] != [1]:
         await store.beat(pulse(running=1), [], lease_for=LEASE)

@@ -277,7 +277,7 @@ async def test_no_connection_checkpoints_automatically(file: Path, monkeypatch: 
         await store.absent()
         await store.open()
         await put(store)
-        await store.find(JobFilter(tasks=("work",)))
+        await store.query.find(JobFilter(tasks=("work",)))
         await store.doctor()
         await store.backup(str(file.with_name(f"copy-{len(made)}.db")))
         await store.close()
@@ -330,7 +330,7 @@ async def test_a_damaged_file_raises_an_error_of_ours(opener: Opener, file: Path
 
     async def exercise() -> None:
         store = await opener()
-        await store.find(JobFilter(), limit=1000)
+        await store.query.find(JobFilter(), limit=1000)
         await take_ids(store)
         await put(store)
 
@@ -348,7 +348,7 @@ async def test_a_table_dropped_under_the_store_raises_an_error_of_ours(
     calls: list[Callable[[], Awaitable[object]]] = [
         lambda: put(store),
         lambda: take_ids(store),
-        lambda: store.find(JobFilter()),
+        lambda: store.query.find(JobFilter()),
         lambda: store.cancel(JobFilter()),
         lambda: store.expired(limit=1),
         lambda: store.prune({}, limit=1),

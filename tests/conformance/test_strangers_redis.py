@@ -52,12 +52,12 @@ def write(keys: Keys, job: str | bytes, *fields: str | bytes) -> None:
 
 async def read_everything(store: Store) -> None:
     """Every verb that looks at what is there."""
-    await store.find(JobFilter(), limit=100)
+    await store.query.find(JobFilter(), limit=100)
     for state in JobState:
-        await store.find(JobFilter(states=(state,)), limit=100)
-        await store.count(JobFilter(states=(state,), tasks=("work",)))
+        await store.query.find(JobFilter(states=(state,)), limit=100)
+        await store.query.count(JobFilter(states=(state,), tasks=("work",)))
     await queues(store)
-    await store.workers()
+    await store.query.workers()
     await store.expired(limit=100)
     await store.doctor()
     await store.promote(limit=100)
@@ -82,7 +82,7 @@ async def test_an_id_that_is_no_uuid_is_met_everywhere_and_stops_nobody(store: S
 
     assert ours in [each.id for each in taken]
     assert await state_of(store, ours) is JobState.SUCCEEDED
-    assert await store.count(JobFilter()) == len(STRANGE) + 1
+    assert await store.query.count(JobFilter()) == len(STRANGE) + 1
     await store.repair()
     await read_everything(store)
 
@@ -135,8 +135,8 @@ async def test_a_job_with_a_field_that_makes_no_sense_stops_nobody(store: Store,
         (ours,) = await put(store)
 
         await read_everything(store)
-        await store.get(job_id)
-        await store.attempts(job_id)
+        await store.query.get(job_id)
+        await store.query.attempts(job_id)
 
         assert ours in [job.id for job in await take(store, 10)], fields
         await store.cancel([job_id])
@@ -180,7 +180,7 @@ async def test_an_entry_that_makes_no_sense_stops_nobody(
     raw(keys, command, name, *words)
 
     await read_everything(store)
-    await store.by_key("key")
+    await store.query.by_key("key")
 
     assert first in await take_ids(store, 1, {EVERY_QUEUE: 1})
     await store.repair()
@@ -196,8 +196,8 @@ async def test_what_is_noted_of_attempts_and_workers_may_make_no_sense(store: St
     raw(keys, "HSET", "worker:stranger", "seen", "yesterday")
     await store.beat(pulse(), [], lease_for=LATER)
 
-    assert [each.error for each in await store.attempts(job.id)] == ["boom"]
-    assert [info.pulse.worker for info in await store.workers()] == [pulse().worker]
+    assert [each.error for each in await store.query.attempts(job.id)] == ["boom"]
+    assert [info.pulse.worker for info in await store.query.workers()] == [pulse().worker]
     await store.leave("stranger")
 
 

@@ -176,7 +176,7 @@ async def test_an_id_pushed_by_hand_with_its_hash_runs(home: str, keys: Keys, cl
         "default",
     )
     assert (await settle(store, job)).accepted
-    assert (await store.find(JobFilter())).jobs == [await stored(store, job.id)]
+    assert (await store.query.find(JobFilter())).jobs == [await stored(store, job.id)]
     assert [info.states for info in await queues(store)] == [{"succeeded": 1}]
     await store.close()
 
@@ -259,7 +259,7 @@ async def test_a_job_whose_hash_is_gone_harms_nobody(store: Store, keys: Keys, c
     assert await store.expired(limit=10) == []
     assert await take_ids(store) == [job_id, other]
     assert not (await settle(store, lost)).accepted
-    assert len((await store.find(JobFilter())).jobs) == 2
+    assert len((await store.query.find(JobFilter())).jobs) == 2
 
 
 @pytest.mark.parametrize(

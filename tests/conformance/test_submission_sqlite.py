@@ -45,7 +45,7 @@ async def test_a_committed_submission_exists(store: Store, connection: sqlite3.C
 
     assert submit(connection, store, [new]) == [Submitted(new.id, True)]
 
-    assert await store.get(new.id) is None, "seen before the commit"
+    assert await store.query.get(new.id) is None, "seen before the commit"
     connection.execute("COMMIT")
     job = await stored(store, new.id)
     assert (job.state, job.payload, job.queue, job.priority) == (JobState.QUEUED, new.payload, "q", 2)
@@ -73,8 +73,8 @@ async def test_a_rolled_back_submission_never_was(store: Store, connection: sqli
     submit(connection, store, [new_job(key="k"), new_job()])
     connection.execute("ROLLBACK")
 
-    assert await store.count(JobFilter()) == 0
-    assert await store.by_key("k") is None
+    assert await store.query.count(JobFilter()) == 0
+    assert await store.query.by_key("k") is None
     assert (await store.submit([new_job(key="k")]))[0].created
 
 
@@ -89,7 +89,7 @@ async def test_keys_hold_across_both_ways_of_submitting(store: Store, connection
     assert answers[:3] == [Submitted(old, False), Submitted(first.id, True), Submitted(first.id, False)]
     assert answers[3].created
     assert await store.submit([new_job(key="new")]) == [Submitted(first.id, False)]
-    assert await store.count(JobFilter()) == 3
+    assert await store.query.count(JobFilter()) == 3
 
 
 async def test_a_dead_key_is_free_here_too(store: Store, connection: sqlite3.Connection, clock: ManualClock) -> None:
@@ -108,7 +108,7 @@ async def test_ids_are_harmless_across_both_ways_of_submitting(store: Store, con
     await put(store, new)
 
     assert submit(connection, store, [new, new]) == [Submitted(new.id, False)] * 2
-    assert await store.count(JobFilter()) == 1
+    assert await store.query.count(JobFilter()) == 1
 
 
 async def test_a_batch_keeps_its_order(store: Store, connection: sqlite3.Connection) -> None:
@@ -158,5 +158,5 @@ async def test_it_neither_commits_nor_begins_by_itself(store: Store, connection:
     connection.execute("INSERT INTO invoice VALUES (1)")
     connection.execute("COMMIT")
 
-    assert await store.count(JobFilter()) == 0
+    assert await store.query.count(JobFilter()) == 0
     assert connection.execute("SELECT count(*) FROM invoice").fetchone() == (1,)

@@ -101,7 +101,7 @@ async def test_a_resubmission_adds_nothing_to_the_job(store: Store) -> None:
 
     await store.submit([new_job(id=new.id, options=Options(tags=("late",)), payload='{"a":"' + "x" * 5000 + '"}')])
 
-    assert await store.count(JobFilter(tag="late")) == 0
+    assert await store.query.count(JobFilter(tag="late")) == 0
     assert (await stored(store, new.id)).payload == "{}"
 
 
@@ -111,7 +111,7 @@ async def test_the_same_id_twice_in_one_batch_is_one_job(store: Store) -> None:
     answers = await store.submit([new, other, new])
 
     assert answers == [Submitted(new.id, True), Submitted(other.id, True), Submitted(new.id, False)]
-    assert await store.count(JobFilter()) == 2
+    assert await store.query.count(JobFilter()) == 2
 
 
 async def test_answers_come_in_the_order_of_the_questions(store: Store) -> None:
@@ -136,7 +136,7 @@ async def test_a_batch_is_stored_whole_or_not_at_all(store: Store) -> None:
     with pytest.raises(HoldfastError):
         await store.submit([*good[:2], bad, *good[2:]])
 
-    assert await store.count(JobFilter()) == 0
+    assert await store.query.count(JobFilter()) == 0
     assert await put(store, *good) == [job.id for job in good]
 
 
@@ -145,7 +145,7 @@ async def test_what_a_store_cannot_hold_is_refused_by_us(store: Store, fields: d
     with pytest.raises(HoldfastError):
         await store.submit([new_job(**fields)])
 
-    assert await store.count(JobFilter()) == 0
+    assert await store.query.count(JobFilter()) == 0
 
 
 async def test_a_refused_batch_harms_nobody_who_submits_at_the_same_time(store: Store) -> None:
@@ -163,7 +163,7 @@ async def test_a_large_batch_is_one_answer(store: Store) -> None:
     jobs = [new_job() for _ in range(5000)]
 
     assert await put(store, *jobs) == [job.id for job in jobs]
-    assert await store.count(JobFilter()) == 5000
+    assert await store.query.count(JobFilter()) == 5000
 
 
 async def test_a_delayed_job_is_scheduled_from_the_stores_own_clock(store: Store, clock: ManualClock) -> None:
@@ -201,7 +201,7 @@ async def test_what_was_answered_is_seen_by_every_other_process(store: Store, op
 
     other = await opener()
 
-    assert [job_id for job_id in ids if await other.get(job_id) is None] == []
+    assert [job_id for job_id in ids if await other.query.get(job_id) is None] == []
     assert await take_ids(other) == ids
 
 

@@ -67,7 +67,7 @@ async def test_no_more_suspects_than_the_limit_leaves(
     jobs = await take(other, 2, wants, startable=2)
 
     assert len(jobs) == 2
-    assert await other.count(JobFilter(states=(JobState.RUNNING,))) == 2
+    assert await other.query.count(JobFilter(states=(JobState.RUNNING,))) == 2
 
 
 async def test_the_star_treats_suspects_alike(store: Store, clock: ManualClock) -> None:

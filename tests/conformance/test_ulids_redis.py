@@ -62,21 +62,21 @@ async def test_a_whole_life_is_written_with_ulids_and_told_with_uuids(
     leases = [job.lease, Lease(later.id, 1)]
     assert (await store.beat(pulse(), leases, lease_for=LEASE)).held == [LeaseStatus.HELD, LeaseStatus.LOST]
     assert (await lose(store, clock, job)).state is JobState.QUEUED
-    assert [each.reason for each in await store.attempts(first.id)] == ["crashed"]
+    assert [each.reason for each in await store.query.attempts(first.id)] == ["crashed"]
     (job,) = await take(store, startable=1)
     answer = await settle(store, job, result="1")
     assert (answer.job_id, answer.accepted) == (first.id, True)
-    assert await store.by_key("k") == await stored(store, first.id)
+    assert await store.query.by_key("k") == await stored(store, first.id)
 
     assert (await store.cancel([later.id])).changed == [(later.id, JobState.CANCELLED)]
     assert (await store.replay(JobFilter(states=(JobState.CANCELLED,)))).changed == [(later.id, JobState.QUEUED)]
     assert (await claim(store, only=[later.id])).jobs[0].id == later.id
-    assert [each.id for each in (await store.find(JobFilter())).jobs] == [later.id, first.id]
+    assert [each.id for each in (await store.query.find(JobFilter())).jobs] == [later.id, first.id]
     assert {name for name in keys.all() if name.startswith("job:")} == {
         f"job:{as_ulid(each)}" for each in (first.id, later.id)
     }
     assert (await store.delete([first.id])).changed == [(first.id, JobState.SUCCEEDED)]
-    assert await store.get(first.id) is None
+    assert await store.query.get(first.id) is None
 
 
 async def test_the_end_of_a_job_is_heard(store: Store, opener: Opener) -> None:

@@ -177,11 +177,21 @@ class Delayed:
 class Blocked:
     """A store's verbs for a test without an event loop."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, family: str = "") -> None:
         self._store = store
+        self._family = family
+
+    @property
+    def query(self) -> Blocked:
+        """Its reads."""
+        return Blocked(self._store, "query")
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
-        return lambda *values, **options: self._store.blocking(getattr(self._store, verb)(*values, **options))
+        return lambda *values, **options: self._store.blocking(self._call(verb, *values, **options))
+
+    async def _call(self, verb: str, *values: Any, **options: Any) -> Any:
+        family = getattr(self._store, self._family) if self._family else self._store
+        return await getattr(family, verb)(*values, **options)
 
 
 class Server:

@@ -44,7 +44,7 @@ async def test_a_submission_that_was_stored_and_never_answered_is_acknowledged_o
 
             assert (answer.job_id, answer.created) == (job.id, True)
         assert proxy.cuts == 10
-        assert await store.count(JobFilter()) == 10
+        assert await store.query.count(JobFilter()) == 10
 
 
 async def test_a_submission_that_never_arrived_is_sent_again(proxy: FaultProxy, proxied_url: str) -> None:
@@ -55,7 +55,7 @@ async def test_a_submission_that_never_arrived_is_sent_again(proxy: FaultProxy, 
 
         assert answer.created
         assert proxy.cuts == 1
-        assert await store.count(JobFilter()) == 1
+        assert await store.query.count(JobFilter()) == 1
 
 
 async def test_a_settlement_that_was_written_and_never_answered_is_accepted(
@@ -80,7 +80,7 @@ async def test_a_failure_that_was_written_and_never_answered_counts_once(proxy: 
         (answer,) = await store.settle([failing(job, "a needle", delay=timedelta(hours=1))])
 
         assert (answer.accepted, answer.state) == (True, JobState.FAILED)
-        assert len(await store.attempts(job.id)) == 1
+        assert len(await store.query.attempts(job.id)) == 1
         assert (await stored(store, job.id)).attempts == 1
 
 

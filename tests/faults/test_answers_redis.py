@@ -46,7 +46,7 @@ async def test_a_submission_that_was_stored_and_never_answered_is_acknowledged_o
 
             assert await store.submit([job]) == [Submitted(job.id, True)]
         assert proxy.cuts == 10
-        assert await store.count(JobFilter()) == 10
+        assert await store.query.count(JobFilter()) == 10
 
 
 async def test_a_settlement_that_was_written_and_never_answered_is_accepted(
@@ -125,7 +125,7 @@ async def test_an_operation_of_which_nobody_knows_says_that_it_may_have_been_don
         proxy.refuse()
         proxy.cut()
         with pytest.raises(Unavailable):
-            await store.get(job_id)
+            await store.query.get(job_id)
         with pytest.raises(Unavailable) as never_sent:
             await store.cancel([job_id])
         assert "may have been done" not in str(never_sent.value)
@@ -178,7 +178,7 @@ async def test_a_claim_that_was_given_up_is_given_back_by_the_next(
         proxy.cut_before(b"unlucky", times=EVER)
         with pytest.raises(Unavailable):
             await take(store, 200, worker="unlucky")
-        taken = await other.count(JobFilter(states=(JobState.RUNNING,)))
+        taken = await other.query.count(JobFilter(states=(JobState.RUNNING,)))
         proxy.heal()
 
         assert await until_it_works(lambda: take(store, 0, worker="unlucky")) == []
@@ -186,7 +186,7 @@ async def test_a_claim_that_was_given_up_is_given_back_by_the_next(
 
         assert taken == 202
         assert len(ids) == 10
-        assert await other.count(JobFilter(states=(JobState.RUNNING,))) == 12
+        assert await other.query.count(JobFilter(states=(JobState.RUNNING,))) == 12
         assert (await settle(other, kept)).accepted
 
 
@@ -215,7 +215,7 @@ async def test_a_submission_whose_server_loads_after_it_was_stored_may_be_stored
                 await store.submit([new_job() for _ in range(size)])
 
         assert (len(tries) > 1, told.value.stored) == (True, ())
-        assert await store.count(JobFilter()) == size
+        assert await store.query.count(JobFilter()) == size
 
 
 async def test_pieces_that_were_done_before_one_was_refused_count(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ async def test_pieces_that_were_done_before_one_was_refused_count(url: str, monk
         assert [answer.created for answer in await store.submit(jobs)] == [True] * 250
 
         taken = await take(store, 1, worker="w") + await take(store, 240, worker="w")
-        assert await store.count(JobFilter(states=(JobState.RUNNING,))) == len(taken) == 50
+        assert await store.query.count(JobFilter(states=(JobState.RUNNING,))) == len(taken) == 50
 
         taken += await take(store, 200, worker="w")
         answers = await store.settle([ending(job) for job in taken])
@@ -258,7 +258,7 @@ async def test_a_cancelled_claim_is_given_back(url: str) -> None:
             held += len(answer) if isinstance(answer, list) else 0
         held += len(await take_ids(store, 1, worker="w"))
 
-        assert await store.count(JobFilter(states=(JobState.RUNNING,))) == held
+        assert await store.query.count(JobFilter(states=(JobState.RUNNING,))) == held
 
 
 async def test_a_lease_that_was_given_twice_is_whose_worker_has_the_job(server: Redis, url: str) -> None:

@@ -139,5 +139,5 @@ async def test_outlived_key_ends_by_the_servers_clock(url: str, skewed: Skewed) 
 async def test_skewed_worker_is_seen_as_living(skewed: Skewed) -> None:
     async with skewed() as store:
         await store.beat(pulse(), [], lease_for=LEASE)
-        (worker,) = await store.workers()
+        (worker,) = await store.query.workers()
         assert seconds_from_now(worker.seen_at_us) == pytest.approx(0, abs=NEAR)

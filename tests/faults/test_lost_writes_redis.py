@@ -123,7 +123,7 @@ async def test_lost_claim_settles_nothing_after_a_failover() -> None:
             assert f"at least {2 * len(OUTCOMES)} acknowledged" in (await finding(store, "losses")).text
 
             assert all([(await settle(store, job, worker="owner")).accepted for job in owned])
-            assert await store.count(JobFilter(states=(JobState.SUCCEEDED,))) == len(OUTCOMES)
+            assert await store.query.count(JobFilter(states=(JobState.SUCCEEDED,))) == len(OUTCOMES)
 
 
 async def test_lost_lease_is_not_recovered_under_another_holder() -> None:

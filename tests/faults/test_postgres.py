@@ -33,7 +33,7 @@ async def test_a_half_open_connection_is_noticed(
             await claim(store)
 
         proxy.heal()
-        assert await until_it_works(lambda: store.count(JobFilter())) == 1
+        assert await until_it_works(lambda: store.query.count(JobFilter())) == 1
         assert (await stored(store, job_id)).id == job_id
 
 
@@ -47,7 +47,7 @@ async def test_a_black_hole_is_noticed_by_every_verb(proxy: FaultProxy, proxied_
             store.settle([failing(job)]),
             store.beat(pulse(), [job.lease], lease_for=LEASE),
             store.expired(limit=1),
-            store.get(job.id),
+            store.query.get(job.id),
             store.cancel([job.id]),
         ):
             with pytest.raises(Unavailable):
@@ -68,7 +68,7 @@ async def test_a_server_that_refuses_is_told_in_one_line_and_soon(proxy: FaultPr
         proxy.accept()
         (answer,) = await until_it_works(lambda: store.submit([new_job()]))
         assert answer.created
-        assert await store.count(JobFilter()) == 1
+        assert await store.query.count(JobFilter()) == 1
 
 
 async def test_a_short_absence_is_not_even_noticed(proxy: FaultProxy, proxied_url: str) -> None:
@@ -77,7 +77,7 @@ async def test_a_short_absence_is_not_even_noticed(proxy: FaultProxy, proxied_ur
             proxy.cut()
             (answer,) = await store.submit([new_job()])
             assert answer.created
-        assert await store.count(JobFilter()) == 5
+        assert await store.query.count(JobFilter()) == 5
 
 
 async def test_a_listener_that_went_silent_costs_one_poll_and_is_replaced(
@@ -116,11 +116,11 @@ async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(url: str) -> N
     async with opened(url) as store:
         first, second = await put(store, new_job("first"), new_job("second"))
         for steps in range(40):
-            asked = asyncio.create_task(store.get(first))
+            asked = asyncio.create_task(store.query.get(first))
             for _ in range(steps):
                 await asyncio.sleep(0)
             asked.cancel()
-            answered = asyncio.gather(*[store.get(each) for each in (second, first, second)])
+            answered = asyncio.gather(*[store.query.get(each) for each in (second, first, second)])
             assert [job.task for job in await answered if job is not None] == ["second", "first", "second"]
             await asyncio.gather(asked, return_exceptions=True)
 
@@ -183,11 +183,11 @@ async def test_a_primary_that_takes_no_more_writes_is_left(url: str) -> None:
             server.change(default_transaction_read_only="on")
             with pytest.raises(Unavailable, match="read-only"):
                 await store.submit([new_job()])
-            assert (await store.count(JobFilter())) == 1
+            assert (await store.query.count(JobFilter())) == 1
 
             server.change(default_transaction_read_only="off")
             await until_it_works(lambda: store.submit([new_job()]))
-            assert (await store.count(JobFilter())) == 2
+            assert (await store.query.count(JobFilter())) == 2
 
 
 async def test_a_beat_does_not_wait_for_a_handler_that_holds_its_job(postgres: Postgres, url: str) -> None:
@@ -278,4 +278,4 @@ async def test_ids_of_nobody_are_refused_in_words(url: str) -> None:
         operated = await store.cancel(["no id", new_id()])
         assert [state for _, state in operated.refused] == [None, None]
     with pytest.raises((Conflict, HoldfastError)):
-        await store.count(JobFilter())
+        await store.query.count(JobFilter())

@@ -59,7 +59,7 @@ async def test_killed_connections_are_not_even_noticed(server: Redis, url: str) 
             server.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             (answer,) = await store.submit([new_job()])
             assert answer.created
-            assert await store.count(JobFilter()) == number + 1
+            assert await store.query.count(JobFilter()) == number + 1
 
 
 async def test_a_killed_listener_is_replaced(server: Redis, url: str) -> None:
@@ -79,11 +79,11 @@ async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(url: str) -> N
     async with opened(url) as store:
         first, second = await put(store, new_job("first"), new_job("second"))
         for steps in range(40):
-            asked = asyncio.create_task(store.get(first))
+            asked = asyncio.create_task(store.query.get(first))
             for _ in range(steps):
                 await asyncio.sleep(0)
             asked.cancel()
-            answered = asyncio.gather(*[store.get(each) for each in (second, first, second)])
+            answered = asyncio.gather(*[store.query.get(each) for each in (second, first, second)])
             assert [job.task for job in await answered if job is not None] == ["second", "first", "second"]
             await asyncio.gather(asked, return_exceptions=True)
 
@@ -114,14 +114,14 @@ async def test_a_half_open_connection_is_noticed_by_every_verb(
             store.settle([failing(job)]),
             store.beat(pulse(), [job.lease], lease_for=LEASE),
             store.expired(limit=1),
-            store.get(job.id),
+            store.query.get(job.id),
             store.cancel([job.id]),
         ):
             with pytest.raises(Unavailable, match="cannot be reached"):
                 await call
 
         proxy.heal()
-        await until_it_works(lambda: store.count(JobFilter()))
+        await until_it_works(lambda: store.query.count(JobFilter()))
         assert (await stored(store, job.id)).id == job.id
 
 
@@ -153,7 +153,7 @@ async def test_a_server_that_refuses_is_told_in_one_line(proxy: FaultProxy, prox
         proxy.accept()
         (answer,) = await until_it_works(lambda: store.submit([new_job()]))
         assert answer.created
-        assert await store.count(JobFilter()) == 1
+        assert await store.query.count(JobFilter()) == 1
 
 
 async def test_a_password_is_never_shown(hurried: None) -> None:

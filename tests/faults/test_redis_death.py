@@ -60,8 +60,8 @@ async def test_what_was_acknowledged_survives_a_kill_of_the_server(kind: str) ->
                         acknowledged += [each.job_id for each in answer if each.created]
                     else:
                         assert isinstance(answer, Unavailable)
-            await until_it_works(lambda: store.count(JobFilter()))
-            kept = {job.id for job in (await store.find(JobFilter(), limit=10_000)).jobs}
+            await until_it_works(lambda: store.query.count(JobFilter()))
+            kept = {job.id for job in (await store.query.find(JobFilter(), limit=10_000)).jobs}
             assert set(acknowledged) <= kept
             assert acknowledged
         keys = Keys(url)
@@ -85,7 +85,9 @@ async def test_a_log_that_lost_its_tail_is_never_half_there(kind: str) -> None:
                 keys = Keys(url)
                 assert list(keys.strays()) == []
                 keys.client.close()
-                assert await store.count(JobFilter()) == len((await store.find(JobFilter(), limit=1000)).jobs)
+                assert await store.query.count(JobFilter()) == len(
+                    (await store.query.find(JobFilter(), limit=1000)).jobs
+                )
                 assert (await finding(store, "structures")).level == "ok"
                 if kind in FLOORS:  # as its doctor says
                     assert "bgrewriteaof" in (await finding(store, "log")).remedy
@@ -131,14 +133,14 @@ async def test_each_of_several_losses_is_told_and_a_telling_that_is_lost_is_told
             await put(store, *[new_job() for _ in range(20)])
             for _ in range(2):  # the second time the telling is lost, too
                 server.crash_back(size)
-                await until_it_works(lambda: store.count(JobFilter()))
+                await until_it_works(lambda: store.query.count(JobFilter()))
                 assert "at least 20 acknowledged" in (await finding(store, "losses")).text
 
             await store.repair()
             size = server.written_log.stat().st_size
             await put(store, new_job())  # fewer than were lost before
             server.crash_back(size)
-            await until_it_works(lambda: store.count(JobFilter()))
+            await until_it_works(lambda: store.query.count(JobFilter()))
             assert "at least 1 acknowledged" in (await finding(store, "losses")).text
 
 
@@ -257,7 +259,7 @@ async def test_a_kill_while_the_log_is_rewritten_loses_nothing(kind: str) -> Non
                 acknowledged += await put(store, *[new_job() for _ in range(10)])
                 server.kill()
                 server.start()
-                kept = await until_it_works(lambda: store.find(JobFilter(), limit=10_000))
+                kept = await until_it_works(lambda: store.query.find(JobFilter(), limit=10_000))
                 assert {job.id for job in kept.jobs} == set(acknowledged)
         keys = Keys(url)
         assert list(keys.strays()) == []
@@ -338,7 +340,7 @@ async def test_eviction_switched_on_later_refuses_submissions(
             for _ in range(3):
                 with pytest.raises(Unavailable, match=r"allkeys-lru.*; config set maxmemory-policy noeviction"):
                     await store.submit([new_job()])
-            assert await store.count(JobFilter()) == 2
+            assert await store.query.count(JobFilter()) == 2
             jobs = await take(store)
             assert [job.id for job in jobs] == ids
             assert all(answer.accepted for answer in await store.settle([ending(job) for job in jobs]))
@@ -385,7 +387,7 @@ async def test_a_full_server_refuses_submissions_and_lets_jobs_finish(kind: str)
             for batch in ([new_job()], [new_job(key="k")], [new_job() for _ in range(300)]):
                 with pytest.raises(Unavailable, match="is full"):
                     await store.submit(batch)
-            assert await store.count(JobFilter()) == 10
+            assert await store.query.count(JobFilter()) == 10
             assert (await finding(store, "memory")).level == "error"
 
             beat = await store.beat(pulse(), [job.lease for job in jobs], lease_for=LEASE * 2)

@@ -44,7 +44,7 @@ async def test_a_replica_is_not_written_to(hurried: None) -> None:
                 await store.submit([new_job()])
             primary.execute("REPLICAOF", "NO", "ONE")
             await until_it_works(lambda: store.submit([new_job()]))
-            assert await store.count(JobFilter()) == 2
+            assert await store.query.count(JobFilter()) == 2
 
 
 @pytest.mark.parametrize("kind", [MAIN, *FLOORS])
@@ -138,7 +138,7 @@ async def test_a_store_follows_the_sentinels_to_the_replica_they_promote(kind: s
             assert role_of(replica)[0] == b"master"
             assert (await until_it_works(lambda: settle(store, job))).accepted
             await asyncio.wait_for(waiting, timeout=30)
-            assert await store.count(JobFilter()) == 3
+            assert await store.query.count(JobFilter()) == 3
 
 
 async def test_a_silent_sentinel_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ async def _every_verb(store: Store) -> None:
     answers = await store.settle([failing(job) for job in jobs])
     assert [answer.state for answer in answers] == [JobState.FAILED] * 3
     assert len(await take_ids(store, 10, {"*": 5})) == 3
-    assert (await store.by_key("k")) is not None
+    assert (await store.query.by_key("k")) is not None
     assert (await store.cancel([later])).changed == [(later, JobState.CANCELLED)]
     assert (await store.replay([later])).changed == [(later, JobState.QUEUED)]
     done = await ended(store, JobState.SUCCEEDED)
@@ -183,7 +183,7 @@ async def _every_verb(store: Store) -> None:
     await store.pause("mail")
     await store.wait(["queue:mail"], timeout=0.1)
     assert {info.name for info in await queues(store)} == {"default", "mail"}
-    assert len((await store.find(JobFilter())).jobs) == await store.count(JobFilter()) == 5
+    assert len((await store.query.find(JobFilter())).jobs) == await store.query.count(JobFilter()) == 5
     assert [each.level for each in await store.doctor()].count("error") == 0
     assert await store.prune({"succeeded": timedelta(0)}, limit=10) == 1
 
@@ -225,7 +225,7 @@ async def test_a_cluster_s_replica_that_took_over_is_found() -> None:
             assert (await until_it_works(lambda: settle(store, job))).accepted
 
             assert role_of(replica)[0] == b"master"
-            assert await store.count(JobFilter()) == 1
+            assert await store.query.count(JobFilter()) == 1
 
 
 async def test_a_server_that_is_no_cluster_serves_the_url_of_one() -> None:

@@ -384,7 +384,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     # ── what must hold after every step ───────────────────────────────────────────────────────────────────────
     def everything(self) -> list[Any]:
-        return self.call(self.store.find(JobFilter(), limit=10_000)).jobs
+        return self.call(self.store.query.find(JobFilter(), limit=10_000)).jobs
 
     def meet_the_due(self) -> None:
         """Whether a due job already stands as queued is the store's affair: the model follows."""
@@ -417,14 +417,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_states_sum_to_the_jobs_accepted(self) -> None:
-        queues = self.call(self.store.queues(recent=timedelta(minutes=5), most=10_000))
+        queues = self.call(self.store.query.queues(recent=timedelta(minutes=5), most=10_000))
         assert sum(sum(queue.states.values()) for queue in queues) == self.model.accepted - self.model.removed
         assert {queue.name for queue in queues if queue.paused} == self.model.paused
 
     @invariant()
     def every_unsuccessful_attempt_is_on_record(self) -> None:
         for job in list(self.model.jobs.values())[-3:]:
-            records = self.call(self.store.attempts(job.new.id))
+            records = self.call(self.store.query.attempts(job.new.id))
             claims = [record.claims for record in records]
             assert claims == sorted(set(claims))
             assert job.counted <= set(claims) <= job.counted | job.given_back

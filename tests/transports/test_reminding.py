@@ -287,10 +287,10 @@ async def test_nothing_piles_up_under_load(pairing: Pairing) -> None:
         rng = random.Random(7)
         for _ in range(60):
             await put(store, *[new_job() for _ in range(rng.randint(1, 40))])
-            ready = await store.count(JobFilter(states=(JobState.QUEUED,)))  # it only falls until the next round
+            ready = await store.query.count(JobFilter(states=(JobState.QUEUED,)))  # it only falls until the next round
             excess.append(len(pairing.waiting()) - ready)
             await asyncio.sleep(rng.uniform(0, 0.05))
-        total = await store.count(JobFilter())
+        total = await store.query.count(JobFilter())
         await until_succeeded(app, total)
     assert max(excess) <= 10
     assert sum(event.count for each in rejected for event in each.of(LeaseRejected)) == 0

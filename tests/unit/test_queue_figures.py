@@ -115,7 +115,7 @@ def test_many_readers_ask_the_store_once(tmp_path: Path, monkeypatch: pytest.Mon
         return told, [event.verb for event in asked if isinstance(event, StoreAnswered)]
 
     told, verbs = asyncio.run(read())
-    assert (verbs.count("glance"), verbs.count("workers"), "queues" in verbs) == (1, 1, False)
+    assert (verbs.count("queue_depths"), verbs.count("workers"), "queues" in verbs) == (1, 1, False)
     assert {shown(each)["queue_jobs"]["default", "queued"] for each in told} == {1.0}
 
 

@@ -30,11 +30,11 @@ def test_calls_on_a_locked_file_are_withdrawn(tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
             other.execute("begin immediate")
             answers = await asyncio.gather(*[store.submit([_job()]) for _ in range(20)], return_exceptions=True)
-            waiting = asyncio.create_task(store.count(JobFilter()))
+            waiting = asyncio.create_task(store.query.count(JobFilter()))
             other.execute("rollback")
         seen = await waiting
         await store.submit([_job()])  # behind all those that were withdrawn
-        stored = await store.count(JobFilter())
+        stored = await store.query.count(JobFilter())
         await store.close()
         return answers, seen, stored
 
@@ -56,7 +56,7 @@ def test_without_a_word_of_patience_the_lock_is_waited_for(tmp_path: Path) -> No
             await asyncio.sleep(0.5)
             other.execute("rollback")
         await waiting
-        stored = await store.count(JobFilter())
+        stored = await store.query.count(JobFilter())
         await store.close()
         return stored
 
@@ -77,7 +77,7 @@ def test_the_first_awaited_write_stops_no_event_loop_while_a_blocking_one_waits_
             took = time.monotonic() - began
             other.execute("rollback")
         await asyncio.gather(blocking, awaited)
-        stored = await store.count(JobFilter())
+        stored = await store.query.count(JobFilter())
         await store.close()
         return took, stored
 
@@ -115,7 +115,9 @@ def test_closing_waits_for_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyP
         store = open_store(f"sqlite:///{tmp_path}/jobs.db", patience=40.0)
         await store.open()
         where = JobFilter(error="a")
-        searches = [asyncio.create_task(store.find(where)) for _ in range(2)]  # one is under way, one waits for it
+        searches = [
+            asyncio.create_task(store.query.find(where)) for _ in range(2)
+        ]  # one is under way, one waits for it
         await asyncio.sleep(0.1)
         began = time.monotonic()
         await store.close()
@@ -134,7 +136,7 @@ def test_patience_costs_nothing_where_nobody_else_writes(tmp_path: Path, jobs: i
         store = open_store(f"sqlite:///{tmp_path}/jobs.db", patience=5.0)
         await store.open()
         await asyncio.gather(*[store.submit([_job()]) for _ in range(jobs)])
-        stored = await store.count(JobFilter())
+        stored = await store.query.count(JobFilter())
         await store.close()
         return stored
 

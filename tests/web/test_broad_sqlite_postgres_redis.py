@@ -19,6 +19,7 @@ from holdfast.stores.common.requests import CHOOSE, Chosen
 from holdfast.stores.postgres import store as postgres_store
 from holdfast.stores.redis import pool as redis_links
 from holdfast.stores.sqlite import store as sqlite_store
+from holdfast.stores.sqlite.query import SqliteQuery
 from holdfast.views import explain
 from holdfast.web import bulk
 from tests.conformance.support import pulse
@@ -130,16 +131,16 @@ def test_dead_letters_are_counted_and_replayed_without_a_look_at_other_jobs(slow
 def test_a_dry_run_may_take_as_long_as_the_change_and_counts_what_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, asked = sqlite_store.SQLiteStore.count, []
+    count, asked = SqliteQuery.count, []
 
-    async def limited(self: sqlite_store.SQLiteStore, where: Any, *, most: int, seconds: float) -> int:
+    async def limited(self: SqliteQuery, where: Any, *, most: int, seconds: float) -> int:
         asked.append(seconds)
         if most > bulk.MOST:
             raise TooBroad(seconds)
         return await count(self, where, most=most, seconds=seconds)
 
     monkeypatch.setattr(bulk, "MOST", 2)
-    monkeypatch.setattr(sqlite_store.SQLiteStore, "count", limited)
+    monkeypatch.setattr(SqliteQuery, "count", limited)
     with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
         for _ in range(3):
             api.submit()

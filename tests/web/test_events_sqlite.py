@@ -172,7 +172,7 @@ def test_who_makes_up_for_what_they_missed_has_one_look_at_a_time(home: str, mon
     async def body() -> None:
         async with Holdfast(home) as app:
             store = await app.opened()
-            endings, at_once = store.endings, [0, 0]  # now, and at most
+            endings, at_once = store.query.events, [0, 0]  # now, and at most
 
             async def counted(*given: Any, **named: Any) -> JobEvents:
                 at_once[:] = at_once[0] + 1, max(at_once[0] + 1, at_once[1])
@@ -181,7 +181,7 @@ def test_who_makes_up_for_what_they_missed_has_one_look_at_a_time(home: str, mon
                 finally:
                     at_once[0] -= 1
 
-            monkeypatch.setattr(store, "endings", counted)
+            monkeypatch.setattr(store.query, "events", counted)
             feed_here = EventBroadcaster(app)
             await asyncio.gather(*[feed_here.missed("key", None) for _ in range(5)])
             assert at_once == [0, 1]

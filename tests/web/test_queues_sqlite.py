@@ -5,11 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.core.models import QueueInfo
+from holdfast.stores.base import ForwardingQuery
 from tests.web.client import Api
 from tests.web.keyed import Keys, ask
 
@@ -51,13 +54,15 @@ def test_only_a_key_with_patterns_asks_for_the_names_of_queues(
 ) -> None:
     keys = Keys(tmp_path)
     with Api(home, keys_file=str(keys.path)) as api:
-        store, looks = api.run(api.app.opened()), []
-        look = store.queues
+        store: Any = api.run(api.app.opened())
+        looks: list[int] = []
+        reads = type(store).query
 
-        async def counted(**bounds: Any) -> Any:
-            looks.append(bounds["most"])
-            return await look(**bounds)
+        class CountedQuery(ForwardingQuery):
+            async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+                looks.append(most)
+                return await super().queues(recent=recent, most=most)
 
-        monkeypatch.setattr(store, "queues", counted)
+        monkeypatch.setattr(type(store), "query", property(lambda each: CountedQuery(reads.fget(each))))
         answer = ask(api, keys.make("work", queues=queues), "POST", "/v1/claims", {"worker": "w"})
         assert (answer.json()["jobs"], looks) == ([], [100] * asked)

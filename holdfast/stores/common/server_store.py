@@ -12,32 +12,26 @@ from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.core.errors import ForkedConnection, HoldfastError
-from holdfast.core.job_logs import LogPage, Record
+from holdfast.core.job_logs import Record
 from holdfast.core.lifecycle import CANCELLABLE, DELETABLE
 from holdfast.core.models import (
-    Attempt,
     BulkResult,
     Claim,
     HeartbeatReply,
     Job,
-    JobEvents,
     JobFilter,
     JobState,
     Lease,
     NewJob,
-    Page,
-    QueueInfo,
     ReplayRate,
     Settled,
     Settlement,
     Submitted,
     WorkerCommand,
     WorkerHeartbeat,
-    WorkerInfo,
 )
 from holdfast.core.portal import Portal
-from holdfast.core.stats import JobStats
-from holdfast.stores.base import AT_ONCE, Selection
+from holdfast.stores.base import AT_ONCE, Query, Selection
 from holdfast.stores.common.requests import Chosen, WorkerClaim, awaited_jobs, named, replayable
 
 T = TypeVar("T")
@@ -73,29 +67,11 @@ class Operate(Protocol):
     async def order(self, order: WorkerCommand, workers: Sequence[str] | None) -> list[str]: ...
 
 
-class Read(Protocol):
-    """Looking."""
+class ServerQuery(Query, Protocol):
+    """Reads, and what the store itself asks."""
 
-    async def get(self, job_id: str) -> Job | None: ...
-    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]: ...
-    async def by_key(self, key: str) -> Job | None: ...
-    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]: ...
-    async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page: ...
-    async def count(self, where: JobFilter, *, most: int | None, seconds: float | None) -> int: ...
-    async def attempts(self, job_id: str) -> list[Attempt]: ...
-    async def lines(self, job_id: str, *, limit: int, cursor: str | None) -> LogPage: ...
-    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]: ...
-    async def glance(self, most: int) -> list[QueueInfo]: ...
-    async def workers(self) -> list[WorkerInfo]: ...
     async def now_us(self) -> int: ...
-    async def over(self, job_ids: Sequence[str]) -> bool: ...
-
-
-class Feed(Protocol):
-    """What happened."""
-
-    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents: ...
-    async def figures(self, *, recent: timedelta, most: int) -> JobStats: ...
+    async def any_finished(self, job_ids: Sequence[str]) -> bool: ...
 
 
 class ServedNotifications(Protocol):
@@ -118,8 +94,7 @@ class Opened(ABC):
     news: ServedNotifications
     hot: Hot
     operate: Operate
-    read: Read
-    feed: Feed
+    query: ServerQuery
 
     def __init__(self) -> None:
         self._watching = asyncio.create_task(self._close_with_loop(), name="holdfast-connections")
@@ -261,7 +236,7 @@ class ServedStore(ABC, Generic[OpenedT]):
         awaited = awaited_jobs(topics)
 
         async def settled() -> bool:
-            return bool(awaited) and await opened.read.over(awaited)
+            return bool(awaited) and await opened.query.any_finished(awaited)
 
         await opened.news.wait(topics, timeout, settled)
 
@@ -318,45 +293,10 @@ class ServedStore(ABC, Generic[OpenedT]):
     async def order(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         return await self._open.operate.order(order, workers)
 
-    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def get(self, job_id: str) -> Job | None:
-        return await self._open.read.get(job_id)
-
-    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
-        return await self._open.read.outlines(job_ids) if job_ids else []
-
-    async def by_key(self, key: str) -> Job | None:
-        return await self._open.read.by_key(key)
-
-    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
-        return await self._open.read.by_keys(keys) if keys else []
-
-    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return await self._open.read.find(where, limit=limit, cursor=cursor)
-
-    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        return await self._open.read.count(where, most=most, seconds=seconds)
-
-    async def attempts(self, job_id: str) -> list[Attempt]:
-        return await self._open.read.attempts(job_id)
-
-    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
-        return await self._open.read.lines(job_id, limit=limit, cursor=cursor)
-
-    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
-        return await self._open.read.queues(recent=recent, most=most)
-
-    async def glance(self, *, most: int) -> list[QueueInfo]:
-        return await self._open.read.glance(most)
-
-    async def workers(self) -> list[WorkerInfo]:
-        return await self._open.read.workers()
-
-    async def figures(self, *, recent: timedelta, most: int) -> JobStats:
-        return await self._open.feed.figures(recent=recent, most=most)
-
-    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
-        return await self._open.feed.endings(after, limit=limit, within=within)
+    @property
+    def query(self) -> Query:
+        """Reads in the running event loop."""
+        return self._open.query
 
     async def now_us(self) -> int:
-        return await self._open.read.now_us()
+        return await self._open.query.now_us()

@@ -110,7 +110,7 @@ class Feed:
         self._links = links
         self._sql = statements
 
-    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+    async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
         """What became visible since a mark."""
         mark = None if after is None else SnapshotCursor.read(after)
         ((at, number),) = await self._links.fetch(self._sql["number"])
@@ -140,7 +140,7 @@ class Feed:
         _, top, running = native.split(":")
         return int(top), [int(xid) for xid in running.split(",") if xid]
 
-    async def figures(self, *, recent: timedelta, most: int) -> JobStats:
+    async def stats(self, *, recent: timedelta, most: int) -> JobStats:
         """How many jobs there are, of each kind."""
         rows = await self._links.fetch(self._sql["figures"], recent=recent // MICROSECOND, most=most)
         groups = [

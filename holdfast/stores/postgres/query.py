@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -27,26 +27,24 @@ from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.queue_counts import CountRow, queues_of
 from holdfast.stores.common.requests import costs_its_page, is_unsuccessful, line_page, line_place
 from holdfast.stores.postgres.encoding import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
-from holdfast.stores.postgres.pool import PostgresPool, Rows, Turn
-from holdfast.stores.postgres.statements import Query
+from holdfast.stores.postgres.events import Feed
+from holdfast.stores.postgres.pool import Rows, Turn
 
 _NEWEST = str(UUID(int=(1 << 128) - 1))
 
 
-class Read:
-    """The verbs, over the store's named statements."""
-
-    def __init__(self, links: PostgresPool, statements: Mapping[str, Query]) -> None:
-        self._links = links
-        self._sql = statements
+class PostgresQuery(Feed):
+    """Family ``query`` of PostgreSQL."""
 
     async def get(self, job_id: str) -> Job | None:
         """One job by id."""
         rows = await self._links.fetch(self._sql["get"], id=job_id) if is_id(job_id) else []
         return shown_job(rows[0]) if rows else None
 
-    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
+    async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
         """These jobs, without what may be large."""
+        if not job_ids:
+            return []
         rows = await self._links.fetch(self._sql["outlines"], ids=list(filter(is_id, job_ids)))
         found = {row[0]: shown_job(row) for row in rows}
         return [found.get(job_id) for job_id in job_ids]
@@ -58,13 +56,15 @@ class Read:
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
         """The jobs these keys stand for."""
+        if not keys:
+            return []
         texts = list(map(to_text, keys))
         owners = dict(await self._links.fetch(self._sql["key_owners"], keys=texts))
         rows = await self._links.fetch(self._sql["get_many"], ids=list(owners.values())) if owners else []
         jobs = {row[0]: shown_job(row) for row in rows}
         return [jobs.get(owners.get(text, "")) for text in texts]
 
-    async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
+    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
         """A page of jobs, newest first; the cursor is the last id of the page before."""
         values = filter_parameters(where) | {"before": _NEWEST if cursor is None else _place(cursor)}
         # Dead letters are few among millions, and found by their index; successes are many, and soon met.
@@ -83,7 +83,7 @@ class Read:
             return await self._links.fetch(self._sql[name], **values)
         return await self._links.search(self._sql[name], _turn(where), **values)
 
-    async def count(self, where: JobFilter, *, most: int | None, seconds: float | None) -> int:
+    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
         """How many jobs match, counted up to ``most``."""
         turn = _turn(where) if seconds is None else Turn.CHANGE
         values = filter_parameters(where) | {"most": most}
@@ -102,7 +102,7 @@ class Read:
         rows = await self._links.fetch(self._sql["attempts"], id=job_id) if is_id(job_id) else []
         return [shown_attempt(row) for row in rows]
 
-    async def lines(self, job_id: str, *, limit: int, cursor: str | None) -> LogPage:
+    async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         """A page of what a job has logged."""
         claims, number = line_place(cursor)
         if not is_id(job_id):
@@ -114,7 +114,7 @@ class Read:
         """Every queue with its counts."""
         return await self._looked_at(recent, most, (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED))
 
-    async def glance(self, most: int) -> list[QueueInfo]:
+    async def queue_depths(self, *, most: int) -> list[QueueInfo]:
         """The queues in which something is going on."""
         return await self._looked_at(timedelta(0), most, (JobState.DEAD,))
 
@@ -157,7 +157,7 @@ class Read:
             )
         return found
 
-    async def over(self, job_ids: Sequence[str]) -> bool:
+    async def any_finished(self, job_ids: Sequence[str]) -> bool:
         """Whether one of these jobs has ended, or is gone."""
         return not all(map(is_id, job_ids)) or bool(await self._links.fetch(self._sql["over"], ids=job_ids))
 

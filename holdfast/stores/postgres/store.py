@@ -25,10 +25,9 @@ from holdfast.stores.common.server_store import Opened, ServedStore
 from holdfast.stores.postgres import external_tx, maintenance
 from holdfast.stores.postgres.admin import Operate
 from holdfast.stores.postgres.doctor import durability, examine
-from holdfast.stores.postgres.events import Feed
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import PostgresPool, parse_url
-from holdfast.stores.postgres.query import Read
+from holdfast.stores.postgres.query import PostgresQuery
 from holdfast.stores.postgres.queueing import Hot
 from holdfast.stores.postgres.statements import numbered
 from holdfast.stores.postgres.transport_queries import Announcing
@@ -153,8 +152,7 @@ class _OpenedPostgres(Opened):
         self.news = PostgresNotifications(self.links)
         self.hot = Hot(self.links, self.news, store.sql)
         self.operate = Operate(self.links, self.news, store.sql, self.hot.ready)
-        self.read = Read(self.links, store.sql)
-        self.feed = Feed(self.links, store.sql)
+        self.query = PostgresQuery(self.links, store.sql)
         self.announcing = Announcing(self.links, store.sql)
         self._migrations = store.migrations
         super().__init__()

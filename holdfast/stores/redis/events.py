@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from holdfast.core.models import MICROSECOND, Attempt, Job, JobEvent, JobEvents, JobState
 from holdfast.core.stats import JobStats
 from holdfast.stores.common.event_cursor import LAST, OVERLAP_US, EventCursor, place_of
-from holdfast.stores.connections.redis import Script
 from holdfast.stores.redis.encoding import shown_attempts
-from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.query import Read
 from holdfast.stores.redis.stats import Counting
 
 _PIECE = 400  # of each kind: more than one script can end at one instant
 
 
-class Feed:
+class RedisQuery(Read):
     """The verbs, over the store's scripts."""
 
-    def __init__(self, links: NamespacePool, scripts: Mapping[str, Script], read: Read) -> None:
-        self._links = links
-        self._scripts = scripts
-        self._read = read
-
-    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+    async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
         """What came behind a mark. A piece ends with an instant, however many ended at it, whatever the ``limit``."""
         if after is None:
-            return _from_now(await self._read.now_us())
+            return _from_now(await self.now_us())
         mark = EventCursor.read(after)
         behind, _, _ = mark.begin(0)
         back = within // MICROSECOND + OVERLAP_US
@@ -43,9 +36,9 @@ class Feed:
         drained = EventCursor(int(now_us), until) if until else mark._replace(looked=int(now_us))
         return drained.piece(found, gap=bool(gone))
 
-    async def figures(self, *, recent: timedelta, most: int) -> JobStats:
+    async def stats(self, *, recent: timedelta, most: int) -> JobStats:
         """How many jobs there are, of each kind."""
-        return await Counting(self._links, self._read, most).figures(recent)
+        return await Counting(self._links, self, most).count_groups(recent)
 
     async def _told(self, kinds: Sequence[Any], until: int) -> list[JobEvent]:
         """The endings up to an instant. What was replayed or deleted since is none any more."""
@@ -53,7 +46,7 @@ class Feed:
         wanted = [each for each in endings if each[1] <= until]
         attempts = [each for each in setbacks if each[1] <= until]
         ids = list(dict.fromkeys([job_id for job_id, *_ in (*wanted, *attempts)]))
-        jobs = dict(zip(ids, await self._read.outlines(ids), strict=True))
+        jobs = dict(zip(ids, await self.summaries(ids), strict=True))
         found = []
         for job_id, at, state in wanted:
             job = jobs[job_id]

@@ -28,7 +28,7 @@ from holdfast.core.models import (
     as_ulid,
     parse_id,
 )
-from holdfast.stores.base import AT_ONCE, Selection
+from holdfast.stores.base import AT_ONCE, ForwardingQuery, Query, Selection
 from holdfast.stores.redis.store import RedisStore
 from holdfast.stores.redis.url import parse_url
 
@@ -132,32 +132,39 @@ class UlidStore(RedisStore):
     async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         return _read_operated(await super().delete(_written_selection(selection), limit=limit))
 
-    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
-        piece = await super().endings(after, limit=limit, within=within)
+    @property
+    def query(self) -> Query:
+        return UlidQuery(super().query)
+
+
+class UlidQuery(ForwardingQuery):
+    """Reads, with ids as ULIDs in Redis."""
+
+    async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+        piece = await self._inner.events(after, limit=limit, within=within)
         return replace(piece, endings=[replace(each, job_id=read(each.job_id)) for each in piece.endings])
 
-    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
     async def get(self, job_id: str) -> Job | None:
-        return _read_job(await super().get(written(job_id)))
+        return _read_job(await self._inner.get(written(job_id)))
 
-    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
-        return [_read_job(job) for job in await super().outlines([written(job_id) for job_id in job_ids])]
+    async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
+        return [_read_job(job) for job in await self._inner.summaries([written(job_id) for job_id in job_ids])]
 
     async def by_key(self, key: str) -> Job | None:
-        return _read_job(await super().by_key(key))
+        return _read_job(await self._inner.by_key(key))
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
-        return [_read_job(job) for job in await super().by_keys(keys)]
+        return [_read_job(job) for job in await self._inner.by_keys(keys)]
 
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        page = await super().find(where, limit=limit, cursor=cursor)
+        page = await self._inner.find(where, limit=limit, cursor=cursor)
         return Page(jobs=_read_jobs(page.jobs), cursor=page.cursor)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
-        return await super().attempts(written(job_id))
+        return await self._inner.attempts(written(job_id))
 
-    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
-        return await super().lines(written(job_id), limit=limit, cursor=cursor)
+    async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        return await self._inner.logs(written(job_id), limit=limit, cursor=cursor)
 
 
 def _read_job(job: Job | None) -> Job | None:

@@ -80,7 +80,7 @@ class Read:
         found = await self._show([job_id])
         return found[0][1] if found else None
 
-    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
+    async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
         """These jobs, without what may be large."""
         found: dict[str, Job] = {}
         for piece in in_pieces(job_ids, _PIECE):
@@ -100,7 +100,7 @@ class Read:
         jobs = {job.id: job for _, job in await self._show(list(filter(None, dict.fromkeys(owners))))}
         return [jobs.get(owner) for owner in owners]
 
-    async def find(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page:
+    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
         """A page of jobs, newest first; the cursor is the place of the page before's last job."""
         before = _NEWEST if cursor is None else _place(cursor)
         search = self._search()
@@ -118,7 +118,7 @@ class Read:
             jobs = [job for _, job in found[:limit]]
         return Page(jobs=jobs, cursor=str(found[limit - 1][0]) if len(found) > limit else None)
 
-    async def count(self, where: JobFilter, *, most: int | None, seconds: float | None) -> int:
+    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
         """How many jobs match, counted up to ``most``."""
         if where == JobFilter(states=where.states, queue=where.queue):
             counts, _ = await self._counted()
@@ -217,14 +217,14 @@ class Read:
         """The attempts of a job that did not succeed."""
         return shown_attempts(await self._links.command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1))
 
-    async def lines(self, job_id: str, *, limit: int, cursor: str | None) -> LogPage:
+    async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         """A page of what a job has logged."""
         claims, number = line_place(cursor)
         key = f"{self._prefix}lines:{job_id}"
         entries = await self._links.command("XRANGE", key, f"({claims}-{number}", "+", "COUNT", limit + 1)
         return line_page([shown_line(entry) for entry in entries], limit)
 
-    async def over(self, job_ids: Sequence[str]) -> bool:
+    async def any_finished(self, job_ids: Sequence[str]) -> bool:
         """Whether one of these jobs has ended, or is gone."""
         states = await self._links.run(self._scripts["states"], *job_ids)
         return any(each is None or state_of(each[0]) in TERMINAL for each in states)
@@ -279,7 +279,7 @@ class Read:
             for name, age in zip(names, ages, strict=True)
         ]
 
-    async def glance(self, most: int) -> list[QueueInfo]:
+    async def queue_depths(self, *, most: int) -> list[QueueInfo]:
         """The queues in which something is going on."""
         shown = [
             msgspec.structs.replace(

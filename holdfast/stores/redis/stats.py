@@ -23,7 +23,7 @@ class Counting:
         self._prefix = links.address.prefix
         _, self._schedule, self._ready, self._leases, _ = links.address.keys
 
-    async def figures(self, recent: timedelta) -> JobStats:
+    async def count_groups(self, recent: timedelta) -> JobStats:
         """How many jobs there are, of each kind."""
         now_us = await self._read.now_us()
         since = now_us - recent // MICROSECOND
@@ -35,7 +35,7 @@ class Counting:
             fresh = [job_id for job_id in dict.fromkeys(ids) if job_id not in seen]
             seen.update(fresh)
             for start in range(0, len(fresh), _PIECE):
-                jobs = await self._read.outlines(fresh[start : start + _PIECE])
+                jobs = await self._read.summaries(fresh[start : start + _PIECE])
                 groups += [_group(job, now_us, since, set_back) for job in jobs if job is not None]
                 groups = gathered(groups)
         return JobStats(groups, self._most)

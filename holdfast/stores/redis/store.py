@@ -11,11 +11,10 @@ from holdfast.stores.common.server_store import Opened, ServedStore
 from holdfast.stores.redis import doctor, maintenance, repair
 from holdfast.stores.redis.admin import Operate
 from holdfast.stores.redis.encoding import Kinds
-from holdfast.stores.redis.events import Feed
+from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.eviction import EvictionWatch
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
-from holdfast.stores.redis.query import Read
 from holdfast.stores.redis.queueing import Hot
 from holdfast.stores.redis.scripts import load_scripts
 from holdfast.stores.redis.url import parse_url
@@ -77,9 +76,7 @@ class _OpenedRedis(Opened):
         kinds = Kinds()
         self.links = NamespacePool(store.address, now=store.now, lost=store.scripts["lost"], patience=store.patience)
         self.news = RedisNotifications(self.links)
-        read = Read(self.links, store.scripts, kinds)
-        self.read = read
-        self.feed = Feed(self.links, store.scripts, read)
+        self.query = read = RedisQuery(self.links, store.scripts, kinds)
         self.hot = Hot(self.links, self.news, store.scripts, read, kinds, store.eviction)
         self.operate = Operate(self.links, self.news, store.scripts, read, kinds, store.eviction)
         self._scripts = store.scripts

@@ -19,7 +19,7 @@ class Feed:
     def __init__(self, statements: Mapping[str, str]) -> None:
         self._sql = statements
 
-    def endings(
+    def events(
         self, reader: sqlite3.Connection, now_us: int, after: str | None, *, limit: int, within: timedelta
     ) -> JobEvents:
         """What came behind a mark."""
@@ -33,7 +33,7 @@ class Feed:
         found = [_ending(row) for row in reader.execute(self._sql["endings"], values)]
         return piece(mark, found, limit, now_us)
 
-    def figures(self, reader: sqlite3.Connection, now_us: int, *, recent: timedelta, most: int) -> JobStats:
+    def stats(self, reader: sqlite3.Connection, now_us: int, *, recent: timedelta, most: int) -> JobStats:
         """How many jobs there are, of each kind."""
         values = {"now": now_us, "since": now_us - recent // MICROSECOND, "most": most}
         groups = [

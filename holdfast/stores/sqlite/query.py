@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -17,6 +17,7 @@ from holdfast.core.models import (
     TERMINAL,
     Attempt,
     Job,
+    JobEvents,
     JobFilter,
     JobState,
     Page,
@@ -25,16 +26,94 @@ from holdfast.core.models import (
     WorkerHeartbeat,
     WorkerInfo,
 )
+from holdfast.core.stats import JobStats
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.queue_counts import CountRow, queues_of
-from holdfast.stores.common.requests import is_unsuccessful, line_page, line_place
+from holdfast.stores.common.requests import costs_its_page, is_unsuccessful, line_page, line_place
 from holdfast.stores.sqlite.encoding import as_json, filter_parameters, read_job
+from holdfast.stores.sqlite.events import Feed
+from holdfast.stores.sqlite.opened import OpenedSqlite
 
 _decode_attempt = msgspec.json.Decoder(Attempt).decode
 _NEWEST = 1 << 62
 
 
-class Read:
+class SqliteQuery:
+    """Family ``query`` of SQLite: each verb reads on a connection of its own."""
+
+    def __init__(
+        self, opened: Callable[[], OpenedSqlite], now: Callable[[], int], statements: Mapping[str, str]
+    ) -> None:
+        self._opened = opened
+        self._now = now
+        self._reads = Reads(statements)
+        self._feed = Feed(statements)
+
+    async def get(self, job_id: str) -> Job | None:
+        """One job by id."""
+        return await self._opened().read(lambda reader: self._reads.get(reader, job_id))
+
+    async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
+        """These jobs, without what may be large."""
+        return await self._opened().read(lambda reader: self._reads.summaries(reader, job_ids))
+
+    async def by_key(self, key: str) -> Job | None:
+        """The job a key stands for."""
+        return await self._opened().read(lambda reader: self._reads.by_key(reader, key))
+
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
+        """The jobs these keys stand for."""
+        return await self._opened().read(lambda reader: [self._reads.by_key(reader, key) for key in keys])
+
+    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        """A page of jobs, newest first."""
+
+        def look(reader: sqlite3.Connection) -> Page:
+            return self._reads.find(reader, where, limit=limit, cursor=cursor)
+
+        opened = self._opened()
+        return await (opened.read(look) if costs_its_page(where) else opened.search(look, where))
+
+    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
+        """How many jobs match, counted up to ``most``."""
+        return await self._opened().search(
+            lambda reader: self._reads.count(reader, where, most), where, seconds=seconds
+        )
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        """The attempts of a job that did not succeed."""
+        return await self._opened().read(lambda reader: self._reads.attempts(reader, job_id))
+
+    async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        """A page of what a job has logged."""
+        return await self._opened().read(lambda reader: self._reads.logs(reader, job_id, limit=limit, cursor=cursor))
+
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+        """Every queue with its counts."""
+        return await self._opened().read(lambda reader: self._reads.queues(reader, self._now(), recent, most))
+
+    async def queue_depths(self, *, most: int) -> list[QueueInfo]:
+        """The queues that have unfinished or dead jobs, and the paused ones."""
+        return await self._opened().read(lambda reader: self._reads.queue_depths(reader, self._now(), most))
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Every registered worker, the longest running first."""
+        return await self._opened().read(lambda reader: self._reads.workers(reader, self._now()))
+
+    async def stats(self, *, recent: timedelta, most: int) -> JobStats:
+        """How many jobs there are, of each kind."""
+        now_us = self._now()
+        return await self._opened().read(lambda reader: self._feed.stats(reader, now_us, recent=recent, most=most))
+
+    async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+        """Ended jobs and failed attempts after a cursor."""
+        now_us = self._now()
+        return await self._opened().read(
+            lambda reader: self._feed.events(reader, now_us, after, limit=limit, within=within)
+        )
+
+
+class Reads:
     """The verbs, over the store's named statements."""
 
     def __init__(self, statements: Mapping[str, str]) -> None:
@@ -45,7 +124,7 @@ class Read:
         row = reader.execute(self._sql["get"], {"id": job_id}).fetchone()
         return None if row is None else read_job(row[0])
 
-    def outlines(self, reader: sqlite3.Connection, job_ids: Sequence[str]) -> list[Job | None]:
+    def summaries(self, reader: sqlite3.Connection, job_ids: Sequence[str]) -> list[Job | None]:
         """These jobs, without what may be large."""
         jobs = [read_job(shown) for (shown,) in reader.execute(self._sql["outlines"], {"ids": as_json(job_ids)})]
         found = {job.id: job for job in jobs}
@@ -85,7 +164,7 @@ class Read:
         """The attempts of a job that did not succeed."""
         return [_decode_attempt(shown) for (shown,) in reader.execute(self._sql["attempts"], {"id": job_id})]
 
-    def lines(self, reader: sqlite3.Connection, job_id: str, *, limit: int, cursor: str | None) -> LogPage:
+    def logs(self, reader: sqlite3.Connection, job_id: str, *, limit: int, cursor: str | None) -> LogPage:
         """A page of what a job has logged."""
         claims, number = line_place(cursor)
         values = {"id": job_id, "claims": claims, "number": number, "limit": limit + 1}
@@ -95,7 +174,7 @@ class Read:
         """Every queue with its counts."""
         return self._looked_at(reader, now_us, recent, most, whole=True)
 
-    def glance(self, reader: sqlite3.Connection, now_us: int, most: int) -> list[QueueInfo]:
+    def queue_depths(self, reader: sqlite3.Connection, now_us: int, most: int) -> list[QueueInfo]:
         """The queues in which something is going on."""
         return self._looked_at(reader, now_us, timedelta(0), most, whole=False)
 
@@ -159,7 +238,7 @@ class Read:
             ) in reader.execute(self._sql["workers"])
         ]
 
-    def over(self, reader: sqlite3.Connection, job_ids: list[str]) -> bool:
+    def any_finished(self, reader: sqlite3.Connection, job_ids: list[str]) -> bool:
         """Whether one of these jobs has ended, or is gone."""
         for job_id in job_ids:
             standing = reader.execute(self._sql["standing"], {"id": job_id}).fetchone()

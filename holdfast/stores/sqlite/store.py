@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import threading
 import time
-import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from importlib.resources import files
 from typing import Any, TypeVar
 
 from holdfast.core.errors import ForkedConnection, HoldfastError
-from holdfast.core.job_logs import LogPage, Record
+from holdfast.core.job_logs import Record
 from holdfast.core.lifecycle import CANCELLABLE, DELETABLE
 from holdfast.core.models import (
-    Attempt,
     BulkResult,
     Claim,
     Finding,
     HeartbeatReply,
     Job,
-    JobEvents,
     JobFilter,
     JobState,
     Lease,
     NewJob,
-    Page,
-    QueueInfo,
     ReplayRate,
     Settled,
     Settlement,
@@ -38,36 +31,29 @@ from holdfast.core.models import (
     TxOutcome,
     WorkerCommand,
     WorkerHeartbeat,
-    WorkerInfo,
 )
 from holdfast.core.portal import drive, running_loop
-from holdfast.core.stats import JobStats
-from holdfast.stores.base import AT_ONCE, Selection, StatementFlow
+from holdfast.stores.base import AT_ONCE, Query, Selection, StatementFlow
 from holdfast.stores.common.named_sql import chosen_migrations, load_migrations, load_statements
 from holdfast.stores.common.requests import (
     CHOOSE,
     Chosen,
     WorkerClaim,
     awaited_jobs,
-    costs_its_page,
-    is_unsuccessful,
     named,
     replayable,
 )
 from holdfast.stores.sqlite import external_tx, maintenance
 from holdfast.stores.sqlite.admin import Operate
-from holdfast.stores.sqlite.connection import check_owner, check_place, connect, create_private, translated
-from holdfast.stores.sqlite.events import Feed
-from holdfast.stores.sqlite.identity import FileIdentity, check_side_files
-from holdfast.stores.sqlite.notifications import Wakes
-from holdfast.stores.sqlite.query import Read
+from holdfast.stores.sqlite.connection import check_owner, check_place, create_private, translated
+from holdfast.stores.sqlite.identity import check_side_files
+from holdfast.stores.sqlite.opened import OpenedSqlite
+from holdfast.stores.sqlite.query import Reads, SqliteQuery
 from holdfast.stores.sqlite.queueing import Hot
-from holdfast.stores.sqlite.readers import Reader, SearchPool
-from holdfast.stores.sqlite.writer import Transaction, Writer
+from holdfast.stores.sqlite.writer import Transaction
 
 T = TypeVar("T")
 
-_SEARCH = 0.65  # of the patience where somebody waits: what looking for jobs by a filter may take
 _FORKED = "this store was opened before fork(); make another one in the child process"
 
 
@@ -88,9 +74,9 @@ class SQLiteStore:
         self._migrations = load_migrations(here / "migrations")
         self._hot = Hot(self._sql)
         self._operate = Operate(self._sql)
-        self._read = Read(self._sql)
-        self._feed = Feed(self._sql)
-        self._opened: _OpenedSqlite | None = None
+        self._reads = Reads(self._sql)
+        self.query: Query = SqliteQuery(lambda: self._open, self._now, self._sql)
+        self._opened: OpenedSqlite | None = None
         self._lock = threading.Lock()
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -101,7 +87,7 @@ class SQLiteStore:
             elif self._opened.forked:
                 raise ForkedConnection(_FORKED)
 
-    def _opening(self) -> _OpenedSqlite:
+    def _opening(self) -> OpenedSqlite:
         check_place(self.path)
         with translated(self.path):
             create_private(self.path)
@@ -114,12 +100,12 @@ class SQLiteStore:
                 raise
         return opened
 
-    def _opened_together(self) -> _OpenedSqlite:
+    def _opened_together(self) -> OpenedSqlite:
         """Opens the files that every other open store uses: once more if their last user removes them meanwhile."""
         while True:
             seen = check_side_files(self.path, self._patience)
             check_owner(self.path)
-            opened = _OpenedSqlite(self.path, self._now, self._patience)
+            opened = OpenedSqlite(self.path, self._now, self._patience)
             if seen is None or seen == opened.identity.inodes:
                 return opened
             opened.close()
@@ -148,33 +134,13 @@ class SQLiteStore:
         return drive(call)
 
     @property
-    def _open(self) -> _OpenedSqlite:
+    def _open(self) -> OpenedSqlite:
         opened = self._opened
         if opened is None:
             raise HoldfastError("this store is not open; await open() first, or use the application as a context")
         if opened.forked:
             raise ForkedConnection(_FORKED)
         return opened
-
-    async def _reading(self, look: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``look`` on the reader: in its own thread beside an event loop, right here otherwise."""
-        opened = self._open
-        loop = running_loop()
-        if loop is None:
-            return opened.reader.look(look)
-        return await loop.run_in_executor(opened.readers, opened.reader.look, look)
-
-    async def _searching(
-        self, look: Callable[[sqlite3.Connection], T], where: JobFilter, *, seconds: float | None = None
-    ) -> T:
-        """The same for what may have to look at every job there is. Where somebody waits, it has a connection and a
-        thread of its own, which holds up nobody who looks for something else, and so many seconds."""
-        doors, patience = self._open.doors, self._patience
-        if running_loop() is None or doors is None or patience is None:
-            return await self._reading(look)
-        usual = doors.unsuccessful if is_unsuccessful(where) else doors.others
-        door = usual if seconds is None else doors.changes
-        return await door.search(look, _SEARCH * patience if seconds is None else seconds, (1 - _SEARCH) * patience)
 
     # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -229,7 +195,7 @@ class SQLiteStore:
         awaited = awaited_jobs(topics)
 
         def settled() -> bool:
-            return bool(awaited) and opened.glance.look(lambda reader: self._read.over(reader, awaited))
+            return bool(awaited) and opened.glance.look(lambda reader: self._reads.any_finished(reader, awaited))
 
         if running_loop() is None:
             opened.wakes.wait_here(topics, timeout, settled)
@@ -257,7 +223,7 @@ class SQLiteStore:
 
     async def expired(self, *, limit: int) -> list[Job]:
         now_us = self._now()
-        return await self._reading(lambda reader: self._operate.expired(reader, now_us, limit=limit))
+        return await self._open.read(lambda reader: self._operate.expired(reader, now_us, limit=limit))
 
     async def remind(self) -> int:
         return 0
@@ -296,7 +262,7 @@ class SQLiteStore:
     ) -> Chosen:
         if not isinstance(selection, JobFilter):
             return named(selection, limit)
-        return await self._searching(
+        return await self._open.search(
             lambda reader: self._operate.choose(reader, selection, legal, limit, unasked=unasked),
             selection,
             seconds=CHOOSE,
@@ -313,51 +279,6 @@ class SQLiteStore:
 
     async def order(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         return await self._open.writer.call(lambda transaction: self._operate.order(transaction, order, workers))
-
-    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def get(self, job_id: str) -> Job | None:
-        return await self._reading(lambda reader: self._read.get(reader, job_id))
-
-    async def outlines(self, job_ids: Sequence[str]) -> list[Job | None]:
-        return await self._reading(lambda reader: self._read.outlines(reader, job_ids))
-
-    async def by_key(self, key: str) -> Job | None:
-        return await self._reading(lambda reader: self._read.by_key(reader, key))
-
-    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
-        return await self._reading(lambda reader: [self._read.by_key(reader, key) for key in keys])
-
-    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        def look(reader: sqlite3.Connection) -> Page:
-            return self._read.find(reader, where, limit=limit, cursor=cursor)
-
-        return await (self._reading(look) if costs_its_page(where) else self._searching(look, where))
-
-    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        return await self._searching(lambda reader: self._read.count(reader, where, most), where, seconds=seconds)
-
-    async def attempts(self, job_id: str) -> list[Attempt]:
-        return await self._reading(lambda reader: self._read.attempts(reader, job_id))
-
-    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
-        return await self._reading(lambda reader: self._read.lines(reader, job_id, limit=limit, cursor=cursor))
-
-    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
-        return await self._reading(lambda reader: self._read.queues(reader, self._now(), recent, most))
-
-    async def glance(self, *, most: int) -> list[QueueInfo]:
-        return await self._reading(lambda reader: self._read.glance(reader, self._now(), most))
-
-    async def workers(self) -> list[WorkerInfo]:
-        return await self._reading(lambda reader: self._read.workers(reader, self._now()))
-
-    async def figures(self, *, recent: timedelta, most: int) -> JobStats:
-        now_us = self._now()
-        return await self._reading(lambda reader: self._feed.figures(reader, now_us, recent=recent, most=most))
-
-    async def endings(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
-        now_us = self._now()
-        return await self._reading(lambda reader: self._feed.endings(reader, now_us, after, limit=limit, within=within))
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
@@ -380,58 +301,11 @@ class SQLiteStore:
         return self._now()
 
 
-class _OpenedSqlite:
-    """What an open store holds, and lets go of together."""
-
-    def __init__(self, path: str, now: Callable[[], int], patience: float | None) -> None:
-        self.forked = False
-        self.migrated: list[str] = []  # what opening applied, for who asks
-        first = connect(path)
-        self.identity = identity = FileIdentity(path, first)
-        self._before_closing = weakref.finalize(self, identity.keep_if_replaced)  # at the exit too, without a close()
-        self.reader = Reader(path, first, identity)  # for whatever takes its time
-        self.glance = Reader(path, connect(path), identity)  # for quick looks before a claim or a wait
-        self.readers = ThreadPoolExecutor(1, thread_name_prefix="holdfast-reader")
-        self.doors = None if patience is None else SearchPool(path, identity)
-        self.wakes = Wakes(path, self._version)
-        self.writer = Writer(path, now, self.wakes, identity, patience)
-        self.durability = maintenance.durability(self.writer.connection)  # stays so; and later it may wait for a lock
-        _mark_in_children(self)
-
-    def _version(self) -> int:
-        return self.writer.version()
-
-    def close(self) -> None:
-        self._before_closing()
-        self.writer.close()
-        self.wakes.close()
-        self.readers.shutdown()
-        if not self.identity.is_replaced:
-            self.reader.close()
-        if self.doors is not None:
-            self.doors.close()
-        self.glance.close()
-        self.identity.close()
-
-
 async def _aside(work: Callable[[], T]) -> T:
     """Run what reads a whole file: on a thread of its own beside an event loop, right here otherwise."""
     if running_loop() is None:
         return work()
     return await asyncio.to_thread(work)
-
-
-def _mark_in_children(opened: _OpenedSqlite) -> None:
-    """A connection used across fork() commits the parent's open transaction: children are told not to."""
-    reference = weakref.ref(opened)
-
-    def mark() -> None:
-        inherited = reference()
-        if inherited is not None and not inherited.forked:
-            inherited.forked = True
-            inherited.writer.abandon()
-
-    os.register_at_fork(after_in_child=mark)
 
 
 def _host_clock() -> int:

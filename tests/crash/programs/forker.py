@@ -40,7 +40,7 @@ def in_child(app: Holdfast, store: Store) -> int:
     """0: the parent's store was refused, and the application opened another."""
     asyncio._set_running_loop(None)  # the parent's does not run here
     try:
-        app.block(store.count(JobFilter()))
+        app.block(store.query.count(JobFilter()))
     except ForkedConnection:
         append(LEDGER, what="ack", jobs=[app.sync.enqueue("crash.note", {}).id])
         return 0

@@ -90,7 +90,7 @@ async def _examined(url: str) -> tuple[int, Finding, list[Finding]]:
     """How many jobs are counted, what the doctor says of the structures, and what a repair did."""
     store = open_store(url)
     await store.open()
-    counted, findings = await store.count(JobFilter()), await store.doctor()
+    counted, findings = await store.query.count(JobFilter()), await store.doctor()
     mended = await store.repair()
     await store.close()
     return counted, next(each for each in findings if each.name == "structures"), mended

@@ -91,7 +91,7 @@ async def _cancelled(url: str, rng: random.Random, report: Report) -> None:
 async def _asked(store: Store, job: NewJob, *, known: bool) -> bool:
     """Whether the store answers what was asked: of a job that is there, or of one that it gets."""
     if known:
-        found = await store.get(job.id)
+        found = await store.query.get(job.id)
         return found is not None and (found.id, found.task) == (job.id, job.task)
     return [(each.job_id, each.created) for each in await store.submit([job])] == [(job.id, True)]
 

@@ -166,8 +166,7 @@ def _entry(
 
 
 def _target(call: RequestContext) -> str:
-    path = "/" + "/".join(call.request.segments)
-    return f"{call.request.method} {path}"[:300]
+    return f"{call.request.method} {call.request.shown_path}"[:300]
 
 
 def _summary(body: Mapping[str, Any], operation: Operation) -> dict[str, Any]:

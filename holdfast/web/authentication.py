@@ -21,7 +21,7 @@ from holdfast.web.responses import ApiRequest, ApiResponse, Header, Refusal
 from holdfast.web.routing import METRICS, Operation
 
 _HSTS: Header = (b"strict-transport-security", b"max-age=31536000")
-_LIVE = ("health", "live")  # a liveness probe is answered however many others ask: else the process would be ended
+_LIVE = "/health/live"  # a liveness probe is answered however many others ask: else the process would be ended
 
 
 class Authenticator:
@@ -59,9 +59,11 @@ class Authenticator:
         request.added += self._origins.headers(request)
         if scope.get("scheme") == "https":
             request.added.append(_HSTS)
+        if b"host" in request.repeated:
+            raise Refusal(400, "several_hosts", "the request has several Host headers", "send one")
         if self._checks_hosts:
             self._check_host(request)
-        if self._by_address is not None and request.segments != _LIVE:
+        if self._by_address is not None and request.path != _LIVE:
             _take(self._by_address, neighbourhood(request.client), request)
         return self._origins.preflight(request)
 

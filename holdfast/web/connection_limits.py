@@ -117,6 +117,7 @@ class Connection(HttpToolsProtocol):
     crowd: ConnectionRegistry
     _stopping: asyncio.Event
     _address = ""
+    url = b""
     _head_size = 0
     _fields_size = 0  # of head and trailers of the request that arrives
     _unparsed = 0  # bytes since the parser had anything whole
@@ -172,7 +173,13 @@ class Connection(HttpToolsProtocol):
         if self._deadline is not None and not self._in_body:
             self._head_size += len(data)
             if self._head_size > HEAD_MOST:
-                self._refuse(431, "headers_too_large", "the headers are too large", f"send at most {HEAD_MOST:,} bytes")
+                self._refuse_head()
+
+    def _refuse_head(self) -> None:
+        if len(self.url) > HEAD_MOST // 2:
+            self._refuse(414, "path_too_long", "the path is too long", f"give at most {HEAD_MOST // 8:,} characters")
+        else:
+            self._refuse(431, "headers_too_large", "the headers are too large", f"send at most {HEAD_MOST:,} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
@@ -268,6 +275,7 @@ class Connection(HttpToolsProtocol):
 _PHRASES = {
     400: "Bad Request",
     408: "Request Timeout",
+    414: "URI Too Long",
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
 }

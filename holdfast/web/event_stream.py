@@ -57,7 +57,8 @@ async def follow(call: RequestContext) -> ApiResponse:
         begin = await stream.after(after.decode("latin-1") if after else None)
     except Invalid as error:
         raise Invalid("Last-Event-ID", Words(f"{len(after or b''):,} characters"), error.remedy) from None
-    return Streamed(200, media=_MEDIA, chunks=_told(stream, begin))
+    chunk_timeout = 2 * call.app.settings.body_timeout.total_seconds()
+    return Streamed(200, media=_MEDIA, chunks=_told(stream, begin), chunk_timeout=chunk_timeout)
 
 
 _MEDIA = b"text/event-stream; charset=utf-8"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from holdfast.core.errors import Invalid
@@ -12,6 +13,9 @@ from holdfast.web.responses import ApiRequest, Header, Refusal
 
 CLOSE: Header = (b"connection", b"close")
 """With an answer to a body that was not read to its end: what follows on the connection is no request."""
+MAX_DRAINED = 16 * 1024 * 1024
+"""Bytes of a refused body that are still read."""
+_DRAIN_TIMEOUT = 2.0  # seconds
 _AROUND = 4  # levels a body may have around a payload
 
 
@@ -70,12 +74,24 @@ async def _gather(request: ApiRequest, limit: int) -> bytes:
         if message["type"] != "http.request":
             raise Gone
         part: bytes = message.get("body", b"")
+        request.is_read = not message.get("more_body", False)
         size += len(part)
         if size > limit:
             raise _too_large(limit)
         parts.append(part)
-        if not message.get("more_body", False):
+        if request.is_read:
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def drain(request: ApiRequest) -> None:
+    """Reads the rest of a refused body, within bounds: closing before it arrives would reset the answer."""
+    left = MAX_DRAINED
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_TIMEOUT):
+            while not request.is_read and left > 0:
+                message = await request.receive()
+                left -= len(message.get("body", b""))
+                request.is_read = not message.get("more_body", False)
 
 
 def _too_large(limit: int) -> Refusal:

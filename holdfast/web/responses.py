@@ -1,4 +1,4 @@
-"""A request and its answer, free of any server's or framework's classes."""
+"""A request and its answer: headers are bytes, read once and written once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -18,8 +19,11 @@ Header = tuple[bytes, bytes]
 JSON = b"application/json"
 PROBLEM = b"application/problem+json"
 TEXT = b"text/plain; charset=utf-8"
+REQUEST = "holdfast.request"
+"""The key of a scope under which its request stands."""
 STOPPING = "holdfast.stopping"
 """The extension by which our server says that it stops: an event."""
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./:-]*")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -27,7 +31,8 @@ class ApiRequest:
     """What a client asks. ``headers`` hold the first of each name; ``repeated`` names those that came more than once.
     ``id`` is the client's own X-Request-Id where that is a sensible one; ``added`` goes to the answer's headers;
     ``template`` is the path of the operation that was found; ``stopping`` is set when a server that says so stops;
-    ``root_path`` is where the API is mounted;
+    ``root_path`` is where the API is mounted, ``path`` the rest as ``route_path`` returns it;
+    ``is_read`` is True once the whole body has arrived;
     ``over`` is called when nothing more is to be sent, however it ended."""
 
     __slots__ = (
@@ -35,18 +40,19 @@ class ApiRequest:
         "client",
         "headers",
         "id",
+        "is_read",
         "method",
         "over",
+        "path",
         "query",
         "receive",
-        "root_path",
         "repeated",
-        "segments",
+        "root_path",
         "stopping",
         "template",
     )
 
-    def __init__(self, scope: Mapping[str, Any], receive: Receive, segments: tuple[str, ...]) -> None:
+    def __init__(self, scope: Mapping[str, Any], receive: Receive) -> None:
         self.method: str = scope["method"]
         self.query: bytes = scope.get("query_string", b"")
         self.client: str = (scope.get("client") or ("",))[0]
@@ -55,7 +61,8 @@ class ApiRequest:
         self.stopping: asyncio.Event | None = (scope.get("extensions") or {}).get(STOPPING)
         self.added: list[Header] = []
         self.over: list[Callable[[], None]] = []
-        self.segments = segments
+        self.path = route_path(scope)
+        self.is_read = False
         self.template: str | None = None
         self.headers: dict[bytes, bytes] = {}
         self.repeated: set[bytes] = set()
@@ -66,6 +73,26 @@ class ApiRequest:
                 self.headers[name] = value
         said = self.headers.get(b"x-request-id")
         self.id = said.decode() if said is not None and _REQUEST_ID.fullmatch(said) else new_request_id()
+
+    @property
+    def shown_path(self) -> str:
+        """The path for people."""
+        return unquote(self.path)
+
+
+def route_path(scope: Mapping[str, Any]) -> str:
+    """Returns the path below where the application is mounted, percent-encoded: ``%2F`` in a segment is part of it."""
+    root = scope.get("root_path", "").rstrip("/")
+    raw = scope.get("raw_path")
+    path = raw.decode("latin-1").partition("?")[0] if raw else quote(scope["path"])
+    if root:
+        for prefix in (root, quote(root)):
+            if path == prefix or path.startswith(prefix + "/"):
+                path = path[len(prefix) :]
+                break
+    if _PLAIN_PATH.fullmatch(path):
+        return path
+    return "/" + "/".join(quote(unquote(segment), safe="") for segment in path[1:].split("/"))
 
 
 def new_request_id() -> str:
@@ -83,9 +110,13 @@ class ApiResponse(msgspec.Struct, frozen=True):
 
 
 class Streamed(ApiResponse, frozen=True, kw_only=True):
-    """One that is told bit by bit, until the chunks end, the client goes or the server stops."""
+    """One that is told bit by bit, until the chunks end, the client goes or the server stops.
+
+    ``chunk_timeout``: seconds the client may take for a chunk.
+    """
 
     chunks: AsyncGenerator[bytes, None]
+    chunk_timeout: float
 
 
 class Refusal(Exception):

@@ -17,7 +17,7 @@ from holdfast.core.events import ApiStarted, ApiStopping
 from holdfast.core.validation import is_loopback, mask_url
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.loop_lag import watched_loop
-from holdfast.web.asgi import Api
+from holdfast.web.asgi import create_app
 from holdfast.web.settings_watch import settings_watched
 from holdfast.worker.stop_signals import StopRequest, StopRequests, handle_stop_signals, ignore_rest_of_burst
 
@@ -98,7 +98,7 @@ async def serving(
     server_for = _server_maker(settings)
     with contextlib.closing(_listening(settings)) as listener:
         if site is None:
-            site = api = Api(app, checks_hosts=True)
+            site = api = create_app(app, checks_hosts=True)
             app = api.app
         server = server_for(site)
         async with watched_loop(app.events), settings_watched(app), _held_open(app):

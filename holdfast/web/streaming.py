@@ -1,19 +1,57 @@
-"""Sending an answer that comes bit by bit."""
+"""Sends answers: whole, or chunk by chunk."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
-from holdfast.web.responses import ApiRequest, Send, Streamed
+from holdfast.web.request_body import CLOSE, drain
+from holdfast.web.responses import ApiRequest, ApiResponse, Send, Streamed
 
 _LAST = 1.0  # seconds for the end of a stream to be taken away
+_SECURE = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+)
 
 
-async def send_stream(send: Send, request: ApiRequest, answer: Streamed, patience: float) -> None:
-    """Send the chunks until they end, nobody is there any more, the server stops, or one takes longer than ``patience``
-    seconds to be taken away."""
-    sending = asyncio.create_task(_send_all(send, answer, patience))
+async def send_answer(send: Send, request: ApiRequest, answer: ApiResponse) -> None:
+    """Sends the answer with the headers that every answer has."""
+    await send(_start(request, answer))
+    if isinstance(answer, Streamed):
+        await send_stream(send, request, answer)
+        return
+    body = b"" if request.method == "HEAD" else answer.body
+    if CLOSE in answer.headers and answer.status != 408:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await drain(request)
+        body = b""
+    await send({"type": "http.response.body", "body": body})
+
+
+def _start(request: ApiRequest, answer: ApiResponse) -> dict[str, Any]:
+    own = {name for name, _ in answer.headers}
+    headers = [
+        *(header for header in _SECURE if header[0] not in own),
+        (b"x-request-id", request.id.encode()),
+        *request.added,
+        *answer.headers,
+    ]
+    if answer.status != 204:
+        headers.append((b"content-type", answer.media))
+    if answer.status != 204 and not isinstance(answer, Streamed):
+        headers.append((b"content-length", str(len(answer.body)).encode()))
+    return {"type": "http.response.start", "status": answer.status, "headers": headers}
+
+
+async def send_stream(send: Send, request: ApiRequest, answer: Streamed) -> None:
+    """Sends the chunks until they end, the client disconnects, the server stops, or the client takes one too slowly."""
+    sending = asyncio.create_task(_send_all(send, answer))
     ends = [asyncio.create_task(_left(request))]
     if request.stopping is not None:
         ends.append(asyncio.create_task(_is_set(request.stopping)))
@@ -31,11 +69,11 @@ async def send_stream(send: Send, request: ApiRequest, answer: Streamed, patienc
         sending.result()
 
 
-async def _send_all(send: Send, answer: Streamed, patience: float) -> None:
+async def _send_all(send: Send, answer: Streamed) -> None:
     async for chunk in answer.chunks:
         if not chunk:
             continue
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(answer.chunk_timeout):
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 

@@ -16,7 +16,7 @@ from holdfast import Holdfast
 from holdfast.core.lifecycle import Failed, Outcome, Succeeded, decide
 from holdfast.core.models import Job
 from holdfast.core.retry import Retry
-from holdfast.web import asgi
+from holdfast.web import create_app
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class Api:
 
     def __init__(self, url: str, *, hurried: bool = False, **settings: Any) -> None:
         self._runner = asyncio.Runner()
-        self.served = asgi(Holdfast(url, **settings))
+        self.served = create_app(Holdfast(url, **settings))
         self.app = self.served.app
         if not hurried:  # a machine that others use, too, is slow, and no test but those of time is to fail for it
             self.app.patience = 20.0

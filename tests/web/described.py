@@ -13,7 +13,7 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from holdfast import Holdfast
-from holdfast.web.asgi import OPERATIONS, asgi
+from holdfast.web.asgi import OPERATIONS, create_app
 from holdfast.web.routing import Operation
 
 
@@ -26,7 +26,7 @@ class Described:
 
     def __init__(self, url: str) -> None:
         self._app = Holdfast(url, claim_wait="0s", event_stream_for="0s")  # nothing is waited for
-        self._described = schemathesis.openapi.from_asgi("/openapi.json", asgi(self._app))
+        self._described = schemathesis.openapi.from_asgi("/openapi.json", create_app(self._app))
 
     def __enter__(self) -> Described:
         return self

@@ -215,12 +215,12 @@ def _spoiled(form: Form) -> Iterator[dict[str, Any]]:
 
 
 def _places(operation: Operation) -> list[str]:
-    return [part[1:-1] for part in operation.segments if part.startswith("{")]
+    return [part[1:-1] for part in operation.path[1:].split("/") if part.startswith("{")]
 
 
 def _path(operation: Operation, places: dict[str, str] | None = None) -> str:
     usual = {"queue": "default", "job_id": UNKNOWN_ID, **(places or {})}
-    parts = [usual.get(part[1:-1], "x") if part.startswith("{") else part for part in operation.segments]
+    parts = [usual.get(part[1:-1], "x") if part.startswith("{") else part for part in operation.path[1:].split("/")]
     return "/" + "/".join(quote(part, safe="") for part in parts)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.web.request_body import MAX_DRAINED
 from tests.support.load import slowness
 from tests.web.bad_inputs import BAD, MEBIBYTE, Bad, in_payload, job
 from tests.web.client import JSON, UNKNOWN_ID, Api
@@ -67,7 +68,11 @@ def test_b37_many_names_are_data(api: Api) -> None:
         ("TRACE", "/health", 405),
         ("BREW", "/health", 405),
         ("POST", "/health", 405),
-        ("GET", "/v1/jobs/cancel", 422),
+        ("GET", "/v1/jobs/batch", 405),
+        ("GET", "/v1/jobs/cancel", 405),
+        ("GET", "/v1/jobs/delete", 405),
+        ("GET", "/v1/jobs/replay", 405),
+        ("GET", "/v1/jobs%0A", 404),
         ("POST", "/v1/queues/a.b/dead", 405),
     ],
 )
@@ -97,7 +102,18 @@ def test_b20_an_endless_body_is_cut_at_the_limit(api: Api) -> None:
 
     answer = api.run(ask())
     assert (answer.status_code, answer.headers["connection"]) == (413, "close")
-    assert sent <= MEBIBYTE + 2 * 65_536
+    assert sent <= MEBIBYTE + MAX_DRAINED + 2 * 65_536
+
+
+def test_several_host_headers_are_refused(api: Api) -> None:
+    hosts = [("host", "api"), ("host", "other")]
+    assert api.refused("GET", "/health", 400, headers=hosts)["code"] == "several_hosts"
+
+
+def test_allow_names_every_method_of_the_path(api: Api) -> None:
+    for word in ("batch", "cancel", "delete", "replay"):
+        assert api.ask("GET", f"/v1/jobs/{word}").headers["allow"] == "POST"
+    assert api.ask("DELETE", "/v1/jobs").headers["allow"] == "GET, HEAD, POST"
 
 
 def test_headers_have_a_limit(api: Api) -> None:

@@ -34,6 +34,8 @@ SLOW = [
     Slow("half-a-body", HEAD, 408, "body_too_slow"),
     Slow("empty-lines", b"\r\n\r\n", 408, "headers_too_slow"),
     Slow("endless-head", b"GET / HTTP/1.1\r\nX: " + b"x" * 80_000, 431, "headers_too_large"),
+    Slow("endless-path", b"GET /" + b"x" * 80_000, 414, "path_too_long"),
+    Slow("long-path", b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414, "path_too_long"),
     Slow("large-head", b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 40_000 + b"\r\n\r\n", 431, "headers_too_large"),
     Slow("no-http", b"\x16\x03\x01 hello\r\n\r\n", 400, "invalid_http"),
 ]

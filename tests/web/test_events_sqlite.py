@@ -15,7 +15,7 @@ from holdfast import Holdfast, JobFilter, JobState
 from holdfast.core.lifecycle import Failed, Succeeded, decide
 from holdfast.core.models import JobEvent, JobEvents
 from holdfast.core.retry import Retry
-from holdfast.web import asgi, event_broadcast
+from holdfast.web import create_app, event_broadcast
 from holdfast.web.event_broadcast import EventBroadcaster, SeenEvents, Subscriber
 from holdfast.web.keys import revoked
 from holdfast.web.keys_file import change
@@ -299,7 +299,7 @@ def test_a_stream_that_never_began_leaves_its_place(home: str) -> None:
 
     async def body() -> None:
         async with Holdfast(home, event_streams=1) as app:
-            api, statuses = asgi(app), []
+            api, statuses = create_app(app), []
 
             async def send(message: dict[str, Any]) -> None:
                 statuses.append(message["status"])

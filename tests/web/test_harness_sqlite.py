@@ -9,13 +9,13 @@ import httpx
 
 from holdfast import Holdfast
 from holdfast.testing import Harness
-from holdfast.web import asgi
+from holdfast.web import create_app
 from tests.support.load import TEST_SECONDS
 
 
 def test_api_follows_its_application_into_a_harness(tmp_path: Path) -> None:
     app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
-    api = asgi(app)
+    api = create_app(app)
 
     @app.task("work")
     async def work() -> None: ...

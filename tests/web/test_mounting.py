@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from holdfast import Holdfast, Invalid
+from holdfast import ConfigError, Holdfast, Invalid
 from holdfast.core.models import NewJob
-from holdfast.web import asgi
+from holdfast.web import create_app
 
 JOB = {"task": "work", "payload": {}}
 
@@ -26,7 +27,7 @@ def test_it_is_mounted_below_a_path_of_somebody_s_site(home: str) -> None:
         async with app:
             yield
 
-    site = Starlette(lifespan=lifespan, routes=[Mount("/ünser/queue", asgi(app))])
+    site = Starlette(lifespan=lifespan, routes=[Mount("/ünser/queue", create_app(app))])
 
     async def use() -> None:
         async with (
@@ -65,7 +66,7 @@ async def _lifespan(api: Any) -> tuple[list[str], asyncio.Event, asyncio.Task[No
 
 
 def test_lifespan_opens_and_closes_the_store(home: str) -> None:
-    api = asgi(Holdfast(home))
+    api = create_app(Holdfast(home))
 
     async def use() -> None:
         said, end, task = await _lifespan(api)
@@ -82,14 +83,14 @@ def test_lifespan_opens_and_closes_the_store(home: str) -> None:
 
 def test_api_leaves_the_deadline_of_its_application_alone(home: str) -> None:
     app = Holdfast(home)
-    api = asgi(app)
+    api = create_app(app)
     assert (app.patience, api.app.patience) == (None, 1.5)
     assert app.new_store() is not api.app.new_store()
 
 
 def test_closing_the_application_closes_the_store_of_its_api(home: str) -> None:
     app = Holdfast(home)
-    api = asgi(app)
+    api = create_app(app)
 
     async def use() -> None:
         async with app:
@@ -103,7 +104,7 @@ def test_closing_the_application_closes_the_store_of_its_api(home: str) -> None:
 
 def test_closing_an_api_leaves_another_one_open(home: str) -> None:
     app = Holdfast(home)
-    api, other = asgi(app), asgi(app)
+    api, other = create_app(app), create_app(app)
 
     async def use() -> None:
         async with app:
@@ -122,7 +123,7 @@ def test_api_calls_methods_that_its_application_overrides(home: str) -> None:
             raise Invalid("task", job.task, "submit nothing")
 
     app = Strict(home)
-    api = asgi(app)
+    api = create_app(app)
 
     async def use() -> None:
         async with app, httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://api") as client:
@@ -138,7 +139,7 @@ def test_what_somebody_else_opened_stays_open(home: str) -> None:
     async def use() -> None:
         async with app:
             store = await app.opened()
-            _, end, task = await _lifespan(asgi(app))
+            _, end, task = await _lifespan(create_app(app))
             end.set()
             await task
             assert await app.opened() is store
@@ -148,12 +149,13 @@ def test_what_somebody_else_opened_stays_open(home: str) -> None:
 
 def test_a_store_that_is_not_ours_fails_the_start(tmp_path: Any) -> None:
     (tmp_path / "notes.txt").write_text("not a database")
-    api = asgi(Holdfast(f"sqlite:///{tmp_path}/notes.txt"))
+    api = create_app(Holdfast(f"sqlite:///{tmp_path}/notes.txt"))
 
     async def use() -> None:
         said, end, task = await _lifespan(api)
         end.set()
-        await task
+        with pytest.raises(ConfigError):
+            await task
         assert said == ["lifespan.startup.failed"]
 
     asyncio.run(asyncio.wait_for(use(), 200))
@@ -168,5 +170,5 @@ def test_a_web_socket_is_closed(home: str) -> None:
     async def send(message: Any) -> None:
         said.append(message["type"])
 
-    asyncio.run(asgi(Holdfast(home))({"type": "websocket", "path": "/", "headers": []}, receive, send))
+    asyncio.run(create_app(Holdfast(home))({"type": "websocket", "path": "/", "headers": []}, receive, send))
     assert said == ["websocket.close"]

@@ -59,6 +59,17 @@ def test_a_body_over_the_limit_is_answered_before_it_has_arrived(tmp_path: Path)
     assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["code"] == "too_large"
 
 
+def test_large_body_is_sent_whole_before_its_refusal_is_read(tmp_path: Path) -> None:
+    body = b" " * (8 * 1024 * 1024)
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db") as served, served.connect() as connection:
+        connection.sendall(head % len(body) + body)
+        answer = b""
+        while part := connection.recv(65_536):  # a reset would raise
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

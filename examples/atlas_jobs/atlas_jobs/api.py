@@ -21,7 +21,7 @@ from atlas_jobs import counts
 from atlas_jobs.words import status
 from holdfast import Holdfast, HoldfastError, Invalid, Job
 from holdfast.core.models import Attempt, instant
-from holdfast.web import asgi
+from holdfast.web import create_app
 
 RECENT_MINUTES = 5
 _MOST_MINUTES = 1440  # a day
@@ -64,7 +64,7 @@ class _Routes:
     """What each of them answers."""
 
     def __init__(self, app: Holdfast) -> None:
-        self.holdfast = asgi(app)
+        self.holdfast = create_app(app)
         self._app = self.holdfast.app
 
     async def submit(self, request: Request) -> Response:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast import Holdfast
-from holdfast.web.asgi import Api
+from holdfast.web import create_app
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -32,7 +32,7 @@ _REPLACED = (b"content-type", b"content-length", b"location")
 
 def site(app: Holdfast) -> Site:
     """The ASGI application: to be served by ``python -m atlasqueue api``."""
-    api = Api(app, checks_hosts=True)
+    api = create_app(app, checks_hosts=True)
 
     async def answer(scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         path, method = scope.get("path", ""), scope.get("method")

@@ -113,7 +113,7 @@ async def fill(store: Path | str, jobs: int, **options: Any) -> None:
     """A new store with this many ``noop`` jobs waiting. ``options``: of each job."""
     async with Application(store) as app:
         task = app.noop.options(**options)
-        await app.enqueue_many(task.job(n=index) for index in range(jobs))
+        await app.enqueue_many(task.new_job(n=index) for index in range(jobs))
 
 
 def milliseconds(seconds: Iterable[float]) -> list[float]:

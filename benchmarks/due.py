@@ -38,4 +38,4 @@ def lines(plan: Plan, homes: list[AbstractContextManager[Path | str]]) -> list[L
 async def _submit(store: Path | str, jobs: int, instant: datetime) -> None:
     async with Application(store) as app:
         task = app.stamp.options(run_at=instant)
-        await app.enqueue_many(task.job(n=index) for index in range(jobs))
+        await app.enqueue_many(task.new_job(n=index) for index in range(jobs))

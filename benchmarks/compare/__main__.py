@@ -30,6 +30,7 @@ MEASURES = {
     "drain": ("jobs/s",),
     "submit": ("bulk jobs/s", "singles/s", "100 callers jobs/s"),
     "latency": ("p50 ms", "p99 ms"),
+    "http": ("POST /v1/jobs per CPU second", "GET /health/live per CPU second"),
 }
 """Figures of each workload. More is better, but for milliseconds."""
 

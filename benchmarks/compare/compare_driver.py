@@ -19,10 +19,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
-from holdfast import Holdfast
+from holdfast import Holdfast, web
 
 _STARTS: list[float] = []
 _SINGLES, _CALLERS, _EACH = 1000, 100, 40
@@ -61,7 +62,7 @@ def _worker(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
 
 async def _fill(jobs: int) -> None:
     async with app:
-        await app.enqueue_many(stamp.job(n=index) for index in range(jobs))
+        await app.enqueue_many(stamp.new_job(n=index) for index in range(jobs))
 
 
 def drain(jobs: int) -> list[float]:
@@ -89,7 +90,7 @@ async def _submit(jobs: int) -> list[float]:
         await one_after_another(50)
         began = time.perf_counter()
         for _ in range(jobs // 1000):
-            await app.enqueue_many(stamp.job(n=index) for index in range(1000))
+            await app.enqueue_many(stamp.new_job(n=index) for index in range(1000))
         bulk = time.perf_counter()
         await one_after_another(_SINGLES)
         singles = time.perf_counter()
@@ -124,6 +125,40 @@ async def _at_random_gaps() -> list[float]:
     return returned
 
 
+def http(jobs: int) -> list[float]:
+    """Requests per CPU second through the API in this process: submissions, then liveness probes."""
+    return uvloop.run(_http(jobs))
+
+
+async def _http(jobs: int) -> list[float]:
+    create: Any = getattr(web, "create_app", None) or vars(web)["asgi"]  # older revisions have the latter
+    api = create(app)
+    bodies = [json.dumps({name: "stamp", "payload": {"n": 1}}).encode() for name in ("task", "type")]
+    async with app:
+        rates = [await _cpu_rate(api, "POST", "/v1/jobs", each, 100) for each in bodies]
+        body = bodies[rates.index(max(rates))]
+        submissions = await _cpu_rate(api, "POST", "/v1/jobs", body, jobs // 4)
+        return [submissions, await _cpu_rate(api, "GET", "/health/live", b"", jobs)]
+
+
+async def _cpu_rate(api: Any, method: str, path: str, body: bytes, count: int) -> float:
+    """Returns requests per CPU second, 0 if one is refused."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": headers}
+    statuses = set()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    async def send(message: dict[str, Any]) -> None:
+        statuses.add(message.get("status", 200))
+
+    began = time.process_time()
+    for _ in range(count):
+        await api({**scope}, receive, send)
+    return count / (time.process_time() - began) if statuses <= {200, 201} else 0.0
+
+
 if __name__ == "__main__":
-    workloads = {"drain": drain, "submit": submit, "latency": latency}
+    workloads = {"drain": drain, "submit": submit, "latency": latency, "http": http}
     sys.stdout.write(json.dumps(workloads[sys.argv[1]](int(sys.argv[2]))))

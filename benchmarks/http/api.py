@@ -9,7 +9,7 @@ import uvloop
 
 from benchmarks.application import Application
 from benchmarks.telling import say
-from holdfast.web.server import serving
+from holdfast.web.server import serve_in_loop
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
 
 async def _serve(url: str) -> None:
     app = Application(url, api_port=0)
-    async with serving(app, app.settings) as served:
+    async with serve_in_loop(app, app.settings) as served:
         say({"ready": True})
         while await asyncio.to_thread(sys.stdin.readline):
             say({"port": int(served.address.rpartition(":")[2])})

@@ -56,7 +56,7 @@ async def _alternating(way: Callable[..., list[Way]], jobs: int, blocks: int) ->
 
 def _in_bulk(app: Application, lone: Queries, pooled: Queries, connection: object) -> list[Way]:
     async def ours(jobs: int) -> None:
-        await app.enqueue_many(app.noop.job(n=index) for index in range(jobs))
+        await app.enqueue_many(app.noop.new_job(n=index) for index in range(jobs))
 
     async def floor(jobs: int) -> None:
         for first in range(0, jobs, 1000):

@@ -16,7 +16,7 @@ import uvloop
 from benchmarks.application import Application
 from holdfast.stores.postgres.notifications import _Notifier
 
-_SAY, _ALONG = _Notifier.say, _Notifier.along
+_SAY, _ALONG = _Notifier.notify_soon, _Notifier.transaction_notice
 
 
 def main() -> None:
@@ -31,8 +31,8 @@ async def _serve(url: str) -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):
             word, seconds = line.split()
             loud = word == "loud"  # in this process only
-            _Notifier.say = _SAY if loud else _unsaid  # type: ignore[method-assign, assignment]
-            _Notifier.along = _ALONG if loud else _untold  # type: ignore[method-assign, assignment]
+            _Notifier.notify_soon = _SAY if loud else _unsaid  # type: ignore[method-assign, assignment]
+            _Notifier.transaction_notice = _ALONG if loud else _untold  # type: ignore[method-assign, assignment]
             _say({"stored": await _stored(app, float(seconds))})
 
 

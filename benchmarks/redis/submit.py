@@ -47,7 +47,7 @@ async def _in_bulk(jobs: int, blocks: int) -> list[float]:
         async with Application(url) as app, in_bulk(url) as theirs:
 
             async def ours(jobs: int) -> None:
-                await app.enqueue_many(app.noop.job(n=index) for index in range(jobs))
+                await app.enqueue_many(app.noop.new_job(n=index) for index in range(jobs))
 
             return await timed([ours, theirs], jobs, blocks)
 

@@ -41,7 +41,7 @@ def run(plan: Plan) -> list[Line]:
 
 async def in_bulk(app: Application, jobs: int) -> None:
     """Jobs drafted one by one, stored by the thousand."""
-    await app.enqueue_many(app.noop.job(n=index) for index in range(jobs))
+    await app.enqueue_many(app.noop.new_job(n=index) for index in range(jobs))
 
 
 async def one_by_one(app: Application, jobs: int) -> None:

@@ -116,9 +116,9 @@ def _gather(console: Console, folder: Path, files: int | None) -> Input:
 
 
 async def _submit(app: Holdfast, given: Input) -> int:
-    jobs = [app.draft(MEASURE, {"path": str(path)}) for path in given.sources]
+    jobs = [app.draft_job(MEASURE, {"path": str(path)}) for path in given.sources]
     # -f: a second run, after a crash, writes over what the first one left.
-    gzips = [app.draft("command", {"argv": ["gzip", "-n", "-k", "-f", str(copy)]}) for copy in given.copies]
+    gzips = [app.draft_job("command", {"argv": ["gzip", "-n", "-k", "-f", str(copy)]}) for copy in given.copies]
     mixed = [job for pair in zip_longest(jobs, gzips) for job in pair if job is not None]
     await app.enqueue_many(mixed)
     return len(mixed)

@@ -13,8 +13,8 @@ from holdfast.app.bound_task import with_defaults
 from holdfast.app.handle import JobHandle
 from holdfast.app.references import canonical_id, check_selection, checked_filter
 from holdfast.app.registration import TaskRegistration
-from holdfast.app.submitter import JobOptions, Submitter, batches, draft_job
-from holdfast.app.sync import Blocking, awaited
+from holdfast.app.submitter import JobOptions, Submitter, draft_job, split_batches
+from holdfast.app.sync import Blocking, requires_loop
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import Conflict, ForkedConnection, Invalid, NotFound
 from holdfast.core.events import Events
@@ -36,15 +36,15 @@ from holdfast.core.models import (
     WorkerCommand,
     WorkerInfo,
 )
-from holdfast.core.portal import drive, running_loop
+from holdfast.core.portal import drive_coroutine, running_loop
 from holdfast.core.stats import JobStats
-from holdfast.core.validation import check_name, check_task_name, nearest, parse_count, parse_duration, parse_rate
+from holdfast.core.validation import check_name, check_task_name, did_you_mean, parse_count, parse_duration, parse_rate
 from holdfast.settings.settings import Settings
 from holdfast.stores import ExternalTransactions, open_store
 from holdfast.stores.base import Selection, Store
 from holdfast.tasks import Registry, Task, decode_payload, encode_payload
 from holdfast.tasks.command_policy import COMMAND, CommandPolicy
-from holdfast.telemetry.store_timing import timed
+from holdfast.telemetry.store_timing import time_calls
 from holdfast.telemetry.traces import open_traces, submission
 from holdfast.transports import DeliveryLedger, TransportConfig, with_transport
 
@@ -76,7 +76,9 @@ class Holdfast(TaskRegistration):
     ) -> None:
         check_environment()
         said = {name: value for name, value in {"url": url, **arguments}.items() if value is not None}
-        self.settings = Settings.load(**said) if settings is None else settings.but(**said) if said else settings
+        self.settings = (
+            Settings.load(**said) if settings is None else settings.replace_values(**said) if said else settings
+        )
         self.clock: Clock = clock or SystemClock()
         self.now = now
         self.patience: float | None = None  # seconds a call of the store takes, where somebody waits for its answer
@@ -93,13 +95,13 @@ class Holdfast(TaskRegistration):
         self._in_hand = DeliveryLedger()
         self.spans = open_traces(self.settings.traces)
         """Who makes spans; None where nobody wants any."""
-        self._submitter = Submitter(self.opened, lambda: self.settings, self.events, self.spans)
-        self.within = ExternalTransactions(self.opened, self._reached)
+        self._submitter = Submitter(self.open_store, lambda: self.settings, self.events, self.spans)
+        self.within = ExternalTransactions(self.open_store, self._reached)
         """What is done inside transactions that others hold."""
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Holdfast:
-        await self.opened()
+        await self.open_store()
         self._users += 1
         return self
 
@@ -108,7 +110,7 @@ class Holdfast(TaskRegistration):
         if not self._users:  # a handler may enter the application its worker runs on
             await self._close()
 
-    @awaited
+    @requires_loop
     async def close(self) -> None:
         """Let go of the store. The next call opens it again."""
         await self._close()
@@ -124,11 +126,11 @@ class Holdfast(TaskRegistration):
         """The same methods for blocking callers: ``app.sync.get(id)``."""
         return Blocking(self, self)
 
-    def block(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T:
+    def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T:
         """Run one of this application's coroutines for a blocking caller; ``here``: in this very thread, to which the
         caller's connection belongs."""
         if here:
-            return drive(call)
+            return drive_coroutine(call)
         try:
             store = self._unopened()
         except BaseException:
@@ -138,7 +140,7 @@ class Holdfast(TaskRegistration):
 
     async def _reached(self, call: Coroutine[Any, Any, T]) -> T:
         """A call of the store's: awaited, or run as the store says where there is no event loop."""
-        return await call if running_loop() is not None else self.block(call)
+        return await call if running_loop() is not None else self.run_blocking(call)
 
     def new_store(self, patience: float | None = None) -> Store:
         """Another, unopened, store on the same jobs: for a thread that needs its own connection. ``patience``: seconds
@@ -146,12 +148,12 @@ class Holdfast(TaskRegistration):
         settings = self.settings
         store = open_store(settings.url, now=self.now, patience=self.patience if patience is None else patience)
         if settings.transport == "none" or settings.transport_url is None:
-            return timed(store, self.events)
+            return time_calls(store, self.events)
         way = TransportConfig(
             settings.transport, settings.transport_url, settings.transport_key, settings.transport_dead_key
         )
         carrying = with_transport(store, way, lease=settings.lease, in_hand=self._in_hand, emit=self.events.emit)
-        return timed(carrying, self.events)
+        return time_calls(carrying, self.events)
 
     def _unopened(self) -> Store:
         with self._making:
@@ -159,7 +161,7 @@ class Holdfast(TaskRegistration):
                 self._store = self.new_store()
             return self._store
 
-    async def opened(self) -> Store:
+    async def open_store(self) -> Store:
         """The store, open. After a fork the child gets one of its own."""
         store = self._unopened()
         try:
@@ -170,7 +172,7 @@ class Holdfast(TaskRegistration):
         return store
 
     # ── submitting ────────────────────────────────────────────────────────────────────────────────────────────
-    @awaited
+    @requires_loop
     async def enqueue(
         self,
         task: str,
@@ -183,14 +185,16 @@ class Holdfast(TaskRegistration):
 
         The options are those of ``task.options``. A task registered here checks the payload first.
         """
-        return await self.submit(self.draft(task, {} if payload is None else payload, **options), connection=connection)
+        return await self.submit(
+            self.draft_job(task, {} if payload is None else payload, **options), connection=connection
+        )
 
-    def draft(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
+    def draft_job(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
         """The job that ``enqueue`` would submit. ``payload``: a mapping, or the JSON text of an object."""
         unknown = set(options) - set(JobOptions.__struct_fields__)
         if unknown:
             name, known = min(unknown), JobOptions.__struct_fields__
-            raise Invalid("option", name, f"there are these: {', '.join(known)}{nearest(name, known)}")
+            raise Invalid("option", name, f"there are these: {', '.join(known)}{did_you_mean(name, known)}")
         _check_no_function(task)
         limit = self.settings.payload_limit
         if not isinstance(payload, Mapping | str):
@@ -199,10 +203,10 @@ class Holdfast(TaskRegistration):
         draft = JobOptions(**options)
         registered = self.registry.get(check_task_name(task))
         if registered is not None:
-            registered.check(text)
+            registered.check_payload(text)
             draft = with_defaults(draft, registered)
         elif task == COMMAND:
-            self.command_policy().check(text)
+            self.command_policy().parse_command(text)
         return draft_job(task, text, draft, self.settings)
 
     def command_policy(self, settings: Settings | None = None) -> CommandPolicy:
@@ -216,14 +220,14 @@ class Holdfast(TaskRegistration):
             roots=settings.command_roots,
         )
 
-    @awaited
+    @requires_loop
     async def run_command(
         self, *argv: str, stdin: str | None = None, cwd: str | None = None, **options: Any
     ) -> JobHandle[Any]:
         """Submit a command job: a program with its arguments, run without a shell where settings allow commands."""
         payload: dict[str, Any] = {"argv": list(argv)}
         payload |= {name: value for name, value in (("stdin", stdin), ("cwd", cwd)) if value is not None}
-        return await self.submit(self.draft(COMMAND, payload, **options))
+        return await self.submit(self.draft_job(COMMAND, payload, **options))
 
     async def submit(self, job: NewJob, *, connection: Any = None) -> JobHandle[Any]:
         """Submit a drafted job; inside the transaction of ``connection`` if one is given."""
@@ -243,7 +247,7 @@ class Holdfast(TaskRegistration):
         await self._reached(self._submitter.check_keys(jobs, answers))
         return answers
 
-    @awaited
+    @requires_loop
     async def enqueue_many(
         self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch: int = 1000, connection: Any = None
     ) -> list[JobHandle[Any]]:
@@ -253,7 +257,7 @@ class Holdfast(TaskRegistration):
             answers = await self._submitter.submit_many(jobs, size)
         else:
             answers = []
-            async for each in batches(jobs, size):
+            async for each in split_batches(jobs, size):
                 answers += await self._submitted_within(connection, each)
         return [self._handed(answer) for answer in answers]
 
@@ -262,7 +266,7 @@ class Holdfast(TaskRegistration):
     ) -> AsyncIterator[list[JobHandle[Any]]]:
         """The same for a stream too long to hold: yields the handles of each batch once it is stored, and draws no job
         of the next before."""
-        async for each in batches(jobs, _batch_size(batch)):
+        async for each in split_batches(jobs, _batch_size(batch)):
             answers = await self._submitter.submit_all(each)
             yield [self._handed(answer) for answer in answers]
 
@@ -271,13 +275,13 @@ class Holdfast(TaskRegistration):
         """A handle on a job by its id. Raises `InvalidId` for text that is no id."""
         return JobHandle(self, canonical_id(job_id))
 
-    @awaited
+    @requires_loop
     async def get(self, job_id: str) -> Job:
         """A job by its id, or by ``key:NAME``; NotFound if there is none, also for text that is no id."""
         return await self._get(job_id)
 
     async def _get(self, job_id: str) -> Job:
-        store = await self.opened()
+        store = await self.open_store()
         if str(job_id).startswith("key:"):
             job = await store.query.by_key(job_id.removeprefix("key:"))
         else:
@@ -286,67 +290,67 @@ class Holdfast(TaskRegistration):
             raise NotFound(f"there is no job {job_id}")
         return job
 
-    @awaited
+    @requires_loop
     async def find(self, where: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:
         """A page of jobs, newest first; ``page.cursor`` continues."""
         parse_count(limit, "limit", least=1, most=500, text=False)
-        return await (await self.opened()).query.find(checked_filter(where), limit=limit, cursor=cursor)
+        return await (await self.open_store()).query.find(checked_filter(where), limit=limit, cursor=cursor)
 
-    @awaited
+    @requires_loop
     async def count(self, where: JobFilter | None = None) -> int:
         """How many jobs match."""
-        return await (await self.opened()).query.count(checked_filter(where))
+        return await (await self.open_store()).query.count(checked_filter(where))
 
-    @awaited
+    @requires_loop
     async def attempts(self, job_id: str) -> list[Attempt]:
         """The attempts of a job that did not succeed, oldest first."""
-        return await (await self.opened()).query.attempts((await self._get(job_id)).id)
+        return await (await self.open_store()).query.attempts((await self._get(job_id)).id)
 
-    @awaited
-    async def lines(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+    @requires_loop
+    async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         """The log lines of a job, by ``context.log``, oldest first; ``page.cursor`` continues."""
         parse_count(limit, "limit", least=1, most=1000, text=False)
-        return await (await self.opened()).query.logs((await self._get(job_id)).id, limit=limit, cursor=cursor)
+        return await (await self.open_store()).query.logs((await self._get(job_id)).id, limit=limit, cursor=cursor)
 
-    @awaited
+    @requires_loop
     async def queues(self, *, minutes: int = 5, most: int = 10_000) -> list[QueueInfo]:
         """Every queue with its counts, and how many of its jobs ended a second in the last minutes.
 
         Of each state at most so many jobs are looked at, of ended ones the latest of all queues together: ``at_least``
         names the states of which there may be more."""
         recent, bound = _looked_at(minutes, most)
-        return await (await self.opened()).query.queues(recent=recent, most=bound)
+        return await (await self.open_store()).query.queues(recent=recent, most=bound)
 
-    @awaited
-    async def figures(self, *, minutes: int = 5, most: int = 10_000) -> JobStats:
+    @requires_loop
+    async def stats(self, *, minutes: int = 5, most: int = 10_000) -> JobStats:
         """How many jobs there are, by queue, state, worker and attempts, and to which of them something happened in
         the last minutes; of each kind at most so many jobs are looked at, however many there are."""
         recent, bound = _looked_at(minutes, most)
-        return await (await self.opened()).query.stats(recent=recent, most=bound)
+        return await (await self.open_store()).query.stats(recent=recent, most=bound)
 
-    @awaited
+    @requires_loop
     async def workers(self) -> list[WorkerInfo]:
         """Every registered worker process."""
-        return await (await self.opened()).query.workers()
+        return await (await self.open_store()).query.workers()
 
-    @awaited
+    @requires_loop
     async def doctor(self) -> list[Finding]:
         """What the store finds about itself."""
-        return await (await self.opened()).doctor()
+        return await (await self.open_store()).doctor()
 
-    @awaited
+    @requires_loop
     async def repair(self) -> list[Finding]:
         """Put right what can be put right in the store without losing a job; what was done."""
-        return await (await self.opened()).repair()
+        return await (await self.open_store()).repair()
 
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
-    @awaited
+    @requires_loop
     async def cancel(self, selection: str | Selection, *, limit: int = 1000) -> BulkResult:
         """Cancel by id, ids or filter, at most ``limit`` jobs a call; ``more`` says whether to call again."""
         _check_limit(limit)
-        return await (await self.opened()).cancel(await self._ids(selection), limit=limit)
+        return await (await self.open_store()).cancel(await self._ids(selection), limit=limit)
 
-    @awaited
+    @requires_loop
     async def replay(
         self,
         selection: str | Selection,
@@ -364,7 +368,7 @@ class Holdfast(TaskRegistration):
         _check_limit(limit)
         every = timedelta(0) if rate is None else parse_rate(rate)
         pace = ReplayRate(every=every, after=parse_duration(after, "after"))
-        store = await self.opened()
+        store = await self.open_store()
         chosen = await self._ids(selection)
         text: str | None = None
         if payload is not None:
@@ -373,18 +377,18 @@ class Holdfast(TaskRegistration):
             text = encode_payload(payload, self.settings.payload_limit)
             registered = self.registry.get((await self._get(chosen[0])).task)
             if registered is not None:
-                registered.check(text)
+                registered.check_payload(text)
         return await store.replay(chosen, force=force, payload=text, limit=limit, pace=pace)
 
-    @awaited
+    @requires_loop
     async def delete(self, selection: str | Selection, *, limit: int = 1000) -> BulkResult:
         """Remove jobs that are not running, with key and history."""
         _check_limit(limit)
-        return await (await self.opened()).delete(await self._ids(selection), limit=limit)
+        return await (await self.open_store()).delete(await self._ids(selection), limit=limit)
 
     async def cancel_one(self, job_id: str) -> JobState:
         """Cancel one job; its state then. NotFound, or Conflict if it has ended."""
-        operated = await (await self.opened()).cancel(await self._ids(job_id))
+        operated = await (await self.open_store()).cancel(await self._ids(job_id))
         if operated.changed:
             return operated.changed[0][1]
         state = _refused_state(operated)
@@ -392,7 +396,7 @@ class Holdfast(TaskRegistration):
 
     async def replay_one(self, job_id: str, *, force: bool = False) -> None:
         """Replay one job. NotFound, or Conflict where its state does not allow it."""
-        operated = await (await self.opened()).replay(await self._ids(job_id), force=force)
+        operated = await (await self.open_store()).replay(await self._ids(job_id), force=force)
         if not operated.changed:
             check_replay(job_id, _refused_state(operated), force=force)
 
@@ -403,30 +407,32 @@ class Holdfast(TaskRegistration):
         asked = [selection] if isinstance(selection, str) else selection
         return [(await self._get(each)).id if str(each).startswith("key:") else canonical_id(each) for each in asked]
 
-    @awaited
+    @requires_loop
     async def pause(self, queue: str) -> None:
         """No worker takes a job of this queue until it is resumed."""
-        await (await self.opened()).pause(check_name("queue", queue))
+        await (await self.open_store()).pause(check_name("queue", queue))
 
-    @awaited
+    @requires_loop
     async def resume(self, queue: str) -> None:
         """Undo ``pause``."""
-        await (await self.opened()).resume(check_name("queue", queue))
+        await (await self.open_store()).resume(check_name("queue", queue))
 
-    @awaited
+    @requires_loop
     async def stop_workers(self, workers: Sequence[str] | None = None, *, drain: bool = False) -> list[str]:
         """Ask these workers (None: every living one) to stop, or to empty their queues first; the ids asked."""
-        return await (await self.opened()).order(WorkerCommand.DRAIN if drain else WorkerCommand.STOP, workers)
+        return await (await self.open_store()).send_command(
+            WorkerCommand.DRAIN if drain else WorkerCommand.STOP, workers
+        )
 
-    @awaited
+    @requires_loop
     async def backup(self, path: str) -> None:
         """A consistent copy of a live store."""
-        await (await self.opened()).backup(path)
+        await (await self.open_store()).backup(path)
 
-    @awaited
+    @requires_loop
     async def migrate(self) -> list[str]:
         """Bring the store's schema up to date; what was applied."""
-        return await (await self.opened()).migrate()
+        return await (await self.open_store()).migrate()
 
 
 def _check_no_function(task: object) -> None:

@@ -11,11 +11,11 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.app.handle import JobHandle
 from holdfast.app.submitter import JobOptions, draft_job
-from holdfast.app.sync import awaited
+from holdfast.app.sync import requires_loop
 from holdfast.core.models import NewJob, new_id
 from holdfast.core.portal import forbid_running_loop
 from holdfast.core.retry import Retry
-from holdfast.core.validation import advised, check_tags
+from holdfast.core.validation import check_tags, with_suggestions
 from holdfast.tasks import Task
 
 if TYPE_CHECKING:
@@ -52,16 +52,16 @@ class BoundTask(Task[P, R], Generic[P, R]):
         """Just call the function: with its context, if it takes one, and without any queue."""
         return self.function(*args, **kwargs)
 
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+    def new_job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job with these arguments, not submitted yet: for ``app.enqueue_many``."""
-        return self._plain.job(*args, **kwargs)
+        return self._plain.new_job(*args, **kwargs)
 
-    @awaited
+    @requires_loop
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit a job with these arguments. When this returns, it is stored."""
         return await self._plain.submit(*args, **kwargs)
 
-    @advised
+    @with_suggestions
     def options(
         self,
         *,
@@ -133,7 +133,7 @@ class ConfiguredTask(Generic[P, R]):
         self._template, self._settings = template, settings
         return template
 
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+    def new_job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job with these arguments and options, not submitted yet."""
         payload = self._task.encode(args, kwargs, self._app.settings.payload_limit)
         template = self._template
@@ -142,7 +142,7 @@ class ConfiguredTask(Generic[P, R]):
         fresh = new_id() if self._draft.id is None else template.id
         return msgspec.structs.replace(template, id=fresh, payload=payload)
 
-    @awaited
+    @requires_loop
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit a job with these arguments. When this returns it is stored (or, with ``connection``, part of that
         connection's transaction)."""
@@ -150,7 +150,7 @@ class ConfiguredTask(Generic[P, R]):
 
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """``enqueue`` for those who run the coroutine themselves."""
-        return await self._app.submit(self.job(*args, **kwargs), connection=self._connection)
+        return await self._app.submit(self.new_job(*args, **kwargs), connection=self._connection)
 
     @property
     def is_within(self) -> bool:
@@ -175,7 +175,7 @@ class Sync(Generic[P, R]):
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit a job with these arguments, blocking until it is stored."""
         forbid_running_loop("await task.enqueue(…) itself instead of task.sync.enqueue(…)")
-        return self._app.block(self._prepared.submit(*args, **kwargs), here=self._prepared.is_within)
+        return self._app.run_blocking(self._prepared.submit(*args, **kwargs), here=self._prepared.is_within)
 
 
 def with_defaults(draft: JobOptions, task: Task[..., Any]) -> JobOptions:

@@ -31,8 +31,8 @@ class WithDeadline(Holdfast):
         self._store = None
         self._making = threading.Lock()
         self._users = 0
-        self._own_submitter = Submitter(self.opened, lambda: self.settings, app.events, app.spans)
-        self.within = ExternalTransactions(self.opened, self._reached)
+        self._own_submitter = Submitter(self.open_store, lambda: self.settings, app.events, app.spans)
+        self.within = ExternalTransactions(self.open_store, self._reached)
         app.views.add(self)
 
     def __getattr__(self, name: str) -> Any:

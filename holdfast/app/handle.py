@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from holdfast.app.sync import Blocking, awaited
+from holdfast.app.sync import Blocking, requires_loop
 from holdfast.core.deferral import describe_outlook
 from holdfast.core.errors import JobCancelled, JobFailed, NotFound, ResultTimeout
 from holdfast.core.models import Job, JobState
@@ -38,24 +38,24 @@ class JobHandle(Generic[R]):
         """The same methods for blocking callers: ``handle.sync.result(timeout=30)``."""
         return Blocking(self._app, self)
 
-    @awaited
+    @requires_loop
     async def job(self) -> Job:
         """The job as it stands now; NotFound if it is gone."""
         return await self._job()
 
-    @awaited
+    @requires_loop
     async def state(self) -> JobState:
         """Where the job stands now."""
         return (await self._job()).state
 
-    @awaited
+    @requires_loop
     async def result(self, timeout: float | None = None) -> R:
         """What the task returned, read by its return annotation (as JSON values, where the task is not registered
         here). Waits up to ``timeout`` seconds (None: for ever).
 
         Raises JobFailed if the job is dead, JobCancelled if it was cancelled, ResultTimeout if it goes on.
         """
-        store = await self._app.opened()
+        store = await self._app.open_store()
         clock = self._app.clock
         deadline = None if timeout is None else clock.monotonic() + timeout
         while True:
@@ -72,12 +72,12 @@ class JobHandle(Generic[R]):
                 raise ResultTimeout(job.id, f"job {job.id} is {job.state} after {timeout:g} s; {await self._hope(job)}")
             await store.wait([f"job:{self.id}"], timeout=min(left, _LOOK))
 
-    @awaited
+    @requires_loop
     async def cancel(self) -> JobState:
         """Cancel the job; its state then: ``running`` means it was asked to stop. Conflict if it has ended."""
         return await self._app.cancel_one(self.id)
 
-    @awaited
+    @requires_loop
     async def replay(self, *, force: bool = False) -> None:
         """Queue the job again with a new budget; Conflict where its state does not allow it."""
         await self._app.replay_one(self.id, force=force)
@@ -85,7 +85,7 @@ class JobHandle(Generic[R]):
     async def _hope(self, job: Job) -> str:
         """What becomes of a job that has not ended: words for whoever waited in vain."""
         if job.state in (JobState.QUEUED, JobState.SCHEDULED):
-            store = await self._app.opened()
+            store = await self._app.open_store()
             if not any(worker.alive for worker in await store.query.workers()):
                 return "no living worker is registered; start one: holdfast worker start"
         return describe_outlook(job)
@@ -101,7 +101,7 @@ class JobHandle(Generic[R]):
         return result
 
     async def _job(self) -> Job:
-        store = await self._app.opened()
+        store = await self._app.open_store()
         job: Any = await store.query.get(self.id)
         if job is None:
             raise NotFound(f"job {self.id} does not exist; it was deleted or its retention is over")

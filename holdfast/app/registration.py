@@ -13,7 +13,7 @@ import msgspec
 from holdfast.app.bound_task import BoundTask
 from holdfast.core.errors import ConfigError
 from holdfast.core.retry import Retry, as_retry
-from holdfast.core.validation import advised, check_name, check_tags, check_timeout
+from holdfast.core.validation import check_name, check_tags, check_timeout, with_suggestions
 from holdfast.tasks import Context, ErrorMatch, Executor, Registry
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class TaskRegistration:
     lifespans: list[Callable[[Holdfast], AbstractAsyncContextManager[Any]]]
     providers: dict[type, Callable[[], Any]]
 
-    @advised
+    @with_suggestions
     def task(
         self,
         name: str | None = None,

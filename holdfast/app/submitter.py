@@ -19,9 +19,9 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate
-from holdfast.core.fault_injection import point
+from holdfast.core.fault_injection import fault_point
 from holdfast.core.metric_events import JobsSubmitted
-from holdfast.core.models import Job, NewJob, Options, Submitted, microseconds, new_id, parse_id
+from holdfast.core.models import Job, NewJob, Options, Submitted, new_id, parse_id, to_microseconds
 from holdfast.core.portal import running_loop
 from holdfast.core.retry import Retry, as_retry
 from holdfast.core.validation import (
@@ -90,7 +90,7 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
         queue="default" if draft.queue is None else check_name("queue", draft.queue),
         priority=0 if draft.priority is None else check_priority(draft.priority),
         delay=None if draft.delay is None else check_span(draft.delay, "delay"),
-        run_at_us=None if draft.run_at is None else microseconds(parse_instant(draft.run_at)),
+        run_at_us=None if draft.run_at is None else to_microseconds(parse_instant(draft.run_at)),
         max_attempts=_checked_attempts(draft.max_attempts, settings),
         key=None if draft.key is None else check_key(draft.key, limit=settings.key_limit),
         key_for=None if draft.key_for is None else check_span(draft.key_for, "key_for"),
@@ -143,8 +143,8 @@ class Submitter:
         open transaction may hold theirs, and jobs without one have no reason to wait for it."""
         with submission(self._spans, [job]) as [spanned]:
             answer = await self._submit_lone(spanned)
-            if not answer.created or self._events.listens(JobCreated):
-                await self.announce([job], [answer])
+            if not answer.created or self._events.has_subscriber(JobCreated):
+                await self.announce_jobs([job], [answer])
         return answer
 
     async def _submit_lone(self, job: NewJob) -> Submitted:
@@ -164,7 +164,7 @@ class Submitter:
         with submission(self._spans, jobs) as spanned:
             answers = await self._send(spanned)
             try:
-                await self.announce(jobs, answers)
+                await self.announce_jobs(jobs, answers)
             except Conflict as error:
                 error.stored = [answer.job_id if answer.created else None for answer in answers]
                 raise
@@ -175,7 +175,7 @@ class Submitter:
         answers: list[Submitted] = []
         under_way: asyncio.Task[list[Submitted]] | None = None
         try:
-            async for batch in batches(jobs, size):
+            async for batch in split_batches(jobs, size):
                 if running_loop() is None:
                     answers += await self.submit_all(batch)
                     continue
@@ -190,10 +190,10 @@ class Submitter:
 
     async def _send(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         store = await self._store()
-        point("submit.before")
+        fault_point("submit.before")
         answers = await store.submit(jobs)
-        point("submit.after")
-        if self._events.listens(JobsSubmitted):
+        fault_point("submit.after")
+        if self._events.has_subscriber(JobsSubmitted):
             self._measure(jobs, answers)
         return answers
 
@@ -203,10 +203,10 @@ class Submitter:
         absorbed = Counter(job.task for job, answer in told if not answer.created)
         self._events.emit(JobsSubmitted(created=created, absorbed=absorbed))
 
-    async def announce(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
+    async def announce_jobs(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
         """Tell observers, as far as the keys stand for what was submitted."""
         await self.check_keys(jobs, answers)
-        if not self._events.listens(JobCreated) and not self._events.listens(JobDuplicate):
+        if not self._events.has_subscriber(JobCreated) and not self._events.has_subscriber(JobDuplicate):
             return
         for job, answer in zip(jobs, answers, strict=True):
             kind = JobCreated if answer.created else JobDuplicate
@@ -339,7 +339,7 @@ def _fail(answer: asyncio.Future[Submitted], error: BaseException) -> None:
         answer.set_exception(error)
 
 
-async def batches(jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> AsyncIterator[list[NewJob]]:
+async def split_batches(jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> AsyncIterator[list[NewJob]]:
     """Cut any iterable, async or not, into batches; it may be endless and is never held whole."""
     batch: list[NewJob] = []
     async for job in _each(jobs):

@@ -21,15 +21,15 @@ T = TypeVar("T")
 class Blocker(Protocol):
     """What can run a coroutine to its end for a blocking caller."""
 
-    def block(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T: ...
+    def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T: ...
 
 
-def awaited(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+def requires_loop(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Refuse a call outside an event loop at once, instead of returning a coroutine that nobody will ever run."""
     name = method.__name__
 
     @functools.wraps(method)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+    def checked_call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         if running_loop() is None:
             raise HoldfastError(
                 f"{name}() was called outside an event loop and would never run; await it in an async function, "
@@ -37,7 +37,7 @@ def awaited(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutin
             )
         return method(*args, **kwargs)
 
-    return checked
+    return checked_call
 
 
 class Blocking:
@@ -54,12 +54,12 @@ class Blocking:
             raise AttributeError(f"{type(self._thing).__name__} has no async method {name!r} to block on")
 
         @functools.wraps(inner)
-        def blocking(*args: Any, **kwargs: Any) -> Any:
+        def blocking_call(*args: Any, **kwargs: Any) -> Any:
             forbid_running_loop(f"await {name}(…) itself instead of .sync.{name}(…)")
             here = kwargs.get("connection") is not None
-            return self._blocker.block(inner(self._thing, *args, **kwargs), here=here)
+            return self._blocker.run_blocking(inner(self._thing, *args, **kwargs), here=here)
 
-        return blocking
+        return blocking_call
 
     def __dir__(self) -> list[str]:
         kind = type(self._thing)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from holdfast.cli.base import group
+from holdfast.cli.base import add_group
 from holdfast.cli.context import Session
 from holdfast.cli.output import print_json
 from holdfast.core.errors import ConfigError
-from holdfast.views.formatting import many
+from holdfast.views.formatting import count_noun
 
 
-@group("audit")
+@add_group("audit")
 def audit() -> None:
     """Check the file of changes made over the HTTP API."""
 
@@ -43,5 +43,5 @@ def audit_verify(session: Session, *, file: str | None, expected: str | None, af
     if session.json:
         print_json({"entries": found.entries, "last": found.last})
     else:
-        click.echo(f"{many(found.entries, 'line')}, whole; the last hash is {found.last or '-'}")
+        click.echo(f"{count_noun(found.entries, 'line')}, whole; the last hash is {found.last or '-'}")
     return 0

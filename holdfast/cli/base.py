@@ -17,18 +17,20 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 def common_options() -> list[click.Option]:
     """What may be said before the command's name as well as after it."""
 
-    def remember(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    def remember_value(context: click.Context, parameter: click.Parameter, value: Any) -> None:
         if value and parameter.name:
             setattr(context.ensure_object(Session), parameter.name, value)
 
-    def option(*names: str, **attributes: Any) -> click.Option:
-        return click.Option(names, expose_value=False, callback=remember, **attributes)
+    def make_option(*names: str, **attributes: Any) -> click.Option:
+        return click.Option(names, expose_value=False, callback=remember_value, **attributes)
 
     return [
-        option("--app", "-A", metavar="MODULE:NAME", help="The application whose tasks are used [HOLDFAST_APP]."),
-        option("--url", metavar="URL", help="Where the jobs are kept [HOLDFAST_URL]."),
-        option("--config", metavar="FILE", help="The settings file, instead of looking for one [HOLDFAST_CONFIG]."),
-        option("--json", is_flag=True, help="Print one JSON document (JSON lines where there is no end)."),
+        make_option("--app", "-A", metavar="MODULE:NAME", help="The application whose tasks are used [HOLDFAST_APP]."),
+        make_option("--url", metavar="URL", help="Where the jobs are kept [HOLDFAST_URL]."),
+        make_option(
+            "--config", metavar="FILE", help="The settings file, instead of looking for one [HOLDFAST_CONFIG]."
+        ),
+        make_option("--json", is_flag=True, help="Print one JSON document (JSON lines where there is no end)."),
     ]
 
 
@@ -65,7 +67,9 @@ class ExampleCommand(click.Command):
                     formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
 
-def command(name: str, *, examples: Sequence[str], **attributes: Any) -> Callable[[Callable[..., Any]], ExampleCommand]:
+def add_command(
+    name: str, *, examples: Sequence[str], **attributes: Any
+) -> Callable[[Callable[..., Any]], ExampleCommand]:
     """Make a function a command: its docstring is the help text, its return value (an int) the exit code."""
     return click.command(name, cls=ExampleCommand, examples=examples, **attributes)
 
@@ -79,13 +83,13 @@ class ExampleGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from holdfast.core.validation import nearest
+        from holdfast.core.validation import did_you_mean
 
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"There is no command {args[0]!r}{nearest(args[0], self.list_commands(ctx))}")
+            ctx.fail(f"There is no command {args[0]!r}{did_you_mean(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
 
-def group(name: str) -> Callable[[Callable[..., Any]], ExampleGroup]:
+def add_group(name: str) -> Callable[[Callable[..., Any]], ExampleGroup]:
     """Make a function a group of commands: its docstring is the help text."""
     return click.group(name, cls=ExampleGroup, context_settings=CONTEXT)

@@ -13,13 +13,13 @@ import click
 
 from holdfast import Holdfast
 from holdfast.cli.context import Session, told_if_made
-from holdfast.cli.output import console, print_json_line
+from holdfast.cli.output import make_console, print_json_line
 from holdfast.cli.submission import Interrupted, parse_options, standard_input
 from holdfast.core.errors import HoldfastError, Invalid, TooLarge
 from holdfast.core.models import NewJob
 from holdfast.tasks import decode_payload
 from holdfast.tasks.codec import Words
-from holdfast.views.formatting import many
+from holdfast.views.formatting import count_noun
 
 _BESIDE_PAYLOAD = 64 * 1024  # bytes of a line for everything that is not the payload
 _FORM = 'its task, its payload and its options, as in {"task": "email.send", "payload": {"to": "a@b.c"}}'
@@ -61,7 +61,7 @@ def enqueue_stream(session: Session, source: str, *, task: str | None, said: Map
     """Submit every line. What was stored before a bad line stays stored, and the message says how far that is."""
     tally = Tally()
     with (
-        session.application(creating=True) as app,
+        session.open_target(creating=True) as app,
         _opened(source) as (file, size),
         _progress(session, size) as progress,
     ):
@@ -76,7 +76,7 @@ def enqueue_stream(session: Session, source: str, *, task: str | None, said: Map
             raise StreamStopped(f"{error}; {tally}", error.exit_code) from error
     if not session.json:
         there = f", {tally.duplicates} were there already" if tally.duplicates else ""
-        click.echo(f"{many(tally.created, 'job')} stored{there}")
+        click.echo(f"{count_noun(tally.created, 'job')} stored{there}")
     return 0
 
 
@@ -131,7 +131,7 @@ def _job(app: Holdfast, line: dict[str, Any], task: str | None, options: Mapping
         raise Invalid("task", None, 'name it in the line, {"task": "email.send", ...}, or before --stream')
     if not isinstance(payload, dict):
         raise Invalid("payload", payload, "give a JSON object: the arguments by name")
-    return app.draft(name, payload, **{**options, **parse_options(line)})
+    return app.draft_job(name, payload, **{**options, **parse_options(line)})
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def _readable(path: Path) -> BinaryIO:
 @contextmanager
 def _progress(session: Session, size: int | None) -> Iterator[Report]:
     """A bar on the terminal; nothing elsewhere."""
-    to = console(stderr=True)
+    to = make_console(stderr=True)
     if session.json or not to.is_terminal:
         yield lambda jobs, end: None
         return

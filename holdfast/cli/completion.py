@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from holdfast.cli.base import command
+from holdfast.cli.base import add_command
 from holdfast.core.errors import Invalid
 
 
-@command(
+@add_command(
     "completion",
     examples=[
         "holdfast completion bash >> ~/.bashrc",
@@ -18,7 +18,7 @@ from holdfast.core.errors import Invalid
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
-def completion(context: click.Context, *, shell: str) -> None:
+def complete_steps(context: click.Context, *, shell: str) -> None:
     """Print the shell completion script. It completes commands, options, settings and tasks."""
     kind = get_completion_class(shell)
     if kind is None:

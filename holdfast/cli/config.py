@@ -7,18 +7,18 @@ from typing import Any
 import click
 
 from holdfast import Settings
-from holdfast.cli.base import group
+from holdfast.cli.base import add_group
 from holdfast.cli.context import Session
-from holdfast.cli.output import Column, note, print_json, print_table
+from holdfast.cli.output import Column, print_json, print_note, print_table
 from holdfast.cli.shell_completion import setting_names, setting_values
 from holdfast.settings.http_settings import HttpSettings
 from holdfast.settings.settings import SETTINGS, ConfigEntry, file_for, set_value
-from holdfast.views.formatting import safe
+from holdfast.views.formatting import safe_text
 
 _COLUMNS = [Column("SETTING", "id"), Column("VALUE", "text"), Column("FROM"), Column("MEANING", "text", spare=True)]
 
 
-@group("config")
+@add_group("config")
 def config() -> None:
     """Show and change settings."""
 
@@ -37,7 +37,7 @@ def config_list(session: Session) -> None:
         return
     print_table(_COLUMNS, [[entry.name, entry.text, entry.source, entry.doc] for entry in settings.items()])
     for warning in settings.warnings:
-        note(f"warning: {warning}")
+        print_note(f"warning: {warning}")
 
 
 @config.command("get", examples=["holdfast config get lease"])
@@ -45,11 +45,11 @@ def config_list(session: Session) -> None:
 @click.pass_obj
 def config_get(session: Session, *, name: str) -> None:
     """Print the value of one setting."""
-    entry = session.settings().entry(name)
+    entry = session.settings().describe_setting(name)
     if session.json:
         print_json(_document(entry))
     else:
-        click.echo(safe(entry.text))
+        click.echo(safe_text(entry.text))
 
 
 @config.command("set", examples=["holdfast config set lease 60s", "holdfast config set app shop.jobs:app"])
@@ -65,15 +65,15 @@ def config_set(session: Session, *, name: str, value: str) -> None:
     file = file_for(path=session.config)
     set_value(file, name, value)
     settings = Settings.load(path=file)
-    entry = settings.entry(name)
+    entry = settings.describe_setting(name)
     if session.json:
         print_json(_document(entry) | {"file": str(file)})
     else:
-        click.echo(safe(f"{name} is set in {file}"))
+        click.echo(safe_text(f"{name} is set in {file}"))
     if entry.source == SETTINGS[name].variable:
-        note(f"warning: here {entry.source} says otherwise and wins: {entry.text}")
+        print_note(f"warning: here {entry.source} says otherwise and wins: {entry.text}")
     if hasattr(HttpSettings, name):
-        note("restart `holdfast api`: one that runs goes on as it was started")
+        print_note("restart `holdfast api`: one that runs goes on as it was started")
 
 
 @config.command("path", examples=["holdfast config path"])
@@ -84,4 +84,4 @@ def config_path(session: Session) -> None:
     if session.json:
         print_json({"file": str(file), "exists": file.exists()})
     else:
-        click.echo(safe(file))
+        click.echo(safe_text(file))

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from holdfast import Holdfast, Settings
-from holdfast.cli.output import note
+from holdfast.cli.output import print_note
 from holdfast.core.errors import ConfigError, NotFound
 from holdfast.core.validation import mask_url
 from holdfast.settings.settings import SETTINGS
@@ -36,19 +36,19 @@ class Session:
             raise
 
     @contextmanager
-    def application(self, *, creating: bool = False) -> Iterator[Holdfast]:
+    def open_target(self, *, creating: bool = False) -> Iterator[Holdfast]:
         """The application, closed at the end: the target if one is named, else one without tasks.
 
         ``creating``: a database that is not there is made; else NotFound says so.
         """
-        with opened(self.load(), creating=creating) as app:
+        with open_application(self.load(), creating=creating) as app:
             yield app
 
     @contextmanager
-    def jobs(self, *, creating: bool = False) -> Iterator[Holdfast]:
+    def open_jobs(self, *, creating: bool = False) -> Iterator[Holdfast]:
         """An application for what needs no task: with ``--url`` the target's code is not even imported."""
         app = self.load() if self.url is None else Holdfast(settings=self.settings())
-        with opened(app, creating=creating):
+        with open_application(app, creating=creating):
             yield app
 
     def load(self, **arguments: Any) -> Holdfast:
@@ -58,7 +58,7 @@ class Session:
             return Holdfast(settings=settings)
         from holdfast.cli.loading import load_application
 
-        app = load_application(settings.app, settings.source("app"))
+        app = load_application(settings.app, settings.source_of("app"))
         told = {name: value for name, value in {"url": self.url, **arguments}.items() if value is not None}
         if told or self.config:
             said = _said_in_code(app.settings)
@@ -89,7 +89,7 @@ def _option(name: str) -> str:
 
 
 @contextmanager
-def opened(app: Holdfast, *, creating: bool = False) -> Iterator[Holdfast]:
+def open_application(app: Holdfast, *, creating: bool = False) -> Iterator[Holdfast]:
     """The application, closed at the end."""
     app.new_store()  # a URL that names no store is refused here, before any call on it is made
     try:
@@ -103,7 +103,7 @@ def opened(app: Holdfast, *, creating: bool = False) -> Iterator[Holdfast]:
 
 def url_source(app: Holdfast) -> str:
     """The place that named the store, for a remark. A URL in the application's code is no argument of this call."""
-    source = app.settings.source("url")
+    source = app.settings.source_of("url")
     session = click.get_current_context().find_object(Session)
     if source != "argument" or session is None or session.url is not None:
         return source
@@ -118,15 +118,15 @@ def store_of(app: Holdfast) -> str:
 @contextmanager
 def told_if_made(app: Holdfast) -> Iterator[None]:
     """Around what stores the first job: whoever is in the wrong directory learns that its database is a new one."""
-    is_new = app.block(app.new_store().absent()) is not None
+    is_new = app.run_blocking(app.new_store().missing()) is not None
     yield
     if is_new:
-        note(f"made a new database: {store_of(app)} (url from {url_source(app)})")
+        print_note(f"made a new database: {store_of(app)} (url from {url_source(app)})")
 
 
 def missing_database(app: Holdfast) -> tuple[str, str] | None:
     """What to say, and what to advise, where the application's jobs have no place yet; None where they have."""
-    absent = app.block(app.new_store().absent())
+    absent = app.run_blocking(app.new_store().missing())
     if absent is None:
         return None
     remedy = (
@@ -140,7 +140,7 @@ def _said_in_code(settings: Settings) -> dict[str, Any]:
     """What an application's code said about its settings, as arguments for loading them anew."""
     said: dict[str, Any] = {}
     for name in SETTINGS:
-        if settings.source(name) == "argument":
+        if settings.source_of(name) == "argument":
             # The text form reads back for every kind; a URL's hides its password, so that goes as it is.
-            said[name] = settings.url if name == "url" else settings.entry(name).text
+            said[name] = settings.url if name == "url" else settings.describe_setting(name).text
     return said

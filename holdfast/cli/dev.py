@@ -16,11 +16,11 @@ from typing import NoReturn
 import click
 
 from holdfast import Holdfast
-from holdfast.cli.base import command
+from holdfast.cli.base import add_command
 from holdfast.cli.context import Session
-from holdfast.cli.output import note
+from holdfast.cli.output import print_note
 from holdfast.core.errors import ConfigError
-from holdfast.views.formatting import safe
+from holdfast.views.formatting import safe_text
 
 _LOOK = 0.5  # seconds between looks at the files
 _NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist", "venv"})
@@ -28,7 +28,7 @@ _NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "build", 
 Versions = dict[str, int]
 
 
-@command("dev", examples=["holdfast dev --app shop.jobs:app", "holdfast dev --queues mail --port 8080 --no-reload"])
+@add_command("dev", examples=["holdfast dev --app shop.jobs:app", "holdfast dev --queues mail --port 8080 --no-reload"])
 @click.option("--queues", "-Q", metavar="LIST", help="Which queues to serve [*].")
 @click.option("--concurrency", "-c", metavar="N", help="Jobs to run at once [10].")
 @click.option("--port", "api_port", metavar="N", help="The API's port on this host; 0 takes a free one [8000].")
@@ -59,7 +59,7 @@ def develop(session: Session, /, *, api: bool, reload: bool, **said: str | None)
     finally:
         finish_logs()
     if watcher is not None and watcher.changed.is_set():
-        note("holdfast: code changed, starting anew")
+        print_note("holdfast: code changed, starting anew")
         start_anew()
     return code
 
@@ -84,7 +84,7 @@ def _mended(watcher: Watcher | None) -> Iterator[None]:
     except ConfigError as error:
         if watcher is None:
             raise
-        click.echo(f"holdfast: {safe(error, lines=True)}\nholdfast: waiting for a change of the code", err=True)
+        click.echo(f"holdfast: {safe_text(error, lines=True)}\nholdfast: waiting for a change of the code", err=True)
         watcher.wait()
         start_anew()
 
@@ -92,18 +92,18 @@ def _mended(watcher: Watcher | None) -> Iterator[None]:
 def _serve_beside(app: Holdfast) -> None:
     """Have the API served in the worker's event loop, from its start to its end."""
     if find_spec("uvicorn") is None or find_spec("httptools") is None:
-        note("holdfast: without the HTTP API, which needs: pip install 'holdfast[web]'")
+        print_note("holdfast: without the HTTP API, which needs: pip install 'holdfast[web]'")
         return
-    from holdfast.web.server import serving
+    from holdfast.web.server import serve_in_loop
 
     @asynccontextmanager
     async def api(app: Holdfast) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             try:
-                served = await stack.enter_async_context(serving(app, app.settings))
+                served = await stack.enter_async_context(serve_in_loop(app, app.settings))
             except ConfigError as error:
                 raise _NoApi(f"{error}; or say --port, or --no-api") from None
-            note(f"holdfast: the API is at {served.address}, described at {served.address}/openapi.json")
+            print_note(f"holdfast: the API is at {served.address}, described at {served.address}/openapi.json")
             yield
 
     app.lifespan(api)
@@ -120,13 +120,13 @@ class Watcher:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._versions = versions(root)
+        self._versions = file_versions(root)
         self._signals = threading.Lock()  # had by who waits for a change by himself
         self.changed = threading.Event()
 
-    def look(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether something has changed since the start."""
-        if versions(self._root) != self._versions:
+        if file_versions(self._root) != self._versions:
             self.changed.set()
         return self.changed.is_set()
 
@@ -137,7 +137,7 @@ class Watcher:
 
     def _wait(self) -> None:
         pause = threading.Event()
-        while not self.look():
+        while not self.has_changed():
             pause.wait(_LOOK)
 
     def stop_this_process_on_change(self) -> None:
@@ -151,7 +151,7 @@ class Watcher:
         threading.Thread(target=watch, name="holdfast-reload", daemon=True).start()
 
 
-def versions(root: Path) -> Versions:
+def file_versions(root: Path) -> Versions:
     """The time of the last change of every .py file under ``root`` that is likely the user's own."""
     return {str(path): when for path, when in _dated_files(root)}
 

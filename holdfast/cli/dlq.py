@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from holdfast import JobState
-from holdfast.cli.base import group
+from holdfast.cli.base import add_group
 from holdfast.cli.context import Session
 from holdfast.cli.filter_options import filter_options
 from holdfast.cli.inspect import print_page, print_story
-from holdfast.cli.operations import carry_out, rate_option, replay_jobs, selection
+from holdfast.cli.operations import carry_out, rate_option, replay_jobs, selection_options
 from holdfast.core.errors import Conflict
 from holdfast.views.bulk_operations import BulkOperation
 from holdfast.views.filters import Filters
@@ -17,7 +17,7 @@ from holdfast.views.filters import Filters
 _DEAD = (JobState.DEAD,)
 
 
-@group("dlq")
+@add_group("dlq")
 def dlq() -> None:
     """List, replay and purge dead letters."""
 
@@ -29,7 +29,7 @@ def dlq() -> None:
 @click.pass_obj
 def dlq_list(session: Session, *, filters: Filters, limit: int, cursor: str | None) -> None:
     """List dead letters, newest first."""
-    with session.jobs() as app:
+    with session.open_jobs() as app:
         print_page(session, app, filters, limit=limit, cursor=cursor, states=_DEAD)
 
 
@@ -38,7 +38,7 @@ def dlq_list(session: Session, *, filters: Filters, limit: int, cursor: str | No
 @click.pass_obj
 def dlq_show(session: Session, *, job_id: str) -> None:
     """Show everything about a dead letter."""
-    with session.jobs() as app:
+    with session.open_jobs() as app:
         job = app.sync.get(job_id)
         if job.state is not JobState.DEAD:
             raise Conflict(f"job {job.id} is no dead letter: it is {job.state}; see `holdfast show {job.id}`")
@@ -48,7 +48,7 @@ def dlq_show(session: Session, *, job_id: str) -> None:
 @dlq.command(
     "replay", examples=["holdfast dlq replay --task email.send --rate 10/s", "holdfast dlq replay --all --dry-run"]
 )
-@selection
+@selection_options
 @filter_options(states=False)
 @click.option("--payload", metavar="JSON", help="Edited arguments for one job; - reads them from stdin.")
 @rate_option
@@ -83,13 +83,13 @@ def dlq_replay(
 
 
 @dlq.command("purge", examples=["holdfast dlq purge --until 30d", "holdfast dlq purge --all --dry-run"])
-@selection
+@selection_options
 @filter_options(states=False)
 @click.pass_obj
 def dlq_purge(session: Session, *, ids: tuple[str, ...], filters: Filters, everything: bool, dry_run: bool) -> int:
     """Delete dead letters for good."""
     deed = BulkOperation(name="delete", done="deleted", legal=frozenset(_DEAD), advice="it is running: cancel it first")
-    with session.jobs() as app:
+    with session.open_jobs() as app:
         for job_id in ids:
             if (state := app.sync.get(job_id).state) is not JobState.DEAD:
                 raise Conflict(f"job {job_id} is no dead letter: it is {state}; `holdfast delete` takes any job")

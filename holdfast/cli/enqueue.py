@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli.base import command
+from holdfast.cli.base import add_command
 from holdfast.cli.bulk_enqueue import enqueue_stream
 from holdfast.cli.context import Session
 from holdfast.cli.output import print_json
@@ -24,11 +24,11 @@ from holdfast.cli.submission import (
     wait_options,
 )
 from holdfast.core.errors import Invalid
-from holdfast.views.documents import job_document, plain
-from holdfast.views.formatting import safe
+from holdfast.views.documents import job_document, to_plain
+from holdfast.views.formatting import safe_text
 
 
-@command(
+@add_command(
     "enqueue",
     examples=[
         """holdfast enqueue email.send '{"to": "a@b.c", "subject": "hi"}'""",
@@ -85,10 +85,10 @@ def _enqueue_one(
 ) -> int:
     if payload is not None and arguments:
         raise click.UsageError("give a payload or --arg, not both")
-    with session.application(creating=True) as app:
+    with session.open_target(creating=True) as app:
         values = parse_arguments(arguments) if arguments else read_payload(payload, app.settings.payload_limit)
         with _typed(arguments):
-            job = app.draft(task, values, **parse_options(options))
+            job = app.draft_job(task, values, **parse_options(options))
         handle = submit_one(app, job)
         if not waiting:
             print_submitted(session, app, job, handle)
@@ -96,9 +96,9 @@ def _enqueue_one(
         code = await_end(app, handle, limit)
         ended = app.sync.get(handle.id)
         if session.json:
-            print_json(plain(job_document(ended)) | {"created": handle.created})
+            print_json(to_plain(job_document(ended)) | {"created": handle.created})
         elif code == 0:
-            click.echo(safe(ended.result or "null"))
+            click.echo(safe_text(ended.result or "null"))
         return code
 
 

@@ -19,13 +19,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 Operation = Callable[[JobFilter], BulkResult]
 
 
-def now_us(app: Holdfast) -> int:
+def server_time_us(app: Holdfast) -> int:
     """The store's clock."""
 
-    async def ask() -> int:
-        return await (await app.opened()).now_us()
+    async def ask_limit() -> int:
+        return await (await app.open_store()).server_time_us()
 
-    return app.block(ask())
+    return app.run_blocking(ask_limit())
 
 
 def filter_options(*, states: bool = True) -> Callable[[F], F]:
@@ -56,18 +56,18 @@ def filter_options(*, states: bool = True) -> Callable[[F], F]:
         text = f"Jobs in this state; several: in any of them. {', '.join(names)}."
         options.insert(0, click.option("--state", type=click.Choice(names), metavar="STATE", multiple=True, help=text))
 
-    def decorate(function: F) -> F:
+    def add_options(function: F) -> F:
         @functools.wraps(function)
-        def gathered(*args: Any, **said: Any) -> Any:
+        def collect_filters(*args: Any, **said: Any) -> Any:
             fields = {name: said.pop(name) for name in Filters.__struct_fields__ if name in said}
             return function(*args, filters=Filters(**fields), **said)
 
-        decorated: Any = gathered
+        decorated: Any = collect_filters
         for option in reversed(options):
             decorated = option(decorated)
         return decorated  # type: ignore[no-any-return]  # click's decorators hand the function through
 
-    return decorate
+    return add_options
 
 
 def check_choice(ids: tuple[str, ...], filters: Filters, everything: bool) -> None:
@@ -93,6 +93,6 @@ def operate_on_all(operation: Operation, filters: list[JobFilter]) -> BulkResult
     return BulkResult(changed=list(changed.items()), refused=[])
 
 
-def ago(us: int | None, now: int) -> timedelta | None:
+def time_ago(us: int | None, now: int) -> timedelta | None:
     """How long ago an instant was."""
     return None if us is None else timedelta(microseconds=now - us)

@@ -8,18 +8,34 @@ from collections.abc import Iterable, Sequence
 import click
 
 from holdfast import Holdfast, JobState
-from holdfast.cli.base import command
+from holdfast.cli.base import add_command
 from holdfast.cli.context import Session, store_of
-from holdfast.cli.filter_options import ago, filter_options, now_us
-from holdfast.cli.output import Column, block, heading, note, pretty_json, print_facts, print_json, print_table
+from holdfast.cli.filter_options import filter_options, server_time_us, time_ago
+from holdfast.cli.output import (
+    Column,
+    pretty_json,
+    print_block,
+    print_facts,
+    print_heading,
+    print_json,
+    print_note,
+    print_table,
+)
 from holdfast.core.deferral import deferral_of
 from holdfast.core.job_logs import LogLine
 from holdfast.core.models import TERMINAL, Attempt, Job, QueueInfo, WorkerInfo, as_ulid
 from holdfast.core.redaction import Redaction
 from holdfast.telemetry.traces import trace_id_of
-from holdfast.views.documents import attempt_document, job_document, line_document, plain, status_document, worker_state
+from holdfast.views.documents import (
+    attempt_document,
+    job_document,
+    line_document,
+    status_document,
+    to_plain,
+    worker_state,
+)
 from holdfast.views.filters import Filters
-from holdfast.views.formatting import clip, moment, safe, span
+from holdfast.views.formatting import clip_text, format_moment, format_span, safe_text
 from holdfast.views.replays import replays_after
 
 _QUEUE_COLUMNS = [
@@ -54,7 +70,7 @@ JOB_COLUMNS = [
 ]
 
 
-@command("status", examples=["holdfast status", "holdfast status --json"])
+@add_command("status", examples=["holdfast status", "holdfast status --json"])
 @click.pass_obj
 def status(session: Session) -> None:
     """Show the store, its queues and its workers.
@@ -62,8 +78,8 @@ def status(session: Session) -> None:
     Jobs are counted by queue and state, at a bounded cost: of each state 10,000 jobs are counted, of what has ended the
     latest, and a number with + is the least there can be. ENDED/S is a queue's throughput in the last five minutes.
     """
-    with session.jobs() as app:
-        store, queues, workers, now = store_of(app), app.sync.queues(), app.sync.workers(), now_us(app)
+    with session.open_jobs() as app:
+        store, queues, workers, now = store_of(app), app.sync.queues(), app.sync.workers(), server_time_us(app)
     if session.json:
         print_json(status_document(store, queues, workers))
         return
@@ -78,7 +94,7 @@ def print_queues(queues: Sequence[QueueInfo], *, empty: str) -> None:
     """One row a queue."""
     print_table(*queue_table(queues), empty=empty)
     if any(each.at_least for each in queues):
-        note("a number with + is the least there can be: no more jobs were counted")
+        print_note("a number with + is the least there can be: no more jobs were counted")
 
 
 def queue_table(queues: Sequence[QueueInfo]) -> tuple[list[Column], list[list[object]]]:
@@ -91,7 +107,7 @@ def queue_table(queues: Sequence[QueueInfo]) -> tuple[list[Column], list[list[ob
         counts["scheduled"] += counts.pop("waiting", 0)
         name = f"{each.name} (paused)" if each.paused else each.name
         numbers = [_counted(each, state, counts[state.value]) for state in JobState if state is not JobState.WAITING]
-        age = "-" if each.oldest_ready is None else span(each.oldest_ready)
+        age = "-" if each.oldest_ready is None else format_span(each.oldest_ready)
         rate = f"{each.ended_per_second:.3g}" if each.ended_per_second else "-"
         rows.append([name, *numbers, age, rate, *([each.announced] if carried else [])])
     return columns, rows
@@ -113,13 +129,13 @@ def worker_rows(workers: Iterable[WorkerInfo], now: int) -> list[list[object]]:
             f"{each.pulse.running}/{each.pulse.concurrency}",
             each.pulse.succeeded,
             each.pulse.failed,
-            f"{span(max(0.0, (now - each.seen_at_us) / 1e6))} ago",
+            f"{format_span(max(0.0, (now - each.seen_at_us) / 1e6))} ago",
         ]
         for each in workers
     ]
 
 
-@command(
+@add_command(
     "list",
     examples=[
         "holdfast list --state dead --queue mail",
@@ -133,11 +149,11 @@ def worker_rows(workers: Iterable[WorkerInfo], now: int) -> list[list[object]]:
 @click.pass_obj
 def list_jobs(session: Session, *, filters: Filters, limit: int, cursor: str | None) -> None:
     """List jobs, newest first."""
-    with session.jobs() as app:
+    with session.open_jobs() as app:
         print_page(session, app, filters, limit=limit, cursor=cursor)
 
 
-@command(
+@add_command(
     "count",
     examples=["holdfast count --state queued --queue mail", "holdfast count --task email.send --since 1d --json"],
 )
@@ -145,8 +161,8 @@ def list_jobs(session: Session, *, filters: Filters, limit: int, cursor: str | N
 @click.pass_obj
 def count_jobs(session: Session, *, filters: Filters) -> None:
     """Count jobs exactly. Every job that matches is looked at, so this takes longer than `holdfast status`."""
-    with session.jobs() as app:
-        number: int = app.sync.count(app.block(filters.build(app)))
+    with session.open_jobs() as app:
+        number: int = app.sync.count(app.run_blocking(filters.build_filter(app)))
     if session.json:
         print_json({"count": number})
     else:
@@ -163,14 +179,14 @@ def print_page(
     states: tuple[JobState, ...] = (),
 ) -> None:
     """One page of the jobs that match."""
-    page = app.sync.find(app.block(filters.build(app, states)), limit=limit, cursor=cursor)
-    jobs = [*map(Redaction(app.settings.redacted).job, page.jobs)]
+    page = app.sync.find(app.run_blocking(filters.build_filter(app, states)), limit=limit, cursor=cursor)
+    jobs = [*map(Redaction(app.settings.redacted).redact_job, page.jobs)]
     if session.json:
         print_json({"jobs": [job_document(job) for job in jobs], "cursor": page.cursor})
         return
     print_table(JOB_COLUMNS, job_rows(jobs), empty="no such jobs")
     if page.cursor is not None:
-        note(f"there are more: add --cursor {page.cursor}")
+        print_note(f"there are more: add --cursor {page.cursor}")
 
 
 def job_rows(jobs: Iterable[Job]) -> list[list[object]]:
@@ -182,7 +198,7 @@ def job_rows(jobs: Iterable[Job]) -> list[list[object]]:
             job.queue,
             job.state.value,
             attempts_of(job),
-            moment(job.created_at_us),
+            format_moment(job.created_at_us),
             _error_of(job),
         ]
         for job in jobs
@@ -191,7 +207,7 @@ def job_rows(jobs: Iterable[Job]) -> list[list[object]]:
 
 def _error_of(job: Job) -> str:
     deferral = deferral_of(job)
-    return clip((job.error or "") if deferral is None else f"{deferral.cause} (deferred)", 80)
+    return clip_text((job.error or "") if deferral is None else f"{deferral.cause} (deferred)", 80)
 
 
 def attempts_of(job: Job) -> str:
@@ -199,7 +215,9 @@ def attempts_of(job: Job) -> str:
     return f"{job.attempts}/{'∞' if job.max_attempts is None else job.max_attempts}"
 
 
-@command("show", examples=["holdfast show 0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77", "holdfast show key:welcome-42 --json"])
+@add_command(
+    "show", examples=["holdfast show 0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77", "holdfast show key:welcome-42 --json"]
+)
 @click.argument("job_id", metavar="ID")
 @click.pass_obj
 def show_job(session: Session, *, job_id: str) -> None:
@@ -208,7 +226,7 @@ def show_job(session: Session, *, job_id: str) -> None:
     That is payload, failed attempts with their tracebacks, timings, log lines and result. A replay is shown only after
     an attempt that did not succeed. ID is the job's id (a UUID, or its ULID form), or key: and its idempotency key.
     """
-    with session.jobs() as app:
+    with session.open_jobs() as app:
         job = app.sync.get(job_id)
         print_story(session, app, job)
 
@@ -216,40 +234,43 @@ def show_job(session: Session, *, job_id: str) -> None:
 def print_story(session: Session, app: Holdfast, job: Job) -> None:
     """Everything about one job that may be shown."""
     redaction = Redaction(app.settings.redacted)
-    attempts, lines = redaction.attempts(job, app.sync.attempts(job.id)), redaction.lines(job, lines_of(app, job))
-    now = now_us(app)
-    job = redaction.job(job)
+    attempts, lines = (
+        redaction.redact_attempts(job, app.sync.attempts(job.id)),
+        redaction.redact_logs(job, lines_of(app, job)),
+    )
+    now = server_time_us(app)
+    job = redaction.redact_job(job)
     if session.json:
-        document = plain(job_document(job)) | {"ulid": as_ulid(job.id), "trace_id": trace_id_of(job)}
+        document = to_plain(job_document(job)) | {"ulid": as_ulid(job.id), "trace_id": trace_id_of(job)}
         document |= {"history": [attempt_document(each) for each in attempts]}
         print_json(document | {"lines": [line_document(each) for each in lines]})
         return
     print_facts(_facts(job, now))
-    heading("Payload")
-    block(pretty_json(job.payload))
+    print_heading("Payload")
+    print_block(pretty_json(job.payload))
     if job.carried.metadata:
-        heading("Metadata")
-        block(pretty_json(_encoded(job.carried.metadata)))
+        print_heading("Metadata")
+        print_block(pretty_json(_encoded(job.carried.metadata)))
     if attempts:
-        heading("Attempts that did not succeed")
+        print_heading("Attempts that did not succeed")
         _print_attempts(attempts, replays_after(job, attempts))
     if lines:
-        heading("Log lines")
+        print_heading("Log lines")
         _print_lines(lines)
     if job.state is JobState.SUCCEEDED:
-        heading("Result")
-        block(pretty_json(job.result))
+        print_heading("Result")
+        print_block(pretty_json(job.result))
     elif job.error and not attempts:
-        heading("Error")
-        block(job.error)
+        print_heading("Error")
+        print_block(job.error)
 
 
 def lines_of(app: Holdfast, job: Job) -> list[LogLine]:
     """Everything that the job has logged."""
-    page = app.sync.lines(job.id)
+    page = app.sync.logs(job.id)
     found = list(page.lines)
     while page.cursor is not None:
-        page = app.sync.lines(job.id, cursor=page.cursor)
+        page = app.sync.logs(job.id, cursor=page.cursor)
         found += page.lines
     return found
 
@@ -273,7 +294,7 @@ def _facts(job: Job, now: int) -> Iterable[tuple[str, object]]:
     yield "key", job.key
     yield "tags", ", ".join(carried.tags) or None
     yield "trace", trace_id_of(job)
-    yield "timeout", None if carried.timeout is None else span(carried.timeout)
+    yield "timeout", None if carried.timeout is None else format_span(carried.timeout)
     yield "retry", None if carried.retry is None else _encoded(carried.retry)
     yield f"{last}worker", job.worker
     yield "created", _dated(job.created_at_us, now)
@@ -282,27 +303,33 @@ def _facts(job: Job, now: int) -> Iterable[tuple[str, object]]:
     yield "lease until", _dated(job.lease_until_us, now)
     yield "ended", _dated(job.ended_at_us, now)
     if job.state is JobState.SUCCEEDED and job.started_at_us is not None and job.ended_at_us is not None:
-        yield "took", span((job.ended_at_us - job.started_at_us) / 1e6)
+        yield "took", format_span((job.ended_at_us - job.started_at_us) / 1e6)
 
 
 def _dated(us: int | None, now: int) -> str | None:
-    past = ago(us, now)
+    past = time_ago(us, now)
     if us is None or past is None:
         return None
     seconds = past.total_seconds()
-    return f"{moment(us)}  ({f'{span(seconds)} ago' if seconds >= 0 else f'in {span(-seconds)}'})"
+    return f"{format_moment(us)}  ({f'{format_span(seconds)} ago' if seconds >= 0 else f'in {format_span(-seconds)}'})"
 
 
 def _print_attempts(attempts: Sequence[Attempt], replayed: Sequence[bool]) -> None:
     for each, is_replayed in zip(attempts, replayed, strict=True):
-        took = "" if each.started_at_us is None else f", after {span((each.ended_at_us - each.started_at_us) / 1e6)}"
+        took = (
+            ""
+            if each.started_at_us is None
+            else f", after {format_span((each.ended_at_us - each.started_at_us) / 1e6)}"
+        )
         reason = f" ({each.reason})" if each.reason else ""
-        click.echo(safe(f"  attempt {each.attempt}, ended {moment(each.ended_at_us)}{took}: {each.state}{reason}"))
+        click.echo(
+            safe_text(f"  attempt {each.attempt}, ended {format_moment(each.ended_at_us)}{took}: {each.state}{reason}")
+        )
         if each.worker:
-            click.echo(safe(f"    on {each.worker}"))
+            click.echo(safe_text(f"    on {each.worker}"))
         for text in (each.error, each.traceback):
             if text:
-                click.echo("\n".join("    " + safe(line.replace("\t", "    ")) for line in text.splitlines()))
+                click.echo("\n".join("    " + safe_text(line.replace("\t", "    ")) for line in text.splitlines()))
         if is_replayed:
             click.echo("  replayed: attempts are counted from 1 again")
 
@@ -311,6 +338,6 @@ def _print_lines(lines: Sequence[LogLine]) -> None:
     for each in lines:
         fields = "" if each.fields is None else f"  {each.fields}"
         first, *more = f"{each.text}{fields}".splitlines() or [""]
-        click.echo(safe(f"  {moment(each.at_us)}  attempt {each.attempt}  {each.level}  {first}"))
+        click.echo(safe_text(f"  {format_moment(each.at_us)}  attempt {each.attempt}  {each.level}  {first}"))
         for text in more:
-            click.echo("    " + safe(text.replace("\t", "    ")))
+            click.echo("    " + safe_text(text.replace("\t", "    ")))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.base import group
+from holdfast.cli.base import add_group
 from holdfast.cli.context import Session
-from holdfast.cli.output import Column, note, print_json, print_table
+from holdfast.cli.output import Column, print_json, print_note, print_table
 from holdfast.core.errors import ConfigError, Invalid, NotFound
-from holdfast.core.models import microseconds
-from holdfast.core.validation import nearest, parse_duration, parse_instant
-from holdfast.views.formatting import timestamp
+from holdfast.core.models import to_microseconds
+from holdfast.core.validation import did_you_mean, parse_duration, parse_instant
+from holdfast.views.formatting import format_timestamp
 
 if TYPE_CHECKING:
     from holdfast.web.keys import Key
@@ -35,7 +35,7 @@ _ID_MOST = 20
 _WHEN = 'give a time from now ("90d") or an instant to come ("2030-01-31T08:00:00Z")'
 
 
-@group("keys")
+@add_group("keys")
 def keys() -> None:
     """Make, list, change and revoke keys of the HTTP API.
 
@@ -64,12 +64,12 @@ def keys_create(
 
     admin stands for every scope. In a pattern, * stands for any letters and ? for one.
     """
-    from holdfast.web.keys import mint
-    from holdfast.web.keys_file import change
+    from holdfast.web.keys import new_key
+    from holdfast.web.keys_file import change_keys
 
     path = _path(session, file)
-    key_id, key, token = mint(name, scopes, queues, None if expires is None else _expiry(expires))
-    change(path, lambda present: {**present, key_id: key})
+    key_id, key, token = new_key(name, scopes, queues, None if expires is None else _expiry(expires))
+    change_keys(path, lambda present: {**present, key_id: key})
     _tell(session, key_id, key, token)
 
 
@@ -99,20 +99,20 @@ def keys_list(session: Session, *, file: str | None) -> None:
 @click.pass_obj
 def keys_rotate(session: Session, *, key_id: str, overlap: str, file: str | None) -> None:
     """Give a key another secret and print it, this once. Id, scopes and queues stay."""
-    from holdfast.web.keys import id_in, rotated
-    from holdfast.web.keys_file import change
+    from holdfast.web.keys import id_in, rotate_key
+    from holdfast.web.keys_file import change_keys
 
     key_id = id_in(key_id)
     told: list[Any] = []
 
-    def decide(present: dict[str, Key]) -> Mapping[str, Key]:
-        told[:] = rotated(key_id, _named(present, key_id), parse_duration(overlap, "overlap"))
+    def decide_change(present: dict[str, Key]) -> Mapping[str, Key]:
+        told[:] = rotate_key(key_id, _named(present, key_id), parse_duration(overlap, "overlap"))
         return {**present, key_id: told[0]}
 
-    change(_path(session, file), decide)
+    change_keys(_path(session, file), decide_change)
     _tell(session, key_id, told[0], told[1])
     until = _dated(told[0].former_until)
-    note("the old secret is good no more" if until is None else f"the old secret is good until {until}")
+    print_note("the old secret is good no more" if until is None else f"the old secret is good until {until}")
 
 
 @keys.command("revoke", examples=["holdfast keys revoke k3vq7xna --file keys.toml"])
@@ -124,11 +124,11 @@ def keys_revoke(session: Session, *, key_id: str, file: str | None) -> None:
 
     A whole key will do for its id.
     """
-    from holdfast.web.keys import id_in, revoked
-    from holdfast.web.keys_file import change
+    from holdfast.web.keys import id_in, revoke_key
+    from holdfast.web.keys_file import change_keys
 
     key_id = id_in(key_id)
-    change(_path(session, file), lambda present: {**present, key_id: revoked(_named(present, key_id))})
+    change_keys(_path(session, file), lambda present: {**present, key_id: revoke_key(_named(present, key_id))})
     if session.json:
         print_json({"id": key_id, "state": "revoked"})
     else:
@@ -151,7 +151,7 @@ def _named(present: Mapping[str, Key], key_id: str) -> Key:
     if so_named:
         raise NotFound(f"a name is no id; the id of {key_id} is {' or '.join(so_named)}")
     told = key_id if len(key_id) <= _ID_MOST else "of that id"  # more could be a secret
-    raise NotFound(f"there is no key {told}; see `holdfast keys list`{nearest(key_id, present)}")
+    raise NotFound(f"there is no key {told}; see `holdfast keys list`{did_you_mean(key_id, present)}")
 
 
 def _expiry(text: str) -> datetime:
@@ -176,7 +176,9 @@ def _span(text: str) -> timedelta:
 def _state(document: Mapping[str, Any]) -> str:
     until = document["former_until"]
     overlaps = (
-        until is not None and document["state"] == "active" and until > timestamp(microseconds(datetime.now(UTC)))
+        until is not None
+        and document["state"] == "active"
+        and until > format_timestamp(to_microseconds(datetime.now(UTC)))
     )
     return f"{document['state']}, the old secret until {until}" if overlaps else str(document["state"])
 
@@ -196,7 +198,7 @@ def _document(key_id: str, key: Key, used_at: datetime | None) -> dict[str, Any]
 
 
 def _dated(at: datetime | None) -> str | None:
-    return None if at is None else timestamp(microseconds(at))
+    return None if at is None else format_timestamp(to_microseconds(at))
 
 
 def _tell(session: Session, key_id: str, key: Key, token: str) -> None:
@@ -204,4 +206,4 @@ def _tell(session: Session, key_id: str, key: Key, token: str) -> None:
         print_json({**_document(key_id, key, None), "key": token})
     else:
         click.echo(token)
-        note(f"this is key {key_id} ({key.name}); it is not shown again")
+        print_note(f"this is key {key_id} ({key.name}); it is not shown again")

@@ -15,7 +15,7 @@ from types import ModuleType
 from holdfast import Holdfast
 from holdfast.app.bound_task import BoundTask
 from holdfast.core.errors import ConfigError, HoldfastError
-from holdfast.core.validation import nearest
+from holdfast.core.validation import did_you_mean
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
@@ -82,7 +82,7 @@ def _offer(module: ModuleType, attribute: str) -> str:
     names = _applications(module)
     if not names:
         return f"; write `{attribute.split('.', maxsplit=1)[0]} = Holdfast()` there"
-    return nearest(attribute, names) or f"; it has {', '.join(names)}"
+    return did_you_mean(attribute, names) or f"; it has {', '.join(names)}"
 
 
 def _offered(module: ModuleType) -> str:

@@ -15,7 +15,7 @@ import click
 from holdfast.cli.api import api
 from holdfast.cli.audit import audit
 from holdfast.cli.base import CONTEXT, ExampleGroup, common_options
-from holdfast.cli.completion import completion
+from holdfast.cli.completion import complete_steps
 from holdfast.cli.config import config
 from holdfast.cli.context import Session
 from holdfast.cli.dev import develop
@@ -35,7 +35,7 @@ from holdfast.cli.why import why
 from holdfast.cli.worker import worker
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.fault_injection import check_environment
-from holdfast.views.formatting import safe
+from holdfast.views.formatting import safe_text
 
 INTERRUPTED = 130
 READER_GONE = 141
@@ -80,7 +80,7 @@ def _check_words(words: Sequence[str]) -> None:
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise click.UsageError(f"argument {place} is not valid UTF-8: {safe(word)}") from None
+            raise click.UsageError(f"argument {place} is not valid UTF-8: {safe_text(word)}") from None
 
 
 def _fail(error: HoldfastError | click.ClickException, words: Sequence[str]) -> NoReturn:
@@ -94,7 +94,7 @@ def _fail(error: HoldfastError | click.ClickException, words: Sequence[str]) -> 
     if isinstance(error, click.UsageError) and error.ctx is not None:
         click.echo(error.ctx.get_usage(), err=True)
         click.echo(f"Try '{error.ctx.command_path} --help'.", err=True)
-    click.echo(f"holdfast: {safe(message, lines=True)}", err=True)
+    click.echo(f"holdfast: {safe_text(message, lines=True)}", err=True)
     if "--json" in words:
         told: dict[str, Any] = {"type": type(error).__name__, "message": message, "exit_code": error.exit_code}
         if isinstance(error, Invalid):
@@ -158,6 +158,6 @@ for _each in (
     backup,
     migrate,
     doctor,
-    completion,
+    complete_steps,
 ):
     main.add_command(_each)

@@ -9,37 +9,37 @@ from pathlib import Path
 import click
 
 from holdfast import Holdfast, Settings
-from holdfast.cli.base import command
-from holdfast.cli.context import Session, missing_database, opened, store_of
-from holdfast.cli.filter_options import now_us
+from holdfast.cli.base import add_command
+from holdfast.cli.context import Session, missing_database, open_application, store_of
+from holdfast.cli.filter_options import server_time_us
 from holdfast.cli.output import Column, print_json, print_table
 from holdfast.core.errors import ConfigError
-from holdfast.core.models import Finding, JobState, QueueInfo, WorkerInfo, microseconds
+from holdfast.core.models import Finding, JobState, QueueInfo, WorkerInfo, to_microseconds
 from holdfast.core.validation import parse_instant
 from holdfast.views.documents import finding_document
-from holdfast.views.explain import serves
-from holdfast.views.formatting import many, safe, span, timestamp
+from holdfast.views.explain import serves_queue
+from holdfast.views.formatting import count_noun, format_span, format_timestamp, safe_text
 
 _SKEW = 2.0  # seconds two clocks may differ before it is worth a word
-_RELEASED = microseconds(parse_instant("2026-01-01T00:00:00Z"))
+_RELEASED = to_microseconds(parse_instant("2026-01-01T00:00:00Z"))
 """No clock that is right shows an earlier instant: this program did not exist."""
 
 
-@command("backup", examples=["holdfast backup backups/holdfast-monday.db"])
+@add_command("backup", examples=["holdfast backup backups/holdfast-monday.db"])
 @click.argument("file", metavar="FILE")
 @click.pass_obj
 def backup(session: Session, *, file: str) -> None:
     """Copy the live store to a new file. The copy is consistent, and work goes on meanwhile."""
-    with session.jobs() as app:
+    with session.open_jobs() as app:
         app.sync.backup(file)
     size = Path(file).stat().st_size
     if session.json:
         print_json({"file": file, "bytes": size})
     else:
-        click.echo(safe(f"{file}: {size} bytes"))
+        click.echo(safe_text(f"{file}: {size} bytes"))
 
 
-@command("migrate", examples=["holdfast migrate", "holdfast migrate --sql 0..2 > migrations/queue.sql"])
+@add_command("migrate", examples=["holdfast migrate", "holdfast migrate --sql 0..2 > migrations/queue.sql"])
 @click.option("--sql", metavar="FROM..TO", help="Print the SQL from one schema number to another; change nothing.")
 @click.pass_obj
 def migrate(session: Session, *, sql: str | None) -> None:
@@ -47,7 +47,7 @@ def migrate(session: Session, *, sql: str | None) -> None:
 
     Who has a migration tool of their own lets it run what --sql prints, in one transaction; 0 is a store not there yet.
     """
-    with session.jobs(creating=True) as app:
+    with session.open_jobs(creating=True) as app:
         if sql is not None:
             print_sql(session, app.new_store().migration_sql(sql))
             return
@@ -56,7 +56,7 @@ def migrate(session: Session, *, sql: str | None) -> None:
     if session.json:
         print_json({"url": url, "applied": applied})
     else:
-        click.echo(safe(f"{url}: {', '.join(applied) or 'the schema is up to date'}"))
+        click.echo(safe_text(f"{url}: {', '.join(applied) or 'the schema is up to date'}"))
 
 
 def print_sql(session: Session, text: str) -> None:
@@ -67,7 +67,7 @@ def print_sql(session: Session, text: str) -> None:
         click.echo(text, nl=False)
 
 
-@command("doctor", examples=["holdfast doctor", "holdfast doctor --json", "holdfast doctor --repair"])
+@add_command("doctor", examples=["holdfast doctor", "holdfast doctor --json", "holdfast doctor --repair"])
 @click.option("--repair", is_flag=True, help="First put right what can be put right without losing a job.")
 @click.pass_obj
 def doctor(session: Session, *, repair: bool) -> int:
@@ -95,7 +95,7 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
     try:
         app = session.load()
         if settings.app is not None:
-            yield Finding("application", "ok", f"{settings.app} has {many(len(app.registry), 'task')}")
+            yield Finding("application", "ok", f"{settings.app} has {count_noun(len(app.registry), 'task')}")
     except ConfigError as error:
         yield Finding("application", "error", str(error).split("\n", 1)[0], "mend the application's module")
         app = Holdfast(settings=settings)
@@ -103,7 +103,7 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
     if absent is not None:
         yield Finding("database", "error", *absent)
         return
-    with opened(app):
+    with open_application(app):
         if repair:
             yield from app.sync.repair() or [Finding("repair", "ok", "there was nothing to put right")]
         yield from app.sync.doctor()
@@ -119,22 +119,22 @@ def _about_settings(settings: Settings) -> Iterator[Finding]:
 
 
 def _about_clock(app: Holdfast) -> Iterator[Finding]:
-    now = now_us(app)
+    now = server_time_us(app)
     apart = abs(now / 1e6 - time.time())
     newest = app.sync.find(limit=1).jobs
     if now < _RELEASED:
         yield Finding(
-            "clock", "error", f"the store's clock shows {timestamp(now)}", "set the clock; use a time service"
+            "clock", "error", f"the store's clock shows {format_timestamp(now)}", "set the clock; use a time service"
         )
     elif newest and newest[0].created_at_us > now + _SKEW * 1e6:
-        ahead = span((newest[0].created_at_us - now) / 1e6)
+        ahead = format_span((newest[0].created_at_us - now) / 1e6)
         remedy = "find out who set the clock back; scheduled jobs run that much later"
         yield Finding("clock", "warning", f"the newest job was submitted {ahead} in the future", remedy)
     elif apart > _SKEW:
         remedy = "nothing breaks (the store's clock counts); use a time service on both"
-        yield Finding("clock", "warning", f"this host and the store are {span(apart)} apart", remedy)
+        yield Finding("clock", "warning", f"this host and the store are {format_span(apart)} apart", remedy)
     else:
-        yield Finding("clock", "ok", f"{timestamp(now)}")
+        yield Finding("clock", "ok", f"{format_timestamp(now)}")
 
 
 def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> Iterator[Finding]:
@@ -143,15 +143,15 @@ def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) ->
     yield Finding("workers", "ok", f"{len(alive)} alive")
     for worker in workers:
         if not worker.alive:
-            text = f"{worker.pulse.worker} on {worker.pulse.host} fell silent at {timestamp(worker.seen_at_us)}"
+            text = f"{worker.pulse.worker} on {worker.pulse.host} fell silent at {format_timestamp(worker.seen_at_us)}"
             yield Finding("workers", "warning", text, "its log says why; a living worker recovers its jobs")
     for queue in queues:
         states = {JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED}
         waiting = sum(queue.states.get(state, 0) for state in states)
-        number = f"{'at least ' if states & queue.at_least else ''}{many(waiting, 'job')}"
+        number = f"{'at least ' if states & queue.at_least else ''}{count_noun(waiting, 'job')}"
         if waiting and queue.paused:
             text = f"queue {queue.name} is paused and holds {number}"
             yield Finding("queues", "warning", text, f"holdfast queue resume {queue.name}")
-        elif waiting and not any(serves(worker, queue.name) for worker in alive):
+        elif waiting and not any(serves_queue(worker, queue.name) for worker in alive):
             text = f"no worker serves queue {queue.name}, which holds {number}"
             yield Finding("queues", "warning", text, f"holdfast worker start --queues {queue.name}")

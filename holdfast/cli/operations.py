@@ -8,22 +8,22 @@ from typing import Any, TypeVar
 import click
 
 from holdfast import Holdfast, JobState
-from holdfast.cli.base import command
+from holdfast.cli.base import add_command
 from holdfast.cli.context import Session
 from holdfast.cli.filter_options import check_choice, filter_options, operate_on_all
-from holdfast.cli.output import note, print_json
+from holdfast.cli.output import print_json, print_note
 from holdfast.cli.submission import read_payload
 from holdfast.core.lifecycle import REPLAYABLE
 from holdfast.core.models import BulkResult, JobFilter
-from holdfast.views.bulk_operations import CANCEL, DELETE, BulkOperation, PacedCalls, by_state, replaying
-from holdfast.views.documents import operated_document, plain
+from holdfast.views.bulk_operations import CANCEL, DELETE, BulkOperation, PacedCalls, by_state, replay_operation
+from holdfast.views.documents import operated_document, to_plain
 from holdfast.views.filters import Filters
-from holdfast.views.formatting import many, span
+from holdfast.views.formatting import count_noun, format_span
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def selection(function: F) -> F:
+def selection_options(function: F) -> F:
     """Ids, ``--all`` and ``--dry-run``."""
     ids = click.argument("ids", metavar="[ID]...", nargs=-1)
     everything = click.option("--all", "everything", is_flag=True, help="Every job there is; needed without a filter.")
@@ -37,11 +37,11 @@ def rate_option(function: F) -> F:
     return click.option("--rate", metavar="N/UNIT", help=text)(function)
 
 
-@command(
+@add_command(
     "cancel",
     examples=["holdfast cancel key:welcome-42", "holdfast cancel --queue mail --state queued --dry-run"],
 )
-@selection
+@selection_options
 @filter_options()
 @click.pass_obj
 def cancel(session: Session, *, ids: tuple[str, ...], filters: Filters, everything: bool, dry_run: bool) -> int:
@@ -52,14 +52,14 @@ def cancel(session: Session, *, ids: tuple[str, ...], filters: Filters, everythi
     return carry_out(session, CANCEL, ids, filters, everything=everything, dry_run=dry_run)
 
 
-@command(
+@add_command(
     "replay",
     examples=[
         "holdfast replay --state dead --task email.send --since 1d",
         """holdfast replay key:invoice-7 --payload '{"number": 7}'""",
     ],
 )
-@selection
+@selection_options
 @filter_options()
 @click.option("--force", is_flag=True, help="Also what has succeeded.")
 @click.option("--payload", metavar="JSON", help="Edited arguments for one job; - reads them from stdin.")
@@ -103,15 +103,15 @@ def replay_jobs(
 ) -> int:
     """``replay``, and ``dlq replay`` with fewer states."""
     edited = {} if payload is None else {"payload": read_payload(payload, session.settings().payload_limit)}
-    deed = replaying(force=force, states=states, rate=rate, **edited)
+    deed = replay_operation(force=force, states=states, rate=rate, **edited)
     return carry_out(session, deed, ids, filters, everything=everything, dry_run=dry_run)
 
 
-@command(
+@add_command(
     "delete",
     examples=["holdfast delete --state succeeded --until 1d --dry-run", "holdfast delete key:welcome-42"],
 )
-@selection
+@selection_options
 @filter_options()
 @click.pass_obj
 def delete(session: Session, *, ids: tuple[str, ...], filters: Filters, everything: bool, dry_run: bool) -> int:
@@ -128,21 +128,21 @@ def carry_out(
     """Do it and say what was done; 1 if an id was refused."""
     check_choice(ids, filters, everything)
     needs_tasks = "payload" in deed.options
-    with session.application() if needs_tasks else session.jobs() as app:
+    with session.open_target() if needs_tasks else session.open_jobs() as app:
         if dry_run:
             return _count(session, app, deed, ids, filters)
         operation, turns = getattr(app.sync, deed.name), PacedCalls(deed)
 
         def next_slice(where: JobFilter) -> BulkResult:
-            operated: BulkResult = operation(where, **turns.options())
-            turns.passed(len(operated.changed))
+            operated: BulkResult = operation(where, **turns.batch_options())
+            turns.pace_batch(len(operated.changed))
             return operated
 
         if ids:
-            operated = operation(list(ids), limit=len(ids), **turns.options())
-            turns.passed(len(operated.changed))
+            operated = operation(list(ids), limit=len(ids), **turns.batch_options())
+            turns.pace_batch(len(operated.changed))
         else:
-            operated = operate_on_all(next_slice, by_state(app.block(filters.build(app)), deed.legal))
+            operated = operate_on_all(next_slice, by_state(app.run_blocking(filters.build_filter(app)), deed.legal))
             if not operated.changed:
                 _note_unused(app, filters.queue)
         return print_operated(session, operated, deed, turns)
@@ -150,22 +150,24 @@ def carry_out(
 
 def _note_unused(app: Holdfast, queue: str | None) -> None:
     if queue is not None and not app.sync.count(JobFilter(queue=queue)):
-        note(f"no job is kept of queue {queue}; see `holdfast queue list` if the name should be another")
+        print_note(f"no job is kept of queue {queue}; see `holdfast queue list` if the name should be another")
 
 
 def _count(session: Session, app: Holdfast, deed: BulkOperation, ids: tuple[str, ...], filters: Filters) -> int:
     if ids:
         number = sum(app.sync.get(each).state in deed.legal for each in ids)
     else:
-        number = sum(app.sync.count(where) for where in by_state(app.block(filters.build(app)), deed.legal))
+        number = sum(
+            app.sync.count(where) for where in by_state(app.run_blocking(filters.build_filter(app)), deed.legal)
+        )
         if not number:
             _note_unused(app, filters.queue)
     turns = PacedCalls(deed)
-    turns.passed(number)
+    turns.pace_batch(number)
     if session.json:
         print_json({"dry_run": True, "count": number, **_lasting(turns)})
     else:
-        click.echo(f"{many(number, 'job')} would be {deed.done}{_over(turns)}")
+        click.echo(f"{count_noun(number, 'job')} would be {deed.done}{_over(turns)}")
     return 0
 
 
@@ -174,18 +176,18 @@ def _lasting(turns: PacedCalls) -> dict[str, float]:
 
 
 def _over(turns: PacedCalls) -> str:
-    return f", one after the other over {span(turns.after)}" if turns.after else ""
+    return f", one after the other over {format_span(turns.after)}" if turns.after else ""
 
 
 def print_operated(session: Session, operated: BulkResult, deed: BulkOperation, turns: PacedCalls) -> int:
     """What was done; 1 if something was refused."""
     if session.json:
         count = len(operated.changed)
-        print_json({"dry_run": False, "count": count, **_lasting(turns), **plain(operated_document(operated))})
+        print_json({"dry_run": False, "count": count, **_lasting(turns), **to_plain(operated_document(operated))})
     else:
         asked = sum(state is JobState.RUNNING for _, state in operated.changed)
         also = f", {asked} of them run and were asked to stop" if asked else ""
-        click.echo(f"{many(len(operated.changed), 'job')} {deed.done}{also}{_over(turns)}")
+        click.echo(f"{count_noun(len(operated.changed), 'job')} {deed.done}{also}{_over(turns)}")
         for job_id, state in operated.refused:
             why = "there is no such job" if state is None else deed.describe_refusal(job_id, state)
             click.echo(f"holdfast: job {job_id} was not {deed.done}: {why}", err=True)

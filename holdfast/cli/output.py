@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from holdfast.views.documents import plain
-from holdfast.views.formatting import UNSAFE, safe
+from holdfast.views.documents import to_plain
+from holdfast.views.formatting import UNSAFE, safe_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,16 +60,16 @@ def print_json_line(document: object) -> None:
 
 def as_json(document: object, *, spread: bool = False) -> str:
     """JSON text. What ``safe`` writes out is escaped here, so the document still reads back as it was."""
-    text = json.dumps(document, ensure_ascii=False, indent=2 if spread else None, default=plain)
+    text = json.dumps(document, ensure_ascii=False, indent=2 if spread else None, default=to_plain)
 
-    def escape(found: re.Match[str]) -> str:
+    def escape_match(found: re.Match[str]) -> str:
         return found.group() if found.group() == "\n" else f"\\u{ord(found.group()):04x}"
 
-    return UNSAFE.sub(escape, text)
+    return UNSAFE.sub(escape_match, text)
 
 
 # ── tables ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def console(*, stderr: bool = False) -> Console:
+def make_console(*, stderr: bool = False) -> Console:
     """Where rich prints: as wide as the terminal, endlessly wide elsewhere. Colours: on a terminal, unless NO_COLOR."""
     from rich.console import Console
 
@@ -84,16 +84,16 @@ def console(*, stderr: bool = False) -> Console:
     )
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> Table:
+def make_table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> Table:
     """A table of safe text; cells that are names of states get their colour."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    to = console()
-    listed = [[safe("-" if cell is None else cell) for cell in row] for row in rows]
+    to = make_console()
+    listed = [[safe_text("-" if cell is None else cell) for cell in row] for row in rows]
     made = Table(box=box.SIMPLE_HEAD if to.is_terminal else None, pad_edge=False, header_style="bold")
-    shown = fitting(columns, listed, to.width)
+    shown = fitting_columns(columns, listed, to.width)
     for place in shown:
         column = columns[place]
         made.add_column(
@@ -108,7 +108,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> Table:
     return made
 
 
-def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+def fitting_columns(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """The places of the columns that fit: spare ones go, the last one first."""
     shown = list(range(len(columns)))
     spare = [place for place in shown if columns[place].spare]
@@ -129,36 +129,36 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, 
     if not listed:
         click.echo(empty)
         return
-    to = console()
+    to = make_console()
     with to.capture() as captured:
-        to.print(table(columns, listed))
+        to.print(make_table(columns, listed))
     for line in captured.get().splitlines():
         click.echo(line.rstrip(), color=to.is_terminal)
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Names and values below one another; a None is left out."""
-    listed = [(name, safe(value)) for name, value in facts if value is not None]
+    listed = [(name, safe_text(value)) for name, value in facts if value is not None]
     width = max((len(name) for name, _ in listed), default=0)
     for name, value in listed:
         click.echo(f"{click.style(name.ljust(width), dim=True)}  {value}")
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """A remark beside the output: it goes to stderr, so that stdout stays what was asked for."""
-    click.echo(safe(text), err=True)
+    click.echo(safe_text(text), err=True)
 
 
-def heading(text: str) -> None:
+def print_heading(text: str) -> None:
     """The title of the next part."""
     click.echo()
     click.secho(text, bold=True)
 
 
-def block(text: str) -> None:
+def print_block(text: str) -> None:
     """Text of several lines, indented, safe."""
     for line in text.splitlines():
-        click.echo("  " + safe(line.replace("\t", "    ")))
+        click.echo("  " + safe_text(line.replace("\t", "    ")))
 
 
 def pretty_json(text: str | None) -> str:

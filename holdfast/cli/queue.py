@@ -5,21 +5,21 @@ from __future__ import annotations
 import click
 
 from holdfast import JobFilter, JobState
-from holdfast.cli.base import group
+from holdfast.cli.base import add_group
 from holdfast.cli.context import Session
 from holdfast.cli.filter_options import operate_on_all
 from holdfast.cli.inspect import print_queues
 from holdfast.cli.operations import print_operated
-from holdfast.cli.output import note, print_json
+from holdfast.cli.output import print_json, print_note
 from holdfast.core.validation import check_name
 from holdfast.views.bulk_operations import BulkOperation, PacedCalls, by_state
 from holdfast.views.documents import queue_document
-from holdfast.views.formatting import many
+from holdfast.views.formatting import count_noun
 
 _NOT_RUN = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILED})
 
 
-@group("queue")
+@add_group("queue")
 def queue() -> None:
     """List queues, stop and start them, empty them."""
 
@@ -28,7 +28,7 @@ def queue() -> None:
 @click.pass_obj
 def queue_list(session: Session) -> None:
     """List every queue that has jobs or is paused. Jobs are counted as by `holdfast status`."""
-    with session.jobs() as app:
+    with session.open_jobs() as app:
         queues = app.sync.queues()
     if session.json:
         print_json({"queues": [queue_document(each) for each in queues]})
@@ -55,7 +55,7 @@ def queue_resume(session: Session, *, names: tuple[str, ...]) -> None:
 def _set_paused(session: Session, names: tuple[str, ...], *, paused: bool) -> None:
     for name in names:
         check_name("queue", name)
-    with session.jobs(creating=True) as app:  # a queue may be paused before its first job
+    with session.open_jobs(creating=True) as app:  # a queue may be paused before its first job
         for name in names:
             (app.sync.pause if paused else app.sync.resume)(name)
         unused = [name for name in names if not app.sync.count(JobFilter(queue=name))] if paused else []
@@ -64,7 +64,7 @@ def _set_paused(session: Session, names: tuple[str, ...], *, paused: bool) -> No
     else:
         click.echo(f"{', '.join(names)}: {'paused' if paused else 'resumed'}")
     for name in unused:
-        note(f"no job is kept of queue {name} so far; see `holdfast queue list` if the name should be another")
+        print_note(f"no job is kept of queue {name} so far; see `holdfast queue list` if the name should be another")
 
 
 @queue.command("purge", examples=["holdfast queue purge mail --dry-run", "holdfast queue purge mail"])
@@ -79,12 +79,12 @@ def queue_purge(session: Session, *, name: str, dry_run: bool) -> int:
     """
     deed = BulkOperation(name="delete", done="deleted", legal=_NOT_RUN, advice="it is running: cancel it first")
     wheres = by_state(JobFilter(queue=check_name("queue", name)), _NOT_RUN)
-    with session.jobs() as app:
+    with session.open_jobs() as app:
         if not dry_run:
             return print_operated(session, operate_on_all(app.sync.delete, wheres), deed, PacedCalls(deed))
         number = sum(app.sync.count(where) for where in wheres)
     if session.json:
         print_json({"dry_run": True, "count": number})
     else:
-        click.echo(f"{many(number, 'job')} would be deleted")
+        click.echo(f"{count_noun(number, 'job')} would be deleted")
     return 0

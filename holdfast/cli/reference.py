@@ -33,11 +33,11 @@ Results go to stdout, remarks and errors to stderr. An error is one line, `holdf
 """
 
 
-def commands(group: click.Group = main, path: str = "holdfast") -> Iterator[tuple[str, ExampleCommand]]:
+def list_commands(group: click.Group = main, path: str = "holdfast") -> Iterator[tuple[str, ExampleCommand]]:
     """Every command with its full name, in the order of the tree."""
     for name, each in group.commands.items():
         if isinstance(each, click.Group):
-            yield from commands(each, f"{path} {name}")
+            yield from list_commands(each, f"{path} {name}")
         elif isinstance(each, ExampleCommand):
             yield f"{path} {name}", each
 
@@ -45,7 +45,8 @@ def commands(group: click.Group = main, path: str = "holdfast") -> Iterator[tupl
 def page() -> str:
     """The whole page."""
     summary = "".join(
-        f"| [`{name}`](#{name.replace(' ', '-')}) | {each.get_short_help_str(200)} |\n" for name, each in commands()
+        f"| [`{name}`](#{name.replace(' ', '-')}) | {each.get_short_help_str(200)} |\n"
+        for name, each in list_commands()
     )
     parts = [
         _HEAD,
@@ -56,7 +57,7 @@ def page() -> str:
         summary,
         "\n## Common options\n\n",
         _options(common_options()),
-        *(_section(name, each) for name, each in commands()),
+        *(_section(name, each) for name, each in list_commands()),
     ]
     return "".join(parts).rstrip() + "\n"
 

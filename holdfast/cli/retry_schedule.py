@@ -8,13 +8,13 @@ import click
 import msgspec
 
 from holdfast import Retry
-from holdfast.cli.base import command
+from holdfast.cli.base import add_command
 from holdfast.cli.context import Session
-from holdfast.cli.output import Column, note, print_json, print_table
+from holdfast.cli.output import Column, print_json, print_note, print_table
 from holdfast.cli.shell_completion import task_names
 from holdfast.core.errors import NotFound
-from holdfast.core.validation import nearest
-from holdfast.views.formatting import span
+from holdfast.core.validation import did_you_mean
+from holdfast.views.formatting import format_span
 
 _COLUMNS = [
     Column("FAILURE", "number"),
@@ -26,7 +26,7 @@ _COLUMNS = [
 _SHOWN = 10  # failures, where attempts are unlimited
 
 
-@command(
+@add_command(
     "retry-schedule",
     examples=[
         "holdfast retry-schedule",
@@ -57,8 +57,10 @@ def retry_schedule(session: Session, *, policy: str | None, attempts: int | None
     if session.json:
         print_json({"policy": str(retry), "attempts": attempts or budget, "delays": rows})
         return
-    note(f"{retry}, {attempts or budget or 'unlimited'} attempts")
-    cells = [[row["failure"], *(span(row[name]) for name in ("nominal", "least", "most", "in_all"))] for row in rows]
+    print_note(f"{retry}, {attempts or budget or 'unlimited'} attempts")
+    cells = [
+        [row["failure"], *(format_span(row[name]) for name in ("nominal", "least", "most", "in_all"))] for row in rows
+    ]
     print_table(_COLUMNS, cells, empty="one attempt, no retry")
 
 
@@ -66,7 +68,7 @@ def _rows(retry: Retry, attempts: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     in_all = 0.0
     for failure, nominal in enumerate(retry.schedule(attempts), 1):
-        least, most = retry.bounds(failure)
+        least, most = retry.delay_bounds(failure)
         in_all += nominal.total_seconds()
         rows.append(
             {
@@ -89,7 +91,7 @@ def _of_task(session: Session, name: str) -> tuple[Retry, int | None]:
     app = session.with_tasks("--task")
     registered = app.registry.get(name)
     if registered is None:
-        raise NotFound(f"the application has no task {name!r}{nearest(name, app.registry.names())}")
+        raise NotFound(f"the application has no task {name!r}{did_you_mean(name, app.registry.task_names())}")
     own = registered.max_attempts
     budget = app.settings.max_attempts if isinstance(own, msgspec.UnsetType) else own
     return registered.retry or app.settings.retry, budget

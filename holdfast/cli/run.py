@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from holdfast import Holdfast
-from holdfast.cli.base import command
+from holdfast.cli.base import add_command
 from holdfast.cli.context import Session
 from holdfast.cli.output import print_json
 from holdfast.cli.submission import (
@@ -25,11 +25,11 @@ from holdfast.cli.submission import (
 from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.models import Job, JobState
 from holdfast.tasks.command_policy import COMMAND
-from holdfast.views.documents import job_document, plain
-from holdfast.views.formatting import safe
+from holdfast.views.documents import job_document, to_plain
+from holdfast.views.formatting import safe_text
 
 
-@command(
+@add_command(
     "run",
     examples=[
         "holdfast run -- gzip -k access.log",
@@ -64,9 +64,9 @@ def run(
     """
     if bool(words) == (said["shell"] is not None):
         raise click.UsageError("give a program with its arguments after --, or --shell TEXT")
-    with session.application(creating=True) as app:
+    with session.open_target(creating=True) as app:
         _check_enabled(app, shell=said["shell"] is not None)
-        job = app.draft(COMMAND, _payload(app, words, said), **parse_options(options))
+        job = app.draft_job(COMMAND, _payload(app, words, said), **parse_options(options))
         handle = submit_one(app, job)
         if not wait and wait_for is None:
             print_submitted(session, app, job, handle)
@@ -74,7 +74,7 @@ def run(
         await_end(app, handle, wait_for)
         ended = app.sync.get(handle.id)
         if session.json:
-            print_json(plain(job_document(ended)) | {"created": handle.created})
+            print_json(to_plain(job_document(ended)) | {"created": handle.created})
         else:
             _print_output(ended)
         return exit_code(ended)
@@ -85,8 +85,9 @@ def _check_enabled(app: Holdfast, *, shell: bool) -> None:
     if mode == "off" or (shell and mode != "shell"):
         wanted = "shell" if shell else "argv"
         what = "Shell lines" if shell else "Command jobs"
+        source = app.settings.source_of("commands")
         raise ConfigError(
-            f"{what} are off here (commands = {mode}, from {app.settings.source('commands')}): whoever can submit them "
+            f"{what} are off here (commands = {mode}, from {source}): whoever can submit them "
             f"runs programs as the worker's user. To enable them: `holdfast config set commands {wanted}`, or "
             f"HOLDFAST_COMMANDS={wanted}, for the submitter and its workers; `command_allow` limits which programs"
         )
@@ -126,7 +127,7 @@ def _print_output(job: Job) -> None:
     result = json.loads(job.result)
     for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
         text = result[name]
-        click.echo(safe(text, lines=True) if stream.isatty() else text, nl=False, err=name == "stderr")
+        click.echo(safe_text(text, lines=True) if stream.isatty() else text, nl=False, err=name == "stderr")
 
 
 def exit_code(job: Job) -> int:

@@ -27,6 +27,6 @@ def task_names(context: click.Context, parameter: click.Parameter, begun: str) -
     """The tasks of the application the command would load; whatever its code says or raises meanwhile is kept quiet."""
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet), contextlib.suppress(Exception):
-        tasks = context.ensure_object(Session).load().registry.names()
+        tasks = context.ensure_object(Session).load().registry.task_names()
         return [name for name in tasks if name.startswith(begun)]
     return []

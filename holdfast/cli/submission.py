@@ -12,13 +12,13 @@ import click
 
 from holdfast import Holdfast, JobHandle, Retry
 from holdfast.cli.context import Session, told_if_made
-from holdfast.cli.output import note, print_json
+from holdfast.cli.output import print_json, print_note
 from holdfast.cli.wait import await_result
 from holdfast.core.errors import Invalid, JobCancelled, JobFailed
 from holdfast.core.models import NewJob
-from holdfast.core.validation import nearest, parse_duration, parse_instant, parse_timeout
+from holdfast.core.validation import did_you_mean, parse_duration, parse_instant, parse_timeout
 from holdfast.tasks import decode_payload
-from holdfast.views.documents import job_document, plain
+from holdfast.views.documents import job_document, to_plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,13 +64,13 @@ def job_options(function: F) -> F:
     ]
 
     @functools.wraps(function)
-    def gathered(*args: Any, **said: Any) -> Any:
+    def collect_options(*args: Any, **said: Any) -> Any:
         given = {name: said.pop(name) for name in OPTIONS}
         return function(
             *args, options={name: value for name, value in given.items() if value not in (None, ())}, **said
         )
 
-    decorated: Any = gathered
+    decorated: Any = collect_options
     for decorator in reversed(decorators):
         decorated = decorator(decorated)
     return decorated  # type: ignore[no-any-return]  # click's decorators hand the function through
@@ -88,7 +88,7 @@ def parse_options(said: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in said.items():
         if name not in OPTIONS:
-            raise Invalid("option", name, f"there are {', '.join(OPTIONS)}{nearest(name, OPTIONS)}")
+            raise Invalid("option", name, f"there are {', '.join(OPTIONS)}{did_you_mean(name, OPTIONS)}")
         options[name] = _parse_option(name, value)
     return options
 
@@ -147,12 +147,12 @@ def submit_one(app: Holdfast, job: NewJob) -> JobHandle[Any]:
     """Store one job. Ctrl-C meanwhile ends in a message that says whether it is stored."""
     try:
         with told_if_made(app):
-            handle = app.block(app.submit(job))
+            handle = app.run_blocking(app.submit(job))
     except KeyboardInterrupt:
         raise Interrupted(_standing(app, job)) from None
-    registered = app.registry.names()
+    registered = app.registry.task_names()
     if registered and job.task not in registered and job.task != "command":
-        note(f"warning: the application has no task {job.task}{nearest(job.task, registered)}")
+        print_note(f"warning: the application has no task {job.task}{did_you_mean(job.task, registered)}")
     return handle
 
 
@@ -171,11 +171,13 @@ def _standing(app: Holdfast, job: NewJob) -> str:
 def print_submitted(session: Session, app: Holdfast, job: NewJob, handle: JobHandle[Any]) -> None:
     """The id on stdout, and beside it what happened."""
     if session.json:
-        print_json(plain(job_document(app.sync.get(handle.id))) | {"created": handle.created})
+        print_json(to_plain(job_document(app.sync.get(handle.id))) | {"created": handle.created})
         return
     click.echo(handle.id)
     if not handle.created:
-        note(f"this job was there already{f', under the key {job.key}' if job.key else ''}; nothing new was stored")
+        print_note(
+            f"this job was there already{f', under the key {job.key}' if job.key else ''}; nothing new was stored"
+        )
 
 
 def await_end(app: Holdfast, handle: JobHandle[Any], most: str | None) -> int:
@@ -184,7 +186,7 @@ def await_end(app: Holdfast, handle: JobHandle[Any], most: str | None) -> int:
     try:
         await_result(app, handle, limit)
     except (JobFailed, JobCancelled) as outcome:
-        note(f"holdfast: {outcome}")
+        print_note(f"holdfast: {outcome}")
         return 1
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted, but job {handle.id} is stored and goes on") from None

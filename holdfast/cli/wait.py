@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 from holdfast import Holdfast, JobHandle, JobState
-from holdfast.cli.output import note
+from holdfast.cli.output import print_note
 from holdfast.core.deferral import deferral_of, describe_outlook
 from holdfast.core.errors import ResultTimeout
 from holdfast.core.models import Job
-from holdfast.views.explain import serves
-from holdfast.views.formatting import clip, moment
+from holdfast.views.explain import serves_queue
+from holdfast.views.formatting import clip_text, format_moment
 
 _QUIET = 2.0  # seconds between looks at what keeps the job; a job that ends sooner is waited for in silence
 
@@ -34,7 +34,7 @@ def await_result(app: Holdfast, handle: JobHandle[Any], limit: float | None) -> 
                 raise ResultTimeout(job.id, f"job {job.id} is {job.state} after {limit:g} s; {outlook}") from None
             remark = _remark(app, job)
             if remark is not None and remark != made:
-                note(f"holdfast: {remark}")
+                print_note(f"holdfast: {remark}")
             made = remark
         else:
             return
@@ -44,11 +44,13 @@ def _remark(app: Holdfast, job: Job) -> str | None:
     """What keeps a job that has not ended; None where it is only a matter of its turn."""
     if job.state is JobState.RUNNING:
         return None
-    if not any(each.alive and serves(each, job.queue) for each in app.sync.workers()):
+    if not any(each.alive and serves_queue(each, job.queue) for each in app.sync.workers()):
         return f"no living worker serves queue {job.queue}; start one with `holdfast worker start`"
     if deferral := deferral_of(job):
-        return f"deferred: worker {job.worker} cannot run it: {clip(deferral.cause, 500)}; see: holdfast why {job.id}"
+        return (
+            f"deferred: worker {job.worker} cannot run it: {clip_text(deferral.cause, 500)}; see: holdfast why {job.id}"
+        )
     if job.error is None or not job.attempts:
         return None
     error = (job.error.splitlines() or [""])[0]
-    return f"attempt {job.attempts} failed: {error}; next at {moment(job.run_at_us)}"
+    return f"attempt {job.attempts} failed: {error}; next at {format_moment(job.run_at_us)}"

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast import Holdfast, JobState
-from holdfast.cli.base import command
+from holdfast.cli.base import add_command
 from holdfast.cli.context import Session, store_of
-from holdfast.cli.filter_options import now_us
+from holdfast.cli.filter_options import server_time_us
 from holdfast.cli.inspect import JOB_COLUMNS, WORKER_COLUMNS, attempts_of, job_rows, queue_table, worker_rows
-from holdfast.cli.output import console, print_json_line, table
+from holdfast.cli.output import make_console, make_table, print_json_line
 from holdfast.core.models import TERMINAL, Job, WorkerInfo
 from holdfast.core.redaction import Redaction
 from holdfast.core.validation import parse_duration
-from holdfast.views.documents import job_document, plain, status_document
-from holdfast.views.formatting import clip, many, moment, safe
+from holdfast.views.documents import job_document, status_document, to_plain
+from holdfast.views.formatting import clip_text, count_noun, format_moment, safe_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 WatchedRead = Callable[[], "RenderableType"]
 
 
-@command(
+@add_command(
     "watch", examples=["holdfast watch", "holdfast watch key:nightly-report", "holdfast watch --interval 5s --json"]
 )
 @click.argument("job_id", metavar="[ID]", required=False)
@@ -44,10 +44,10 @@ def watch(session: Session, *, job_id: str | None, interval: str, lasting: str |
     """
     pause = max(0.02, parse_duration(interval, "interval").total_seconds())
     until = None if lasting is None else time.monotonic() + parse_duration(lasting, "for").total_seconds()
-    with session.jobs() as app:
+    with session.open_jobs() as app:
         watcher = _Watcher(session, app, pause, until)
         try:
-            return watcher.everything() if job_id is None else watcher.one(app.sync.get(job_id))
+            return watcher.watch_all() if job_id is None else watcher.watch_job(app.sync.get(job_id))
         except KeyboardInterrupt:
             return 0
 
@@ -64,20 +64,20 @@ class _Watcher:
         self._shown: object = None
         self._redaction = Redaction(app.settings.redacted)
 
-    def everything(self) -> int:
+    def watch_all(self) -> int:
         with self._display() as show:
             while True:
                 queues, workers = self._app.sync.queues(), self._app.sync.workers()
-                document = plain(status_document(self._store, queues, workers))
+                document = to_plain(status_document(self._store, queues, workers))
                 show(_steady(document), document, self._summary)
                 if not self._wait([]):
                     return 0
 
-    def one(self, job: Job) -> int:
+    def watch_job(self, job: Job) -> int:
         with self._display() as show:
             while True:
-                job = self._redaction.job(job)
-                document = plain(job_document(job))
+                job = self._redaction.redact_job(job)
+                document = to_plain(job_document(job))
                 show(_steady_job(document), document, functools.partial(_job_line, job))
                 if job.state in TERMINAL:
                     return 0 if job.state is JobState.SUCCEEDED else 1
@@ -89,7 +89,7 @@ class _Watcher:
     def _display(self) -> Iterator[Callable[[object, dict[str, Any], Callable[[dict[str, Any]], str]], None]]:
         """How a look is shown: redrawn in place on a terminal, else a line where something changed."""
 
-        def line(key: object, document: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> None:
+        def print_line(key: object, document: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> None:
             if key != self._shown:
                 self._shown = key
                 if self._session.json:
@@ -99,30 +99,31 @@ class _Watcher:
                     sys.stdout.flush()
 
         if self._session.json or not sys.stdout.isatty():
-            yield line
+            yield print_line
             return
         from rich.live import Live
 
-        with Live(console=console(), auto_refresh=False) as live:
+        with Live(console=make_console(), auto_refresh=False) as live:
             yield lambda key, document, text: live.update(self._drawn(document), refresh=True)
 
     def _drawn(self, document: dict[str, Any]) -> RenderableType:
         from rich.console import Group
 
         if "queues" not in document:
-            return table(JOB_COLUMNS, job_rows([self._redaction.job(self._app.sync.get(document["id"]))]))
+            return make_table(JOB_COLUMNS, job_rows([self._redaction.redact_job(self._app.sync.get(document["id"]))]))
         workers: list[WorkerInfo] = self._app.sync.workers()
         return Group(
-            safe(self._store),
-            table(*queue_table(self._app.sync.queues())),
-            table(WORKER_COLUMNS, worker_rows(workers, now_us(self._app))),
+            safe_text(self._store),
+            make_table(*queue_table(self._app.sync.queues())),
+            make_table(WORKER_COLUMNS, worker_rows(workers, server_time_us(self._app))),
             "Ctrl-C stops watching",
         )
 
     def _summary(self, document: dict[str, Any]) -> str:
         totals = ", ".join(f"{number} {state}" for state, number in document["totals"].items() if number)
         working = sum(worker["state"] == "working" for worker in document["workers"])
-        return f"{moment(now_us(self._app))}  {totals or 'no jobs'}; {many(working, 'worker')} at work"
+        now = format_moment(server_time_us(self._app))
+        return f"{now}  {totals or 'no jobs'}; {count_noun(working, 'worker')} at work"
 
     def _wait(self, topics: list[str]) -> bool:
         """Until the next look; False when watching is over."""
@@ -130,14 +131,14 @@ class _Watcher:
         if left <= 0:
             return False
         if topics:
-            self._app.block(_hear(self._app, topics, timedelta(seconds=left)))
+            self._app.run_blocking(_hear(self._app, topics, timedelta(seconds=left)))
         else:
             time.sleep(left)
         return True
 
 
 async def _hear(app: Holdfast, topics: list[str], most: timedelta) -> None:
-    await (await app.opened()).wait(topics, timeout=most.total_seconds())
+    await (await app.open_store()).wait(topics, timeout=most.total_seconds())
 
 
 def _steady(status: dict[str, Any]) -> list[dict[str, Any]]:
@@ -153,5 +154,5 @@ def _steady_job(document: dict[str, Any]) -> dict[str, Any]:
 
 def _job_line(job: Job, _document: dict[str, Any]) -> str:
     when = max(us for us in (job.created_at_us, job.started_at_us, job.ended_at_us) if us is not None)
-    error = f"  {clip(job.error)}" if job.error else ""
-    return safe(f"{moment(when)}  {job.id}  {job.task}  {job.state}  attempt {attempts_of(job)}{error}")
+    error = f"  {clip_text(job.error)}" if job.error else ""
+    return safe_text(f"{format_moment(when)}  {job.id}  {job.task}  {job.state}  attempt {attempts_of(job)}{error}")

@@ -10,21 +10,21 @@ from typing import Any
 import click
 
 from holdfast import Holdfast
-from holdfast.cli.base import group
+from holdfast.cli.base import add_group
 from holdfast.cli.context import Session
-from holdfast.cli.filter_options import now_us
+from holdfast.cli.filter_options import server_time_us
 from holdfast.cli.inspect import WORKER_COLUMNS, worker_rows
-from holdfast.cli.output import note, print_json, print_table
+from holdfast.cli.output import print_json, print_note, print_table
 from holdfast.core.errors import NotFound, Unavailable
 from holdfast.core.events import Event, WorkerStopping
 from holdfast.core.validation import parse_duration
 from holdfast.views.documents import worker_document
-from holdfast.views.formatting import many, span
+from holdfast.views.formatting import count_noun, format_span
 
 _LOOK = 0.2  # seconds between looks while waiting for workers to end
 
 
-@group("worker")
+@add_group("worker")
 def worker() -> None:
     """Start, stop and list workers."""
 
@@ -62,7 +62,7 @@ def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int
     app = session.with_tasks("a worker", **said)
     settings = app.settings
     for warning in settings.warnings:
-        note(f"warning: {warning}")
+        print_note(f"warning: {warning}")
     finish_logs = configure_logs(settings, app.events)
     if sys.stderr.isatty():
         app.events.subscribe(_tell_waiting, WorkerStopping)
@@ -79,8 +79,8 @@ def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int
 def _tell_waiting(event: Event) -> None:
     """To whoever pressed Ctrl-C and sees nothing end."""
     if isinstance(event, WorkerStopping) and event.running and event.grace:
-        note(
-            f"waiting up to {span(event.grace)} for {many(event.running, 'running job')}; "
+        print_note(
+            f"waiting up to {format_span(event.grace)} for {count_noun(event.running, 'running job')}; "
             "Ctrl-C again gives them back to the queue"
         )
 
@@ -101,8 +101,8 @@ def _option(name: str) -> str:
 @click.pass_obj
 def worker_list(session: Session) -> None:
     """List the worker processes. Shows what they serve and do, and whether they are alive."""
-    with session.jobs() as app:
-        workers, now = app.sync.workers(), now_us(app)
+    with session.open_jobs() as app:
+        workers, now = app.sync.workers(), server_time_us(app)
     if session.json:
         print_json({"workers": [worker_document(each) for each in workers]})
     else:
@@ -120,7 +120,7 @@ def worker_list(session: Session) -> None:
 def worker_stop(session: Session, *, ids: tuple[str, ...], drain: bool, wait: bool, wait_for: str | None) -> None:
     """Ask workers to stop, wherever they run. Without an ID: every living one."""
     most = None if wait_for is None else parse_duration(wait_for, "wait-for").total_seconds()
-    with session.jobs() as app:
+    with session.open_jobs() as app:
         asked: list[str] = app.sync.stop_workers(list(ids) or None, drain=drain)
         _check_all_asked(ids, asked)
         if wait or most is not None:
@@ -128,7 +128,9 @@ def worker_stop(session: Session, *, ids: tuple[str, ...], drain: bool, wait: bo
     if session.json:
         print_json({"asked": asked, "drain": drain})
     else:
-        click.echo(f"{many(len(asked), 'worker')} asked to {'drain' if drain else 'stop'}" if asked else "no workers")
+        click.echo(
+            f"{count_noun(len(asked), 'worker')} asked to {'drain' if drain else 'stop'}" if asked else "no workers"
+        )
 
 
 def _check_all_asked(ids: Collection[str], asked: Collection[str]) -> None:

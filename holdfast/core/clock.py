@@ -27,12 +27,12 @@ class Clock(Protocol):
         """Return after ``seconds``."""
         ...
 
-    async def bounded(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
+    async def run_bounded(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
         """Run ``waiting`` to its end, but not longer than ``seconds``: then cancel it and return all the same."""
         ...
 
 
-async def first(*waits: asyncio.Future[Any]) -> None:
+async def wait_first(*waits: asyncio.Future[Any]) -> None:
     """Return when one of them is done, with its error if it has one. The others go on."""
     done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for each in done:
@@ -45,7 +45,7 @@ class SystemClock:
     monotonic = staticmethod(time.monotonic)
     sleep = staticmethod(asyncio.sleep)
 
-    async def bounded(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
+    async def run_bounded(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
         """See ``Clock``."""
         limit = asyncio.timeout(seconds)
         try:
@@ -85,7 +85,7 @@ class ManualClock:
             heapq.heappush(self._sleepers, _Sleeper(due, next(self._order), loop, woken, asyncio.current_task()))
         await woken
 
-    async def bounded(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
+    async def run_bounded(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
         work = asyncio.ensure_future(waiting)
         limit = asyncio.ensure_future(self.sleep(seconds))
         try:
@@ -117,7 +117,7 @@ class ManualClock:
             self._sleepers = waiting
             return max(0.0, (waiting[0].due_us - self._now_us) / 1e6) if waiting else None
 
-    def sleeping(self, task: asyncio.Task[Any]) -> bool:
+    def is_sleeping(self, task: asyncio.Task[Any]) -> bool:
         """Whether this task waits for this clock and for nothing else."""
         with self._lock:
             return any(sleeper.task is task and not sleeper.woken.done() for sleeper in self._sleepers)

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 _SHOWN = 64
 
 
-def shown(value: object) -> str:
+def quote_value(value: object) -> str:
     """``value`` as an error message may show it: quoted, one line, at most 64 characters."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
@@ -53,7 +53,7 @@ class Invalid(HoldfastError):
     def __init__(
         self, field: str, value: object, remedy: str, problem: str = "is not valid", *, code: str | None = None
     ) -> None:
-        super().__init__(f"{field}: {shown(value)} {problem}; {remedy}")
+        super().__init__(f"{field}: {quote_value(value)} {problem}; {remedy}")
         self.field = field
         self.value = value
         self.remedy = remedy

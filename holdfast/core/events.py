@@ -472,7 +472,7 @@ class Events:
 
         return unsubscribe
 
-    def listens(self, kind: type[Event]) -> bool:
+    def has_subscriber(self, kind: type[Event]) -> bool:
         """Whether anybody wants events of this kind: ask before building many."""
         return bool(self._subscribers.get(kind))
 

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable, Iterator
 from types import MappingProxyType
 
-from holdfast.core.errors import ConfigError, Unavailable, shown
+from holdfast.core.errors import ConfigError, Unavailable, quote_value
 
 FAULTS_VARIABLE = "HOLDFAST_FAULTS"
 
@@ -59,7 +59,7 @@ class InjectedFault:
         """ConfigError for a point or a deed that there is not."""
         if name not in POINTS:
             raise ConfigError(
-                f"{FAULTS_VARIABLE}: there is no point {shown(name)}; there are {', '.join(sorted(POINTS))}"
+                f"{FAULTS_VARIABLE}: there is no point {quote_value(name)}; there are {', '.join(sorted(POINTS))}"
             )
         if deed not in _DEEDS or nth < 1:
             raise ConfigError(
@@ -69,7 +69,7 @@ class InjectedFault:
         self._deed: Callable[[str], None] = _DEEDS[deed]
         self._left = nth
 
-    def come(self) -> None:
+    def reach_point(self) -> None:
         """The code came to the point."""
         self._left -= 1
         if self._left == 0:
@@ -82,7 +82,9 @@ def parse(text: str) -> Iterator[InjectedFault]:
         name, _, rest = part.partition(":")
         deed, at, nth = rest.partition("@")
         if at and not nth.isdecimal():
-            raise ConfigError(f"{FAULTS_VARIABLE}: {shown(part)} is not a fault; write point:deed or point:deed@number")
+            raise ConfigError(
+                f"{FAULTS_VARIABLE}: {quote_value(part)} is not a fault; write point:deed or point:deed@number"
+            )
         yield InjectedFault(name, deed, int(nth) if at else 1)
 
 
@@ -90,22 +92,22 @@ def parse(text: str) -> Iterator[InjectedFault]:
 _armed: dict[str, InjectedFault] = {}
 
 
-def arm(fault: InjectedFault) -> None:
+def arm_fault(fault: InjectedFault) -> None:
     """Have this fault strike, instead of another one at its point."""
     _armed[fault.name] = fault
 
 
-def point(name: str) -> None:
+def fault_point(name: str) -> None:
     """A place where a fault may strike. One look into an empty dictionary while none is armed."""
     if _armed and name in _armed:
-        _armed[name].come()
+        _armed[name].reach_point()
 
 
 def _arm_from_environment() -> ConfigError | None:
     """Arms the faults of ``HOLDFAST_FAULTS``. Returns the mistake in it: an import must not fail for it."""
     try:
         for fault in parse(os.environ.get(FAULTS_VARIABLE, "")):
-            arm(fault)
+            arm_fault(fault)
     except ConfigError as error:
         return error
     return None

@@ -103,7 +103,7 @@ Outcome = Succeeded | Failed | Snoozed | Released | Cancelled | Lost
 class Backoff(Protocol):
     """How long to wait after the n-th failure; ``retry.Retry`` is the implementation."""
 
-    def delay(self, failures: int, rng: random.Random) -> timedelta: ...
+    def delay_after(self, failures: int, rng: random.Random) -> timedelta: ...
 
 
 def decide(job: Job, outcome: Outcome, backoff: Backoff, rng: random.Random) -> Settlement:
@@ -137,14 +137,14 @@ def _after_failure(job: Job, failed: Failed, backoff: Backoff, rng: random.Rando
     alive = failed.retryable and not spent
     delay = None
     if alive:
-        delay = failed.delay if failed.delay is not None else backoff.delay(job.attempts, rng)
+        delay = failed.delay if failed.delay is not None else backoff.delay_after(job.attempts, rng)
     return Settlement(
         job_id=job.id,
         claims=job.claims,
         state=JobState.FAILED if alive else JobState.DEAD,
         # A dead job says why it is dead: the budget, unless this very failure was final by itself, or killed a process.
         reason=Reason.BUDGET if failed.retryable and spent and failed.reason is not Reason.CRASHED else failed.reason,
-        error=clip(failed.error),
+        error=clip_error(failed.error),
         traceback=failed.traceback,
         delay=delay,
         worker=job.worker,
@@ -157,7 +157,7 @@ def _given_back(job: Job, reason: Reason, delay: timedelta | None, error: str | 
         claims=job.claims,
         state=JobState.SCHEDULED if delay else JobState.QUEUED,
         reason=reason,
-        error=None if error is None else clip(error),
+        error=None if error is None else clip_error(error),
         delay=delay,
         refund=True,
         worker=job.worker,
@@ -195,7 +195,7 @@ def must_start(job: Job) -> bool:
     return job.losses > 0 or budget_spent(job)
 
 
-def clip(error: str) -> str:
+def clip_error(error: str) -> str:
     """An error text as it is stored: at most ``ERROR_LIMIT`` characters, lone surrogates written out."""
     return error[:ERROR_LIMIT].encode("utf-8", "backslashreplace").decode()[:ERROR_LIMIT]
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.errors import Invalid
-from holdfast.core.validation import DEPTH_LIMIT, is_too_deep, nearest
+from holdfast.core.validation import DEPTH_LIMIT, did_you_mean, is_too_deep
 
 MICROSECOND = timedelta(microseconds=1)
 
@@ -122,7 +122,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def lease(self) -> Lease:
         return Lease(self.id, self.claims)
 
-    def arguments(self) -> dict[str, Any]:
+    def decode_arguments(self) -> dict[str, Any]:
         """The payload's JSON values by name: what the handler is called with, before it is read by annotations."""
         arguments: dict[str, Any] = msgspec.json.decode(self.payload)
         return arguments
@@ -144,23 +144,23 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def run_at(self) -> datetime:
-        return instant(self.run_at_us)
+        return to_datetime(self.run_at_us)
 
     @property
     def created_at(self) -> datetime:
-        return instant(self.created_at_us)
+        return to_datetime(self.created_at_us)
 
     @property
     def started_at(self) -> datetime | None:
-        return None if self.started_at_us is None else instant(self.started_at_us)
+        return None if self.started_at_us is None else to_datetime(self.started_at_us)
 
     @property
     def ended_at(self) -> datetime | None:
-        return None if self.ended_at_us is None else instant(self.ended_at_us)
+        return None if self.ended_at_us is None else to_datetime(self.ended_at_us)
 
     @property
     def lease_until(self) -> datetime | None:
-        return None if self.lease_until_us is None else instant(self.lease_until_us)
+        return None if self.lease_until_us is None else to_datetime(self.lease_until_us)
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -351,7 +351,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
                 raise Invalid(field, texts, f"give a tuple: {field}=({texts!r},)")
         for state in self.states:
             if state not in _STATES:
-                raise Invalid("states", state, f"name any of {', '.join(_STATES)}{nearest(str(state), _STATES)}")
+                raise Invalid("states", state, f"name any of {', '.join(_STATES)}{did_you_mean(str(state), _STATES)}")
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -427,18 +427,18 @@ def _field(name: str, value: Any) -> str:
     """A field as a repr shows it."""
     if name.endswith("_us"):
         try:
-            return f"{name.removesuffix('_us')}={instant(value).isoformat().replace('+00:00', 'Z')}"
+            return f"{name.removesuffix('_us')}={to_datetime(value).isoformat().replace('+00:00', 'Z')}"
         except OverflowError:  # another program's
             return f"{name}={value}"
     return f"{name}={str(value)!r}" if isinstance(value, StrEnum) else f"{name}={value!r}"
 
 
-def instant(us: int) -> datetime:
+def to_datetime(us: int) -> datetime:
     """Microseconds since 1970 as an aware datetime."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)
 
 
-def microseconds(when: datetime) -> int:
+def to_microseconds(when: datetime) -> int:
     """An aware datetime as microseconds since 1970."""
     return (when - datetime(1970, 1, 1, tzinfo=UTC)) // MICROSECOND
 

@@ -19,7 +19,7 @@ from holdfast.core.errors import HoldfastError
 T = TypeVar("T")
 
 
-def drive(call: Coroutine[Any, Any, T]) -> T:
+def drive_coroutine(call: Coroutine[Any, Any, T]) -> T:
     """Run ``call`` to its end in this thread. It must not wait for an event loop."""
     try:
         call.send(None)
@@ -42,7 +42,7 @@ class Portal:
         self._thread = threading.Thread(target=self.loop.run_forever, name="holdfast-portal", daemon=True)
         self._thread.start()
         self._at_exit = at_exit
-        atexit.register(self.end)
+        atexit.register(self.stop_thread)
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """What ``call`` returns or raises. Interrupted, it is cancelled."""
@@ -57,9 +57,9 @@ class Portal:
         """Whether the caller runs on this portal's loop."""
         return running_loop() is self.loop
 
-    def end(self) -> None:
+    def stop_thread(self) -> None:
         """Say the last words and end the thread."""
-        atexit.unregister(self.end)
+        atexit.unregister(self.stop_thread)
         if not self._thread.is_alive():
             return
         last_words = asyncio.run_coroutine_threadsafe(self._part(), self.loop)

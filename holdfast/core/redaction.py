@@ -35,7 +35,7 @@ class Redaction:
         self.hides = bool(split)
         """Whether anything is hidden; error texts may quote it."""
 
-    def job(self, job: Job) -> Job:
+    def redact_job(self, job: Job) -> Job:
         """The job without what is hidden of it."""
         hidden: list[Any] = []
         changes: dict[str, Any] = {}
@@ -53,7 +53,7 @@ class Redaction:
             changes["error"] = self._error(job.error, hidden)
         return msgspec.structs.replace(job, **changes) if changes else job
 
-    def attempts(self, job: Job, attempts: Sequence[Attempt]) -> list[Attempt]:
+    def redact_attempts(self, job: Job, attempts: Sequence[Attempt]) -> list[Attempt]:
         """The attempts of this job without what is hidden of it."""
         hidden = self._hidden(job)
         return [
@@ -65,7 +65,7 @@ class Redaction:
             for each in attempts
         ]
 
-    def lines(self, job: Job, lines: Sequence[LogLine]) -> list[LogLine]:
+    def redact_logs(self, job: Job, lines: Sequence[LogLine]) -> list[LogLine]:
         """What this job has logged, without what is hidden of its lines, or of the job where they quote it."""
         if not self.hides:
             return list(lines)

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.errors import Invalid
-from holdfast.core.validation import check_span, nearest, parse_count, parse_duration
+from holdfast.core.validation import check_span, did_you_mean, parse_count, parse_duration
 
 CEILING = timedelta(days=365)
 """No policy waits longer, whatever its formula says: ``now + delay`` stays an instant every store can keep."""
@@ -85,10 +85,10 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @classmethod
     def fixed(cls, delay: float | timedelta | str, *, jitter: str = "none") -> Retry:
         """Always the same delay."""
-        return cls.listed([delay], jitter=jitter)
+        return cls.from_delays([delay], jitter=jitter)
 
     @classmethod
-    def listed(cls, delays: Iterable[float | timedelta | str], *, jitter: str = "none") -> Retry:
+    def from_delays(cls, delays: Iterable[float | timedelta | str], *, jitter: str = "none") -> Retry:
         """One delay after another; the last repeats."""
         seconds = tuple(_seconds("retry.delays", delay) for delay in delays)
         if not seconds:
@@ -115,7 +115,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if head == "immediate" and not tail:
             return Retry.immediate()
         if head != "exponential":
-            raise Invalid("retry", text, f"write {_FORMS}{nearest(head, ('exponential', 'immediate', 'fixed'))}")
+            raise Invalid("retry", text, f"write {_FORMS}{did_you_mean(head, ('exponential', 'immediate', 'fixed'))}")
         return Retry(**_parse_options(tail))
 
     def __str__(self) -> str:
@@ -140,16 +140,16 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         except msgspec.ValidationError as error:
             raise Invalid("retry", stored, f"give a policy as Retry.to_builtins() writes it: {error}") from None
 
-    def delay(self, failures: int, rng: random.Random) -> timedelta:
+    def delay_after(self, failures: int, rng: random.Random) -> timedelta:
         """How long to wait after that many failed executions (1 after the first)."""
         nominal = self._nominal(failures)
         low, high, more = _spread(self.jitter)
-        least, most = self.bounds(failures)
+        least, most = self.delay_bounds(failures)
         jittered = nominal * rng.uniform(low, high) + rng.uniform(0, more)
         # The rounding of floats may step over a bound by the last digit.
         return min(max(timedelta(seconds=min(jittered, _CEILING)), least), most)
 
-    def bounds(self, failures: int) -> tuple[timedelta, timedelta]:
+    def delay_bounds(self, failures: int) -> tuple[timedelta, timedelta]:
         """The least and the most ``delay`` can answer."""
         nominal = self._nominal(failures)
         low, high, more = _spread(self.jitter)
@@ -256,7 +256,7 @@ def _parse_listed(parts: list[str], most: int = _LIST_LIMIT) -> Retry:
         jitter = delays.pop().removeprefix("jitter=")
     if len(delays) > most:
         raise Invalid("retry", ",".join(parts), f"give at most {most} delays")
-    return Retry.listed([_parse_seconds("retry.delays", delay) for delay in delays], jitter=jitter)
+    return Retry.from_delays([_parse_seconds("retry.delays", delay) for delay in delays], jitter=jitter)
 
 
 def _parse_options(text: str) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _parse_options(text: str) -> dict[str, Any]:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or name not in _OPTIONS or name in options:
             known = ", ".join(_OPTIONS)
-            raise Invalid("retry", part, f"write name=value, each once, of {known}{nearest(name, _OPTIONS)}")
+            raise Invalid("retry", part, f"write name=value, each once, of {known}{did_you_mean(name, _OPTIONS)}")
         options[name] = _parse_option(name, value)
     return options
 

@@ -56,11 +56,11 @@ class JobStats(msgspec.Struct, frozen=True):
     ages: Mapping[JobState, float] = {}
     """Of ended jobs of all queues, how many seconds ago the first that was counted ended; empty: ``groups`` say it."""
 
-    def number(self, which: Callable[[CountGroup], bool] = lambda group: True) -> int:
+    def count_jobs(self, which: Callable[[CountGroup], bool] = lambda group: True) -> int:
         """How many jobs were counted, of some groups."""
         return sum(group.number for group in self.groups if which(group))
 
-    def by(
+    def count_by(
         self, key: Callable[[CountGroup], K], which: Callable[[CountGroup], bool] = lambda group: True
     ) -> Mapping[K, int]:
         """How many jobs were counted, of some groups, by what ``key`` says of each."""
@@ -73,14 +73,16 @@ class JobStats(msgspec.Struct, frozen=True):
     @property
     def at_least(self) -> Kinds:
         """States of which there may be more jobs than were counted."""
-        return filled(self.by(lambda group: group.state), self.most) | self.beyond
+        return full_states(self.count_by(lambda group: group.state), self.most) | self.beyond
 
     def ended_per_second(self, recent: timedelta) -> float:
         """How many jobs ended a second of late; ``recent``: what was asked for as lately."""
         ages, rate = self.ages or self._ages(), 0.0
-        lately = self.by(lambda group: group.state, lambda group: group.recent)
+        lately = self.count_by(lambda group: group.state, lambda group: group.recent)
         for state in TERMINAL:
-            rate += lately.get(state, 0) / window(recent, ages.get(state, 0.0), whole=state not in self.at_least)
+            rate += lately.get(state, 0) / covered_seconds(
+                recent, ages.get(state, 0.0), whole=state not in self.at_least
+            )
         return rate
 
     def _ages(self) -> Mapping[JobState, float]:
@@ -90,26 +92,26 @@ class JobStats(msgspec.Struct, frozen=True):
                 ages[group.state] = max(group.age, ages.get(group.state, 0.0))
         return ages
 
-    def of(self, allows: Callable[[str], bool]) -> JobStats:
+    def for_queues(self, allows: Callable[[str], bool]) -> JobStats:
         """Those of some queues."""
         own = [group for group in self.groups if allows(group.queue)]
         return JobStats(own, self.most, self.at_least, self.ages or self._ages())
 
 
-def filled(numbers: Mapping[JobState, int], most: int, buckets: Sequence[Kinds] = BUCKETS) -> Kinds:
+def full_states(numbers: Mapping[JobState, int], most: int, buckets: Sequence[Kinds] = BUCKETS) -> Kinds:
     """States of which there may be more jobs than these numbers, where at most ``most`` of each bucket were counted."""
     full = [bucket for bucket in buckets if sum(numbers.get(state, 0) for state in bucket) >= most]
     return frozenset(state for bucket in full for state in bucket)
 
 
-def window(recent: timedelta, age: float, *, whole: bool) -> float:
+def covered_seconds(recent: timedelta, age: float, *, whole: bool) -> float:
     """The seconds of which all endings were seen: ``recent``, or where it was not the ``whole``, the ``age`` of the
     first. Never less than one: many may end in an instant."""
     seconds = recent.total_seconds()
     return max(1.0, seconds if whole else min(seconds, age))
 
 
-def gathered(groups: Iterable[CountGroup]) -> list[CountGroup]:
+def merge_groups(groups: Iterable[CountGroup]) -> list[CountGroup]:
     """Groups that are alike, as one."""
     found: dict[tuple[object, ...], CountGroup] = {}
     for each in groups:

@@ -353,26 +353,26 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def nearest(word: str, words: Iterable[str]) -> str:
+def did_you_mean(word: str, words: Iterable[str]) -> str:
     """``; did you mean …?`` where one of ``words`` is close to ``word``; else nothing. To append to a remedy."""
     close = difflib.get_close_matches(word.lower(), words, n=3)
     close.sort(key=lambda each: sorted(each) != sorted(word.lower()))  # swapped letters are the likeliest mistake
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def advised(function: Callable[P, R]) -> Callable[P, R]:
+def with_suggestions(function: Callable[P, R]) -> Callable[P, R]:
     """A function that answers a misspelt keyword with the one that may have been meant."""
     known = frozenset(inspect.signature(function).parameters)
 
     @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+    def checked_call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not known.issuperset(kwargs):
             wrong = min(set(kwargs) - known)
             name = function.__name__
-            raise TypeError(f"{name}() got an unexpected keyword argument {wrong!r}{nearest(wrong, known)}")
+            raise TypeError(f"{name}() got an unexpected keyword argument {wrong!r}{did_you_mean(wrong, known)}")
         return function(*args, **kwargs)
 
-    return checked
+    return checked_call
 
 
 def is_plain(text: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.core.validation import format_duration
 
 
-def conflicts(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+def find_conflicts(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Values that are each valid and cannot stand together: their names, and what to do."""
     lease, beat = values["lease"], values["beat"]
     if beat * 3 > lease:

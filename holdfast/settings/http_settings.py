@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from holdfast.settings.setting import Setting
-from holdfast.settings.types import FILE, FLAG, HOST, HOSTS, NETWORKS, ORIGINS, SERVICE, count, span, unless
+from holdfast.settings.types import (
+    FILE,
+    FLAG,
+    HOST,
+    HOSTS,
+    NETWORKS,
+    ORIGINS,
+    SERVICE,
+    duration,
+    optional,
+    whole_number,
+)
 
 
 class HttpSettings:
@@ -13,17 +24,17 @@ class HttpSettings:
 
     key_required = Setting(FLAG, False, "Whether a submission over HTTP must carry an idempotency key.")
     api_host = Setting(HOST, "127.0.0.1", "The address `holdfast api` listens on.")
-    api_port = Setting(count(0, 65_535), 8000, "The port `holdfast api` listens on; 0: a free one.")
-    tls_certificate = Setting(unless("none", FILE), "none", "The certificate with which `holdfast api` speaks TLS.")
-    tls_key = Setting(unless("none", FILE), "none", "The private key of that certificate.")
+    api_port = Setting(whole_number(0, 65_535), 8000, "The port `holdfast api` listens on; 0: a free one.")
+    tls_certificate = Setting(optional("none", FILE), "none", "The certificate with which `holdfast api` speaks TLS.")
+    tls_key = Setting(optional("none", FILE), "none", "The private key of that certificate.")
     api_service = Setting(SERVICE, "holdfast-api", "What the API calls itself in `/health`.")
     claim_wait = Setting(
-        span("0s", "60s"),
+        duration("0s", "60s"),
         "60s",
         "How long a claim over HTTP may wait for jobs at most; some proxies allow no more than 30s.",
     )
     keys_file = Setting(
-        unless("none", FILE),
+        optional("none", FILE),
         "none",
         "The file of API keys, made by `holdfast keys create`; with one, whoever calls the API needs a key.",
     )
@@ -33,11 +44,15 @@ class HttpSettings:
         "Whether metrics are told without a key: by an API that asks for keys, and by a worker whose `metrics_host` "
         "others can reach.",
     )
-    key_rate = Setting(unless("unlimited", count(1, 1_000_000)), "unlimited", "Requests a second of one key.")
-    address_rate = Setting(unless("unlimited", count(1, 1_000_000)), "unlimited", "Requests a second of one address.")
-    rate_burst = Setting(count(1, 1_000_000), 50, "Requests that may come at once, where a rate limits them.")
+    key_rate = Setting(optional("unlimited", whole_number(1, 1_000_000)), "unlimited", "Requests a second of one key.")
+    address_rate = Setting(
+        optional("unlimited", whole_number(1, 1_000_000)), "unlimited", "Requests a second of one address."
+    )
+    rate_burst = Setting(whole_number(1, 1_000_000), 50, "Requests that may come at once, where a rate limits them.")
     refused_keys = Setting(
-        count(1, 1_000_000), 30, "Refused keys a minute after which an address must wait; good keys do not count."
+        whole_number(1, 1_000_000),
+        30,
+        "Refused keys a minute after which an address must wait; good keys do not count.",
     )
     trusted_proxies = Setting(
         NETWORKS, "", "Proxies whose X-Forwarded-For is believed; from others it is no more than text."
@@ -50,22 +65,22 @@ class HttpSettings:
     )
     allowed_origins = Setting(ORIGINS, "", "Sites whose pages may call the API from a browser (CORS).")
     audit_file = Setting(
-        unless("none", FILE), "none", "The file to which every call that changes something is added, hash-chained."
+        optional("none", FILE), "none", "The file to which every call that changes something is added, hash-chained."
     )
-    connections = Setting(count(1, 100_000), 2000, "Connections `holdfast api` holds at once.")
-    connections_per_address = Setting(count(1, 100_000), 1000, "Connections of one address at once.")
-    header_timeout = Setting(span("10ms", "5m"), "10s", "How long the head of a request may take to arrive.")
+    connections = Setting(whole_number(1, 100_000), 2000, "Connections `holdfast api` holds at once.")
+    connections_per_address = Setting(whole_number(1, 100_000), 1000, "Connections of one address at once.")
+    header_timeout = Setting(duration("10ms", "5m"), "10s", "How long the head of a request may take to arrive.")
     body_timeout = Setting(
-        span("10ms", "1h"), "30s", "How long a body may take to arrive, and an answer to be taken away."
+        duration("10ms", "1h"), "30s", "How long a body may take to arrive, and an answer to be taken away."
     )
     waiting_per_key = Setting(
-        count(1, 100_000),
+        whole_number(1, 100_000),
         500,
         "Requests of one key, or of one address without keys, that wait at once: for jobs, or for the end of one.",
     )
-    event_streams = Setting(count(1, 100_000), 200, "Streams of events at once, in all.")
-    event_streams_per_key = Setting(count(1, 100_000), 20, "Streams of one key, or of one address without keys.")
+    event_streams = Setting(whole_number(1, 100_000), 200, "Streams of events at once, in all.")
+    event_streams_per_key = Setting(whole_number(1, 100_000), 20, "Streams of one key, or of one address without keys.")
     event_stream_for = Setting(
-        span("0s", "1d"), "1h", "How long a stream of events lasts before its client is to connect again."
+        duration("0s", "1d"), "1h", "How long a stream of events lasts before its client is to connect again."
     )
-    keep_alive = Setting(span("1s", "1h"), "15s", "How long a connection without a request stays open.")
+    keep_alive = Setting(duration("1s", "1h"), "15s", "How long a connection without a request stays open.")

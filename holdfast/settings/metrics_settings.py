@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.settings.setting import Setting
-from holdfast.settings.types import HOST, METRIC_PREFIX, TASK_FIELD, count, span, unless
+from holdfast.settings.types import HOST, METRIC_PREFIX, TASK_FIELD, duration, optional, whole_number
 
 
 class MetricsSettings:
@@ -14,10 +14,10 @@ class MetricsSettings:
     metrics_prefix = Setting(METRIC_PREFIX, "holdfast_", "What the name of every metric begins with.")
     task_field = Setting(TASK_FIELD, "task", "What log lines and metrics call the name of a job's task.")
     metrics_labels = Setting(
-        count(1, 10_000), 100, "Tasks, and queues, that metrics tell apart; later ones are counted as other."
+        whole_number(1, 10_000), 100, "Tasks, and queues, that metrics tell apart; later ones are counted as other."
     )
     metrics_port = Setting(
-        unless("none", count(0, 65_535)),
+        optional("none", whole_number(0, 65_535)),
         "none",
         "The port on which a worker tells its metrics and health; 0: a free one. Of several processes each takes the "
         "next one.",
@@ -28,7 +28,7 @@ class MetricsSettings:
         "The address of that port, which asks for no key: one that others can reach needs `metrics_open`.",
     )
     health_within = Setting(
-        span("3s", "1d"),
+        duration("3s", "1d"),
         "60s",
         "A worker is healthy if it fetched jobs, or knew that there are none, within this time beyond its poll.",
     )

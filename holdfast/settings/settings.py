@@ -16,12 +16,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
-from holdfast.core.errors import ConfigError, Invalid, shown
+from holdfast.core.errors import ConfigError, Invalid, quote_value
 from holdfast.core.fault_injection import FAULTS_VARIABLE
 from holdfast.core.retry import Retry
-from holdfast.core.validation import KEY_LIMIT, nearest
+from holdfast.core.validation import KEY_LIMIT, did_you_mean
 from holdfast.settings import toml_file
-from holdfast.settings.conflicts import conflicts
+from holdfast.settings.conflicts import find_conflicts
 from holdfast.settings.http_settings import HttpSettings
 from holdfast.settings.metrics_settings import MetricsSettings
 from holdfast.settings.setting import PREFIX, Setting
@@ -39,12 +39,12 @@ from holdfast.settings.types import (
     URL,
     VARIABLES,
     WORKER_ID,
-    anchored,
-    choice,
-    count,
-    size,
-    span,
-    unless,
+    byte_size,
+    duration,
+    one_of,
+    optional,
+    resolve_relative,
+    whole_number,
 )
 
 FILE_VARIABLE = "HOLDFAST_CONFIG"
@@ -94,12 +94,12 @@ class Settings(HttpSettings, MetricsSettings):
         "said elsewhere, at the working directory.",
     )
     transport = Setting(
-        choice("none", "redis_list", "redis_stream"),
+        one_of("none", "redis_list", "redis_stream"),
         "none",
         "What carries the wake-ups: the store itself, or a Redis that holds the ids of ready jobs (on PostgreSQL).",
     )
     transport_url = Setting(
-        unless("none", REDIS_URL), "none", "The Redis of the transport, with the parameters of its driver only."
+        optional("none", REDIS_URL), "none", "The Redis of the transport, with the parameters of its driver only."
     )
     transport_key = Setting(
         REDIS_KEY, "{holdfast}:ready", "The transport's key for queue default; :QUEUE is appended for another."
@@ -107,11 +107,11 @@ class Settings(HttpSettings, MetricsSettings):
     transport_dead_key = Setting(
         REDIS_KEY, "{holdfast}:dead", "The key of the list, or stream, of dead letters, in the same way."
     )
-    app = Setting(unless("none", TARGET), "none", "The application whose tasks commands and workers use.")
+    app = Setting(optional("none", TARGET), "none", "The application whose tasks commands and workers use.")
     queues = Setting(
         QUEUES, "*", "Queues a worker serves, each with how many of its jobs may run at once there: mail:10,default."
     )
-    concurrency = Setting(count(1, 10_000), 10, "Jobs one worker process runs at once.")
+    concurrency = Setting(whole_number(1, 10_000), 10, "Jobs one worker process runs at once.")
     prefetch = Setting(
         FLAG,
         True,
@@ -119,37 +119,43 @@ class Settings(HttpSettings, MetricsSettings):
         "If false, it holds no more jobs than run at once and writes each outcome at once: a crash repeats fewer jobs, "
         "and short jobs run slower.",
     )
-    processes = Setting(count(1, 256), 1, "Worker processes that one command starts and watches.")
+    processes = Setting(whole_number(1, 256), 1, "Worker processes that one command starts and watches.")
     worker_id = Setting(
-        unless("minted", WORKER_ID),
+        optional("minted", WORKER_ID),
         "minted",
         "What this worker process is called, where jobs say who ran them; minted: a new name at each start. "
         "No two living workers may share one.",
     )
     lease = Setting(
-        span("30ms", "1d"),
+        duration("30ms", "1d"),
         "30s",
         "How long a claimed job stays its worker's without a beat; a job of a crashed worker waits this long.",
     )
-    beat = Setting(span("10ms", "8h"), "10s", "How often a worker renews its leases; at most a third of the lease.")
-    sweep = Setting(span("10ms", "1d"), "5s", "How often a worker looks for expired leases, due jobs and old rows.")
-    poll = Setting(span("10ms", "1h"), "5s", "How long an idle worker waits at most before it asks the store again.")
-    grace = Setting(span("0s", "1d"), "30s", "How long a stopping worker lets running jobs finish.")
+    beat = Setting(duration("10ms", "8h"), "10s", "How often a worker renews its leases; at most a third of the lease.")
+    sweep = Setting(duration("10ms", "1d"), "5s", "How often a worker looks for expired leases, due jobs and old rows.")
+    poll = Setting(
+        duration("10ms", "1h"), "5s", "How long an idle worker waits at most before it asks the store again."
+    )
+    grace = Setting(duration("0s", "1d"), "30s", "How long a stopping worker lets running jobs finish.")
     retry = Setting(RETRY, Retry(), "When a failed attempt is tried again, for tasks that do not say.")
-    max_attempts = Setting(unless("unlimited", count(1, 1_000_000)), 5, "Attempts of a job, for tasks that do not say.")
+    max_attempts = Setting(
+        optional("unlimited", whole_number(1, 1_000_000)), 5, "Attempts of a job, for tasks that do not say."
+    )
     max_attempts_limit = Setting(
-        unless("unlimited", count(1, 1_000_000)), 25, "The highest number of attempts a submission may ask for."
+        optional("unlimited", whole_number(1, 1_000_000)),
+        25,
+        "The highest number of attempts a submission may ask for.",
     )
     timeout = Setting(
-        unless("none", span("1ms", "30d")), "none", "How long one attempt may take, for tasks that do not say."
+        optional("none", duration("1ms", "30d")), "none", "How long one attempt may take, for tasks that do not say."
     )
     command_timeout = Setting(
-        unless("none", span("1ms", "30d")),
+        optional("none", duration("1ms", "30d")),
         "300s",
         "How long one attempt of a command job may take, for jobs that do not say.",
     )
     commands = Setting(
-        choice("off", "argv", "shell"),
+        one_of("off", "argv", "shell"),
         "off",
         "Whether command jobs run: not at all, as a program with arguments, or also as shell text.",
     )
@@ -164,50 +170,56 @@ class Settings(HttpSettings, MetricsSettings):
     command_roots = Setting(
         FOLDERS, "", "Absolute directories under one of which the cwd of a command job must lie; empty: anywhere."
     )
-    output_limit = Setting(size("0B", "80KiB"), "64KiB", "How much is kept of a command's output, and of its errors.")
+    output_limit = Setting(
+        byte_size("0B", "80KiB"), "64KiB", "How much is kept of a command's output, and of its errors."
+    )
     unknown_task = Setting(
-        choice("defer", "retry", "dead"),
+        one_of("defer", "retry", "dead"),
         "defer",
         "What becomes of a job whose task is not registered in the worker: given back as long as defer_for says, "
         "failed and retried, or dead at once.",
     )
     defer_for = Setting(
-        span("0s", "30d"),
+        duration("0s", "30d"),
         "1h",
         "How long a job that its worker cannot run (its task is unknown there, or its payload does not fit) is given "
         "back for another worker. Then it is dead; 0s: at once.",
     )
-    payload_limit = Setting(size("1KiB", "64MiB"), "256KiB", "The largest payload of a job.")
-    result_limit = Setting(size("1KiB", "64MiB"), "1MiB", "The largest result of a job.")
-    key_limit = Setting(count(1, KEY_LIMIT), KEY_LIMIT, "Characters of an idempotency key.")
+    payload_limit = Setting(byte_size("1KiB", "64MiB"), "256KiB", "The largest payload of a job.")
+    result_limit = Setting(byte_size("1KiB", "64MiB"), "1MiB", "The largest result of a job.")
+    key_limit = Setting(whole_number(1, KEY_LIMIT), KEY_LIMIT, "Characters of an idempotency key.")
     strict_idempotency = Setting(
         FLAG, False, "Whether the same key with a different submission is a conflict instead of the first job."
     )
     role = Setting(
-        choice("auto", "leader", "follower"),
+        one_of("auto", "leader", "follower"),
         "auto",
         "Whether the worker does maintenance; a follower leaves it to others.",
     )
     keep_succeeded = Setting(
-        unless("forever", span("0s", "36500d")), "7d", "How long succeeded jobs and their results are kept."
+        optional("forever", duration("0s", "36500d")), "7d", "How long succeeded jobs and their results are kept."
     )
-    keep_cancelled = Setting(unless("forever", span("0s", "36500d")), "7d", "How long cancelled jobs are kept.")
-    keep_dead = Setting(unless("forever", span("0s", "36500d")), "forever", "How long dead letters are kept.")
+    keep_cancelled = Setting(optional("forever", duration("0s", "36500d")), "7d", "How long cancelled jobs are kept.")
+    keep_dead = Setting(optional("forever", duration("0s", "36500d")), "forever", "How long dead letters are kept.")
     recycle_jobs = Setting(
-        unless("none", count(1, 1_000_000_000)), "none", "Jobs after which a worker process is replaced by a fresh one."
+        optional("none", whole_number(1, 1_000_000_000)),
+        "none",
+        "Jobs after which a worker process is replaced by a fresh one.",
     )
     recycle_memory = Setting(
-        unless("none", size("1MiB", "1024GiB")),
+        optional("none", byte_size("1MiB", "1024GiB")),
         "none",
         "Memory above which a worker process is replaced by a fresh one.",
     )
     job_lines = Setting(
-        count(0, 10_000),
+        whole_number(0, 10_000),
         200,
         "Log lines of one run, by `context.log`, that are stored with its job; 0: none. Each further run, after a "
         "failure, a snooze or a replay, may add as many.",
     )
-    job_line_size = Setting(size("64B", "64KiB"), "4KiB", "How large such a line may be: its text, and its fields.")
+    job_line_size = Setting(
+        byte_size("64B", "64KiB"), "4KiB", "How large such a line may be: its text, and its fields."
+    )
     log_level = Setting(LEVEL, "INFO", "The least important log lines that are written.")
     redacted = Setting(
         PATHS,
@@ -219,7 +231,7 @@ class Settings(HttpSettings, MetricsSettings):
         FLAG, False, "Whether submissions and attempts are spans of OpenTelemetry, which the extra `otel` installs."
     )
     log_format = Setting(
-        choice("auto", "json", "pretty"), "auto", "How log lines look; auto: pretty on a terminal, else JSON."
+        one_of("auto", "json", "pretty"), "auto", "How log lines look; auto: pretty on a terminal, else JSON."
     )
     job_log_level = Setting(LEVEL, "DEBUG", "The level of the lines each single job writes.")
 
@@ -294,43 +306,47 @@ class Settings(HttpSettings, MetricsSettings):
         """Whether worker processes are to be replaced in time."""
         return self.recycle_jobs is not None or self.recycle_memory is not None
 
-    def value(self, name: str) -> Any:
+    def get_value(self, name: str) -> Any:
         """The value of the setting of that name, as its attribute gives it."""
         return self._loaded.values[_known(name)]
 
-    def source(self, name: str) -> str:
+    def source_of(self, name: str) -> str:
         """Where the setting was said: ``default``, ``holdfast.toml:3``, ``HOLDFAST_LEASE`` or ``argument``."""
         return self._loaded.sources.get(_known(name), "default")
 
-    def entry(self, name: str) -> ConfigEntry:
+    def describe_setting(self, name: str) -> ConfigEntry:
         """The setting as ``config get`` shows it."""
         kind, doc = SETTINGS[_known(name)].kind, SETTINGS[name].doc
-        return ConfigEntry(name, kind.show(self.value(name)), self.source(name), kind.form, doc)
+        return ConfigEntry(name, kind.show(self.get_value(name)), self.source_of(name), kind.form, doc)
 
     def items(self) -> Iterator[ConfigEntry]:
         """Every setting, in the order of the table."""
-        return map(self.entry, SETTINGS)
+        return map(self.describe_setting, SETTINGS)
 
-    def changes(self, newer: Settings) -> dict[str, str]:
+    def changed_values(self, newer: Settings) -> dict[str, str]:
         """The settings that differ in ``newer``, as text."""
-        return {name: newer.entry(name).text for name in SETTINGS if self.value(name) != newer.value(name)}
+        return {
+            name: newer.describe_setting(name).text
+            for name in SETTINGS
+            if self.get_value(name) != newer.get_value(name)
+        }
 
-    def but(self, **arguments: object) -> Settings:
+    def replace_values(self, **arguments: object) -> Settings:
         """These settings with some values said anew, as arguments; ConfigError or Invalid as ``load``."""
         values, sources, again = dict(self._loaded.values), dict(self._loaded.sources), self._loaded.again
         for name, value in arguments.items():
             values[name], sources[name] = SETTINGS[_known(name)].kind.parse(name, value), "argument"
-        if problems := [problem for _, problem in conflicts(values)]:
+        if problems := [problem for _, problem in find_conflicts(values)]:
             raise ConfigError(_listed(problems))
         return Settings(
             self._loaded._replace(
                 values=MappingProxyType(values),
                 sources=MappingProxyType(sources),
-                again=lambda: again().but(**arguments),
+                again=lambda: again().replace_values(**arguments),
             )
         )
 
-    def reloaded(self) -> Settings:
+    def reload_settings(self) -> Settings:
         """The settings as they are now, from the same sources. ConfigError as ``load``."""
         return self._loaded.again()
 
@@ -353,31 +369,28 @@ class Watch:
         self._settings = settings
         self._stamp = settings.stamp
 
-    def changed(self) -> Settings | None:
+    def poll_changes(self) -> Settings | None:
         """New settings if the file changed and they differ; else None. Cheap while nothing changes.
 
         A file that is broken now raises ConfigError, once for each time it is changed; the old settings stay.
         """
-        stamp = toml_file.stamp(self._settings.file)
+        stamp = toml_file.file_stamp(self._settings.file)
         if stamp == self._stamp:
             return None
         self._stamp = stamp
-        newer, older = self._settings.reloaded(), self._settings
+        newer, older = self._settings.reload_settings(), self._settings
         self._settings, self._stamp = newer, newer.stamp
-        return newer if older.changes(newer) else None
+        return newer if older.changed_values(newer) else None
 
 
 def file_for(
-    *,
-    path: str | Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    directory: str | Path | None = None,
+    *, path: str | Path | None = None, environ: Mapping[str, str] | None = None, directory: str | Path | None = None
 ) -> Path:
     """The settings file: the named one, the nearest one found, or the one that would be made."""
     environ = os.environ if environ is None else environ
     folder = Path(directory or ".").absolute()
     named = path or environ.get(FILE_VARIABLE)
-    return folder / named if named else toml_file.locate(folder) or folder / toml_file.FILE_NAME
+    return folder / named if named else toml_file.find_file(folder) or folder / toml_file.FILE_NAME
 
 
 def set_value(path: str | Path, name: str, text: str) -> None:
@@ -389,14 +402,14 @@ def set_value(path: str | Path, name: str, text: str) -> None:
     setting = SETTINGS[_known(name)]
     value = setting.kind.parse(name, text)
 
-    def check(fresh: Path) -> None:
+    def check_fresh(fresh: Path) -> None:
         problems: list[str] = []
         document = _read(fresh, Path(path).name, problems)
         _resolve(_from_document(document, Path(path).name, Path(path).parent), problems)
         if problems:
             raise ConfigError(_listed(problems))
 
-    toml_file.write(Path(path), name, _for_toml(value, text), check)
+    toml_file.write(Path(path), name, _for_toml(value, text), check_fresh)
 
 
 def _for_toml(value: object, text: str) -> object:
@@ -408,7 +421,7 @@ def _for_toml(value: object, text: str) -> object:
 
 def _known(name: str) -> str:
     if name not in SETTINGS:
-        raise Invalid("setting", name, f"see `holdfast config list` for the names{nearest(name, SETTINGS)}")
+        raise Invalid("setting", name, f"see `holdfast config list` for the names{did_you_mean(name, SETTINGS)}")
     return name
 
 
@@ -431,7 +444,7 @@ def _from_document(document: toml_file.Document | None, label: str, folder: Path
     return [
         SourcedValue(
             name,
-            anchored(value, folder) if name == Settings.url.name else value,
+            resolve_relative(value, folder) if name == Settings.url.name else value,
             f"{label}:{document.lines[name]}" if name in document.lines else label,
         )
         for name, value in document.values.items()
@@ -450,7 +463,7 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     known = {setting.variable: name for name, setting in SETTINGS.items()} | {FILE_VARIABLE: "", FAULTS_VARIABLE: ""}
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in known:
-            close = nearest(variable.removeprefix(PREFIX), SETTINGS)
+            close = did_you_mean(variable.removeprefix(PREFIX), SETTINGS)
             yield f"environment variable {variable} is not a setting and has no effect{close}"
 
 
@@ -461,7 +474,9 @@ def _resolve(said: list[SourcedValue], problems: list[str]) -> tuple[dict[str, A
     wrong: set[str] = set()
     for name, value, source in said:
         if name not in SETTINGS:
-            problems.append(f"{source}: {shown(name)} is not a setting{nearest(name, SETTINGS) or '; remove it'}")
+            problems.append(
+                f"{source}: {quote_value(name)} is not a setting{did_you_mean(name, SETTINGS) or '; remove it'}"
+            )
             continue
         try:
             values[name], sources[name] = SETTINGS[name].kind.parse(name, value), source
@@ -470,7 +485,7 @@ def _resolve(said: list[SourcedValue], problems: list[str]) -> tuple[dict[str, A
             problems.append(f"{source}: {error}")
     if "beat" not in sources:  # a lease alone may be said: the beat that nobody named follows it
         values["beat"] = min(values["beat"], timedelta(microseconds=values["lease"] // timedelta(microseconds=3)))
-    for involved, problem in conflicts(values):
+    for involved, problem in find_conflicts(values):
         if wrong.isdisjoint(involved):
             places = ", ".join(dict.fromkeys(sources[name] for name in involved if name in sources))
             problems.append(f"{places}: {problem}")

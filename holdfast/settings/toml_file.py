@@ -37,12 +37,12 @@ class Document(msgspec.Struct, frozen=True):
     stamp: Stamp
 
 
-def section(path: Path) -> tuple[str, ...]:
+def settings_section(path: Path) -> tuple[str, ...]:
     """The table of the file that holds the settings; () for the file itself."""
     return ("tool", "holdfast") if path.name == PROJECT_NAME else ()
 
 
-def locate(directory: Path) -> Path | None:
+def find_file(directory: Path) -> Path | None:
     """The settings file of the directory or the nearest one above it; None: there is none.
 
     The way up ends at the root of a repository, and before a directory in which anybody may put a file.
@@ -77,7 +77,7 @@ def _mentions_us(path: Path) -> bool:
         return b"tool.holdfast" in content
 
 
-def stamp(path: Path) -> Stamp:
+def file_stamp(path: Path) -> Stamp:
     """The version of the file that stands there now."""
     try:
         return _stamp(path.stat())
@@ -91,13 +91,13 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 def read(path: Path, label: str) -> Document:
     """The settings in the file. ``label`` is what messages call it. ConfigError names file, line and remedy."""
-    version = stamp(path)  # before the content: a change in between is then seen as one
+    version = file_stamp(path)  # before the content: a change in between is then seen as one
     text = _read_text(path, label)
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(_syntax_problem(label, text, str(error))) from None
-    keys = section(path)
+    keys = settings_section(path)
     for key in keys:
         table = table.get(key, {})
         if not isinstance(table, dict):
@@ -190,9 +190,9 @@ def write(path: Path, name: str, value: object, check: Callable[[Path], None]) -
         except tomlkit.exceptions.ParseError as error:
             raise ConfigError(f"{path.name}: not valid TOML: {error}; correct it by hand first") from None
         table: Any = document
-        for depth, key in enumerate(section(path)):
+        for depth, key in enumerate(settings_section(path)):
             if key not in table:
-                table[key] = tomlkit.table(is_super_table=depth + 1 < len(section(path)))
+                table[key] = tomlkit.table(is_super_table=depth + 1 < len(settings_section(path)))
             table = table[key]
         table[name] = value
         _replace(path, tomlkit.dumps(document), check)

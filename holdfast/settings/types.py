@@ -16,12 +16,12 @@ from holdfast.core.errors import Invalid
 from holdfast.core.retry import Retry
 from holdfast.core.validation import (
     check_worker_id,
+    did_you_mean,
     format_duration,
     format_queues,
     format_size,
     is_plain,
     mask_url,
-    nearest,
     parse_boolean,
     parse_count,
     parse_duration,
@@ -40,7 +40,7 @@ class Kind(NamedTuple, Generic[T]):
     show: Callable[[T], str]
 
 
-def span(least: str, most: str) -> Kind[timedelta]:
+def duration(least: str, most: str) -> Kind[timedelta]:
     """A duration within bounds."""
     low, high = parse_duration(least), parse_duration(most)
 
@@ -53,7 +53,7 @@ def span(least: str, most: str) -> Kind[timedelta]:
     return Kind(f"duration, {least} to {most}", parse, format_duration)
 
 
-def size(least: str, most: str) -> Kind[int]:
+def byte_size(least: str, most: str) -> Kind[int]:
     """A number of bytes within bounds."""
     low, high = parse_size(least), parse_size(most)
 
@@ -66,7 +66,7 @@ def size(least: str, most: str) -> Kind[int]:
     return Kind(f"size, {least} to {most}", parse, format_size)
 
 
-def count(least: int, most: int) -> Kind[int]:
+def whole_number(least: int, most: int) -> Kind[int]:
     """A whole number within bounds."""
     return Kind(
         f"whole number, {least} to {most}",
@@ -75,19 +75,19 @@ def count(least: int, most: int) -> Kind[int]:
     )
 
 
-def choice(*words: str) -> Kind[str]:
+def one_of(*words: str) -> Kind[str]:
     """One of these words, in any case."""
 
     def parse(field: str, value: object) -> str:
         for word in words:
             if isinstance(value, str) and value.strip().lower() == word.lower():
                 return word
-        raise Invalid(field, value, f"write one of {', '.join(words)}{nearest(str(value), words)}")
+        raise Invalid(field, value, f"write one of {', '.join(words)}{did_you_mean(str(value), words)}")
 
     return Kind(" or ".join(words), parse, str)
 
 
-def names(what: str, pattern: str) -> Kind[tuple[str, ...]]:
+def name_list(what: str, pattern: str) -> Kind[tuple[str, ...]]:
     """A list of names, or its text with commas between; each matches ``pattern``."""
 
     def parse(field: str, value: object) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def names(what: str, pattern: str) -> Kind[tuple[str, ...]]:
     return Kind("names with commas between", parse, ",".join)
 
 
-def unless(word: str, kind: Kind[T]) -> Kind[T | None]:
+def optional(word: str, kind: Kind[T]) -> Kind[T | None]:
     """``kind``, or ``word`` for None."""
 
     def parse(field: str, value: object) -> T | None:
@@ -184,7 +184,7 @@ def _parse_host(field: str, value: object) -> str:
 
 
 def _parse_networks(field: str, value: object) -> tuple[str, ...]:
-    listed = names("an address or a network, such as 10.0.0.0/8", r"[0-9A-Fa-f.:/]+").parse(field, value)
+    listed = name_list("an address or a network, such as 10.0.0.0/8", r"[0-9A-Fa-f.:/]+").parse(field, value)
     for each in listed:
         try:
             ip_network(each)
@@ -212,20 +212,20 @@ TARGET: Kind[str] = Kind("module:attribute", _parse_target, str)
 REDIS_KEY: Kind[str] = Kind("Redis key", _parse_redis_key, str)
 METRIC_PREFIX: Kind[str] = Kind("metric prefix", _parse_metric_prefix, str)
 TASK_FIELD: Kind[str] = Kind("field name", _parse_task_field, str)
-PROGRAMS = names("a program's name or path", r"[^,]+")
-FOLDERS = names("an absolute directory", r"/[^,]*")
-VARIABLES = names("a variable's name", r"[A-Za-z_][A-Za-z0-9_]*")
-HOSTS = names("a host name, without a port", r"[A-Za-z0-9._-]{1,253}")
-ORIGINS = names("an origin, such as https://app.example or http://localhost:3000", r"https?://[a-z0-9.:\[\]-]+")
-PATHS = names(
+PROGRAMS = name_list("a program's name or path", r"[^,]+")
+FOLDERS = name_list("an absolute directory", r"/[^,]*")
+VARIABLES = name_list("a variable's name", r"[A-Za-z_][A-Za-z0-9_]*")
+HOSTS = name_list("a host name, without a port", r"[A-Za-z0-9._-]{1,253}")
+ORIGINS = name_list("an origin, such as https://app.example or http://localhost:3000", r"https?://[a-z0-9.:\[\]-]+")
+PATHS = name_list(
     "a dotted path from payload, result, metadata, lines or error, such as payload.card.number",
     r"(payload|result|metadata|lines)(\.[^.,]+)*|error",
 )
 NETWORKS: Kind[tuple[str, ...]] = Kind("addresses or networks with commas between", _parse_networks, ",".join)
-LEVEL = choice("DEBUG", "INFO", "WARNING", "ERROR")
+LEVEL = one_of("DEBUG", "INFO", "WARNING", "ERROR")
 
 
-def anchored(url: object, folder: Path) -> object:
+def resolve_relative(url: object, folder: Path) -> object:
     """A relative SQLite URL as one that starts at ``folder``; anything else as it is."""
     path = re.fullmatch(r"sqlite:///((?!/|%2f|:memory:)[^?#]+)", url, re.IGNORECASE) if isinstance(url, str) else None
     return url if path is None else f"sqlite:///{quote(os.fsencode(folder))}/{path[1]}"

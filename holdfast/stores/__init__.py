@@ -6,7 +6,7 @@ from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
 from holdfast.core.errors import ConfigError
-from holdfast.core.validation import nearest
+from holdfast.core.validation import did_you_mean
 from holdfast.stores.base import Store
 from holdfast.stores.external_tx import ExternalTransactions
 from holdfast.stores.sqlite.store import SQLiteStore
@@ -35,7 +35,9 @@ def open_store(url: str, *, now: Callable[[], int] | None = None, patience: floa
     if plus and plain in _SCHEMES:
         raise ConfigError(f"url: Holdfast brings its own driver; leave out +{driver}: {plain}://…")
     known = "sqlite:///file.db, postgresql://user@host/database or redis://host:6379/0"
-    raise ConfigError(f"url: the scheme {scheme!r} is not known; give {known}{nearest(scheme, (*_SCHEMES, *_REDIS))}")
+    raise ConfigError(
+        f"url: the scheme {scheme!r} is not known; give {known}{did_you_mean(scheme, (*_SCHEMES, *_REDIS))}"
+    )
 
 
 def _postgres(url: str, now: Callable[[], int] | None, patience: float | None) -> Store:

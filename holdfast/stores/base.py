@@ -197,7 +197,7 @@ class Store(Protocol):
     async def open(self) -> None:
         """Connect and check: ours, the right schema (migrating an old or empty one), safe to use. Idempotent."""
 
-    async def absent(self) -> str | None:
+    async def missing(self) -> str | None:
         """Where nobody has opened this store yet, what is not there, in words; None where it stands. Needs no opening,
         and makes nothing."""
 
@@ -249,15 +249,17 @@ class Store(Protocol):
         What somebody else's transaction has in hand is not waited for, but answered as ``locked``.
         """
 
-    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta) -> HeartbeatReply:
+    async def heartbeat(
+        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+    ) -> HeartbeatReply:
         """Register the worker, extend its live leases, and say what became of each."""
 
-    async def record(self, records: Sequence[Record]) -> list[bool]:
+    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
         """Keep log lines with their jobs, each record under its lease; which were. Refused: the lease is not the job's
         any more, or has expired. One under which the job succeeded still stands. A line that is there already, by lease
         and number, stays as it is: a call whose answer was lost may be repeated."""
 
-    async def leave(self, worker: str) -> None:
+    async def deregister(self, worker: str) -> None:
         """The worker has stopped: forget it."""
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
@@ -268,13 +270,13 @@ class Store(Protocol):
         """
 
     # ── maintenance: bounded, safe from anyone at any time ────────────────────────────────────────────────────
-    async def promote(self, *, limit: int) -> int:
+    async def promote_due(self, *, limit: int) -> int:
         """Make due jobs of every queue ready; how many."""
 
-    async def expired(self, *, limit: int) -> list[Job]:
+    async def find_expired(self, *, limit: int) -> list[Job]:
         """Running jobs whose lease ran out. The remedy is ``settle``."""
 
-    async def remind(self) -> int:
+    async def reannounce(self) -> int:
         """Tell the transport again of ready jobs that it has lost; how many. A store that wakes its waiters itself has
         nothing to tell."""
 
@@ -307,7 +309,7 @@ class Store(Protocol):
     async def resume(self, queue: str) -> None:
         """Undo ``pause``."""
 
-    async def order(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
+    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         """Tell these workers (None: every living one) to stop or drain; the ids that were told."""
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -324,7 +326,7 @@ class Store(Protocol):
     async def backup(self, path: str) -> None:
         """A consistent copy while everything goes on."""
 
-    async def now_us(self) -> int:
+    async def server_time_us(self) -> int:
         """The store's clock."""
 
 
@@ -353,17 +355,17 @@ class TransactionalStore(Store, Protocol):
     dialect: str
     """What its database speaks: ``sqlite`` or ``postgresql``."""
 
-    async def recognition(self) -> StatementFlow[None]:
+    async def verify(self) -> StatementFlow[None]:
         """Find out whether a connection is one to this very store; Invalid, saying to what else, if it is not."""
 
-    def submission(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
+    def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
         """``submit``, but for the commit."""
 
-    def completion(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
+    def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
         """End a running job as ``succeeded`` under its lease. From then on, until the caller's transaction ends, nobody
         else can take or settle the job. Not accepted: nothing was changed."""
 
-    async def completed(self, lease: Lease) -> TxOutcome:
+    async def tx_outcome(self, lease: Lease) -> TxOutcome:
         """What became of a ``completion`` once its caller had it in hand. Waits for nobody's transaction."""
 
 
@@ -390,17 +392,17 @@ class AnnouncingStore(TransactionalStore, Protocol):
     async def ready_queues(self) -> list[str]:
         """The queues that have ready jobs and are not paused."""
 
-    async def depths(self, mosts: Mapping[str, int]) -> dict[str, int]:
+    async def count_ready(self, mosts: Mapping[str, int]) -> dict[str, int]:
         """How many jobs are ready in each of these queues, counted up to the number given with it."""
 
-    async def oldest(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
+    async def oldest_ready(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
         """Of the first ``limit`` ready jobs of a queue, those that have been so for ``aged`` at least."""
 
-    async def passed(self, queue: str, front: Sequence[str], *, margin: timedelta, limit: int) -> Overtaken:
+    async def find_overtaken(self, queue: str, front: Sequence[str], *, margin: timedelta, limit: int) -> Overtaken:
         """Of each priority the oldest ready jobs of a queue that were so more than ``margin`` before any ready one of
         ``front`` was: ``limit`` at most, and as many that were lost once."""
 
-    async def places(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
+    async def locate_jobs(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
         """Queue and state of each of these jobs that exists."""
 
     async def dead_queues(self) -> list[str]:
@@ -409,7 +411,7 @@ class AnnouncingStore(TransactionalStore, Protocol):
     async def newest_dead(self, queue: str, *, limit: int) -> list[str]:
         """Of a queue's dead jobs the ``limit`` that ended last, in the order of their ends."""
 
-    async def tell(self, topics: Sequence[str]) -> None:
+    async def wake_waiters(self, topics: Sequence[str]) -> None:
         """Wake whoever waits for these topics, here or elsewhere. Beside those of ``wait`` there is ``due:QUEUE``: when
         its next job falls due may have changed, or it was resumed."""
 
@@ -427,7 +429,7 @@ class Transport(Protocol):
     async def close(self) -> None:
         """Let go."""
 
-    async def announce(self, ready: Mapping[str, Sequence[str]]) -> None:
+    async def publish(self, ready: Mapping[str, Sequence[str]]) -> None:
         """These jobs are ready, by queue and in this order."""
 
     async def receive(self, wants: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
@@ -439,40 +441,40 @@ class Transport(Protocol):
         """Wait until something arrives for one of the queues, for ``timeout`` seconds or until ``stop`` is set, and
         take it. Not to be cancelled: that might lose what it takes."""
 
-    async def done(self, deliveries: Sequence[Delivery]) -> None:
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
         """What these stood for is settled, or was none of ours."""
 
     async def set_aside(self, deliveries: Sequence[Delivery]) -> str:
         """Removes messages that hold no job id. Returns where they are kept for inspection; "" for nowhere."""
 
-    async def give_back(self, deliveries: Sequence[Delivery]) -> None:
+    async def nack(self, deliveries: Sequence[Delivery]) -> None:
         """These are for somebody else, the first of them first."""
 
-    async def touch(self, deliveries: Sequence[Delivery]) -> None:
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
         """Somebody still works on what these stand for."""
 
-    async def backlog(self, queues: Sequence[str]) -> dict[str, int]:
+    async def queue_backlogs(self, queues: Sequence[str]) -> dict[str, int]:
         """How many ids wait for each queue."""
 
-    async def held(self, queue: str, *, most: int) -> set[str] | None:
+    async def ids(self, queue: str, *, most: int) -> set[str] | None:
         """All ids that wait for the queue; None where they are more than ``most``."""
 
-    async def front(self, queue: str, *, most: int) -> tuple[list[str], int]:
+    async def peek(self, queue: str, *, most: int) -> tuple[list[str], int]:
         """Those ids of the queue that come next, and how many ``again`` has announced that may still wait."""
 
-    async def again(self, queue: str, passed: Overtaken) -> int:
+    async def republish(self, queue: str, passed: Overtaken) -> int:
         """Announce what others have passed by, but for what may still wait since the last time; how many that were."""
 
-    async def bury(self, dead: Mapping[str, Sequence[str]]) -> None:
+    async def dead_letter(self, dead: Mapping[str, Sequence[str]]) -> None:
         """These jobs, by queue, are dead letters."""
 
-    async def graves(self) -> list[str]:
+    async def dead_letter_queues(self) -> list[str]:
         """The queues that have a list of dead letters."""
 
-    async def mirror(self, queue: str, dead: Sequence[str]) -> None:
+    async def sync_dead_letters(self, queue: str, dead: Sequence[str]) -> None:
         """Make a queue's list of dead letters hold exactly these."""
 
-    async def recover(self) -> list[Delivery]:
+    async def reclaim(self) -> list[Delivery]:
         """What was delivered to who has died since is ours now. Clears away what nobody needs."""
 
     async def begin_sweep(self) -> bool:

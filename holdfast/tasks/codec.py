@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard, get_type_hints
 
 import msgspec
 
-from holdfast.core.errors import Invalid, TooLarge, shown
+from holdfast.core.errors import Invalid, TooLarge, quote_value
 from holdfast.core.validation import DEPTH_LIMIT
 
 PAYLOAD_LIMIT = 256 * 1024
@@ -99,7 +99,7 @@ def _from_builtins(kind: Any, value: Any) -> Any:
         raise ValueError("; ".join(places)) from None
 
 
-def decoder(kind: Any) -> Callable[[str | bytes], Any]:
+def make_decoder(kind: Any) -> Callable[[str | bytes], Any]:
     """A function from JSON text to a value of the annotation ``kind``; raises msgspec's errors."""
     return msgspec.json.Decoder(kind, dec_hook=_from_builtins).decode
 
@@ -107,9 +107,9 @@ def decoder(kind: Any) -> Callable[[str | bytes], Any]:
 def result_decoder(function: Callable[..., Any]) -> Callable[[str], Any]:
     """A reader of what ``function`` returns, by its annotation; of JSON values where that names nothing JSON holds."""
     try:
-        return decoder(get_type_hints(function, include_extras=True).get("return", Any))
+        return make_decoder(get_type_hints(function, include_extras=True).get("return", Any))
     except (TypeError, NameError, AttributeError):
-        return decoder(Any)
+        return make_decoder(Any)
 
 
 write = msgspec.json.Encoder(enc_hook=_to_builtins).encode
@@ -158,7 +158,7 @@ def _exact(value: Any, field: str, limit: int) -> bytes:
         raise (find_fault(value) or EncodingProblem("", _a(value), f"it cannot be read again: {error}")).error(
             field
         ) from error
-    if not same(received, value) and (fault := find_fault(value)):
+    if not is_same(received, value) and (fault := find_fault(value)):
         raise fault.error(field)
     return text
 
@@ -242,7 +242,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise _Refused(f"the key {shown(key)} twice in one object", "give each key once", "duplicate_key")
+            raise _Refused(f"the key {quote_value(key)} twice in one object", "give each key once", "duplicate_key")
         if len(key) * 3 > OBJECT_KEY_LIMIT and len(key.encode("utf-8", "replace")) > OBJECT_KEY_LIMIT:
             raise _Refused("a long key", f"a key of an object may take at most {OBJECT_KEY_LIMIT:,} bytes")
         found[key] = value
@@ -258,7 +258,9 @@ def _whole(digits: str) -> int:
 def _decimal(digits: str) -> float:
     if math.isfinite(number := float(digits)):
         return number
-    raise _Refused(f"the number {shown(digits)}", "it is out of a float's range; send text", "number_out_of_range")
+    raise _Refused(
+        f"the number {quote_value(digits)}", "it is out of a float's range; send text", "number_out_of_range"
+    )
 
 
 def _no_number(word: str) -> NoReturn:
@@ -271,7 +273,7 @@ _STRICT_JSON = json.JSONDecoder(
 
 
 # ── saying what is wrong ──────────────────────────────────────────────────────────────────────────────────────────
-def same(one: Any, other: Any) -> bool:
+def is_same(one: Any, other: Any) -> bool:
     """Equality of values of any origin: one that cannot be compared is not the same."""
     try:
         return bool(one == other)
@@ -316,7 +318,7 @@ def _fault_inside(value: Any, path: str, rule: Rule, depth: int, limit: int) -> 
         return EncodingProblem(path[:limit], "a value that " + _DEEPER, f"nest at most {limit} levels")
     if isinstance(value, dict):
         return _first(
-            _fault_of_key(key, path, rule) or find_fault(each, path + step(key), rule, depth, limit)
+            _fault_of_key(key, path, rule) or find_fault(each, path + path_step(key), rule, depth, limit)
             for key, each in value.items()
         )
     if isinstance(value, set | frozenset) and rule is not Rule.TYPED:
@@ -326,9 +328,9 @@ def _fault_inside(value: Any, path: str, rule: Rule, depth: int, limit: int) -> 
 
 def _fault_of_key(key: Any, path: str, rule: Rule) -> EncodingProblem | None:
     if isinstance(key, str):
-        return _fault_of_scalar(key, path + step(key))
+        return _fault_of_scalar(key, path + path_step(key))
     if rule is Rule.TYPED and _writable({key: None}):
-        return _fault_of_scalar(key, path + step(key)) if isinstance(key, float) else None
+        return _fault_of_scalar(key, path + path_step(key)) if isinstance(key, float) else None
     return EncodingProblem(path, f"a key of type {type(key).__name__}", "the keys of a JSON object are text")
 
 
@@ -337,7 +339,7 @@ def _fault_of_scalar(value: str | float, path: str) -> EncodingProblem | None:
         if value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value):
             return None
         remedy = "it holds a lone surrogate, which UTF-8 cannot carry"
-        return EncodingProblem(path, shown(value), remedy, "invalid_unicode")
+        return EncodingProblem(path, quote_value(value), remedy, "invalid_unicode")
     if isinstance(value, int):
         if _LOWEST <= value <= _HIGHEST:
             return None
@@ -371,9 +373,9 @@ def _fields(value: Any) -> dict[str, Any] | None:
     return dict(vars(value)) if is_model(kind) else None
 
 
-def step(key: object) -> str:
+def path_step(key: object) -> str:
     """One step of a path: ``.name``, or ``['any text']`` for keys that are no names."""
-    return f".{key}" if isinstance(key, str) and key.isidentifier() and len(key) < 64 else f"[{shown(key)}]"
+    return f".{key}" if isinstance(key, str) and key.isidentifier() and len(key) < 64 else f"[{quote_value(key)}]"
 
 
 def find_difference(sent: Any, received: Any, path: str = "", depth: int = 0) -> EncodingProblem | None:
@@ -381,14 +383,16 @@ def find_difference(sent: Any, received: Any, path: str = "", depth: int = 0) ->
 
     Form is: a list for a tuple, and whatever an annotation makes of plain JSON values.
     """
-    if same(sent, received):
+    if is_same(sent, received):
         return None
     if depth > DEPTH_LIMIT:
         return EncodingProblem(path, "a value that " + _DEEPER, f"nest at most {DEPTH_LIMIT} levels")
     if isinstance(sent, dict) and isinstance(received, dict):
         missing = _first(_fault_of_key(key, path, Rule.STRICT) for key in sent if key not in received)
         kept = (key for key in sent if key in received)
-        return missing or _first(find_difference(sent[key], received[key], path + step(key), depth + 1) for key in kept)
+        return missing or _first(
+            find_difference(sent[key], received[key], path + path_step(key), depth + 1) for key in kept
+        )
     if isinstance(sent, list | tuple) and isinstance(received, list | tuple) and len(sent) == len(received):
         pairs = enumerate(zip(sent, received, strict=True))
         return _first(find_difference(one, other, f"{path}[{index}]", depth + 1) for index, (one, other) in pairs)
@@ -410,5 +414,7 @@ def _difference_of_unlike(sent: Any, received: Any, path: str) -> EncodingProble
     if fault := find_fault(sent, path, Rule.STRICT):
         return fault
     if isinstance(sent, int | float) and isinstance(received, int | float):
-        return EncodingProblem(path, shown(sent), f"it would arrive as {shown(received)}: give the annotated type")
+        return EncodingProblem(
+            path, quote_value(sent), f"it would arrive as {quote_value(received)}: give the annotated type"
+        )
     return None

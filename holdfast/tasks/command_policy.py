@@ -80,7 +80,7 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
             if not Path(root).is_absolute():
                 raise Invalid("roots", root, "give absolute directories")
 
-    def check(self, payload: str | Mapping[str, object]) -> CommandPayload:
+    def parse_command(self, payload: str | Mapping[str, object]) -> CommandPayload:
         """The command in ``payload`` (JSON text or the object). Invalid, naming the field, where it may not be run."""
         if self.mode == "off":
             raise Invalid("task", "command", _SWITCHED_OFF)
@@ -88,7 +88,7 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
         self._check_words(command)
         self._check_environment(command.env)
         if command.cwd is not None:
-            self.directory(command.cwd)
+            self.resolve_directory(command.cwd)
         size = sum(len(text.encode()) + 9 for text in (*command.words, *command.env, *command.env.values()))
         if size > ARGUMENTS_LIMIT:
             remedy = f"arguments and environment may take {ARGUMENTS_LIMIT} bytes; pass more through stdin"
@@ -100,7 +100,7 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
         inherited = {name: os.environ[name] for name in (*_BASE, *self.environment) if name in os.environ}
         return {"PATH": os.defpath, **inherited, **command.env}
 
-    def directory(self, cwd: str) -> str:
+    def resolve_directory(self, cwd: str) -> str:
         """The real path of ``cwd``, symbolic links followed; Invalid unless absolute and under a root."""
         if not Path(cwd).is_absolute():
             raise Invalid("cwd", cwd, "give an absolute directory")

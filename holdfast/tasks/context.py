@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from holdfast.core.errors import Conflict, HoldfastError
 from holdfast.core.models import Job, Lease
-from holdfast.core.portal import drive, forbid_running_loop
+from holdfast.core.portal import drive_coroutine, forbid_running_loop
 from holdfast.tasks.job_logger import NOTHING, JobLog
 
 
@@ -127,7 +127,7 @@ class SyncContext:
     def complete(self, connection: Any, result: Any = None) -> Any:
         """``Context.complete``, in this thread, to which the connection belongs."""
         forbid_running_loop("await context.complete(…) itself instead of context.sync.complete(…)")
-        return drive(self._context.complete(connection, result))
+        return drive_coroutine(self._context.complete(connection, result))
 
 
 CURRENT: ContextVar[Context] = ContextVar("holdfast_current_job")

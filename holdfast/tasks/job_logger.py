@@ -50,35 +50,35 @@ class JobLog:
 
     def __call__(self, text: object, /, **fields: object) -> None:
         """Store a line of level ``info`` with the job; ``fields`` are its details, as JSON can say them."""
-        self.say("info", text, fields)
+        self.append_entry("info", text, fields)
 
     def debug(self, text: object, /, **fields: object) -> None:
         """The same, of level ``debug``."""
-        self.say("debug", text, fields)
+        self.append_entry("debug", text, fields)
 
     def info(self, text: object, /, **fields: object) -> None:
         """The same as the log itself, called."""
-        self.say("info", text, fields)
+        self.append_entry("info", text, fields)
 
     def warning(self, text: object, /, **fields: object) -> None:
         """The same, of level ``warning``."""
-        self.say("warning", text, fields)
+        self.append_entry("warning", text, fields)
 
     def error(self, text: object, /, **fields: object) -> None:
         """The same, of level ``error``."""
-        self.say("error", text, fields)
+        self.append_entry("error", text, fields)
 
     def critical(self, text: object, /, **fields: object) -> None:
         """The same, of level ``critical``."""
-        self.say("critical", text, fields)
+        self.append_entry("critical", text, fields)
 
     # ── for who runs the handler ──────────────────────────────────────────────────────────────────────────────
-    def say(self, level: str, text: object, fields: Mapping[str, object]) -> None:
+    def append_entry(self, level: str, text: object, fields: Mapping[str, object]) -> None:
         """Store a line, if there is room for it."""
         if self._kept < self._limits.lines and not self._ended:
-            self.take(said(level, text, fields, self._limits.size))
+            self.take(make_entry(level, text, fields, self._limits.size))
         else:
-            self.miss(1)
+            self.count_dropped(1)
 
     def take(self, line: LogEntry) -> None:
         """Store a line that is ready for it."""
@@ -91,27 +91,27 @@ class JobLog:
             self._kept += 1
             self._keep(self._kept, line)
 
-    def miss(self, count: int) -> None:
+    def count_dropped(self, count: int) -> None:
         """So many lines more were said than there is room for."""
         with self._lock:
             if not self._ended:
                 self._dropped += count
 
-    def end(self) -> int:
+    def close_log(self) -> int:
         """Store no more; how many were dropped."""
         with self._lock:
             self._ended = True
             return self._dropped
 
-    def conclude(self) -> None:
+    def finish_log(self) -> None:
         """Store no more. The last line says how many were dropped, if any."""
-        if dropped := self.end():
+        if dropped := self.close_log():
             lines = self._limits.lines
             text = f"{dropped} more lines were dropped: an attempt may keep {lines} (job_lines)"
             self._keep(lines + 1, LogEntry("warning", text, None))
 
 
-def said(level: str, text: object, fields: Mapping[str, object], size: int) -> LogEntry:
+def make_entry(level: str, text: object, fields: Mapping[str, object], size: int) -> LogEntry:
     """A line from whatever a handler gives: no NUL, no lone surrogate, text and fields of ``size`` bytes at most."""
     line = _cut(_text(text), size)
     encoded = _encoded(fields) if fields else None

@@ -25,12 +25,12 @@ from holdfast.tasks.codec import (
     Rule,
     Words,
     check_keys,
-    decoder,
     encode,
     find_difference,
     find_fault,
     is_model,
-    step,
+    make_decoder,
+    path_step,
 )
 from holdfast.tasks.context import Context
 
@@ -39,8 +39,8 @@ _OPTIONS = frozenset(
 )
 """What may be meant for the job where a task has no parameter of that name."""
 _asdict = msgspec.structs.asdict
-_raw_parts = decoder(dict[str, msgspec.Raw])
-_anything = decoder(Any)
+_raw_parts = make_decoder(dict[str, msgspec.Raw])
+_anything = make_decoder(Any)
 _ABSENT = re.compile(r"Object missing required field `(.*)`")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?", re.DOTALL)
@@ -78,7 +78,7 @@ def _problem(function: object) -> str | None:
     if not inspect.isfunction(function):
         kind = type(function).__name__
         return f"a task is a function, not a {kind}; decorate a plain function (def or async def)"
-    where = place(function)
+    where = source_location(function)
     if function.__name__ == "<lambda>":
         return f"{where} is a lambda; give it a name with def"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -94,7 +94,7 @@ def _problem(function: object) -> str | None:
     return None
 
 
-def place(function: Callable[..., Any]) -> str:
+def source_location(function: Callable[..., Any]) -> str:
     """Where a function stands: ``module.qualname (file:line)``."""
     code = inspect.unwrap(function).__code__
     return f"{function.__module__}.{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
@@ -147,9 +147,9 @@ class Signature:
         self.required = [each.name for each in carried if each.default is each.empty]
         for each in carried + rest:
             _check_annotation(task, each, hints[each.name])
-        self._decode = decoder(_payload_struct(task, carried, hints, closed=not rest))
+        self._decode = make_decoder(_payload_struct(task, carried, hints, closed=not rest))
         self._open = bool(rest)
-        self._decode_rest = decoder(hints[rest[0].name]) if rest else _anything
+        self._decode_rest = make_decoder(hints[rest[0].name]) if rest else _anything
         self.bind = self._bind_open if rest else self._bind_closed
         """The keyword arguments a payload text stands for. Invalid says which argument does not fit and why."""
         self.entry = _entry(function, [each.name for each in parameters if each.kind is each.POSITIONAL_ONLY])
@@ -187,7 +187,7 @@ class Signature:
             return self._unknown(unknown[0], given)
         missing = [name for name in self.required if name not in given]
         if missing:
-            return _missing(self.field(missing[0]))
+            return _missing(self.field_name(missing[0]))
         return self._wrong_value(given, error, rest)
 
     def _wrong_value(self, given: dict[str, Any], error: Exception, rest: str) -> Invalid:
@@ -198,8 +198,8 @@ class Signature:
             return Invalid("payload", given, f"task {self.task!r} cannot read it: {what}")
         inside = path[1:] if rest else path[2 + len(name) :]
         if absent := _ABSENT.fullmatch(what):
-            return _missing(self.field(name, inside + step(absent[1])))
-        return Invalid(self.field(name, inside), _at(given[name], inside), what[:1].lower() + what[1:])
+            return _missing(self.field_name(name, inside + path_step(absent[1])))
+        return Invalid(self.field_name(name, inside), _at(given[name], inside), what[:1].lower() + what[1:])
 
     def _unknown(self, name: str, given: Mapping[str, Any]) -> Invalid:
         if name in self._reserved:
@@ -209,18 +209,18 @@ class Signature:
         takes = f"it takes {', '.join(self.names)}" if self.names else "it takes no arguments"
         if name in _OPTIONS and not near:
             takes += f"; an option of the job is said apart from its arguments: .options({name}=…).enqueue(…)"
-        return Invalid(self.field(name), given[name], f"there is no such parameter; {hint}{takes}")
+        return Invalid(self.field_name(name), given[name], f"there is no such parameter; {hint}{takes}")
 
     def _provided_given(self, name: str) -> Invalid:
-        return Invalid(self.field(name), Words("a value"), "the worker provides it; leave it out")
+        return Invalid(self.field_name(name), Words("a value"), "the worker provides it; leave it out")
 
-    def field(self, name: str, inside: str = "") -> Argument:
+    def field_name(self, name: str, inside: str = "") -> Argument:
         """How errors name an argument, or a place inside it (``.a[0]``)."""
-        shown_name = name if name.isidentifier() and len(name) < 64 else step(name)
-        return Argument(f"argument '{shown_name}{inside}' of task '{self.task}'", f"payload{step(name)}{inside}")
+        shown_name = name if name.isidentifier() and len(name) < 64 else path_step(name)
+        return Argument(f"argument '{shown_name}{inside}' of task '{self.task}'", f"payload{path_step(name)}{inside}")
 
     def _refused(self, name: str, fault: EncodingProblem) -> Invalid:
-        return fault._replace(path="").error(self.field(name, fault.path))
+        return fault._replace(path="").error(self.field_name(name, fault.path))
 
     # ── arguments → payload ───────────────────────────────────────────────────────────────────────────────────
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
@@ -246,7 +246,7 @@ class Signature:
         given = dict(zip(self._positional, args, strict=False))
         if kwargs:
             for name in given.keys() & kwargs.keys():
-                raise Invalid(self.field(name), Words("a value by position and one by name"), "give one of them")
+                raise Invalid(self.field_name(name), Words("a value by position and one by name"), "give one of them")
             given.update(kwargs)
         return given
 
@@ -309,7 +309,7 @@ def _resolve(task: str, function: Callable[..., Any], parameter: inspect.Paramet
     except Exception as error:  # evaluating an annotation runs the user's expression
         raise ConfigError(
             f"task {task!r}: the annotation {parameter.annotation!r} of parameter {parameter.name!r} of "
-            f"{place(function)} cannot be resolved ({error}); import the name at the top of its module"
+            f"{source_location(function)} cannot be resolved ({error}); import the name at the top of its module"
         ) from None
 
 
@@ -336,7 +336,7 @@ def _check_annotation(task: str, parameter: inspect.Parameter, hint: Any) -> Non
     if _is_context(hint):
         raise ConfigError(f"{where} is annotated Context; the context is always the first parameter")
     try:
-        decoder(hint)
+        make_decoder(hint)
         foreign = next(_foreign(msgspec.inspect.type_info(hint), set()), None)
     except Exception as error:  # msgspec says what it cannot do in several types of its own
         raise ConfigError(f"{where}: a payload cannot carry {_name(hint)}: {error}") from None
@@ -387,7 +387,7 @@ def _entry(function: Callable[..., Any], positional_only: Sequence[str]) -> Call
     if not positional_only:
         return function
 
-    def entry(*context: Any, **arguments: Any) -> Any:
+    def add_entry(*context: Any, **arguments: Any) -> Any:
         return function(*context, *(arguments.pop(name) for name in positional_only), **arguments)
 
-    return entry
+    return add_entry

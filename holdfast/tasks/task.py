@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.validation import check_priority, check_task_name
 from holdfast.tasks.codec import PAYLOAD_LIMIT, RESULT_LIMIT, decode_json, encode_result, result_decoder
-from holdfast.tasks.signature import Signature, check_function, place
+from holdfast.tasks.signature import Signature, check_function, source_location
 
 if TYPE_CHECKING:
     from holdfast.core.retry import Retry
@@ -110,7 +110,7 @@ class Task(Generic[P, R]):
         """The keyword arguments a payload stands for, defaults included; Invalid where it does not fit."""
         return (self._signature or self.prepare()).bind(payload)
 
-    def check(self, payload: str) -> None:
+    def check_payload(self, payload: str) -> None:
         """Raise Invalid where a payload that was given by name does not fit."""
         self.bind(payload)
 
@@ -165,7 +165,7 @@ class Task(Generic[P, R]):
     def _unreachable(self, why: str) -> ConfigError:
         return ConfigError(
             f'task {self.name!r}: executor "process" imports the function in a child process, but {why}; '
-            f"define it at the top level of a module: {place(self.function)}"
+            f"define it at the top level of a module: {source_location(self.function)}"
         )
 
     def is_retryable(self, error: BaseException) -> bool:
@@ -237,15 +237,15 @@ class Registry:
         other = self._tasks.setdefault(task.name, task)
         if other is not task:
             raise ConfigError(
-                f"task {task.name!r} is registered twice: by {place(other.function)} and by {place(task.function)}; "
-                "give one of them another name"
+                f"task {task.name!r} is registered twice: by {source_location(other.function)} "
+                f"and by {source_location(task.function)}; give one of them another name"
             )
 
     def get(self, name: str) -> Task[..., Any] | None:
         """The task of that name; None where there is none."""
         return self._tasks.get(name)
 
-    def names(self) -> list[str]:
+    def task_names(self) -> list[str]:
         """Every task's name, sorted."""
         return sorted(self._tasks)
 

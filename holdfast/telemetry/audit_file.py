@@ -52,7 +52,7 @@ _decode = msgspec.json.Decoder(AuditLine).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def chained(previous: str, entry: bytes) -> tuple[str, bytes]:
+def chain_entry(previous: str, entry: bytes) -> tuple[str, bytes]:
     """The hash of this entry after that one, and its line."""
     digest = hashlib.sha256(previous.encode() + entry).hexdigest()
     return digest, b'{"hash":"%s","previous":"%s","entry":%s}\n' % (digest.encode(), previous.encode(), entry)
@@ -114,7 +114,7 @@ def _checked(path: Path, number: int, text: bytes) -> AuditLine:
         line = _decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise _broken(path, number, "it is no line of an audit file") from None
-    if chained(line.previous, bytes(line.entry)) != (line.hash, text):
+    if chain_entry(line.previous, bytes(line.entry)) != (line.hash, text):
         raise _broken(path, number, "it was changed")
     return line
 
@@ -130,7 +130,7 @@ class OpenAuditFile:
     def __init__(self) -> None:
         self._descriptor: int | None = None
 
-    def keep(self, descriptor: int) -> None:
+    def set_open_file(self, descriptor: int) -> None:
         """This is it now."""
         if self._descriptor is not None and os.path.sameopenfile(self._descriptor, descriptor):
             return
@@ -138,7 +138,7 @@ class OpenAuditFile:
         if former is not None:
             os.close(former)
 
-    def end(self, path: Path, successor: int, until: float) -> str:
+    def last_hash(self, path: Path, successor: int, until: float) -> str:
         """Its last hash, now that a new file comes after it; "" where none does, or it has none."""
         if self._descriptor is None or os.path.sameopenfile(self._descriptor, successor):
             return ""
@@ -161,10 +161,10 @@ def add(path: Path, entries: Sequence[bytes], previous: str, within: float, kept
     with _locked(path, until) as descriptor:
         size, last, torn = _end(path, descriptor)
         if size == 0:
-            last = (kept.end(path, descriptor, until) if kept is not None else "") or previous
+            last = (kept.last_hash(path, descriptor, until) if kept is not None else "") or previous
         lines: list[bytes] = []
         for entry in [*([_encode(TruncatedTail(torn))] if torn else []), *entries]:
-            last, line = chained(last, entry)
+            last, line = chain_entry(last, entry)
             lines.append(line)
         try:
             if torn:
@@ -176,11 +176,11 @@ def add(path: Path, entries: Sequence[bytes], previous: str, within: float, kept
                 os.ftruncate(descriptor, size)
             raise
         if kept is not None:
-            kept.keep(descriptor)
+            kept.set_open_file(descriptor)
         return last
 
 
-def check(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """See, before anything is to be added, that it can be. ConfigError where it cannot."""
     try:
         with _opened(path) as descriptor:
@@ -273,7 +273,7 @@ class AuditFile:
     async def add(self, entry: bytes) -> None:
         """Add an entry and see it on disk; Unavailable where that takes too long or is not possible."""
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if not self.offer(entry, answer):
+        if not self.add_later(entry, answer):
             raise Unavailable(f"{self._path} takes no entries: {_WAITING_MOST:,} wait to be written")
         try:
             async with asyncio.timeout(self._within * 1.3):
@@ -281,7 +281,7 @@ class AuditFile:
         except TimeoutError:
             raise Unavailable(f"{self._path} could not be written within {self._within:g} s") from None
 
-    def offer(self, entry: bytes, answer: asyncio.Future[None] | None = None) -> bool:
+    def add_later(self, entry: bytes, answer: asyncio.Future[None] | None = None) -> bool:
         """Add an entry sometime, if there is room for it."""
         with self._starting:
             if self._thread is None or not self._thread.is_alive():

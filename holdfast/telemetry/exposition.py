@@ -24,7 +24,7 @@ def wants_json(accept: str) -> bool:
     return next((each == JSON for each in ranges if each == JSON or each in read), False)
 
 
-def expose(readings: Iterable[Reading], *, prefix: str, accept: str) -> tuple[bytes, str]:
+def expose_metrics(readings: Iterable[Reading], *, prefix: str, accept: str) -> tuple[bytes, str]:
     """The document and its media type. ConfigError where text is asked for and its library is missing."""
     if wants_json(accept):
         return msgspec.json.encode({"metrics": [_plain(each, prefix) for each in readings]}), JSON

@@ -85,7 +85,7 @@ def _write_events(
 ) -> Callable[[], None]:
     # A line of every single job gathers in the buffer, also where the settings call it a warning.
     urgent = _number(kind.level) >= logging.WARNING
-    line, write = renderer.of(kind, level), writer.write
+    line, write = renderer.renderer_for(kind, level), writer.write
     if hides_errors and kind in _ERRORS_OF_JOBS:
         return events.subscribe(lambda event: write(line(replace(event, error=REDACTED)), urgent=urgent), kind)
     return events.subscribe(lambda event: write(line(event), urgent=urgent), kind)

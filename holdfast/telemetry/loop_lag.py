@@ -27,5 +27,5 @@ async def _watch(events: Events) -> None:
     while True:
         due = time.monotonic() + _LOOK
         await asyncio.sleep(_LOOK)
-        if events.listens(LoopHeard):
+        if events.has_subscriber(LoopHeard):
             events.emit(LoopHeard(seconds=max(0.0, time.monotonic() - due)))

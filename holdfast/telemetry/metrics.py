@@ -64,7 +64,7 @@ class Metrics:
         for each in self._undo:
             each()
 
-    def gauge(self, name: str, read: Gauge) -> None:
+    def set_gauge(self, name: str, read: Gauge) -> None:
         """``read`` says what the gauge of that name shows, whenever somebody looks."""
         self._gauges[name] = read
 

@@ -41,7 +41,7 @@ class SettleRate:
         self._ended: dict[str, int] = {}
         self._steps: deque[tuple[float, int]] = deque()
 
-    def note(self, now: float, ended: Mapping[str, int]) -> None:
+    def record_counts(self, now: float, ended: Mapping[str, int]) -> None:
         """What the workers say now. One that is gone keeps what it had told; a new one is counted from its start."""
         grown = 0 if not self._steps else sum(max(0, n - self._ended.get(who, 0)) for who, n in ended.items())
         self._ended = dict(ended)
@@ -49,7 +49,7 @@ class SettleRate:
         while len(self._steps) > 2 and now - self._steps[1][0] >= WINDOW:
             self._steps.popleft()
 
-    def rate(self) -> float | None:
+    def settle_rate(self) -> float | None:
         """Attempts a second over the window; None while it was looked at only once."""
         span = self._steps[-1][0] - self._steps[0][0] if self._steps else 0.0
         return sum(grown for _, grown in list(self._steps)[1:]) / span if span > 0 else None
@@ -99,8 +99,8 @@ class QueueFigures:
                 looking = self._looking = asyncio.create_task(self._look(), name="holdfast-queue-figures")
             await asyncio.wait([looking], timeout=PATIENCE)
             if not looking.done():
-                return list(readings(None, self._queue))
-        return list(readings(self._sight, self._queue))
+                return list(gauge_readings(None, self._queue))
+        return list(gauge_readings(self._sight, self._queue))
 
     async def _look(self) -> None:
         try:
@@ -111,13 +111,13 @@ class QueueFigures:
             self._sight = None
         else:
             ended = {each.pulse.worker: each.pulse.succeeded + each.pulse.failed for each in workers}
-            self._pace.note(time.monotonic(), ended)
-            rate = self._pace.rate()
+            self._pace.record_counts(time.monotonic(), ended)
+            rate = self._pace.settle_rate()
             self._sight = QueueSnapshot(queues, workers, lifetime_rate(workers) if rate is None else rate)
         self._until = time.monotonic() + KEPT
 
 
-def readings(sight: QueueSnapshot | None, cap: Callable[[str], str]) -> Iterator[Reading]:
+def gauge_readings(sight: QueueSnapshot | None, cap: Callable[[str], str]) -> Iterator[Reading]:
     """The gauges for what was seen; queues beyond the cap are added up."""
     yield Reading(GAUGES["store_up"], {(): 0.0 if sight is None else 1.0})
     if sight is None:

@@ -38,7 +38,7 @@ _BLOCKS = ("stack", "exception")
 class Renderer(Protocol):
     """A way for lines to look."""
 
-    def of(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
+    def renderer_for(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
         """What makes the line, its end included, of an event of this kind."""
         ...
 
@@ -55,13 +55,13 @@ class JsonRenderer:
         self._stamp = Stamp()
         self._task_field = task_field
 
-    def of(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
+    def renderer_for(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
         encode, stamp, task_field = self._encode, self._stamp, self._task_field
         # Inside a text the quotation marks are escaped: the first match is the event's own field.
         renamed = None if task_field == "task" else f'"{task_field}":'.encode()
         middle = f'","level":"{level}","event":"{kind.name}",'.encode()
 
-        def line(event: Event) -> bytes:
+        def render_line(event: Event) -> bytes:
             moment = time.time()
             try:
                 fields = encode(event)
@@ -73,11 +73,11 @@ class JsonRenderer:
                 fields = fields.replace(b'"task":', renamed, 1)
             return b"".join((b'{"timestamp":"', stamp(moment).encode(), middle, fields[1:], b"\n"))
 
-        return line
+        return render_line
 
     def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
         line = {"timestamp": self._stamp(moment), "level": level, "event": name}
-        encoded = self._encode(harmless({**line, **fields, **line}))
+        encoded = self._encode(safe_fields({**line, **fields, **line}))
         if b"\x7f" in encoded or not encoded.isascii():
             encoded = _UNSEEN.sub(_escape, encoded.decode()).encode()
         return encoded + b"\n"
@@ -93,7 +93,7 @@ class PrettyRenderer:
             colors=colors, sort_keys=False, exception_formatter=structlog.dev.plain_traceback
         )
 
-    def of(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
+    def renderer_for(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
         task_field = self._task_field
         return lambda event: self.render(
             time.time(), level, kind.name, _event_fields(event, task_field) | _pointer(event)
@@ -101,7 +101,7 @@ class PrettyRenderer:
 
     def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
         line = {"timestamp": self._stamp(moment), "level": level, "event": name}
-        plain = harmless({**line, **fields, **line})
+        plain = safe_fields({**line, **fields, **line})
         shown = {_escaped(key): _visible(key, value) for key, value in plain.items()}
         rendered = self._render(None, "", shown)
         return str(rendered).encode() + b"\n"
@@ -135,7 +135,7 @@ def _pointer(event: Event) -> dict[str, str]:
     return {"see": f"holdfast show {event.job_id}"} if isinstance(event, JobDead) else {}
 
 
-def harmless(fields: Mapping[str, Any]) -> dict[str, Any]:
+def safe_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """``fields`` of plain JSON values, secrets hidden: what is none is shown as text."""
     return {_masked(str(key)): _harmless(str(key), value, _DEPTH) for key, value in fields.items()}
 

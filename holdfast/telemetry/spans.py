@@ -33,24 +33,24 @@ class Spans:
 
     # ── submitting ────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
-    def submission(self, jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
+    def submission_span(self, jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
         """A span while these jobs are submitted; gives them with its context in each."""
         with self._tracer.start_as_current_span(
             f"submit {jobs[0].task}" if _is_alike([job.task for job in jobs]) else "submit",
             kind=trace.SpanKind.PRODUCER,
             attributes=_submission_attributes(jobs),
         ):
-            carrier = self.carrier()
+            carrier = self.trace_context()
             yield [_carrying(job, carrier) for job in jobs]
 
-    def carrier(self) -> dict[str, str]:
+    def trace_context(self) -> dict[str, str]:
         """The current context, for another process."""
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier)
         return carrier
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────────
-    def execution(self, job: Job, worker_id: str) -> Execution:
+    def start_execution(self, job: Job, worker_id: str) -> Execution:
         """A span for this attempt: child of the submission, and linked to it."""
         parent = self._propagator.extract(_carried(job))
         submitted = trace.get_current_span(parent).get_span_context()
@@ -69,7 +69,7 @@ class Spans:
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
-    def request(self, method: str, headers: Mapping[bytes, bytes]) -> Iterator[Callable[[str | None, int], None]]:
+    def request_span(self, method: str, headers: Mapping[bytes, bytes]) -> Iterator[Callable[[str | None, int], None]]:
         """A span while a request is answered, in the trace it brings; none beside that of whoever traces it already.
         Gives what is to be told the operation's path and the status of the answer."""
         if trace.get_current_span().get_span_context().is_valid:
@@ -94,11 +94,11 @@ class Execution:
         self._span = span
         self._ended = False
 
-    def enter(self, variables: contextvars.Context) -> None:
+    def enter_context(self, variables: contextvars.Context) -> None:
         """Let code that runs in this context be part of the span."""
         variables.run(lambda: otel.attach(trace.set_span_in_context(self._span)))
 
-    def settled(self, settlement: Settlement, outcome: Outcome) -> None:
+    def record_settlement(self, settlement: Settlement, outcome: Outcome) -> None:
         """The attempt has ended, and this is what it comes to."""
         span = self._span
         if isinstance(outcome, Failed) and span.is_recording():
@@ -111,9 +111,9 @@ class Execution:
             span.set_status(trace.StatusCode.ERROR, outcome.error[:200])
         if settlement.delay is not None:
             span.set_attribute("holdfast.retry_in", settlement.delay.total_seconds())
-        self.end(settlement.state)
+        self.end_span(settlement.state)
 
-    def end(self, state: str) -> None:
+    def end_span(self, state: str) -> None:
         """The attempt has ended so: the state of its job, or ``lost``."""
         if self._ended:
             return

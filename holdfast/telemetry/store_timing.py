@@ -14,13 +14,13 @@ from holdfast.stores.base import ForwardingQuery, Query, Store
 
 T = TypeVar("T")
 
-_UNTIMED = frozenset({"open", "close", "absent", "migrate", "backup", "wait", "doctor", "repair"})
+_UNTIMED = frozenset({"open", "close", "missing", "migrate", "backup", "wait", "doctor", "repair"})
 """What is no question, or takes as long as it is to take."""
 
 
-def timed(store: Store, events: Events) -> Store:
+def time_calls(store: Store, events: Events) -> Store:
     """``store``, each of whose calls tells how long it took; itself where nobody wants to know."""
-    return cast(Store, TimedStore(store, events)) if events.listens(StoreAnswered) else store
+    return cast(Store, TimedStore(store, events)) if events.has_subscriber(StoreAnswered) else store
 
 
 class TimedStore:

@@ -32,7 +32,7 @@ def open_traces(wanted: bool) -> Spans | None:
 
 def submission(spans: Spans | None, jobs: Sequence[NewJob]) -> AbstractContextManager[Sequence[NewJob]]:
     """A span, if any, while these jobs are submitted; gives them as they are to be stored."""
-    return nullcontext(jobs) if spans is None or not jobs else spans.submission(jobs)
+    return nullcontext(jobs) if spans is None or not jobs else spans.submission_span(jobs)
 
 
 def trace_id_of(job: Job) -> str | None:

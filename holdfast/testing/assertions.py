@@ -113,16 +113,16 @@ def _all_jobs(app: Holdfast) -> list[Job]:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return app.block(_read(app))
+        return app.run_blocking(_read(app))
     found: list[Job] = []
-    reading = threading.Thread(target=lambda: found.extend(app.block(_read(app))), name="holdfast-test-read")
+    reading = threading.Thread(target=lambda: found.extend(app.run_blocking(_read(app))), name="holdfast-test-read")
     reading.start()
     reading.join()
     return found
 
 
 async def _read(app: Holdfast) -> list[Job]:
-    store = await app.opened()
+    store = await app.open_store()
     jobs: list[Job] = []
     cursor: str | None = None
     while True:

@@ -13,11 +13,11 @@ from typing import Any
 from holdfast.app import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import HoldfastError
-from holdfast.core.models import JobFilter, JobState, instant
+from holdfast.core.models import JobFilter, JobState, to_datetime
 from holdfast.core.validation import check_span
 from holdfast.stores.base import Store
-from holdfast.testing.override import lent
-from holdfast.testing.store_probe import Activity, CallBarrier, watched
+from holdfast.testing.override import override_store
+from holdfast.testing.store_probe import Activity, CallBarrier, watch_store
 from holdfast.worker.context import TaskRun
 from holdfast.worker.worker import Worker
 
@@ -43,7 +43,7 @@ class TestWorker:
         self.running = asyncio.create_task(self._run(), name=f"harness-{self.worker.id}")
 
     def _new_store(self, patience: float | None = None) -> Store:
-        return watched(Holdfast.new_store(self._app, patience), self._activity, self._gate)
+        return watch_store(Holdfast.new_store(self._app, patience), self._activity, self._gate)
 
     async def _run(self) -> None:
         try:
@@ -118,13 +118,13 @@ class Harness:
     async def __aenter__(self) -> Harness:
         self._activity = Activity()
         others = {"clock": self.clock, "now": self.clock, "new_store": self._new_store}
-        self._lent.enter_context(lent(self.app, self._settings, **others))
-        await self.app.opened()
+        self._lent.enter_context(override_store(self.app, self._settings, **others))
+        await self.app.open_store()
         self._entered = True
         return self
 
     def _new_store(self, patience: float | None = None) -> Store:
-        return watched(Holdfast.new_store(self.app, patience), self._activity, CallBarrier(), self._hope)
+        return watch_store(Holdfast.new_store(self.app, patience), self._activity, CallBarrier(), self._hope)
 
     def _hope(self) -> float | None:
         """How many real seconds the test may wait for a job: none to speak of, unless a worker is at it."""
@@ -157,7 +157,7 @@ class Harness:
     @property
     def now(self) -> datetime:
         """The instant it is for the store and for the workers."""
-        return instant(self.clock())
+        return to_datetime(self.clock())
 
     async def run_until_idle(self, *, limit: float | timedelta | str = timedelta(days=400)) -> None:
         """Run what is due, and what falls due later at its own instant, until nothing is left to run.
@@ -221,7 +221,7 @@ class Harness:
                 return
 
     async def _rest(self) -> None:
-        await self._activity.rest()
+        await self._activity.wait_idle()
 
     async def _seen_progress(self) -> bool:
         """Wait, in real time, for handlers that are busy with something else than the clock: whether that helped."""
@@ -237,7 +237,7 @@ class Harness:
 
     def _busy(self) -> list[TaskRun]:
         runs = [run for hand in self._hands for run in hand.runs]
-        return [run for run in runs if run.runner is None or not self.clock.sleeping(run.runner)]
+        return [run for run in runs if run.runner is None or not self.clock.is_sleeping(run.runner)]
 
     def _is_stuck(self) -> bool:
         """Whether all that is left are handlers that wait neither for time nor for a deadline."""
@@ -278,7 +278,7 @@ class Harness:
         app = self.app
         if settings:
             app = copy.copy(app)
-            vars(app).update(settings=app.settings.but(**settings))
+            vars(app).update(settings=app.settings.replace_values(**settings))
         with self._moving():
             hand = TestWorker(app, self._activity, drain=drain)
             self._hands.append(hand)
@@ -289,7 +289,7 @@ class Harness:
         """While this lasts the test is at the clock; HoldfastError outside the harness's own ``async with``."""
         if not self._entered:
             raise HoldfastError("the harness is not open; enter it first: async with testing.Harness(app) as harness")
-        return self._activity.moving()
+        return self._activity.moving_time()
 
     @property
     def workers(self) -> list[Worker]:

@@ -18,7 +18,7 @@ from holdfast.core.lifecycle import UNFIT
 from holdfast.core.models import Job, JobState, NewJob, Submitted
 from holdfast.stores.base import EVERY_QUEUE
 from holdfast.tasks import Context
-from holdfast.testing.override import lent
+from holdfast.testing.override import override_store
 from holdfast.worker.context import WorkerContext
 from holdfast.worker.invocation import HandlerInvoker
 from holdfast.worker.log_writer import LogWriter
@@ -31,7 +31,7 @@ _LEASE = timedelta(days=1)  # nobody renews it and nobody else wants the job
 @contextmanager
 def manual(app: Holdfast) -> Iterator[None]:
     """Inside, jobs are stored, in a place of their own, and nothing runs them: see ``assert_enqueued``."""
-    with lent(app, {}):
+    with override_store(app, {}):
         yield
 
 
@@ -44,14 +44,14 @@ def inline(app: Holdfast) -> Iterator[None]:
     """
     errors: dict[str, BaseException] = {}
 
-    async def remember(context: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:
+    async def remember_job(context: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:
         try:
             return await call_next(context)
         except BaseException as error:
             errors[context.id] = error
             raise
 
-    with lent(app, {}, middlewares=[remember, *app.middlewares]):
+    with override_store(app, {}, middlewares=[remember_job, *app.middlewares]):
         vars(app).update(_submitter=InlineSubmitter(app, errors))
         yield
 
@@ -60,7 +60,7 @@ class InlineSubmitter(Submitter):
     """Stores jobs like any submitter, and then runs them before it answers."""
 
     def __init__(self, app: Holdfast, errors: dict[str, BaseException]) -> None:
-        super().__init__(app.opened, lambda: app.settings, app.events, app.spans)
+        super().__init__(app.open_store, lambda: app.settings, app.events, app.spans)
         self._app = app
         self._errors = errors
 
@@ -84,7 +84,7 @@ class InlineSubmitter(Submitter):
             asyncio.run(run_once(self._app, fresh))
         else:
             await run_once(self._app, fresh)
-        store = await self._app.opened()
+        store = await self._app.open_store()
         for job_id in fresh:
             job = await store.query.get(job_id)
             if job is not None:
@@ -107,7 +107,7 @@ def _undelayed(job: NewJob) -> NewJob:
 
 async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
     """Run one attempt of these jobs, here and now, with a worker's own runner and settler."""
-    store = await app.opened()
+    store = await app.open_store()
     shift = WorkerContext(app, app.settings, "inline")
     calls = HandlerInvoker(app, app.settings)
     await calls.open()
@@ -118,7 +118,7 @@ async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
         claim = await store.claim(
             "inline", {EVERY_QUEUE: len(job_ids)}, limit=len(job_ids), lease_for=_LEASE, only=job_ids
         )
-        shift.deliver(claim.jobs, shift.clock.monotonic())
+        shift.deliver_jobs(claim.jobs, shift.clock.monotonic())
         runner.resize(1)
         while shift.busy:
             shift.full.clear()

@@ -11,4 +11,4 @@ def kill_at(point: str, nth: int = 1) -> None:
     ``holdfast.core.fault_injection.POINTS`` lists the points. For a process that cannot call it, set its environment:
     HOLDFAST_FAULTS="settle.before:kill@3".
     """
-    fault_injection.arm(fault_injection.InjectedFault(point, "kill", nth))
+    fault_injection.arm_fault(fault_injection.InjectedFault(point, "kill", nth))

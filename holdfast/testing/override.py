@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.app import Holdfast
 from holdfast.app.submitter import Submitter
-from holdfast.core.portal import drive
+from holdfast.core.portal import drive_coroutine
 
 _MARK = "_is_lent"
 
@@ -21,7 +21,7 @@ def is_lent(app: Holdfast) -> bool:
 
 
 @contextmanager
-def lent(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> Iterator[None]:
+def override_store(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> Iterator[None]:
     """Inside, ``app`` has a store that nobody else knows, settings ``changed`` as said, and these other attributes.
 
     Afterwards it is as it was before, and that store is gone: a file of its own, unless ``changed`` has a ``url``.
@@ -32,14 +32,14 @@ def lent(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> Iterator[N
         vars(view)["_store"] = None
     with tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder:
         own = {"url": f"sqlite:///{Path(folder) / 'jobs.db'}", "transport": "none"}
-        settings = app.settings.but(**({} if "url" in changed else own), **changed)
-        submitter = Submitter(app.opened, lambda: settings, app.events, app.spans)
+        settings = app.settings.replace_values(**({} if "url" in changed else own), **changed)
+        submitter = Submitter(app.open_store, lambda: settings, app.events, app.spans)
         vars(app).update({"settings": settings, "_store": None, "_submitter": submitter, _MARK: True, **others})
         try:
             yield
         finally:
             for each in (app, *app.views):
-                drive(_close(each))
+                drive_coroutine(_close(each))
                 vars(each)["_store"] = stores.get(each)
             vars(app).clear()
             vars(app).update(before)

@@ -29,13 +29,13 @@ _TURNS = 40  # of an event loop: more than the longest way from a wake-up to the
 _NEWS: Mapping[str, frozenset[str]] = {
     "submit": frozenset({"queue"}),
     "claim": frozenset({"queue"}),  # it may have made more jobs ready than it took
-    "promote": frozenset({"queue"}),
-    "remind": frozenset({"queue"}),
+    "promote_due": frozenset({"queue"}),
+    "reannounce": frozenset({"queue"}),
     "replay": frozenset({"queue"}),
     "resume": frozenset({"queue"}),
     "settle": frozenset({"queue", "job"}),
     "cancel": frozenset({"worker", "job"}),
-    "order": frozenset({"worker"}),
+    "send_command": frozenset({"worker"}),
 }
 """What kinds of topics the verbs of a store may be news of."""
 
@@ -55,20 +55,20 @@ class Activity:
         self.count = 0
         """Grows with each store call, at its begin and at its end."""
 
-    def began(self) -> None:
+    def call_started(self) -> None:
         """A call sets out."""
         with self._lock:
             self._under_way += 1
             self.count += 1
 
-    def ended(self) -> None:
+    def call_ended(self) -> None:
         """A call has come back."""
         with self._lock:
             self._under_way -= 1
             self.count += 1
         self._home.call_soon_threadsafe(self._none_left.set)
 
-    def know(self) -> None:
+    def add_loop(self) -> None:
         """The running loop, if one runs here, is one to look at."""
         try:
             self._loops.add(asyncio.get_running_loop())
@@ -76,7 +76,7 @@ class Activity:
             return
 
     @contextmanager
-    def moving(self) -> Iterator[None]:
+    def moving_time(self) -> Iterator[None]:
         """While this lasts, somebody moves time."""
         self.movers += 1
         try:
@@ -84,7 +84,7 @@ class Activity:
         finally:
             self.movers -= 1
 
-    async def rest(self) -> None:
+    async def wait_idle(self) -> None:
         """Return once no store call is under way and no loop has anything to do."""
         while True:
             before = self.count
@@ -156,7 +156,7 @@ class ObservedNotifications:
         self._told: Counter[str] = Counter()
         self._waiting: list[tuple[frozenset[str], asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
-    def tell(self, kinds: frozenset[str]) -> None:
+    def notify_kinds(self, kinds: frozenset[str]) -> None:
         """Something happened to topics of these kinds."""
         with self._lock:
             self._told.update(kinds)
@@ -166,12 +166,12 @@ class ObservedNotifications:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_resolve, news)
 
-    def told(self, kinds: frozenset[str]) -> int:
+    def notified_count(self, kinds: frozenset[str]) -> int:
         """How often something happened to topics of these kinds."""
         with self._lock:
             return sum(self._told[kind] for kind in kinds)
 
-    async def since(self, told: int, kinds: frozenset[str]) -> None:
+    async def wait_notified(self, told: int, kinds: frozenset[str]) -> None:
         """Return when more was told than that."""
         loop = asyncio.get_running_loop()
         news = loop.create_future()
@@ -191,7 +191,7 @@ class WatchedStore:
         self._activity = activity
         self._gate = gate
         self._heard: dict[frozenset[str], int] = {}
-        activity.know()
+        activity.add_loop()
 
     @property
     def query(self) -> Query:
@@ -213,17 +213,21 @@ class WatchedStore:
         return functools.partial(self._watched, member, name)
 
     async def _watched(self, call: Callable[..., Awaitable[Any]], name: str, *args: Any, **kwargs: Any) -> Any:
-        self._activity.know()
+        self._activity.add_loop()
         if name not in ("open", "close"):
             await self._gate.pass_through(name)
-        self._activity.began()
+        self._activity.call_started()
         try:
             answer = await call(*args, **kwargs)
-            if name in _NEWS and not (name == "claim" and not answer.jobs) and not (name == "remind" and not answer):
-                self._activity.news.tell(_NEWS[name])
+            if (
+                name in _NEWS
+                and not (name == "claim" and not answer.jobs)
+                and not (name == "reannounce" and not answer)
+            ):
+                self._activity.news.notify_kinds(_NEWS[name])
             return answer
         finally:
-            self._activity.ended()
+            self._activity.call_ended()
 
     async def _wait_in_test(self, topics: Sequence[str], *, timeout: float) -> None:
         """For the test itself, which may be the one who should move time instead: HoldfastError tells it so."""
@@ -235,7 +239,7 @@ class WatchedStore:
         loop, count = asyncio.get_running_loop(), self._activity.count
         give_up = loop.time() + patience
         await wait(topics, timeout=patience)
-        await self._activity.rest()
+        await self._activity.wait_idle()
         if self._hope() is not None and self._activity.count == count and loop.time() >= give_up:
             raise HoldfastError(
                 "time stands still in a harness, so nothing ends this wait: await harness.run_until_idle() or "
@@ -249,18 +253,18 @@ class WatchedStore:
         """Until there is news of the store's own or of another store of this harness. It may be of other topics."""
         kinds = frozenset(topic.partition(":")[0] for topic in topics)
         news = self._activity.news
-        brought = asyncio.ensure_future(news.since(self._heard.get(kinds, 0), kinds))
+        brought = asyncio.ensure_future(news.wait_notified(self._heard.get(kinds, 0), kinds))
         own = asyncio.ensure_future(self._store.wait(topics, timeout=timeout))
         try:
             done, _ = await asyncio.wait((brought, own), return_when=asyncio.FIRST_COMPLETED)
             for each in done:
                 each.result()
         finally:
-            self._heard[kinds] = news.told(kinds)
+            self._heard[kinds] = news.notified_count(kinds)
             brought.cancel()
             own.cancel()
 
 
-def watched(store: Store, activity: Activity, gate: CallBarrier, patience: Patience | None = None) -> Store:
+def watch_store(store: Store, activity: Activity, gate: CallBarrier, patience: Patience | None = None) -> Store:
     """``store``, counted and behind a gate; with ``patience`` it is the test's own, which never waits in vain."""
     return cast(Store, WatchedStore(store, activity, gate, patience))

@@ -54,9 +54,9 @@ def with_transport(
     names = TransportKeys(way.key, way.dead_key)
     server = server_of(way.url, names)
 
-    def made() -> Transport:
+    def make_transport() -> Transport:
         if way.kind == "redis_list":
             return RedisList(server, names, in_hand.consumer)
         return RedisStream(server, names, in_hand.consumer, silence=lease)
 
-    return TransportStore(cast(AnnouncingStore, store), made, in_hand, emit)
+    return TransportStore(cast(AnnouncingStore, store), make_transport, in_hand, emit)

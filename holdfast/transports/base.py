@@ -92,7 +92,7 @@ class RedisTransport(ABC):
         await self.links.close()
 
     # ── ids come and go ───────────────────────────────────────────────────────────────────────────────────────
-    async def announce(self, ready: Mapping[str, Sequence[str]]) -> None:
+    async def publish(self, ready: Mapping[str, Sequence[str]]) -> None:
         await self.run_grouped("announce", ready)
 
     async def receive(self, wants: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
@@ -103,49 +103,49 @@ class RedisTransport(ABC):
             self._served = deliveries[-1].queue
         return deliveries
 
-    async def give_back(self, deliveries: Sequence[Delivery]) -> None:
+    async def nack(self, deliveries: Sequence[Delivery]) -> None:
         back: dict[str, list[Argument]] = {}
         for each in deliveries:
             back.setdefault(each.queue, []).extend((each.receipt, each.job_id))
         await self.run_grouped("unpop", back)
 
-    async def backlog(self, queues: Sequence[str]) -> dict[str, int]:
+    async def queue_backlogs(self, queues: Sequence[str]) -> dict[str, int]:
         found: dict[str, int] = {}
         for piece in in_pieces(queues, _PIECE):
             found |= zip(piece, map(int, await self.run("backlog", *piece)), strict=True)
         return found
 
-    async def held(self, queue: str, *, most: int) -> set[str] | None:
+    async def ids(self, queue: str, *, most: int) -> set[str] | None:
         ids = await self.run("held", queue, most)
         return None if ids is None else set(map(text_of, ids))
 
-    async def front(self, queue: str, *, most: int) -> tuple[list[str], int]:
+    async def peek(self, queue: str, *, most: int) -> tuple[list[str], int]:
         again, *ids = await self.run("front", queue, most)
         return list(map(text_of, ids)), int(again)
 
-    async def again(self, queue: str, passed: Overtaken) -> int:
+    async def republish(self, queue: str, passed: Overtaken) -> int:
         pieces = in_pieces(passed.ids, _PIECE)
         return sum([int(await self.run("again", queue, passed.before_us, passed.now_us, *ids)) for ids in pieces])
 
-    async def bury(self, dead: Mapping[str, Sequence[str]]) -> None:
+    async def dead_letter(self, dead: Mapping[str, Sequence[str]]) -> None:
         await self.run_grouped("bury", dead)
 
-    async def graves(self) -> list[str]:
+    async def dead_letter_queues(self) -> list[str]:
         return [text_of(each) for each in await self.run("graves")]
 
-    async def mirror(self, queue: str, dead: Sequence[str]) -> None:
+    async def sync_dead_letters(self, queue: str, dead: Sequence[str]) -> None:
         await self.run("mirror", queue, *dead)
 
     async def begin_sweep(self) -> bool:
         token = uuid4().hex
-        got = await self.links.command("SET", f"{self.names.key}@sweep", token, "NX", "PX", _LOCKED)
+        got = await self.links.run_command("SET", f"{self.names.key}@sweep", token, "NX", "PX", _LOCKED)
         self._sweep = token if got is not None else ""
         return bool(self._sweep)
 
     async def end_sweep(self) -> None:
         await self.run("release", self._sweep)
 
-    async def tended(self, silence: int) -> list[Delivery]:
+    async def maintain_queues(self, silence: int) -> list[Delivery]:
         """Look after ``default`` and every other queue used of late; what consumers had in hand that are silent for so
         many milliseconds."""
         found = deliveries_of(await self.run("tend", silence, "default"))
@@ -206,7 +206,7 @@ class RedisTransport(ABC):
     async def _ear(self) -> BlockingReader:
         try:
             wire = await self.links.connect(protocol=2)
-            return BlockingReader(wire, self.links, int(await wire.ask("CLIENT", "ID")))
+            return BlockingReader(wire, self.links, int(await wire.send_command("CLIENT", "ID")))
         except _TROUBLE as error:
             raise Unavailable(f"{self.place} cannot be reached: {' '.join(str(error).split())}") from error
 
@@ -220,15 +220,15 @@ class BlockingReader:
         self._links = links
         self._number = number
 
-    async def ask(self, *words: Argument, seconds: float, stop: asyncio.Event) -> Any:
+    async def read_blocking(self, *words: Argument, seconds: float, stop: asyncio.Event) -> Any:
         """The answer to a command that blocks for so long; sooner where ``stop`` is set, what it has taken included."""
-        answering = self._wire.ask(*words)
+        answering = self._wire.send_command(*words)
         stopping = asyncio.ensure_future(stop.wait())
         try:
             async with asyncio.timeout(seconds + _PROVEN_IN):
                 await asyncio.wait([answering, stopping], return_when=asyncio.FIRST_COMPLETED)
                 while not answering.done():
-                    await self._links.command("CLIENT", "UNBLOCK", self._number)
+                    await self._links.run_command("CLIENT", "UNBLOCK", self._number)
                     await asyncio.wait([answering], timeout=_NUDGE)
             return answering.result()
         finally:

@@ -110,7 +110,7 @@ class Claiming:
         wants, carrier = self._wants(), self._carrier
         deliveries: list[Delivery] = []
         if first:
-            deliveries, rest = carrier.taken(wants, self._room)
+            deliveries, rest = carrier.take_deliveries(wants, self._room)
             self._left += rest
         limit = _MANY if many else self._room
         if many:
@@ -118,7 +118,7 @@ class Claiming:
         if self._room > len(deliveries) and any(wants.values()):
             arrived = carrier.transport.receive(wants, limit=limit - len(deliveries), closed=carrier.paused)
             try:
-                deliveries += await carrier.reach(arrived)
+                deliveries += await carrier.call_transport(arrived)
             except Away:
                 self._left += deliveries
                 raise
@@ -176,14 +176,14 @@ class Claiming:
         ready = await self._store.make_ready(queues, limit=_PROMOTED_MOST)
         self._promoted = sum(map(len, ready.values()))
         if ready:
-            await self._carrier.reach(self._carrier.transport.announce(ready))
+            await self._carrier.call_transport(self._carrier.transport.publish(ready))
         return bool(ready)
 
     async def _part(self) -> None:
         """Give back what others can take, in its order, and acknowledge what nobody can."""
         carrier = self._carrier
         if self._left:
-            await carrier.attempt(carrier.transport.give_back(self._left))
+            await carrier.try_call(carrier.transport.nack(self._left))
         if self._over:
-            await carrier.attempt(carrier.transport.done(self._over))
+            await carrier.try_call(carrier.transport.ack(self._over))
         await carrier.set_aside(self._malformed)

@@ -11,12 +11,12 @@ from holdfast.stores.base import Transport
 _REMEDY = "until it is back, workers poll the store; check transport_url and that server"
 
 
-async def examine(transport: Transport, queues: Sequence[QueueInfo]) -> list[Finding]:
+async def run_checks(transport: Transport, queues: Sequence[QueueInfo]) -> list[Finding]:
     """Whether it can be used, and how many ids it holds beside how many jobs are ready."""
     names = [queue.name for queue in queues]
     try:
         await transport.probe()
-        backlog = await transport.backlog(names)
+        backlog = await transport.queue_backlogs(names)
     except HoldfastError as error:
         return [Finding("transport", "error", str(error), _REMEDY)]
     ready = sum(queue.states.get("queued", 0) for queue in queues)

@@ -20,7 +20,7 @@ class TransportKeys(NamedTuple):
         """The key of the stream of messages that held no job id."""
         return f"{self.key}@malformed"
 
-    def dead(self, queue: str) -> str:
+    def dead_letter_key(self, queue: str) -> str:
         """The key of a queue's dead letters."""
         return _of(self.dead_key, queue)
 

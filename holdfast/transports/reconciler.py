@@ -54,61 +54,63 @@ class Reconciler:
 
     async def remind_of(self, queue: str) -> None:
         """Announce what the transport has lost of one queue."""
-        backlog = await self._carrier.reach(self._carrier.transport.backlog([queue]))
+        backlog = await self._carrier.call_transport(self._carrier.transport.queue_backlogs([queue]))
         await self._announce_lost(await self._missing(backlog))
 
-    async def mirror(self, queues: Collection[str]) -> None:
+    async def sync_dead_letters(self, queues: Collection[str]) -> None:
         """Make the lists of these queues' dead letters hold the newest ones there are."""
         carrier = self._carrier
         for queue in queues:
             dead = await self._store.newest_dead(queue, limit=MIRRORED)
-            await carrier.reach(carrier.transport.mirror(queue, dead))
+            await carrier.call_transport(carrier.transport.sync_dead_letters(queue, dead))
 
     async def mirror_next(self) -> None:
         """Make so many lists true, in turn."""
         carrier = self._carrier
-        queues = sorted({*await self._store.dead_queues(), *await carrier.reach(carrier.transport.graves())})
+        queues = sorted(
+            {*await self._store.dead_queues(), *await carrier.call_transport(carrier.transport.dead_letter_queues())}
+        )
         first = bisect_right(queues, self._mirrored)
         for queue in [*queues[first:], *queues[:first]][:_MIRRORED_AT_ONCE]:
-            await self.mirror([queue])
+            await self.sync_dead_letters([queue])
             self._mirrored = queue
 
     async def _recover(self) -> None:
         """Announce again what the dead had in hand and nobody has claimed."""
         carrier = self._carrier
-        deliveries = await carrier.without_malformed(await carrier.reach(carrier.transport.recover()))
+        deliveries = await carrier.without_malformed(await carrier.call_transport(carrier.transport.reclaim()))
         if not deliveries:
             return
-        places = await self._store.places([each.job_id for each in deliveries])
+        places = await self._store.locate_jobs([each.job_id for each in deliveries])
         ready: dict[str, list[str]] = {}
         for each in deliveries:
             queue, state = places.get(each.job_id, ("", None))
             if state is JobState.QUEUED:
                 ready.setdefault(queue, []).append(each.job_id)
-        await carrier.reach(carrier.transport.announce(ready))
-        await carrier.reach(carrier.transport.done(deliveries))
+        await carrier.call_transport(carrier.transport.publish(ready))
+        await carrier.call_transport(carrier.transport.ack(deliveries))
 
     async def _remind(self) -> int:
         queues = await self._store.ready_queues()
         if not queues:
             return 0
-        backlog = await self._carrier.reach(self._carrier.transport.backlog(queues))
+        backlog = await self._carrier.call_transport(self._carrier.transport.queue_backlogs(queues))
         missing = await self._missing(backlog)
         deep = [queue for queue, waiting in backlog.items() if waiting > ROUND]
         if not missing and not deep:
             return 0
         carrier = self._carrier
-        if not await carrier.reach(carrier.transport.begin_sweep()):
+        if not await carrier.call_transport(carrier.transport.begin_sweep()):
             return 0
         try:
             return await self._announce_lost(missing) + await self._announce_passed(deep)
         finally:
-            await carrier.attempt(carrier.transport.end_sweep())
+            await carrier.try_call(carrier.transport.end_sweep())
 
     async def _missing(self, backlog: Mapping[str, int]) -> dict[str, int]:
         """How many ready jobs of each queue that is not too deep do not wait in the transport."""
         shallow = {queue: waiting for queue, waiting in backlog.items() if waiting <= ROUND}
-        depths = await self._store.depths({queue: waiting + ROUND for queue, waiting in shallow.items()})
+        depths = await self._store.count_ready({queue: waiting + ROUND for queue, waiting in shallow.items()})
         missing = {queue: min(ROUND, depths[queue] - waiting) for queue, waiting in shallow.items()}
         return {queue: number for queue, number in missing.items() if number > 0}
 
@@ -118,7 +120,7 @@ class Reconciler:
         for queue, number in missing.items():
             held = await self._held(queue)
             if held is not None:
-                oldest = await self._store.oldest(queue, limit=number + len(held), aged=_AGED)
+                oldest = await self._store.oldest_ready(queue, limit=number + len(held), aged=_AGED)
                 lost[queue] = [job_id for job_id in oldest if job_id not in held][:number]
         lost = {queue: ids for queue, ids in lost.items() if ids}
         if not lost:
@@ -127,21 +129,23 @@ class Reconciler:
         for queue, ids in lost.items():
             held = await self._held(queue)
             missing_still = [] if held is None else [job_id for job_id in ids if job_id not in held]
-            places = await self._store.places(missing_still)
+            places = await self._store.locate_jobs(missing_still)
             lost[queue] = [job_id for job_id in missing_still if places.get(job_id) == (queue, JobState.QUEUED)]
-        await self._carrier.reach(self._carrier.transport.announce({queue: ids for queue, ids in lost.items() if ids}))
+        await self._carrier.call_transport(
+            self._carrier.transport.publish({queue: ids for queue, ids in lost.items() if ids})
+        )
         return sum(map(len, lost.values()))
 
     async def _announce_passed(self, queues: Sequence[str]) -> int:
         """Announce jobs of queues that cannot be looked at whom others have passed by."""
         transport, announced = self._carrier.transport, 0
         for queue in queues:
-            front, waiting = await self._carrier.reach(transport.front(queue, most=_FRONT))
+            front, waiting = await self._carrier.call_transport(transport.peek(queue, most=_FRONT))
             limit = min(ROUND, _PASSED_AT_ONCE + waiting)
-            passed = await self._store.passed(queue, front, margin=_MARGIN, limit=limit)
+            passed = await self._store.find_overtaken(queue, front, margin=_MARGIN, limit=limit)
             if passed.ids:
-                announced += await self._carrier.reach(transport.again(queue, passed))
+                announced += await self._carrier.call_transport(transport.republish(queue, passed))
         return announced
 
     async def _held(self, queue: str) -> set[str] | None:
-        return await self._carrier.reach(self._carrier.transport.held(queue, most=ROUND))
+        return await self._carrier.call_transport(self._carrier.transport.ids(queue, most=ROUND))

@@ -14,23 +14,23 @@ class RedisList(RedisTransport):
 
     kind = "list"
 
-    async def done(self, deliveries: Sequence[Delivery]) -> None:
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
         return
 
     async def set_aside(self, deliveries: Sequence[Delivery]) -> str:
         return ""
 
-    async def touch(self, deliveries: Sequence[Delivery]) -> None:
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
         return
 
-    async def recover(self) -> list[Delivery]:
-        return await self.tended(0)
+    async def reclaim(self) -> list[Delivery]:
+        return await self.maintain_queues(0)
 
     async def _block(
         self, ear: BlockingReader, queues: Sequence[str], seconds: float, stop: asyncio.Event
     ) -> list[Delivery] | None:
         keys = [self.key_of(queue) for queue in queues]
-        reply = await ear.ask("BRPOP", *keys, f"{max(0.01, seconds):.3f}", seconds=seconds, stop=stop)
+        reply = await ear.read_blocking("BRPOP", *keys, f"{max(0.01, seconds):.3f}", seconds=seconds, stop=stop)
         if reply is None:
             return None
         key, job_id = reply

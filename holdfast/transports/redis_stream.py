@@ -28,14 +28,14 @@ class RedisStream(RedisTransport):
         super().__init__(server, names, consumer)
         self._silence = silence // timedelta(milliseconds=1)
 
-    async def done(self, deliveries: Sequence[Delivery]) -> None:
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
         await self._run_on_receipts("done", deliveries)
 
     async def set_aside(self, deliveries: Sequence[Delivery]) -> str:
         await self._run_on_receipts("set_aside", deliveries)
         return self.names.malformed
 
-    async def touch(self, deliveries: Sequence[Delivery]) -> None:
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
         await self._run_on_receipts("touch", deliveries)
 
     async def _run_on_receipts(self, name: str, deliveries: Sequence[Delivery]) -> None:
@@ -45,8 +45,8 @@ class RedisStream(RedisTransport):
                 receipts.setdefault(each.queue, []).append(each.receipt)
         await self.run_grouped(name, receipts)
 
-    async def recover(self) -> list[Delivery]:
-        return await self.tended(self._silence)
+    async def reclaim(self) -> list[Delivery]:
+        return await self.maintain_queues(self._silence)
 
     async def _block(
         self, ear: BlockingReader, queues: Sequence[str], seconds: float, stop: asyncio.Event
@@ -54,7 +54,9 @@ class RedisStream(RedisTransport):
         keys = [self.key_of(queue) for queue in queues]
         words = ("GROUP", GROUP, self.consumer, "COUNT", 1, "BLOCK", max(1, int(seconds * 1000)), "STREAMS")
         try:
-            reply = await ear.ask("XREADGROUP", *words, *keys, *([">"] * len(keys)), seconds=seconds, stop=stop)
+            reply = await ear.read_blocking(
+                "XREADGROUP", *words, *keys, *([">"] * len(keys)), seconds=seconds, stop=stop
+            )
         except driver.ResponseError as error:
             if "NOGROUP" not in str(error) and "UNBLOCKED" not in str(error):
                 raise
@@ -67,8 +69,8 @@ class RedisStream(RedisTransport):
                 found.append(Delivery(_id(fields), self.queue_of(key), receipt.decode()))
         rung = [each.receipt for each in found if not each.queue]
         if rung:
-            await self.links.command("XACK", self.key_of(""), GROUP, *rung)
-            await self.links.command("XDEL", self.key_of(""), *rung)
+            await self.links.run_command("XACK", self.key_of(""), GROUP, *rung)
+            await self.links.run_command("XDEL", self.key_of(""), *rung)
         return [each for each in found if each.queue] if found else None
 
 

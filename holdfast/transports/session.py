@@ -71,7 +71,7 @@ class DeliveryLedger:
         found = (self._by_lease.get(lease) for lease in leases)
         return [each[1] for each in found if each is not None]
 
-    def left(self, worker: str) -> None:
+    def forget_worker(self, worker: str) -> None:
         """The worker has stopped. What it has not settled another consumer will find."""
         self._unheld.pop(worker, None)
         self.let_go([lease for lease, (holder, _) in self._by_lease.items() if holder == worker])
@@ -106,7 +106,7 @@ class TransportSession:
         """Whether the transport cannot be used now."""
         return not self.back.is_set()
 
-    async def reach(self, call: Coroutine[Any, Any, T]) -> T:
+    async def call_transport(self, call: Coroutine[Any, Any, T]) -> T:
         """What the call of the transport answers; Away where it cannot."""
         if self.away:
             call.close()
@@ -117,10 +117,10 @@ class TransportSession:
             self._leave(error)
             raise Away(str(error)) from error
 
-    async def attempt(self, call: Coroutine[Any, Any, object]) -> bool:
+    async def try_call(self, call: Coroutine[Any, Any, object]) -> bool:
         """Whether the call of the transport was answered."""
         try:
-            await self.reach(call)
+            await self.call_transport(call)
         except Away:
             return False
         return True
@@ -146,7 +146,7 @@ class TransportSession:
         self._emit(TransportBack(place=self.transport.place, seconds=round(time.monotonic() - self._left_at, 3)))
 
     # ── what arrives while somebody waits ─────────────────────────────────────────────────────────────────────
-    def wanted(self, queues: Sequence[str]) -> list[str]:
+    def queues_with_room(self, queues: Sequence[str]) -> list[str]:
         """Those of the queues that have room for what arrives."""
         others = self.wants.get(EVERY_QUEUE)
         return [queue for queue in queues if self.wants.get(queue, 1 if others is None else others) > 0]
@@ -165,18 +165,18 @@ class TransportSession:
     async def _listen(self, queues: Sequence[str], timeout: float, stop: asyncio.Event) -> None:
         with suppress(Away):
             arriving = self.transport.listen(queues, closed=self.paused, timeout=timeout, stop=stop)
-            arrived = await self.without_malformed(await self.reach(arriving))
+            arrived = await self.without_malformed(await self.call_transport(arriving))
             self.hand += arrived
             self.news = self.news or bool(arrived)
 
-    async def hushed(self) -> None:
+    async def stop_listening(self) -> None:
         """Nobody listens any more: all that has arrived is in hand."""
         for stop in self._listening.values():
             stop.set()
         if self._listening:
             await asyncio.wait(list(self._listening))
 
-    def taken(self, wants: Mapping[str, int], limit: int) -> tuple[list[Delivery], list[Delivery]]:
+    def take_deliveries(self, wants: Mapping[str, int], limit: int) -> tuple[list[Delivery], list[Delivery]]:
         """Empty the hand: what a claim wants of it, and what somebody else has to take."""
         hand, self.hand, self.news = self.hand, [], False
         room, slots = limit, dict(wants)
@@ -191,12 +191,12 @@ class TransportSession:
                 rest.append(each)
         return kept, rest
 
-    async def emptied(self) -> None:
+    async def return_deliveries(self) -> None:
         """Give back what is in hand."""
-        await self.hushed()
+        await self.stop_listening()
         hand, self.hand = self.hand, []
         if hand:
-            await self.attempt(self.transport.give_back(hand))
+            await self.try_call(self.transport.nack(hand))
 
     # ── malformed messages ────────────────────────────────────────────────────────────────────────────────────────
     async def without_malformed(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
@@ -213,7 +213,7 @@ class TransportSession:
             return
         kept_in = ""
         with suppress(Away):  # a stream delivers them again
-            kept_in = await self.reach(self.transport.set_aside(malformed))
+            kept_in = await self.call_transport(self.transport.set_aside(malformed))
         self._emit(MalformedReceived(count=len(malformed)))
         for each in malformed:
             self._report(each, kept_in)
@@ -249,7 +249,7 @@ class TransportSession:
         finally:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PARTING):
-                    await self.emptied()
+                    await self.return_deliveries()
             left = [*self._listening, *([self._looking] if self._looking is not None else [])]
             for task in left:
                 task.cancel()

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.clock import first
+from holdfast.core.clock import wait_first
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event
-from holdfast.core.fault_injection import point
+from holdfast.core.fault_injection import fault_point
 from holdfast.core.models import (
     BulkResult,
     Claim,
@@ -36,7 +36,7 @@ from holdfast.core.models import (
 )
 from holdfast.stores.base import AT_ONCE, AnnouncingStore, ForwardingQuery, Query, Selection, Transport
 from holdfast.transports.claiming import Claiming, ClaimQuery
-from holdfast.transports.doctor import examine
+from holdfast.transports.doctor import run_checks
 from holdfast.transports.reconciler import Reconciler
 from holdfast.transports.session import Away, DeliveryLedger, TransportSession
 
@@ -58,22 +58,22 @@ class TransportStore:
         self._here: dict[asyncio.AbstractEventLoop, _Here] = {}
         self.url = store.url
         self.dialect = store.dialect
-        self.absent = store.absent
+        self.missing = store.missing
         self.migrate = store.migrate
         self.migration_sql = store.migration_sql
         self.blocking = store.blocking
-        self.expired = store.expired
+        self.find_expired = store.find_expired
         self.prune = store.prune
         self.cancel = store.cancel
         self.pause = store.pause
-        self.order = store.order
-        self.record = store.record
+        self.send_command = store.send_command
+        self.append_logs = store.append_logs
         self.backup = store.backup
         self.repair = store.repair
-        self.now_us = store.now_us
-        self.recognition = store.recognition
-        self.submission = store.submission
-        self.completion = store.completion
+        self.server_time_us = store.server_time_us
+        self.verify = store.verify
+        self.submit_steps = store.submit_steps
+        self.complete_steps = store.complete_steps
 
     async def open(self) -> None:
         """Open the store. The transport is reached when it is needed: it may be away."""
@@ -124,9 +124,9 @@ class TransportStore:
             return jobs
         ready: set[str] = set()
         with suppress(HoldfastError):  # they are stored: a sweep finds those that are ready
-            places = await self._store.places(list(timed))
+            places = await self._store.locate_jobs(list(timed))
             ready = {job_id for job_id, (_, state) in places.items() if state is JobState.QUEUED}
-            await self._store.tell([f"due:{timed[job_id]}" for job_id in timed if job_id not in ready])
+            await self._store.wake_waiters([f"due:{timed[job_id]}" for job_id in timed if job_id not in ready])
         return [job for job in jobs if job.id not in timed or job.id in ready]
 
     async def claim(
@@ -146,7 +146,7 @@ class TransportStore:
         taken from the store."""
         carrier = self._carrier
         if only is None and not alone:
-            await carrier.hushed()
+            await carrier.stop_listening()
             carrier.wants = wants
             most = limit if startable is None else startable
             asked = ClaimQuery(worker, wants, limit, lease_for, most, promote, elsewhere)
@@ -169,7 +169,7 @@ class TransportStore:
         answers = await self._store.settle(settlements)
         over = self._in_hand.let_go([Lease(each.job_id, each.claims) for each in answers if not each.locked])
         if over:
-            await self._carrier.attempt(self._carrier.transport.done(over))
+            await self._carrier.try_call(self._carrier.transport.ack(over))
         changed = [answer.job_id for answer in answers if answer.accepted and answer.state in _GOES_ON]
         if changed:
             with suppress(HoldfastError):  # it is settled: a sweep does the rest
@@ -180,48 +180,50 @@ class TransportStore:
         """Announce what is ready of these, bury what is dead, and wake who sleeps until something falls due. The
         queues they are in."""
         by_state: dict[JobState, list[tuple[str, str]]] = {}
-        places = await self._store.places(job_ids)
+        places = await self._store.locate_jobs(job_ids)
         for job_id, (queue, state) in places.items():
             by_state.setdefault(state, []).append((queue, job_id))
         await self._announced(_by_queue(by_state.get(JobState.QUEUED, [])))
         if JobState.DEAD in by_state:
-            await self._carrier.attempt(self._carrier.transport.bury(_by_queue(by_state[JobState.DEAD])))
+            await self._carrier.try_call(self._carrier.transport.dead_letter(_by_queue(by_state[JobState.DEAD])))
         due = by_state.get(JobState.FAILED, []) + by_state.get(JobState.SCHEDULED, [])
         if due:
-            await self._store.tell([f"due:{queue}" for queue in {queue for queue, _ in due}])
+            await self._store.wake_waiters([f"due:{queue}" for queue in {queue for queue, _ in due}])
         return {queue for queue, _ in places.values()}
 
     async def _announced(self, ready: Mapping[str, Sequence[str]]) -> bool:
         """Whether the transport has heard of all these."""
-        return not ready or await self._carrier.attempt(self._announce(ready))
+        return not ready or await self._carrier.try_call(self._announce(ready))
 
     async def _announce(self, ready: Mapping[str, Sequence[str]]) -> None:
-        point("announce.before")
-        await self._carrier.transport.announce(ready)
+        fault_point("announce.before")
+        await self._carrier.transport.publish(ready)
 
-    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta) -> HeartbeatReply:
+    async def heartbeat(
+        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+    ) -> HeartbeatReply:
         """Beat; what is still held keeps its delivery, what is lost has no use for it."""
-        beat = await self._store.beat(pulse, leases, lease_for=lease_for)
+        beat = await self._store.heartbeat(pulse, leases, lease_for=lease_for)
         lost = [lease for lease, held in zip(leases, beat.held, strict=True) if held is LeaseStatus.LOST]
         over, touched = self._in_hand.let_go(lost), self._in_hand.held(pulse.worker, leases)
         if over or touched:
             self._now().touch(touched, over)
         return beat
 
-    async def completed(self, lease: Lease) -> TxOutcome:
+    async def tx_outcome(self, lease: Lease) -> TxOutcome:
         """What became of a job that its handler has ended; what is over is acknowledged."""
-        completion = await self._store.completed(lease)
+        completion = await self._store.tx_outcome(lease)
         if completion in (TxOutcome.KEPT, TxOutcome.LOST):
             over = self._in_hand.let_go([lease])
             if over:
-                await self._carrier.attempt(self._carrier.transport.done(over))
+                await self._carrier.try_call(self._carrier.transport.ack(over))
         return completion
 
-    async def leave(self, worker: str) -> None:
+    async def deregister(self, worker: str) -> None:
         """The worker has stopped: what has arrived for it is for others."""
-        await self._carrier.emptied()
-        self._in_hand.left(worker)
-        await self._store.leave(worker)
+        await self._carrier.return_deliveries()
+        self._in_hand.forget_worker(worker)
+        await self._store.deregister(worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         """For queues: until something arrives, or something else falls due next. The rest is the store's."""
@@ -236,19 +238,19 @@ class TransportStore:
         else:
             others = [topic for topic in topics if not topic.startswith("queue:")]
             waits = [self._store.wait([*others, *(f"due:{queue}" for queue in queues)], timeout=timeout)]
-            wanted = carrier.wanted(queues)
+            wanted = carrier.queues_with_room(queues)
             await _first_of(*waits, *([carrier.listen(wanted, timeout)] if wanted else []))
-            await carrier.hushed()
+            await carrier.stop_listening()
             carrier.news = False
 
     # ── maintenance and operating ─────────────────────────────────────────────────────────────────────────────
-    async def promote(self, *, limit: int) -> int:
+    async def promote_due(self, *, limit: int) -> int:
         """Make due jobs of every queue ready, and announce them."""
         ready = await self._store.make_ready(None, limit=limit)
         await self._announced(ready)
         return sum(map(len, ready.values()))
 
-    async def remind(self) -> int:
+    async def reannounce(self) -> int:
         """Announce again what the transport has lost."""
         return await self._now().reminder.sweep()
 
@@ -266,7 +268,7 @@ class TransportStore:
         if operated.changed:
             with suppress(HoldfastError):  # done: a sweep does the rest
                 queues = await self._tell_of([job_id for job_id, _ in operated.changed])
-                await self._now().reminder.mirror(queues)
+                await self._now().reminder.sync_dead_letters(queues)
         return operated
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
@@ -275,19 +277,19 @@ class TransportStore:
         if isinstance(selection, JobFilter):
             queues.update([] if selection.queue is None else [selection.queue])
         else:
-            places = await self._store.places(selection)
+            places = await self._store.locate_jobs(selection)
             queues.update(queue for queue, state in places.values() if state is JobState.DEAD)
         operated = await self._store.delete(selection, limit=limit)
         if any(state is JobState.DEAD for _, state in operated.changed):
             with suppress(HoldfastError):
-                await (self._now().reminder.mirror(queues) if queues else self._now().reminder.mirror_next())
+                await (self._now().reminder.sync_dead_letters(queues) if queues else self._now().reminder.mirror_next())
         return operated
 
     async def resume(self, queue: str) -> None:
         """Open the queue, announce what was lost of it meanwhile, and have its workers look at it again."""
         await self._store.resume(queue)
         with suppress(HoldfastError):
-            await self._store.tell([f"due:{queue}"])
+            await self._store.wake_waiters([f"due:{queue}"])
             await self._now().reminder.remind_of(queue)
 
     @property
@@ -301,7 +303,7 @@ class TransportStore:
     async def doctor(self) -> list[Finding]:
         """The store's findings, and how the transport is."""
         queues = await self._store.query.queues(recent=_LATELY, most=_COUNTED)
-        return [*await self._store.doctor(), *await examine(self._carrier.transport, queues)]
+        return [*await self._store.doctor(), *await run_checks(self._carrier.transport, queues)]
 
 
 _LATELY, _COUNTED = timedelta(minutes=1), 100_000  # what the doctor looks at
@@ -321,7 +323,9 @@ class TransportQuery(ForwardingQuery):
         queues = await self._inner.queues(recent=recent, most=most)
         backlog: Mapping[str, int] = {}
         with suppress(Away):
-            backlog = await self._carrier.reach(self._carrier.transport.backlog([queue.name for queue in queues]))
+            backlog = await self._carrier.call_transport(
+                self._carrier.transport.queue_backlogs([queue.name for queue in queues])
+            )
         return [msgspec.structs.replace(queue, announced=backlog.get(queue.name)) for queue in queues]
 
 
@@ -341,8 +345,8 @@ class _Here:
     async def _touch(self, held: Sequence[Delivery], over: Sequence[Delivery]) -> None:
         transport = self.carrier.transport
         with suppress(HoldfastError):  # who claims and settles tells of a transport that is away
-            await transport.touch(held)
-            await transport.done(over)
+            await transport.extend(held)
+            await transport.ack(over)
 
 
 def _by_queue(places: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
@@ -357,7 +361,7 @@ async def _first_of(*calls: Coroutine[Any, Any, object]) -> None:
     """Return with the first of them; the others are cancelled."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
-        await first(*tasks)
+        await wait_first(*tasks)
     finally:
         for each in tasks:
             each.cancel()

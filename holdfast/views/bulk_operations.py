@@ -44,18 +44,18 @@ class PacedCalls:
         self._every = None if deed.rate is None else parse_rate(deed.rate)
         self.after = after
 
-    def options(self) -> dict[str, Any]:
+    def batch_options(self) -> dict[str, Any]:
         """Those of the next call."""
         paced = {"rate": self._deed.rate, "after": self.after} if self._every or self.after else {}
         return {**self._deed.options, **paced}
 
-    def passed(self, number: int) -> None:
+    def pace_batch(self, number: int) -> None:
         """So many jobs were changed, or would be."""
         if self._every is not None:
             self.after += number * self._every
 
 
-def replaying(
+def replay_operation(
     *, force: bool = False, states: Collection[JobState] = REPLAYABLE, rate: str | None = None, **options: Any
 ) -> BulkOperation:
     """Queueing again what is in one of these states; ``force``: also what has succeeded."""

@@ -12,7 +12,7 @@ from msgspec import Meta, Raw
 from holdfast.core.job_logs import LogLine
 from holdfast.core.models import Attempt, BulkResult, Finding, Job, JobState, QueueInfo, WorkerCommand, WorkerInfo
 from holdfast.tasks.codec import decode_json, write
-from holdfast.views.formatting import timestamp
+from holdfast.views.formatting import format_timestamp
 
 ID = "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77"
 """The id of examples."""
@@ -156,13 +156,13 @@ class FindingDocument(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str | None
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """A document, or what is inside one, as dictionaries and lists, under the names it has here."""
     match value:
         case msgspec.Struct():
-            return {name: plain(each) for name, each in msgspec.structs.asdict(value).items()}
+            return {name: to_plain(each) for name, each in msgspec.structs.asdict(value).items()}
         case list():
-            return [plain(each) for each in value]
+            return [to_plain(each) for each in value]
         case Raw():
             return decode_json(value)
     return value
@@ -177,8 +177,8 @@ def job_document(job: Job) -> JobDocument:
         queue=job.queue,
         state=job.state,
         reason=job.reason,
-        payload=raw(job.payload),
-        result=None if job.result is None else raw(job.result),
+        payload=raw_json(job.payload),
+        result=None if job.result is None else raw_json(job.result),
         error=job.error,
         priority=job.priority,
         attempts=job.attempts,
@@ -193,15 +193,15 @@ def job_document(job: Job) -> JobDocument:
         timeout=carried.timeout,
         retry=carried.retry,
         worker=job.worker,
-        created_at=timestamp(job.created_at_us),
-        run_at=timestamp(job.run_at_us),
+        created_at=format_timestamp(job.created_at_us),
+        run_at=format_timestamp(job.run_at_us),
         started_at=_dated(job.started_at_us),
         lease_until=_dated(job.lease_until_us),
         ended_at=_dated(job.ended_at_us),
     )
 
 
-def raw(text: str) -> Raw:
+def raw_json(text: str) -> Raw:
     """Stored JSON as it is; what another program spoiled, as a text."""
     try:
         decode_json(text)
@@ -211,7 +211,7 @@ def raw(text: str) -> Raw:
 
 
 def _dated(us: int | None) -> str | None:
-    return None if us is None else timestamp(us)
+    return None if us is None else format_timestamp(us)
 
 
 def attempt_document(attempt: Attempt) -> AttemptDocument:
@@ -226,7 +226,7 @@ def attempt_document(attempt: Attempt) -> AttemptDocument:
         error=attempt.error,
         traceback=attempt.traceback,
         started_at=_dated(attempt.started_at_us),
-        ended_at=timestamp(attempt.ended_at_us),
+        ended_at=format_timestamp(attempt.ended_at_us),
         seconds=seconds,
     )
 
@@ -236,10 +236,10 @@ def line_document(line: LogLine) -> LogLineDocument:
     return LogLineDocument(
         attempt=line.attempt,
         claims=line.claims,
-        at=timestamp(line.at_us),
+        at=format_timestamp(line.at_us),
         level=line.level,
         text=line.text,
-        fields=None if line.fields is None else raw(line.fields),
+        fields=None if line.fields is None else raw_json(line.fields),
     )
 
 
@@ -269,8 +269,8 @@ def worker_document(worker: WorkerInfo) -> WorkerDocument:
         running=pulse.running,
         succeeded=pulse.succeeded,
         failed=pulse.failed,
-        started_at=timestamp(worker.started_at_us),
-        seen_at=timestamp(worker.seen_at_us),
+        started_at=format_timestamp(worker.started_at_us),
+        seen_at=format_timestamp(worker.seen_at_us),
     )
 
 
@@ -285,7 +285,7 @@ def _more(queues: Sequence[QueueInfo]) -> list[JobState]:
     return [state for state in JobState if any(state in queue.at_least for queue in queues)]
 
 
-def totals(queues: Sequence[QueueInfo]) -> dict[str, int]:
+def state_totals(queues: Sequence[QueueInfo]) -> dict[str, int]:
     """How many jobs are in each state, in all of these queues."""
     counts: Counter[str] = Counter()
     for each in queues:
@@ -298,7 +298,7 @@ def status_document(store: str, queues: Sequence[QueueInfo], workers: Sequence[W
     return StatusDocument(
         store=store,
         queues=[queue_document(each) for each in queues],
-        totals=totals(queues),
+        totals=state_totals(queues),
         at_least=_more(queues),
         workers=[worker_document(each) for each in workers],
     )

@@ -13,11 +13,11 @@ from msgspec import Meta
 from holdfast.app import Holdfast
 from holdfast.core.deferral import Deferral, correct_arguments, deferral_of
 from holdfast.core.errors import Busy, TooBroad
-from holdfast.core.models import Job, JobFilter, JobState, QueueInfo, Reason, WorkerCommand, WorkerInfo, microseconds
-from holdfast.core.validation import format_duration, nearest
+from holdfast.core.models import Job, JobFilter, JobState, QueueInfo, Reason, WorkerCommand, WorkerInfo, to_microseconds
+from holdfast.core.validation import did_you_mean, format_duration
 from holdfast.stores.base import Store
 from holdfast.tasks.command_policy import COMMAND
-from holdfast.views.formatting import clip, many, moment, span
+from holdfast.views.formatting import clip_text, count_noun, format_moment, format_span
 
 _ELSEWHERE = (
     "start a worker whose application has it, and let applications on one store have queues of their own: "
@@ -58,24 +58,24 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
         return [worker for worker in self.workers if worker.alive]
 
 
-async def known(app: Holdfast, job: Job) -> JobFacts:
+async def job_facts(app: Holdfast, job: Job) -> JobFacts:
     """What there is to know about a job's chances."""
     from holdfast.worker.executors.process_group import is_gone
 
-    store = await app.opened()
+    store = await app.open_store()
     workers = await store.query.workers()
     most = _COUNTED + 1 if job.state is JobState.QUEUED else 1
     queues = [queue for queue in await store.query.queues(recent=_MINUTE, most=most) if queue.name == job.queue]
     ahead, exact = await _ahead(store, job, queues) if job.state is JobState.QUEUED else (0, True)
     return JobFacts(
-        now_us=await store.now_us(),
+        now_us=await store.server_time_us(),
         paused=any(queue.paused for queue in queues),
         deaf=app.settings.transport != "none" and any(queue.announced is None for queue in queues),
         workers=tuple(workers),
         gone=frozenset(each.pulse.worker for each in workers if is_gone(each.pulse.host, each.pulse.pid)),
         silence=app.settings.beat + _LATE,
         defer_for=app.settings.defer_for,
-        tasks=frozenset(app.registry.names()) or None if app.settings.app is not None else None,
+        tasks=frozenset(app.registry.task_names()) or None if app.settings.app is not None else None,
         ahead=ahead,
         exact=exact,
     )
@@ -108,22 +108,22 @@ async def _counted_ahead(store: Store, job: Job) -> int:
             return ahead
 
 
-def serves(worker: WorkerInfo, queue: str) -> bool:
+def serves_queue(worker: WorkerInfo, queue: str) -> bool:
     """Whether this worker takes jobs of the queue. One whose key is limited says patterns."""
     names = [name.partition(":")[0].strip() for name in worker.pulse.queues.split(",")]
     return worker.order is WorkerCommand.NONE and any(fnmatchcase(queue, name) for name in names)
 
 
-def explain(job: Job, known: JobFacts) -> Iterator[Explanation]:
+def explain_job(job: Job, known: JobFacts) -> Iterator[Explanation]:
     """Every reason, the most telling first. Never empty."""
     match job.state:
         case JobState.RUNNING:
             yield _running(job, known)
         case JobState.SUCCEEDED:
-            text = f"it has succeeded, at {moment(job.ended_at_us)}"
+            text = f"it has succeeded, at {format_moment(job.ended_at_us)}"
             yield Explanation("succeeded", text, f"to run it again: holdfast replay {job.id} --force")
         case JobState.CANCELLED:
-            text = f"it was cancelled, at {moment(job.ended_at_us)}"
+            text = f"it was cancelled, at {format_moment(job.ended_at_us)}"
             yield Explanation("cancelled", text, f"to run it after all: holdfast replay {job.id}")
         case JobState.DEAD:
             yield _dead(job)
@@ -137,18 +137,21 @@ def explain(job: Job, known: JobFacts) -> Iterator[Explanation]:
 
 def _running(job: Job, known: JobFacts) -> Explanation:
     if job.lease_until_us is not None and job.lease_until_us <= known.now_us:
-        text = f"its lease ran out at {moment(job.lease_until_us)}: worker {job.worker} died, froze or was cut off"
+        text = (
+            f"its lease ran out at {format_moment(job.lease_until_us)}: worker {job.worker} died, froze or was cut off"
+        )
         return Explanation(
             "lease_expired", text, "any worker that does maintenance recovers it; start one if none is alive"
         )
-    since = "" if job.started_at_us is None else f" since {moment(job.started_at_us)}"
+    since = "" if job.started_at_us is None else f" since {format_moment(job.started_at_us)}"
     where = f"it is running on worker {job.worker}{since}, attempt {job.attempts}"
     if job.cancelling:
         text = f"{where}, and was asked to stop"
         return Explanation("cancelling", text, "a handler in a thread stops when it looks; one in a process is killed")
     doubts = [doubt for each in known.alive if each.pulse.worker == job.worker and (doubt := _doubt(each, known))]
     if doubts and job.lease_until_us is not None:
-        text = f"{where}; but {doubts[0]}: if that worker died, the job runs again after {moment(job.lease_until_us)}"
+        until = format_moment(job.lease_until_us)
+        text = f"{where}; but {doubts[0]}: if that worker died, the job runs again after {until}"
         return Explanation("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
     return Explanation("running", where, f"to stop it: holdfast cancel {job.id}")
 
@@ -156,7 +159,7 @@ def _running(job: Job, known: JobFacts) -> Explanation:
 def _doubt(worker: WorkerInfo, known: JobFacts) -> str:
     """Words for why a worker that counts as alive may not be; empty where nothing speaks against it."""
     silent = timedelta(microseconds=known.now_us - worker.seen_at_us)
-    heard = f"worker {worker.pulse.worker} was last heard from {span(silent)} ago"
+    heard = f"worker {worker.pulse.worker} was last heard from {format_span(silent)} ago"
     if worker.pulse.worker in known.gone:
         return f"{heard}, and this host has no process {worker.pulse.pid}"
     return heard if silent > known.silence else ""
@@ -164,8 +167,8 @@ def _doubt(worker: WorkerInfo, known: JobFacts) -> str:
 
 def _dead(job: Job) -> Explanation:
     replayed = f"holdfast replay {job.id}"
-    error = f": {clip(job.error)}" if job.error else ""
-    dead = f"it is dead since {moment(job.ended_at_us)}, "
+    error = f": {clip_text(job.error)}" if job.error else ""
+    dead = f"it is dead since {format_moment(job.ended_at_us)}, "
     match job.reason:
         case Reason.BUDGET:
             text, remedy = (
@@ -194,22 +197,23 @@ def _not_due(job: Job, known: JobFacts) -> Iterator[Explanation]:
     if job.state is JobState.QUEUED or wait <= timedelta(0):
         return
     if job.state is JobState.FAILED:
-        text = f"attempt {job.attempts} failed: {clip(job.error or 'no error text')}"
-        following = f"the next is in {span(wait)}, at {moment(job.run_at_us)}"
+        text = f"attempt {job.attempts} failed: {clip_text(job.error or 'no error text')}"
+        following = f"the next is in {format_span(wait)}, at {format_moment(job.run_at_us)}"
         yield Explanation("retry_later", f"{text}; {following}", f"to run it now: holdfast replay {job.id}")
     elif deferral := deferral_of(job):
         yield _deferred(job, deferral, known)
     else:
-        yield Explanation("scheduled", f"it is scheduled for {moment(job.run_at_us)}, in {span(wait)}")
+        yield Explanation("scheduled", f"it is scheduled for {format_moment(job.run_at_us)}, in {format_span(wait)}")
 
 
 def _deferred(job: Job, deferral: Deferral, known: JobFacts) -> Explanation:
-    began = microseconds(deferral.since)
+    began = to_microseconds(deferral.since)
     dead = max(job.run_at_us, began + known.defer_for // timedelta(microseconds=1))
     text = (
-        f"deferred since {moment(began)}: worker {job.worker} cannot run it: {clip(deferral.cause, _CAUSE)}; "
-        f"next try at {moment(job.run_at_us)}; "
-        f"dead ({job.reason}) at {moment(dead)} (defer_for {format_duration(known.defer_for)})"
+        f"deferred since {format_moment(began)}: worker {job.worker} cannot run it: "
+        f"{clip_text(deferral.cause, _CAUSE)}; "
+        f"next try at {format_moment(job.run_at_us)}; "
+        f"dead ({job.reason}) at {format_moment(dead)} (defer_for {format_duration(known.defer_for)})"
     )
     remedy = "start workers with the code that submits it"
     if job.reason == Reason.PAYLOAD:
@@ -221,11 +225,11 @@ def _obstacles(job: Job, known: JobFacts) -> Iterator[Explanation]:
     if known.paused:
         yield Explanation("paused", f"queue {job.queue} is paused", f"holdfast queue resume {job.queue}")
     yield from _unknown_task(job, known)
-    if not any(serves(worker, job.queue) for worker in known.alive):
+    if not any(serves_queue(worker, job.queue) for worker in known.alive):
         others = ""
         if known.alive and not known.discreet:
             does = "serves other queues or is" if len(known.alive) == 1 else "serve other queues or are"
-            others = f"; {many(len(known.alive), 'living worker')} {does} stopping"
+            others = f"; {count_noun(len(known.alive), 'living worker')} {does} stopping"
         text = f"no living worker serves queue {job.queue}{others}"
         yield Explanation("no_worker", text, f"holdfast worker start --queues {job.queue}")
     elif known.deaf:
@@ -246,7 +250,7 @@ def _doubtful_task(job: Job, known: JobFacts) -> Iterator[Explanation]:
     """A task that the application of this call does not have, and of which no worker has said anything."""
     if known.tasks is None or job.task in known.tasks or job.task == COMMAND or job.reason == Reason.NO_HANDLER:
         return
-    text = f"task {job.task} is not registered in this application{nearest(job.task, known.tasks)}"
+    text = f"task {job.task} is not registered in this application{did_you_mean(job.task, known.tasks)}"
     wrong = f"if the name is wrong, holdfast cancel {job.id} and correct the name where it is submitted"
     if serving := _serving(job, known):
         hint = f"worker {serving[0].pulse.worker}, which serves its queue, may have it"
@@ -267,20 +271,20 @@ def _in_line(job: Job, known: JobFacts) -> Iterator[Explanation]:
         yield Explanation("suspect", text, "look in the workers' logs for what happened to the last attempt")
     serving = _serving(job, known)
     if serving and all(worker.pulse.running >= worker.pulse.concurrency for worker in serving):
-        busy = "" if known.discreet else f", with {many(sum(worker.pulse.running for worker in serving), 'job')}"
+        busy = "" if known.discreet else f", with {count_noun(sum(worker.pulse.running for worker in serving), 'job')}"
         yield Explanation("busy", f"every worker of its queue is busy{busy}", "start more, or raise --concurrency")
     if known.exact is None:
         text = f"its place in the line is not known: over {_COUNTED:,} jobs of queue {job.queue} are ready"
         yield Explanation("place_unknown", text, "start more workers, or give urgent jobs a higher priority")
     elif known.ahead:
-        number = ("" if known.exact else "up to ") + many(known.ahead, "job")
+        number = ("" if known.exact else "up to ") + count_noun(known.ahead, "job")
         text = f"it waits behind {number} of queue {job.queue}"
         yield Explanation(
             "behind", text, "start more workers, or give urgent jobs a higher priority or a queue of their own"
         )
     doubts = [_doubt(worker, known) for worker in serving]
     if serving and all(doubts):
-        others = f" (and {many(len(serving) - 1, 'other')} as silent)" if len(serving) > 1 else ""
+        others = f" (and {count_noun(len(serving) - 1, 'other')} as silent)" if len(serving) > 1 else ""
         text = f"{doubts[0]}{others}: if it died, nobody takes the job"
         yield Explanation("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
     elif not known.ahead and known.exact is not None and not job.losses:
@@ -288,4 +292,4 @@ def _in_line(job: Job, known: JobFacts) -> Iterator[Explanation]:
 
 
 def _serving(job: Job, known: JobFacts) -> Sequence[WorkerInfo]:
-    return [worker for worker in known.alive if serves(worker, job.queue)]
+    return [worker for worker in known.alive if serves_queue(worker, job.queue)]

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.core.errors import Invalid
-from holdfast.core.models import JobFilter, JobState, instant
+from holdfast.core.models import JobFilter, JobState, to_datetime
 from holdfast.core.validation import check_name, check_tag, check_task_name, parse_duration, parse_instant
 
 
@@ -31,7 +31,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
         """Whether any was given."""
         return self != Filters()
 
-    async def build(self, app: Holdfast, states: tuple[JobState, ...] = ()) -> JobFilter:
+    async def build_filter(self, app: Holdfast, states: tuple[JobState, ...] = ()) -> JobFilter:
         """The filter; ``states`` where no ``--state`` was given. Invalid names the option that is wrong."""
         return JobFilter(
             states=tuple(JobState(name) for name in self.state) or states,
@@ -53,6 +53,6 @@ async def _instant(app: Holdfast, field: str, text: str | None) -> datetime | No
     if re.match(r"\d{4}-", text):
         return parse_instant(text, field)
     try:
-        return instant(await (await app.opened()).now_us()) - parse_duration(text, field)
+        return to_datetime(await (await app.open_store()).server_time_us()) - parse_duration(text, field)
     except Invalid:
         raise Invalid(field, text, 'give how long ago ("2h", "7d") or an instant ("2030-01-31T08:00:00Z")') from None

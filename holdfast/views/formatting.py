@@ -5,43 +5,43 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-from holdfast.core.models import instant
+from holdfast.core.models import to_datetime
 
 # What moves a cursor, colours, reorders or hides text: a payload must not be able to do that to its reader.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]")
 _NAMES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-def safe(text: object, *, lines: bool = False) -> str:
+def safe_text(text: object, *, lines: bool = False) -> str:
     """``text`` with control, bidirectional and invisible characters written out; ``lines`` keeps line ends and tabs."""
 
-    def spell(found: re.Match[str]) -> str:
+    def escape_character(found: re.Match[str]) -> str:
         character = found.group()
         if lines and character in "\n\t":
             return character
         code = ord(character)
         return _NAMES.get(character) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
 
-    return UNSAFE.sub(spell, str(text))
+    return UNSAFE.sub(escape_character, str(text))
 
 
-def clip(text: str, limit: int = 120) -> str:
+def clip_text(text: str, limit: int = 120) -> str:
     """The first line of ``text``, safe, at most ``limit`` characters."""
-    first = safe(text.strip().split("\n", 1)[0])
+    first = safe_text(text.strip().split("\n", 1)[0])
     return first if len(first) <= limit else first[: limit - 1] + "…"
 
 
-def timestamp(us: int) -> str:
+def format_timestamp(us: int) -> str:
     """Microseconds since 1970 as RFC 3339 in UTC."""
-    return instant(us).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return to_datetime(us).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def moment(us: int | None) -> str:
+def format_moment(us: int | None) -> str:
     """An instant for people: to the second; ``-`` for none."""
-    return "-" if us is None else instant(us).strftime("%Y-%m-%d %H:%M:%SZ")
+    return "-" if us is None else to_datetime(us).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def span(length: timedelta | float) -> str:
+def format_span(length: timedelta | float) -> str:
     """A span for people: its two largest units."""
     seconds = length.total_seconds() if isinstance(length, timedelta) else length
     if abs(seconds) < 10:
@@ -55,6 +55,6 @@ def span(length: timedelta | float) -> str:
     return sign + " ".join(parts[:2])
 
 
-def many(number: int, thing: str) -> str:
+def count_noun(number: int, thing: str) -> str:
     """``1 job``, ``2 jobs``."""
     return f"{number} {thing}{'' if number == 1 else 's'}"

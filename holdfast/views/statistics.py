@@ -67,16 +67,16 @@ class FiguresDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 def figures_document(figures: JobStats, minutes: int) -> FiguresDocument:
     """What was counted."""
-    attempts = figures.by(lambda group: group.attempts)
+    attempts = figures.count_by(lambda group: group.attempts)
     return FiguresDocument(
         counts=_counts(figures),
         at_least=[state for state in JobState if state in figures.at_least],
         most=figures.most,
-        scheduled_for_retry=figures.number(lambda group: group.later and group.state is JobState.FAILED),
+        scheduled_for_retry=figures.count_jobs(lambda group: group.later and group.state is JobState.FAILED),
         attempts={str(number): attempts[number] for number in sorted(attempts)},
         by_queue=[
-            QueueCounts(name=queue, counts=_counts(figures.of(queue.__eq__)))
-            for queue in sorted(figures.by(lambda group: group.queue))
+            QueueCounts(name=queue, counts=_counts(figures.for_queues(queue.__eq__)))
+            for queue in sorted(figures.count_by(lambda group: group.queue))
         ],
         by_worker=_by_worker(figures.groups),
         recent=_recent(figures, minutes),
@@ -98,7 +98,7 @@ def _recent(figures: JobStats, minutes: int) -> RecentStatsDocument:
 
 
 def _counts(figures: JobStats, which: Callable[[CountGroup], bool] = lambda group: True) -> dict[str, int]:
-    return _named(figures.by(lambda group: group.state, which))
+    return _named(figures.count_by(lambda group: group.state, which))
 
 
 def _named(counts: Mapping[JobState, int]) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """The HTTP API: the whole queue for any language, as an ASGI application on Starlette.
 
-asgi.py               `create_app`: the stack of middlewares, the router, the call of an operation
+asgi.py               the application: the stack of middlewares, the router, the call of an operation
 middleware.py         requests and metrics, traces, problem documents, admission
 routing.py            operations, the table of them, and the router over it
 responses.py          a request, its answers and refusals
@@ -14,6 +14,25 @@ connection_limits.py  the program's connections: how many, and how long they may
 principal.py          the caller of a request, with its scopes and queues
 """
 
-from holdfast.web.asgi import create_app
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.app import Holdfast
+
+if TYPE_CHECKING:
+    from holdfast.web.asgi import Api
 
 __all__ = ["create_app"]
+
+
+def create_app(app: Holdfast, *, checks_hosts: bool = False) -> Api:
+    """Returns the HTTP API of this application, to be served, or mounted in any ASGI application.
+
+    It has a store of its own, whose calls have a deadline; the application stays as it is. Served by itself it opens
+    this store at the start and closes it at the end. Mounted, it opens the store with the first request; closing the
+    application closes it. ``checks_hosts``: refuse names that a page of another site could have made up.
+    """
+    from holdfast.web.asgi import Api  # Starlette: `holdfast keys` works without the extra
+
+    return Api(app, checks_hosts=checks_hosts)

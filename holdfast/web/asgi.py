@@ -66,18 +66,8 @@ _CALL_DEADLINE = 1.5  # seconds a request waits for the store: 503 comes within 
 _SINGLE, _BATCH = 4, 20  # payload limits a body may be as long as
 
 
-def create_app(app: Holdfast, *, checks_hosts: bool = False) -> Api:
-    """Returns the HTTP API of this application, to be served, or mounted in any ASGI application.
-
-    It has a store of its own, whose calls have a deadline; the application stays as it is. Served by itself it opens
-    this store at the start and closes it at the end. Mounted, it opens the store with the first request; closing the
-    application closes it. ``checks_hosts``: refuse names that a page of another site could have made up.
-    """
-    return Api(app, checks_hosts=checks_hosts)
-
-
 class Api:
-    """Made by ``create_app``."""
+    """The HTTP API of one application, made by ``holdfast.web.create_app``."""
 
     def __init__(self, app: Holdfast, *, checks_hosts: bool = False) -> None:
         self.app = app = WithDeadline(app, _CALL_DEADLINE)
@@ -106,7 +96,7 @@ class Api:
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
     async def _respond(self, request: ApiRequest, operation: Operation, path: Mapping[str, str]) -> ApiResponse:
         request.template = operation.path
-        caller = self._gate.admit(request, operation)
+        caller = self._gate.authorize_operation(request, operation)
         call = RequestContext(
             app=self.app,
             caller=caller,
@@ -133,19 +123,19 @@ class Api:
         except Gone:
             raise
         except Exception as error:
-            self._audit.refused(call, operation, error)
+            self._audit.record_refusal(call, operation, error)
             raise
-        await self._audit.asked(call, operation)
+        await self._audit.record_request(call, operation)
         try:
             answer = await operation.handler(call)
         except Exception as error:
-            await self._audit.done(call, operation, error)
+            await self._audit.record_result(call, operation, error)
             raise
-        await self._audit.done(call, operation, answer)
+        await self._audit.record_result(call, operation, answer)
         return answer
 
     def _warnings(self) -> list[str]:
-        return [*self._gate.warnings(), *self._audit.warnings()]
+        return [*self._gate.list_warnings(), *self._audit.list_warnings()]
 
     async def _read(self, call: RequestContext, operation: Operation) -> None:
         """Read what the request says beside its path."""

@@ -18,8 +18,8 @@ from holdfast.app import Holdfast
 from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.core.events import ApiChange, ApiSubmission, AuditFailed
 from holdfast.settings.settings import Settings
-from holdfast.telemetry.audit_file import AuditFile, check
-from holdfast.views.formatting import timestamp
+from holdfast.telemetry.audit_file import AuditFile, check_writable
+from holdfast.views.formatting import format_timestamp
 from holdfast.web.problems import RETRY_AFTER, answer_to
 from holdfast.web.responses import ApiResponse, Refusal
 from holdfast.web.routing import Operation, RequestContext
@@ -69,11 +69,11 @@ class Audit:
         self._file = _file(app.settings)
         self._problem = ""
 
-    def warnings(self) -> list[str]:
+    def list_warnings(self) -> list[str]:
         """What is to be seen to, in words for everybody; the log says more."""
         return ["the audit file cannot be written; calls that change something are refused"] if self._problem else []
 
-    async def asked(self, call: RequestContext, operation: Operation) -> None:
+    async def record_request(self, call: RequestContext, operation: Operation) -> None:
         """Before the change. Refusal where it could not be recorded."""
         if self._file is None:
             return
@@ -86,7 +86,7 @@ class Audit:
             raise Refusal(503, "audit_unavailable", detail, "try again; nothing was changed", retry) from None
         self._problem = ""
 
-    async def done(self, call: RequestContext, operation: Operation, ended: ApiResponse | Exception) -> None:
+    async def record_result(self, call: RequestContext, operation: Operation, ended: ApiResponse | Exception) -> None:
         """After it, however it ended."""
         if not self._is_heard(operation):
             return
@@ -100,7 +100,7 @@ class Audit:
             except Unavailable as error:
                 self._tell_failure(f"what came of request {call.request.id} is not recorded: {error}")
 
-    def refused(self, call: RequestContext, operation: Operation, error: Exception) -> None:
+    def record_refusal(self, call: RequestContext, operation: Operation, error: Exception) -> None:
         """A call that was not understood, and changed nothing. It waits for no file."""
         if not self._is_heard(operation):
             return
@@ -108,15 +108,15 @@ class Audit:
         outcome = _outcome(answer, call)
         self._emit(call, operation, answer.status, outcome)
         if self._file is not None:
-            self._file.offer(_encode(_entry("refused", call, operation, status=answer.status, **outcome)))
+            self._file.add_later(_encode(_entry("refused", call, operation, status=answer.status, **outcome)))
 
     def _is_heard(self, operation: Operation) -> bool:
         """Whether anybody wants to know: submissions come by the thousand."""
-        return self._file is not None or self._app.events.listens(_kind(operation))
+        return self._file is not None or self._app.events.has_subscriber(_kind(operation))
 
     def _emit(self, call: RequestContext, operation: Operation, status: int, outcome: Mapping[str, Any]) -> None:
         kind = _kind(operation)
-        if self._app.events.listens(kind):
+        if self._app.events.has_subscriber(kind):
             self._app.events.emit(
                 kind(
                     operation=operation.name,
@@ -142,7 +142,7 @@ def _file(settings: Settings) -> AuditFile | None:
     path = Path(settings.audit_file)
     if settings.keys_file is not None and path.resolve() == Path(settings.keys_file).resolve():
         raise ConfigError(f"audit_file, keys_file: {path} cannot be both; name another file")
-    check(path)
+    check_writable(path)
     return AuditFile(path)
 
 
@@ -154,7 +154,7 @@ def _entry(
     step: Literal["asked", "done", "refused"], call: RequestContext, operation: Operation, **said: Any
 ) -> AuditEntry:
     return AuditEntry(
-        at=timestamp(time.time_ns() // 1000),
+        at=format_timestamp(time.time_ns() // 1000),
         step=step,
         who=call.caller.name,
         address=call.caller.address[:64],

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.app import Holdfast
-from holdfast.core.errors import shown
+from holdfast.core.errors import quote_value
 from holdfast.core.events import KeyRefused
 from holdfast.settings.settings import Settings
-from holdfast.web.client_address import Proxies, host_of, is_unforgeable, neighbourhood
+from holdfast.web.client_address import Proxies, address_network, host_of, is_unforgeable
 from holdfast.web.cors import Origins
 from holdfast.web.key_usage import KeyUsage
 from holdfast.web.keyring import Keyring
 from holdfast.web.keys import KeyCheck
-from holdfast.web.principal import Principal, unauthorized
+from holdfast.web.principal import Principal, unauthorized_refusal
 from holdfast.web.rate_limit import Rate
 from holdfast.web.responses import ApiRequest, ApiResponse, Header, Refusal
 from holdfast.web.routing import METRICS, Operation
@@ -47,16 +47,16 @@ class Authenticator:
         self._by_key = _rate("key", settings.key_rate, settings, app)
         self._refused = Rate("address", settings.refused_keys / 60, settings.refused_keys, clock)
 
-    def warnings(self) -> list[str]:
+    def list_warnings(self) -> list[str]:
         """What is to be seen to, in words for everybody; the log says more."""
         if self._keyring is None or self._keyring.problem is None:
             return []
         return ["the file of keys cannot be used as it is; the last good keys are in force"]
 
-    def enter(self, scope: Mapping[str, Any], request: ApiRequest) -> ApiResponse | None:
+    def authenticate_request(self, scope: Mapping[str, Any], request: ApiRequest) -> ApiResponse | None:
         """Let a request in, before it is known what it asks; the answer where nothing more is to be asked."""
-        request.client = self._proxies.client(request.client, scope["headers"])
-        request.added += self._origins.headers(request)
+        request.client = self._proxies.client_of(request.client, scope["headers"])
+        request.added += self._origins.response_headers(request)
         if scope.get("scheme") == "https":
             request.added.append(_HSTS)
         if b"host" in request.repeated:
@@ -64,7 +64,7 @@ class Authenticator:
         if self._checks_hosts:
             self._check_host(request)
         if self._by_address is not None and request.path != _LIVE:
-            _take(self._by_address, neighbourhood(request.client), request)
+            _take(self._by_address, address_network(request.client), request)
         return self._origins.preflight(request)
 
     def _check_host(self, request: ApiRequest) -> None:
@@ -74,24 +74,24 @@ class Authenticator:
         host = host_of(said)
         if host is None or not (host in self._hosts or host == self._own_host or is_unforgeable(host)):
             remedy = "call it by its address, or name this host in allowed_hosts"
-            raise Refusal(421, "unknown_host", f"this API is not called {shown(said.decode('latin-1'))}", remedy)
+            raise Refusal(421, "unknown_host", f"this API is not called {quote_value(said.decode('latin-1'))}", remedy)
 
-    def admit(self, request: ApiRequest, operation: Operation) -> Principal:
+    def authorize_operation(self, request: ApiRequest, operation: Operation) -> Principal:
         """Who asks for this operation; Refusal where they may not."""
-        self._origins.check(request)
+        self._origins.check_origin(request)
         scope = None if self._metrics_open and operation.group == METRICS else operation.scope
         if self._keyring is None or scope is None:
             return Principal(address=request.client)
         shown = _shown_key(request)
         found = self._keyring.find(shown)
         if found is None:
-            raise self._unauthorized(request, self._keyring.judge(shown))
+            raise self._unauthorized(request, self._keyring.check_token(shown))
         key_id, key = found
-        self._usage.note(key_id)
+        self._usage.record_use(key_id)
         if self._by_key is not None:
             _take(self._by_key, key_id, request)
         caller = Principal(key=key_id, scopes=frozenset(key.scopes), queues=key.queues, address=request.client)
-        if not caller.may(scope):
+        if not caller.has_scope(scope):
             self._tell(request, key_id, f"{operation.name} needs the scope {scope}")
             told = (b"www-authenticate", f'Bearer error="insufficient_scope", scope="{scope}"'.encode())
             raise Refusal(403, "forbidden", f"this key lacks the scope {scope}", f"use a key with scope {scope}", told)
@@ -102,11 +102,11 @@ class Authenticator:
         return self._keyring is None or self._keyring.find(_shown_key(request)) is not None
 
     def _unauthorized(self, request: ApiRequest, judged: KeyCheck) -> Refusal:
-        taken = self._refused.take(neighbourhood(request.client))
+        taken = self._refused.take(address_network(request.client))
         if not taken.allowed:
-            return self._refused.refusal(taken, "these are more refused keys than one address may show")
+            return self._refused.rate_refusal(taken, "these are more refused keys than one address may show")
         self._tell(request, judged.key_id or "nobody", judged.problem or "the key became good just now")
-        return unauthorized()
+        return unauthorized_refusal()
 
     def _tell(self, request: ApiRequest, who: str, problem: str) -> None:
         self._events.emit(KeyRefused(who=who, address=request.client, request_id=request.id, problem=problem))
@@ -118,9 +118,9 @@ def _rate(what: str, per_second: int | None, settings: Settings, app: Holdfast) 
 
 def _take(rate: Rate, name: str, request: ApiRequest) -> None:
     taken = rate.take(name)
-    request.added += rate.headers(taken)
+    request.added += rate.rate_headers(taken)
     if not taken.allowed:
-        raise rate.refusal(taken)
+        raise rate.rate_refusal(taken)
 
 
 def _shown_key(request: ApiRequest) -> str:

@@ -19,11 +19,11 @@ _ASKED_MOST = 100  # jobs that are asked for together: each may have a large pay
 
 def check_task(call: RequestContext, task: str) -> None:
     """A command job is a program of the caller's choosing: only ``admin`` may choose one."""
-    if task == COMMAND and not call.caller.may("admin"):
+    if task == COMMAND and not call.caller.has_scope("admin"):
         raise Refusal(403, "forbidden", "a command job needs the scope admin", "use a key with scope admin")
 
 
-async def stored(
+async def submit_authorized(
     call: RequestContext,
     jobs: Sequence[NewJob],
     store: Callable[[], Awaitable[T]],
@@ -64,11 +64,11 @@ async def _is_taken(call: RequestContext, jobs: Sequence[NewJob]) -> bool:
     bodies = call.body.get("jobs", [call.body])
     if await _is_foreign(call, [job.id for job, said in zip(jobs, bodies, strict=True) if "id" in said]):
         return True
-    store = await call.app.opened()
+    store = await call.app.open_store()
     keys = [job.key for job in jobs if job.key is not None]
     for start in range(0, len(keys), _ASKED_MOST):
         found = await store.query.by_keys(keys[start : start + _ASKED_MOST])
-        if any(job is not None and not call.caller.allows(job.queue) for job in found):
+        if any(job is not None and not call.caller.allows_queue(job.queue) for job in found):
             return True
     return False
 
@@ -77,5 +77,5 @@ async def _is_foreign(call: RequestContext, ids: Sequence[str]) -> bool:
     """Whether one of these ids is that of a job in another's queue."""
     if not ids:
         return False
-    found = await (await call.app.opened()).query.summaries(ids)
-    return any(job is not None and not call.caller.allows(job.queue) for job in found)
+    found = await (await call.app.open_store()).query.summaries(ids)
+    return any(job is not None and not call.caller.allows_queue(job.queue) for job in found)

@@ -16,7 +16,7 @@ from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.validation import LONGEST, RATE_PATTERN, check_key
 from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL
 from holdfast.tasks.codec import Words
-from holdfast.views.bulk_operations import CANCEL, DELETE, BulkOperation, PacedCalls, by_state, replaying
+from holdfast.views.bulk_operations import CANCEL, DELETE, BulkOperation, PacedCalls, by_state, replay_operation
 from holdfast.views.documents import ID, JobDocument, JobSnapshot
 from holdfast.web.authorization import check_task
 from holdfast.web.examples import JOB
@@ -28,17 +28,17 @@ from holdfast.web.fields import (
     an_object,
     array_of,
     at_most_one,
-    flag,
+    check_flag,
+    check_rate,
     named_as_said,
     none_of,
-    number,
+    number_check,
     only_true,
-    rate,
-    seconds,
-    text,
+    seconds_check,
+    text_check,
 )
-from holdfast.web.jobs import chosen, find_job
-from holdfast.web.responses import ApiResponse, document
+from holdfast.web.jobs import find_job, parse_filter
+from holdfast.web.responses import ApiResponse, json_response
 from holdfast.web.routing import Handler, Operation, RequestContext, ResponseSpec
 
 MOST = 1000
@@ -95,31 +95,31 @@ LIMIT = Field(
     name="limit",
     schema={"type": "integer", "minimum": 1, "maximum": MOST, "default": MOST},
     doc="Jobs this call changes at most.",
-    check=number(1, MOST),
+    check=number_check(1, MOST),
     example=MOST,
 )
 DRY_RUN = Field(
-    name="dry_run", schema={"type": "boolean", "default": False}, doc="Only count.", check=flag, example=True
+    name="dry_run", schema={"type": "boolean", "default": False}, doc="Only count.", check=check_flag, example=True
 )
 _FORCE = Field(
     name="force",
     schema={"type": "boolean", "default": False},
     doc="Also what has succeeded.",
-    check=flag,
+    check=check_flag,
     example=False,
 )
 RATE = Field(
     name="rate",
     schema={"type": "string", "pattern": RATE_PATTERN},
     doc="How many become ready in a second, minute (`m`), hour or day; the others are `scheduled` until then.",
-    check=rate,
+    check=check_rate,
     example="10/s",
 )
 AFTER = Field(
     name="after",
     schema={"type": "number", "minimum": 0, "maximum": _LATEST, "default": 0},
     doc="Seconds until the first is ready: where a call goes on at a `rate`, what `seconds` of the one before said.",
-    check=seconds(_LATEST),
+    check=seconds_check(_LATEST),
     example=0,
 )
 _PAYLOAD = Field(
@@ -134,7 +134,7 @@ _SELECTION = (
         name="ids",
         schema=_IDS,
         doc="These jobs, each by its id or `key:NAME`.",
-        check=array_of(text(1, 600), MOST),
+        check=array_of(text_check(1, 600), MOST),
         example=[ID],
     ),
     Field(
@@ -173,16 +173,16 @@ async def cancel_one(call: RequestContext) -> ApiResponse:
     job = await find_job(call, call.path["job_id"])
     await call.app.cancel_one(job.id)
     call.changed.append(job.id)
-    return document(200, call.shown(await call.app.get(job.id)))
+    return json_response(200, call.visible_job(await call.app.get(job.id)))
 
 
 async def replay_one(call: RequestContext) -> ApiResponse:
     """Queue a job again."""
     job = await find_job(call, call.path["job_id"])
-    return await replayed(call, job)
+    return await replay_job(call, job)
 
 
-async def replayed(call: RequestContext, job: Job) -> ApiResponse:
+async def replay_job(call: RequestContext, job: Job) -> ApiResponse:
     """Queue this job again as the body says; the answer."""
     force, payload = call.body.get("force", False), call.body.get("payload")
     if payload is not None:
@@ -195,7 +195,7 @@ async def replayed(call: RequestContext, job: Job) -> ApiResponse:
             raise NotFound(f"there is no job {job.id}")
         check_replay(job.id, state, force=force)
     call.changed.append(job.id)
-    return document(200, call.shown(await call.app.get(job.id)))
+    return json_response(200, call.visible_job(await call.app.get(job.id)))
 
 
 async def delete_one(call: RequestContext) -> ApiResponse:
@@ -214,8 +214,8 @@ async def delete_one(call: RequestContext) -> ApiResponse:
 # ── many ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _on_many(deed: BulkOperation | None) -> Handler:
     async def handle(call: RequestContext) -> ApiResponse:
-        done = deed or replaying(force=call.body.get("force", False), rate=call.body.get("rate"))
-        return document(200, await carried_out(call, done, call.body))
+        done = deed or replay_operation(force=call.body.get("force", False), rate=call.body.get("rate"))
+        return json_response(200, await carried_out(call, done, call.body))
 
     return handle
 
@@ -233,7 +233,7 @@ async def carried_out(
     turns = PacedCalls(deed, timedelta(seconds=said.get("after", 0)))
     if ids is not None:
         return await _named(call, deed, turns, ids, dry_run=dry_run)
-    wheres = by_state(await chosen(call, said.get("filter") or {}, tuple(states)), deed.legal)
+    wheres = by_state(await parse_filter(call, said.get("filter") or {}, tuple(states)), deed.legal)
     return await (_counted(call.app, turns, wheres) if dry_run else _matched(call, deed, turns, wheres, limit))
 
 
@@ -243,9 +243,9 @@ async def _named(
     own, others = await _own(call, references)
     if dry_run:
         return _would(sum(job.state in deed.legal for job in own), turns, len(own))
-    operated = await getattr(call.app, deed.name)([job.id for job in own], limit=MOST, **turns.options())
+    operated = await getattr(call.app, deed.name)([job.id for job in own], limit=MOST, **turns.batch_options())
     call.changed += [job_id for job_id, _ in operated.changed]
-    turns.passed(len(own))  # those that were refused had a turn, too
+    turns.pace_batch(len(own))  # those that were refused had a turn, too
     return _done(operated.changed, [*operated.refused, *others], turns, more=False)
 
 
@@ -253,8 +253,8 @@ async def _own(call: RequestContext, references: Sequence[str]) -> tuple[list[Jo
     """Outlines of the jobs that are meant, each once, and what stands for none of the caller's queues: a thousand whole
     jobs might be more than there is memory for."""
     ids = await _ids(call, references)
-    jobs = await (await call.app.opened()).query.summaries(list(dict.fromkeys(filter(None, ids.values()))))
-    own = {job.id: job for job in jobs if job is not None and call.caller.allows(job.queue)}
+    jobs = await (await call.app.open_store()).query.summaries(list(dict.fromkeys(filter(None, ids.values()))))
+    own = {job.id: job for job in jobs if job is not None and call.caller.allows_queue(job.queue)}
     return list(own.values()), [(each, None) for each, job_id in ids.items() if job_id not in own]
 
 
@@ -268,7 +268,7 @@ async def _ids(call: RequestContext, references: Sequence[str]) -> dict[str, str
         else:
             job_id = call.app.handle(each).id
             ids[job_id] = job_id
-    store = await call.app.opened()
+    store = await call.app.open_store()
     keys = [each for each in ids if each.startswith("key:")]
     for start in range(0, len(keys), _KEYS_AT_ONCE):
         piece = keys[start : start + _KEYS_AT_ONCE]
@@ -279,7 +279,7 @@ async def _ids(call: RequestContext, references: Sequence[str]) -> dict[str, str
 
 async def _counted(app: Holdfast, turns: PacedCalls, wheres: Sequence[JobFilter]) -> BulkAnswer:
     """Refused where the change itself would be, and only there: what is too much to be counted is ``more``."""
-    store, number, more = await app.opened(), 0, False
+    store, number, more = await app.open_store(), 0, False
     for where in _together(wheres):
         try:
             found = await store.query.count(where, most=MOST, seconds=CHOOSE)
@@ -305,7 +305,7 @@ def _together(wheres: Sequence[JobFilter]) -> list[JobFilter]:
 
 
 def _would(number: int, turns: PacedCalls, passed: int, *, more: bool = False) -> BulkAnswer:
-    turns.passed(passed)
+    turns.pace_batch(passed)
     return BulkAnswer(
         dry_run=True, count=number, changed=[], refused=[], more=more, seconds=turns.after.total_seconds()
     )
@@ -318,14 +318,14 @@ async def _matched(
     changed: list[tuple[str, JobState]] = []
     for place, where in enumerate(wheres):
         try:
-            operated = await getattr(call.app, deed.name)(where, limit=limit - len(changed), **turns.options())
+            operated = await getattr(call.app, deed.name)(where, limit=limit - len(changed), **turns.batch_options())
         except (TooBroad, Busy):
             if not changed:
                 raise
             return _done(changed, [], turns, more=True)
         changed += operated.changed
         call.changed += [job_id for job_id, _ in operated.changed]
-        turns.passed(len(operated.changed))
+        turns.pace_batch(len(operated.changed))
         if operated.more or len(changed) >= limit:
             more = operated.more or await _is_any_left(call.app, wheres[place + 1 :])
             return _done(changed, [], turns, more=more)
@@ -334,7 +334,7 @@ async def _matched(
 
 async def _is_any_left(app: Holdfast, wheres: Sequence[JobFilter]) -> bool:
     """Whether more matches; also where that takes too long to find out: the next call finds it out."""
-    store = await app.opened()
+    store = await app.open_store()
     try:
         for where in wheres:
             if await store.query.count(where, most=1):
@@ -366,7 +366,9 @@ def _example(state: str) -> dict[str, Any]:
     return {"dry_run": False, "count": 1, "changed": changed, "refused": [], "more": False, "seconds": 0}
 
 
-def one(name: str, handler: Handler, summary: str, body: Form, *, path: str = "", example: Any = JOB) -> Operation:
+def job_operation(
+    name: str, handler: Handler, summary: str, body: Form, *, path: str = "", example: Any = JOB
+) -> Operation:
     """An operation on one job, which answers with the job."""
     return Operation(
         name=name,
@@ -399,8 +401,10 @@ def _on_selection(name: str, deed: BulkOperation | None, summary: str, body: For
 
 
 OPERATIONS = (
-    one("cancel_job", cancel_one, "Cancel a job that waits, or ask one that runs to stop", NOTHING),
-    one("replay_job", replay_one, "Queue a dead, failed or cancelled job again with a new budget", REPLAY_ONE),
+    job_operation("cancel_job", cancel_one, "Cancel a job that waits, or ask one that runs to stop", NOTHING),
+    job_operation(
+        "replay_job", replay_one, "Queue a dead, failed or cancelled job again with a new budget", REPLAY_ONE
+    ),
     Operation(
         name="delete_job",
         method="DELETE",

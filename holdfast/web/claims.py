@@ -14,10 +14,10 @@ from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.models import Job, WorkerCommand, WorkerHeartbeat
 from holdfast.core.validation import check_task_name
 from holdfast.tasks.codec import Words
-from holdfast.views.documents import ID, Instant, JobId, QueueName, raw
-from holdfast.views.formatting import timestamp
-from holdfast.web.fields import NAME_PATTERN, TASK_PATTERN, Field, Form, array_of, number
-from holdfast.web.jobs import WAIT_MOST, disconnected
+from holdfast.views.documents import ID, Instant, JobId, QueueName, raw_json
+from holdfast.views.formatting import format_timestamp
+from holdfast.web.fields import NAME_PATTERN, TASK_PATTERN, Field, Form, array_of, number_check
+from holdfast.web.jobs import WAIT_MOST, wait_disconnected
 from holdfast.web.lease_tokens import (
     ABOUT,
     EVERY,
@@ -26,15 +26,15 @@ from holdfast.web.lease_tokens import (
     WORKER,
     About,
     Token,
-    about,
     own_wants,
+    parse_worker,
     queue_or_star,
     token_of,
     worker_of,
 )
 from holdfast.web.long_poll import ClaimRequest, ClaimResult, WaitingClaim
-from holdfast.web.principal import unauthorized
-from holdfast.web.responses import ApiResponse, document
+from holdfast.web.principal import unauthorized_refusal
+from holdfast.web.responses import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 LIMIT_MOST = 500
@@ -96,7 +96,8 @@ def _queues(value: Any, field: str) -> dict[str, int | None]:
         if not 1 <= len(value) <= _QUEUES_MOST:
             raise Invalid(field, Words(f"an object of {len(value):,}"), f"name 1 to {_QUEUES_MOST} queues")
         return {
-            queue_or_star(name, field): number(0, LIMIT_MOST)(slots, f"{field}.{name}") for name, slots in value.items()
+            queue_or_star(name, field): number_check(0, LIMIT_MOST)(slots, f"{field}.{name}")
+            for name, slots in value.items()
         }
     return dict.fromkeys(array_of(queue_or_star, _QUEUES_MOST)(value, field))
 
@@ -131,7 +132,7 @@ CLAIM = Form(
             name="limit",
             schema={"type": "integer", "minimum": 1, "maximum": LIMIT_MOST},
             doc="Jobs at most; where nothing is said the slots of its queues, else 1.",
-            check=number(1, LIMIT_MOST),
+            check=number_check(1, LIMIT_MOST),
             example=5,
         ),
         Field(
@@ -151,7 +152,7 @@ CLAIM = Form(
             name="wait",
             schema={"type": "integer", "minimum": 0, "maximum": WAIT_MOST, "default": 0},
             doc="Seconds to wait for jobs where there are none, or as many as the setting `claim_wait` allows.",
-            check=number(0, WAIT_MOST),
+            check=number_check(0, WAIT_MOST),
             example=30,
         ),
         LEASE,
@@ -186,7 +187,7 @@ def _shown_queues(call: RequestContext, names: Iterable[str]) -> str:
 
 def pulse_of(call: RequestContext, said: About, queues: str | None = None) -> WorkerHeartbeat:
     """What is kept of a worker; what it does not say is what this process knows."""
-    known = call.fleet.known(worker_of(call))
+    known = call.fleet.get_worker(worker_of(call))
     known.queues = queues or known.queues or ",".join(call.caller.queues)
     return WorkerHeartbeat(
         worker=worker_of(call),
@@ -203,7 +204,7 @@ def pulse_of(call: RequestContext, said: About, queues: str | None = None) -> Wo
 # ── the operation ─────────────────────────────────────────────────────────────────────────────────────────────────
 async def claim(call: RequestContext) -> ApiResponse:
     """Take jobs, or wait for some; what nobody is there for any more is given back at once."""
-    said = about(call)
+    said = parse_worker(call)
     slots = call.body.get("queues") or {EVERY: None}
     limit = call.body.get("limit") or min(LIMIT_MOST, sum(each or 0 for each in slots.values())) or 1
     wants = {name: limit if each is None else each for name, each in slots.items()}
@@ -214,16 +215,16 @@ async def claim(call: RequestContext) -> ApiResponse:
     if order is WorkerCommand.STOP or not any(wants.values()):
         return _answer(call, ask, ClaimResult([]), order)
     visit = _Visit(call, wants, ask, pulse, order)
-    taken = await visit.jobs(min(call.body.get("wait", 0), call.app.settings.claim_wait.total_seconds()))
+    taken = await visit.claim_jobs(min(call.body.get("wait", 0), call.app.settings.claim_wait.total_seconds()))
     return _answer(call, ask, taken, visit.order)
 
 
 async def _heard(call: RequestContext, pulse: WorkerHeartbeat, lease_for: timedelta) -> WorkerCommand:
     """The worker's order. Who has beaten a moment ago is registered, and need not be again."""
-    known, often = call.fleet.known(pulse.worker), min(call.app.settings.beat, lease_for / 3).total_seconds()
+    known, often = call.fleet.get_worker(pulse.worker), min(call.app.settings.beat, lease_for / 3).total_seconds()
     if known.beaten_at is not None and call.app.clock.monotonic() - known.beaten_at < often:
         return known.order
-    return (await call.fleet.beat(pulse, [], lease_for)).order
+    return (await call.fleet.heartbeat(pulse, [], lease_for)).order
 
 
 class _Visit:
@@ -243,9 +244,9 @@ class _Visit:
         self._pulse = pulse
         self._hall = call.hall
         self.order = order
-        self._gone = asyncio.ensure_future(disconnected(call.request))
+        self._gone = asyncio.ensure_future(wait_disconnected(call.request))
 
-    async def jobs(self, wait: float) -> ClaimResult:
+    async def claim_jobs(self, wait: float) -> ClaimResult:
         """What is taken. Whether this request is cancelled or its client goes: no job stays without anybody."""
         visiting = asyncio.create_task(self._visit(wait), name="holdfast-claim")
         try:
@@ -256,16 +257,16 @@ class _Visit:
         finally:
             self._gone.cancel()
         if taken.jobs and self._gone.done() and not self._gone.cancelled():
-            await self._call.fleet.give_back(self._ask.worker, taken.jobs)
+            await self._call.fleet.nack(self._ask.worker, taken.jobs)
             return ClaimResult([])
         if wait > 0 and not self._call.still():
-            await self._call.fleet.give_back(self._ask.worker, taken.jobs)
-            raise unauthorized()
+            await self._call.fleet.nack(self._ask.worker, taken.jobs)
+            raise unauthorized_refusal()
         return taken
 
     def _give_back_later(self, visiting: asyncio.Task[ClaimResult]) -> None:
         if not visiting.cancelled() and visiting.exception() is None and visiting.result().jobs:
-            self._call.fleet.later(self._call.fleet.give_back(self._ask.worker, visiting.result().jobs))
+            self._call.fleet.run_in_background(self._call.fleet.nack(self._ask.worker, visiting.result().jobs))
 
     async def _visit(self, wait: float) -> ClaimResult:
         taken = await self._hall.take(self._ask)
@@ -273,36 +274,36 @@ class _Visit:
             return taken
         if self.order is not WorkerCommand.NONE:  # who is to leave has to hear of it, however many wait
             return await self._in_turn(wait)
-        with self._call.waiting.entered(self._call.caller):
+        with self._call.waiting.limit_wait(self._call.caller):
             return await self._in_turn(wait)
 
     async def _in_turn(self, wait: float) -> ClaimResult:
         """What comes of waiting for its turn."""
-        place = self._hall.enter(self._ask)
+        place = self._hall.enqueue_claim(self._ask)
         try:
             await self._wait(place, wait)
         except HoldfastError:
-            taken = await self._hall.leave(place)
+            taken = await self._hall.cancel_claim(place)
             if not taken.jobs:  # else nobody would hear of them
                 raise
             return taken
-        return await self._hall.leave(place)
+        return await self._hall.cancel_claim(place)
 
     async def _wait(self, place: WaitingClaim, wait: float) -> None:
         """Until there are jobs, or this claim ends without; meanwhile the worker stays listed."""
         clock, spell = self._call.app.clock, self._call.app.settings.beat.total_seconds()
         deadline = clock.monotonic() + wait
         while self.order is not WorkerCommand.STOP and (left := deadline - clock.monotonic()) > 0:
-            await clock.bounded(self._news(place.taken, left), min(left, spell))
+            await clock.run_bounded(self._news(place.taken, left), min(left, spell))
             if place.taken.done() or self._gone.done() or not self._call.still():
                 return
             wants = await own_wants(self._call, self._wants)
             self._hall.renew(place, msgspec.structs.replace(self._ask, wants=wants))
-            self.order = (await self._call.fleet.beat(self._pulse, [], self._ask.lease_for)).order
+            self.order = (await self._call.fleet.heartbeat(self._pulse, [], self._ask.lease_for)).order
 
     async def _news(self, taken: asyncio.Future[ClaimResult], seconds: float) -> None:
         """Until there are jobs, the client has gone, or there is news for this very worker."""
-        store = await self._call.app.opened()
+        store = await self._call.app.open_store()
         news = asyncio.ensure_future(store.wait([f"worker:{self._ask.worker}"], timeout=seconds + 1))
         waits: list[asyncio.Future[Any]] = [taken, self._gone, news]
         try:
@@ -321,7 +322,7 @@ def _answer(call: RequestContext, ask: ClaimRequest, taken: ClaimResult, order: 
         order=order,
         quarantined=taken.quarantined,
     )
-    return document(200, claimed)
+    return json_response(200, claimed)
 
 
 def _claimed(call: RequestContext, job: Job, *, alone: bool) -> ClaimedJob:
@@ -331,15 +332,15 @@ def _claimed(call: RequestContext, job: Job, *, alone: bool) -> ClaimedJob:
         id=job.id,
         task=job.task,
         queue=job.queue,
-        payload=raw(job.payload),
+        payload=raw_json(job.payload),
         attempt=job.attempts,
         claims=job.claims,
         max_attempts=job.max_attempts,
         priority=job.priority,
         timeout=_timeout(call, job),
         alone=alone,
-        run_at=timestamp(job.run_at_us),
-        created_at=timestamp(job.created_at_us),
+        run_at=format_timestamp(job.run_at_us),
+        created_at=format_timestamp(job.created_at_us),
         tags=list(carried.tags),
         metadata=carried.metadata,
         traceparent=carried.traceparent,

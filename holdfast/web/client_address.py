@@ -19,9 +19,9 @@ class Proxies:
     def __init__(self, networks: Sequence[str]) -> None:
         self._networks: tuple[Network, ...] = tuple(map(ip_network, networks))
 
-    def client(self, peer: str, headers: Iterable[Header]) -> str:
+    def client_of(self, peer: str, headers: Iterable[Header]) -> str:
         """Whom the request comes from: the peer, or behind proxies that are trusted the last address that is none."""
-        if not self._networks or not self.trusts(peer):
+        if not self._networks or not self.is_trusted(peer):
             return peer
         named = [value.decode("latin-1") for name, value in headers if name == b"x-forwarded-for"]
         client = peer
@@ -30,11 +30,11 @@ class Proxies:
             if address is None:
                 break
             client = str(address)
-            if not self.trusts(client):
+            if not self.is_trusted(client):
                 break
         return client
 
-    def trusts(self, text: str) -> bool:
+    def is_trusted(self, text: str) -> bool:
         """Whether this is the address of one of them."""
         address = _parsed(text)
         return address is not None and any(
@@ -42,7 +42,7 @@ class Proxies:
         )
 
 
-def neighbourhood(text: str) -> str:
+def address_network(text: str) -> str:
     """What counts as one address: of IPv6 the network that a single host is usually given."""
     address = _parsed(text)
     if not isinstance(address, IPv6Address):

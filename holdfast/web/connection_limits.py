@@ -34,7 +34,7 @@ class ConnectionLimits(NamedTuple):
     """Whose connections are those of many clients."""
 
     @classmethod
-    def of(cls, settings: Settings) -> ConnectionLimits:
+    def from_settings(cls, settings: Settings) -> ConnectionLimits:
         """As the settings say."""
         return cls(
             most=settings.connections,
@@ -55,11 +55,11 @@ class ConnectionRegistry:
         self._total = 0
         self._silent: dict[Connection, None] = {}  # those without a request, the oldest first
 
-    def enters(self, address: str) -> bool:
+    def add_connection(self, address: str) -> bool:
         """Count one more; False where there are too many."""
         self._total += 1
         self._present[address] += 1
-        few = self._present[address] <= self.bounds.most_of_address or self.bounds.proxies.trusts(address)
+        few = self._present[address] <= self.bounds.most_of_address or self.bounds.proxies.is_trusted(address)
         return few and (self._total <= self.bounds.most or self._one_gave_way())
 
     def _one_gave_way(self) -> bool:
@@ -74,11 +74,11 @@ class ConnectionRegistry:
         """It has no request, for now."""
         self._silent[connection] = None
 
-    def speaks(self, connection: Connection) -> None:
+    def set_idle(self, connection: Connection) -> None:
         """It has one, or is gone."""
         self._silent.pop(connection, None)
 
-    def leaves(self, address: str) -> None:
+    def remove_connection(self, address: str) -> None:
         """Count one less."""
         self._total -= 1
         self._present[address] -= 1
@@ -86,7 +86,7 @@ class ConnectionRegistry:
             del self._present[address]
 
 
-def bounded(bounds: ConnectionLimits) -> type[HttpToolsProtocol]:
+def bounded_protocol(bounds: ConnectionLimits) -> type[HttpToolsProtocol]:
     """uvicorn's protocol, within these bounds; all connections of the class share them."""
     crowd = ConnectionRegistry(bounds)
 
@@ -132,7 +132,7 @@ class Connection(HttpToolsProtocol):
         self.flow = BoundedFlowControl(transport, self.pipeline)
         self._stopping = asyncio.Event()
         self._address = self.client[0] if self.client else ""
-        if self.crowd.enters(self._address):
+        if self.crowd.add_connection(self._address):
             self._expect(self.crowd.bounds.head)
             self.crowd.falls_silent(self)
         else:
@@ -156,8 +156,8 @@ class Connection(HttpToolsProtocol):
             self.loop.call_later(_GOODBYE, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.crowd.leaves(self._address)
-        self.crowd.speaks(self)
+        self.crowd.remove_connection(self._address)
+        self.crowd.set_idle(self)
         self._stop_expecting()
         self._cancel_taking()
         super().connection_lost(exc)
@@ -196,7 +196,7 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) == PIPELINED_MOST:
             self._break_off()
         self._in_body = self._answering = True
-        self.crowd.speaks(self)
+        self.crowd.set_idle(self)
         self._stop_expecting()
         super().on_headers_complete()
 

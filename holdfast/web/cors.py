@@ -18,7 +18,7 @@ class Origins:
     def __init__(self, allowed: Sequence[str]) -> None:
         self._allowed = frozenset(each.encode() for each in allowed)
 
-    def headers(self, request: ApiRequest) -> tuple[Header, ...]:
+    def response_headers(self, request: ApiRequest) -> tuple[Header, ...]:
         """What lets a page of an allowed site read the answer."""
         if not self._allowed:
             return ()
@@ -40,7 +40,7 @@ class Origins:
         )
         return ApiResponse(204, headers=allow)
 
-    def check(self, request: ApiRequest) -> None:
+    def check_origin(self, request: ApiRequest) -> None:
         """A browser says which site's page makes it ask: of others none may change anything."""
         origin = request.headers.get(b"origin")
         if request.method in _SAFE_METHODS or origin in self._allowed:

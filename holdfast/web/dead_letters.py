@@ -8,12 +8,23 @@ import msgspec
 
 from holdfast.core.errors import Conflict, NotFound
 from holdfast.core.models import Job, JobState
-from holdfast.views.bulk_operations import replaying
-from holdfast.web.bulk import AFTER, DRY_RUN, FILTER, LIMIT, RATE, REPLAY_ONE, BulkAnswer, carried_out, one, replayed
+from holdfast.views.bulk_operations import replay_operation
+from holdfast.web.bulk import (
+    AFTER,
+    DRY_RUN,
+    FILTER,
+    LIMIT,
+    RATE,
+    REPLAY_ONE,
+    BulkAnswer,
+    carried_out,
+    job_operation,
+    replay_job,
+)
 from holdfast.web.examples import DEAD_JOB, JOB
 from holdfast.web.fields import FILTERS, PAGING, Field, Form, an_object
-from holdfast.web.jobs import JobDetails, JobPage, chosen, find_job, page_of, story
-from holdfast.web.responses import ApiResponse, document
+from holdfast.web.jobs import JobDetails, JobPage, find_job, job_story, page_of, parse_filter
+from holdfast.web.responses import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec, named_queue
 
 _DEAD = (JobState.DEAD,)
@@ -53,18 +64,18 @@ async def find(call: RequestContext) -> ApiResponse:
     query = dict(call.query)
     limit, cursor = query.pop("limit", 50), query.pop("cursor", None)
     query["queue"] = named_queue(call)
-    where = await chosen(call, query, _DEAD)
-    return document(200, await page_of(call, where, limit, cursor))
+    where = await parse_filter(call, query, _DEAD)
+    return json_response(200, await page_of(call, where, limit, cursor))
 
 
-async def show(call: RequestContext) -> ApiResponse:
+async def get_dead_letter(call: RequestContext) -> ApiResponse:
     """A dead letter with its story."""
-    return document(200, await story(call, await _dead_letter(call)))
+    return json_response(200, await job_story(call, await _dead_letter(call)))
 
 
 async def replay_one(call: RequestContext) -> ApiResponse:
     """Queue a dead letter again."""
-    return await replayed(call, await _dead_letter(call))
+    return await replay_job(call, await _dead_letter(call))
 
 
 async def _dead_letter(call: RequestContext) -> Job:
@@ -81,7 +92,7 @@ async def replay(call: RequestContext) -> ApiResponse:
     """Queue dead letters of a queue again."""
     queue = named_queue(call)
     said = {**call.body, "filter": {**call.body.get("filter", {}), "queue": queue}}
-    return document(200, await carried_out(call, replaying(states=_DEAD, rate=call.body.get("rate")), said))
+    return json_response(200, await carried_out(call, replay_operation(states=_DEAD, rate=call.body.get("rate")), said))
 
 
 OPERATIONS = (
@@ -104,12 +115,12 @@ OPERATIONS = (
         scope="read",
         group="Dead letters",
         summary="Show a dead letter",
-        handler=show,
+        handler=get_dead_letter,
         answers={200: ResponseSpec(JobDetails, "The dead letter.", DEAD_JOB | {"history": [], "trace_id": None})},
         refusals=(404, 409),
     ),
     msgspec.structs.replace(
-        one(
+        job_operation(
             "replay_dead_letter",
             replay_one,
             "Queue a dead letter again with a new budget",

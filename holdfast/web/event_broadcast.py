@@ -35,7 +35,7 @@ class SeenEvents:
     def __init__(self) -> None:
         self._keys: OrderedDict[tuple[str, int, str], None] = OrderedDict()
 
-    def new(self, endings: Iterable[JobEvent]) -> list[JobEvent]:
+    def filter_new(self, endings: Iterable[JobEvent]) -> list[JobEvent]:
         """Those among them that were not told yet."""
         found = []
         for each in endings:
@@ -94,7 +94,7 @@ class EventBroadcaster:
         """Up to where everything was told to whoever follows."""
 
     @asynccontextmanager
-    async def follow(self) -> AsyncIterator[Subscriber]:
+    async def subscribe_from(self) -> AsyncIterator[Subscriber]:
         """While this lasts, what happens from its begin on is told to the follower."""
         follower = Subscriber()
         self._followers.add(follower)
@@ -106,14 +106,14 @@ class EventBroadcaster:
         finally:
             self._followers.discard(follower)
 
-    async def missed(self, name: str, mark: str | None) -> JobEvents:
+    async def read_missed(self, name: str, mark: str | None) -> JobEvents:
         """What came behind a mark that may be anybody's. Each caller, by name, has one look at a time, and the store
         then rests for as long as that took: the streams of one key, that want nothing of an hour's endings, cannot keep
         the store from its work."""
         turn = self._turns.setdefault(name, asyncio.Lock())
         async with turn:
             begun = self._app.clock.monotonic()
-            store = await self._app.opened()
+            store = await self._app.open_store()
             piece = await store.query.events(mark, limit=_PIECE, within=_WITHIN)
             if piece.more:
                 await asyncio.sleep(self._app.clock.monotonic() - begun)
@@ -121,7 +121,7 @@ class EventBroadcaster:
 
     async def _begin(self) -> None:
         """At a mark of our own: a follower's may be made up, and pass by what the others wait for."""
-        store = await self._app.opened()
+        store = await self._app.open_store()
         begin = await store.query.events(None, limit=_PIECE, within=_WITHIN)
         self._mark, self.bookmark, self._told = begin.mark, begin.bookmark, SeenEvents()
         self._looking = asyncio.create_task(self._look_on(), name="holdfast-feed")
@@ -134,10 +134,10 @@ class EventBroadcaster:
                 await asyncio.sleep(_AGAIN)
 
     async def _look(self) -> None:
-        store = await self._app.opened()
+        store = await self._app.open_store()
         piece = await store.query.events(self._mark, limit=_PIECE, within=_OPEN)
         self._mark, self.bookmark = piece.mark, piece.bookmark
-        fresh = msgspec.structs.replace(piece, endings=self._told.new(piece.endings))
+        fresh = msgspec.structs.replace(piece, endings=self._told.filter_new(piece.endings))
         if fresh.endings or fresh.gap:
             for follower in self._followers:
                 follower.put(fresh)
@@ -155,7 +155,7 @@ class EventBroadcasters:
         self._streams: Counter[str] = Counter()
         self._counting = threading.Lock()  # the event loops may be several threads'
 
-    def here(self) -> EventBroadcaster:
+    def for_running_loop(self) -> EventBroadcaster:
         """That of the running event loop."""
         loop = asyncio.get_running_loop()
         feed = self._feeds.get(loop)
@@ -163,7 +163,7 @@ class EventBroadcasters:
             feed = self._feeds[loop] = EventBroadcaster(self._app)
         return feed
 
-    def enter(self, caller: Principal) -> str:
+    def add_stream(self, caller: Principal) -> str:
         """Count one more stream of this caller; Refusal where there are too many. Its name is for ``leave``."""
         name = caller.key or caller.address
         with self._counting:
@@ -176,7 +176,7 @@ class EventBroadcasters:
             self._streams[name] += 1
         return name
 
-    def leave(self, name: str) -> None:
+    def remove_stream(self, name: str) -> None:
         """Count one less."""
         with self._counting:
             self._streams[name] -= 1

@@ -13,9 +13,9 @@ from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.models import JobEvent, JobEvents, JobState, parse_id
 from holdfast.tasks.codec import Words
 from holdfast.views.documents import ID, Counted, Instant, JobId, QueueName, TaskName
-from holdfast.views.formatting import timestamp
+from holdfast.views.formatting import format_timestamp
 from holdfast.web.event_broadcast import EventBroadcaster, SeenEvents, Subscriber
-from holdfast.web.fields import FILTERS, QUEUE, Field, choice
+from holdfast.web.fields import FILTERS, QUEUE, Field, choice_check
 from holdfast.web.responses import ApiResponse, Streamed
 from holdfast.web.routing import Operation, RequestContext
 from holdfast.web.routing import ResponseSpec as Answered
@@ -43,18 +43,18 @@ class EventDocument(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Annotated[float | None, Meta(description="How long the attempt took.")]
 
 
-async def follow(call: RequestContext) -> ApiResponse:
+async def stream_events(call: RequestContext) -> ApiResponse:
     """Tell what happens until the client goes."""
     if call.request.method == "HEAD":
         return ApiResponse(200, media=_MEDIA)
     for queue in call.query.get("queue", ()):
         call.caller.check_queue(queue)
     after = call.request.headers.get(b"last-event-id")
-    name = call.feeds.enter(call.caller)
-    call.request.over.append(partial(call.feeds.leave, name))
-    stream = _Stream(call, call.feeds.here(), name)
+    name = call.feeds.add_stream(call.caller)
+    call.request.over.append(partial(call.feeds.remove_stream, name))
+    stream = _Stream(call, call.feeds.for_running_loop(), name)
     try:
-        begin = await stream.after(after.decode("latin-1") if after else None)
+        begin = await stream.events_after(after.decode("latin-1") if after else None)
     except Invalid as error:
         raise Invalid("Last-Event-ID", Words(f"{len(after or b''):,} characters"), error.remedy) from None
     chunk_timeout = 2 * call.app.settings.body_timeout.total_seconds()
@@ -67,7 +67,7 @@ _MEDIA = b"text/event-stream; charset=utf-8"
 async def _told(stream: _Stream, begin: JobEvents) -> AsyncGenerator[bytes, None]:
     try:
         yield f"retry: {_RETRY_MS}\n\n".encode()
-        async for chunk in stream.chunks(begin):
+        async for chunk in stream.event_chunks(begin):
             yield chunk
     except HoldfastError:
         return  # the store is away: the client comes back, and goes on where it was
@@ -88,16 +88,16 @@ class _Stream:
         self._jobs: Collection[str] = call.query.get("job_id", ())
         self._hides = bool(call.app.settings.redacted)
 
-    async def chunks(self, piece: JobEvents) -> AsyncIterator[bytes]:
+    async def event_chunks(self, piece: JobEvents) -> AsyncIterator[bytes]:
         """What was missed since, then what comes."""
         yield self._shown(piece) or _position(piece.bookmark)
         while piece.more and self._lasts():
-            piece = await self.after(piece.mark)
+            piece = await self.events_after(piece.mark)
             yield self._shown(piece) or _position(piece.bookmark)
-        async with self._feed.follow() as follower:
+        async with self._feed.subscribe_from() as follower:
             more = True
             while more and self._lasts():  # once more: what came before there was somebody to tell
-                piece = await self.after(piece.mark)
+                piece = await self.events_after(piece.mark)
                 more = piece.more
                 yield self._shown(piece)
             async for chunk in self._live(follower):
@@ -116,9 +116,9 @@ class _Stream:
                 yield b": still here\n" + _position(self._feed.bookmark if piece is None else piece.bookmark)
                 beat_at = clock.monotonic() + _BEAT
 
-    async def after(self, mark: str | None) -> JobEvents:
+    async def events_after(self, mark: str | None) -> JobEvents:
         """The piece behind a mark."""
-        return await self._feed.missed(self._name, mark)
+        return await self._feed.read_missed(self._name, mark)
 
     def _lasts(self) -> bool:
         """Whether its time is not over, and its key still good."""
@@ -127,7 +127,7 @@ class _Stream:
     def _shown(self, piece: JobEvents) -> bytes:
         """The events of a piece, and with the last of them where that leads to; nothing, where there are none."""
         parts = [_GAP] if piece.gap else []
-        parts += [self._event(each) for each in self._told.new(piece.endings) if self._wants(each)]
+        parts += [self._event(each) for each in self._told.filter_new(piece.endings) if self._wants(each)]
         if not parts:
             return b""
         return b"".join([*parts[:-1], b"id: " + piece.bookmark.encode() + b"\n", parts[-1]])
@@ -138,7 +138,7 @@ class _Stream:
             and (not self._queues or ending.queue in self._queues)
             and (not self._tasks or ending.task in self._tasks)
             and (not self._jobs or ending.job_id in self._jobs)
-            and self._call.caller.allows(ending.queue)
+            and self._call.caller.allows_queue(ending.queue)
         )
 
     def _event(self, ending: JobEvent) -> bytes:
@@ -170,7 +170,7 @@ def event_document(ending: JobEvent, *, hides: bool) -> EventDocument:
         worker=ending.worker,
         reason=ending.reason,
         error=None if hides else ending.error,
-        at=timestamp(ending.ended_at_us),
+        at=format_timestamp(ending.ended_at_us),
         seconds=None if began is None else max(0, ending.ended_at_us - began) / 1e6,
     )
 
@@ -213,13 +213,13 @@ OPERATIONS = (
         summary="Follow what happens: a stream of server-sent events",
         doc="Endings and failed attempts, as they come; the data of each is a document like this one. "
         "[Following what happens](events.md) says what is promised.",
-        handler=follow,
+        handler=stream_events,
         query=(
             Field(
                 name="event",
                 schema={"type": "string", "enum": list(KINDS), "title": "EventKind"},
                 doc="Events of this kind; several: of any of them.",
-                check=choice(*KINDS),
+                check=choice_check(*KINDS),
                 example="dead",
                 many=True,
             ),

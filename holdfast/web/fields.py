@@ -22,7 +22,7 @@ from holdfast.core.validation import (
     check_tag,
     check_task_name,
     check_worker_id,
-    nearest,
+    did_you_mean,
     parse_boolean,
     parse_count,
     parse_rate,
@@ -159,7 +159,7 @@ def _as_said(field: str) -> str:
 def _unknown(path: str, name: str, known: Sequence[str]) -> Invalid:
     there = f"there are {', '.join(known)}" if known else "there are none here"
     meant = _ELSEWHERE.get(name)
-    close = f"; did you mean {meant}?" if meant in known else nearest(name, known)
+    close = f"; did you mean {meant}?" if meant in known else did_you_mean(name, known)
     return Invalid(path, name, there + close, "is not known here", code="unknown_field")
 
 
@@ -173,15 +173,15 @@ def as_it_is(value: Any, field: str) -> Any:
     return value
 
 
-def text(least: int, most: int) -> Check:
+def text_check(least: int, most: int) -> Check:
     """Text of that many characters."""
 
-    def check(value: Any, field: str) -> str:
+    def check_value(value: Any, field: str) -> str:
         if not isinstance(value, str) or not least <= len(value) <= most:
             raise Invalid(field, value, f"give text of {least} to {most} characters")
         return value
 
-    return check
+    return check_value
 
 
 def count(least: int, most: int) -> Check:
@@ -194,7 +194,7 @@ def whole_number(value: Any, _field: str = "") -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def number(least: int, most: int) -> Check:
+def number_check(least: int, most: int) -> Check:
     """A whole number in a body: no text."""
     return lambda value, field: parse_count(whole_number(value), field, least=least, most=most, text=False)
 
@@ -216,35 +216,35 @@ def none_of(*names: str) -> Schema:
     return {"not": {"anyOf": [{"required": [name]} for name in names]}}
 
 
-def seconds(most: int) -> Check:
+def seconds_check(most: int) -> Check:
     """A number of seconds, of JSON."""
 
-    def check(value: Any, field: str) -> float:
+    def check_value(value: Any, field: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
             raise Invalid(field, value, f"give a number of seconds from 0 to {most:,}")
         return float(value)
 
-    return check
+    return check_value
 
 
-def rate(value: Any, field: str) -> str:
+def check_rate(value: Any, field: str) -> str:
     """How many in which time."""
     parse_rate(value, field)
     return str(value)
 
 
-def choice(*words: str) -> Check:
+def choice_check(*words: str) -> Check:
     """One of these words."""
 
-    def check(value: Any, field: str) -> str:
+    def check_value(value: Any, field: str) -> str:
         if value not in words:
-            raise Invalid(field, value, f"give one of {', '.join(words)}{nearest(str(value), words)}")
+            raise Invalid(field, value, f"give one of {', '.join(words)}{did_you_mean(str(value), words)}")
         return str(value)
 
-    return check
+    return check_value
 
 
-def flag(value: Any, field: str) -> bool:
+def check_flag(value: Any, field: str) -> bool:
     """true or false, of JSON."""
     if not isinstance(value, bool):
         raise Invalid(field, value, "give true or false")
@@ -275,14 +275,14 @@ def array_of(check: Check, most: int, least: int = 1) -> Check:
     return check_all
 
 
-def key(value: Any, field: str) -> str:
+def check_key_field(value: Any, field: str) -> str:
     """An idempotency key; too long is wrong here like any other fault, not a matter of size."""
-    return check_key(text(1, KEY_LIMIT)(value, field), field)
+    return check_key(text_check(1, KEY_LIMIT)(value, field), field)
 
 
-def tag(value: Any, field: str) -> str:
+def check_tag_field(value: Any, field: str) -> str:
     """One tag."""
-    return check_tag(text(1, 100)(value, field), field)
+    return check_tag(text_check(1, 100)(value, field), field)
 
 
 def queue_name(value: Any, field: str) -> str:
@@ -311,7 +311,7 @@ FILTERS = (
         name="state",
         schema={"type": "string", "enum": STATES, "title": "JobState"},
         doc="Jobs in this state; several: in any of them.",
-        check=choice(*STATES),
+        check=choice_check(*STATES),
         example="dead",
         many=True,
     ),
@@ -328,14 +328,14 @@ FILTERS = (
         name="tag",
         schema={"type": "string", "minLength": 1, "maxLength": 100},
         doc="Jobs that carry this tag.",
-        check=tag,
+        check=check_tag_field,
         example="spring",
     ),
     Field(
         name="reason",
         schema={"type": "string", "enum": [reason.value for reason in Reason], "title": "Reason"},
         doc="Jobs that failed for this reason.",
-        check=choice(*Reason),
+        check=choice_check(*Reason),
         example="budget",
     ),
     Field(
@@ -348,21 +348,21 @@ FILTERS = (
         name="error",
         schema={"type": "string", "minLength": 1, "maxLength": 1000},
         doc="Jobs whose error contains this text.",
-        check=text(1, 1000),
+        check=text_check(1, 1000),
         example="connection refused",
     ),
     Field(
         name="since",
         schema=_WHEN,
         doc='Submitted after: an instant, or how long ago ("2h").',
-        check=text(1, 40),
+        check=text_check(1, 40),
         example="2h",
     ),
     Field(
         name="until",
         schema=_WHEN,
         doc='Submitted before: an instant, or how long ago ("7d").',
-        check=text(1, 40),
+        check=text_check(1, 40),
         example="2030-01-31T08:00:00Z",
     ),
 )
@@ -370,7 +370,7 @@ CURSOR = Field(
     name="cursor",
     schema={"type": "string", "minLength": 1, "maxLength": 100},
     doc="Continue where an earlier page ended.",
-    check=text(1, 100),
+    check=text_check(1, 100),
 )
 PAGING = (
     Field(

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from holdfast.web.responses import ApiResponse, document
+from holdfast.web.responses import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 
@@ -27,14 +27,14 @@ class Health(msgspec.Struct, frozen=True):
 
 async def live(call: RequestContext) -> ApiResponse:
     """The process answers; the store is not asked."""
-    return document(200, Health("ok", call.app.settings.api_service, call.warnings() or UNSET))
+    return json_response(200, Health("ok", call.app.settings.api_service, call.warnings() or UNSET))
 
 
 async def ready(call: RequestContext) -> ApiResponse:
     """The store answers. A server that took over may keep less than the one that was opened."""
-    found = await (await call.app.opened()).durability()
+    found = await (await call.app.open_store()).durability()
     warnings = [] if found.level == "ok" else [f"durability: {found.text}; {found.remedy}"]
-    return document(200, Health("ready", call.app.settings.api_service, warnings or UNSET, found.text))
+    return json_response(200, Health("ready", call.app.settings.api_service, warnings or UNSET, found.text))
 
 
 def _operation(name: str, path: str, summary: str, status: str) -> Operation:

@@ -12,9 +12,9 @@ from holdfast.core.models import LeaseStatus
 from holdfast.views.documents import ID, Counted
 from holdfast.web.claims import OrderWord, lease_for, pulse_of
 from holdfast.web.fields import Form
-from holdfast.web.lease_tokens import ABOUT, LEASE, LEASES, WORKER, about, standings, worker_of
+from holdfast.web.lease_tokens import ABOUT, LEASE, LEASES, WORKER, parse_worker, read_leases, worker_of
 from holdfast.web.remote_workers import RemoteEnding
-from holdfast.web.responses import ApiResponse, document
+from holdfast.web.responses import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 
@@ -62,27 +62,27 @@ async def extend(call: RequestContext) -> ApiResponse:
     """Beat: extend the worker's leases, and hear what is asked of it."""
     worker, span = worker_of(call), lease_for(call)
     await call.fleet.sweep()
-    store = await call.app.opened()
-    stands = await standings(store, worker, call.body["leases"])
+    store = await call.app.open_store()
+    stands = await read_leases(store, worker, call.body["leases"])
     held = [stand.lease for stand in stands if stand.held]
-    beat = await call.fleet.beat(pulse_of(call, about(call)), held, span)
+    beat = await call.fleet.heartbeat(pulse_of(call, parse_worker(call)), held, span)
     verdicts = dict(zip(held, beat.held, strict=True))
     kept = [LeaseAnswer(id=each.lease.job_id, verdict=verdicts.get(each.lease, LeaseStatus.LOST)) for each in stands]
-    return document(200, HeartbeatAnswer(leases=kept, lease=span.total_seconds(), order=beat.order))
+    return json_response(200, HeartbeatAnswer(leases=kept, lease=span.total_seconds(), order=beat.order))
 
 
-async def leave(call: RequestContext) -> ApiResponse:
+async def deregister(call: RequestContext) -> ApiResponse:
     """Give back what the worker has in hand, and forget it."""
     worker = worker_of(call)
-    store = await call.app.opened()
-    stands = await standings(store, worker, call.body["leases"])
+    store = await call.app.open_store()
+    stands = await read_leases(store, worker, call.body["leases"])
     endings = [RemoteEnding(each.job, Released()) for each in stands if each.held and each.job is not None]
     answers = await call.fleet.settle(worker, endings)
     released = [answer.job_id for answer in answers if answer.accepted]
     call.changed += released
-    await store.leave(worker)
-    call.fleet.forget(worker)
-    return document(200, DeregisterAnswer(len(released)))
+    await store.deregister(worker)
+    call.fleet.remove_worker(worker)
+    return json_response(200, DeregisterAnswer(len(released)))
 
 
 _KEPT: dict[str, Any] = {"leases": [{"id": ID, "verdict": "held"}], "lease": 30.0, "order": "none"}
@@ -108,7 +108,7 @@ OPERATIONS = (
         scope="work",
         group="Work",
         summary="Give jobs back and stop",
-        handler=leave,
+        handler=deregister,
         body=LEAVE,
         batch=True,
         answers={200: ResponseSpec(DeregisterAnswer, "How many jobs were given back.", {"released": 1})},

@@ -21,24 +21,26 @@ class RequestMetrics:
 
     def __init__(self, app: Holdfast) -> None:
         labels = app.settings.metrics_labels
-        self.metrics = Metrics(app.events, labels=labels, tasks=app.registry.names, task_field=app.settings.task_field)
-        self.queues = QueueFigures(app.opened, labels=labels)
+        self.metrics = Metrics(
+            app.events, labels=labels, tasks=app.registry.task_names, task_field=app.settings.task_field
+        )
+        self.queues = QueueFigures(app.open_store, labels=labels)
         self._events = app.events
         self._in_flight = 0
-        self.metrics.gauge("http_requests_in_flight", lambda: self._in_flight)
+        self.metrics.set_gauge("http_requests_in_flight", lambda: self._in_flight)
 
-    def begin(self) -> float:
+    def request_started(self) -> float:
         """A request has come."""
         self._in_flight += 1
         return time.perf_counter()
 
-    def answered(self, request: ApiRequest, started: float, status: int = _GONE) -> None:
+    def request_answered(self, request: ApiRequest, started: float, status: int = _GONE) -> None:
         """Its answer is known."""
         method = request.method if request.method in _METHODS else OTHER
         seconds = time.perf_counter() - started
         path = request.template or OTHER
         self._events.emit(RequestAnswered(method=method, path=path, status=status, seconds=seconds))
 
-    def end(self) -> None:
+    def request_ended(self) -> None:
         """Its answer has been taken away."""
         self._in_flight -= 1

@@ -11,10 +11,10 @@ from msgspec import Meta
 from holdfast.core.errors import Invalid
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.models import Lease
-from holdfast.tasks.job_logger import LEVELS, said
-from holdfast.web.fields import Field, Form, an_object, array_of, choice, number
-from holdfast.web.lease_tokens import SAMPLE, TOKEN_SCHEMA, WORKER, lease_of, standings, worker_of
-from holdfast.web.responses import ApiResponse, document
+from holdfast.tasks.job_logger import LEVELS, make_entry
+from holdfast.web.fields import Field, Form, an_object, array_of, choice_check, number_check
+from holdfast.web.lease_tokens import SAMPLE, TOKEN_SCHEMA, WORKER, lease_of, read_leases, worker_of
+from holdfast.web.responses import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 _AGO_MOST = 86_400
@@ -49,7 +49,7 @@ LINE = Form(
             name="number",
             schema={"type": "integer", "minimum": 1, "maximum": _NUMBER_MOST},
             doc="Among the lines of its attempt, from 1: the same number again is the same line.",
-            check=number(1, _NUMBER_MOST),
+            check=number_check(1, _NUMBER_MOST),
             example=1,
             required=True,
         ),
@@ -65,7 +65,7 @@ LINE = Form(
             name="level",
             schema={"type": "string", "enum": list(LEVELS), "title": "LogLevel", "default": "info"},
             doc="How much it matters.",
-            check=choice(*LEVELS),
+            check=choice_check(*LEVELS),
             example="info",
         ),
         Field(
@@ -115,7 +115,7 @@ SAY = Form(
 )
 
 
-async def say(call: RequestContext) -> ApiResponse:
+async def append_job_logs(call: RequestContext) -> ApiResponse:
     """Keep log lines with a job that the worker has in hand, or has just settled as succeeded."""
     lease: Lease = call.body["token"]
     read = [LINE.read(each, f"lines[{place}].") for place, each in enumerate(call.body["lines"])]
@@ -124,18 +124,18 @@ async def say(call: RequestContext) -> ApiResponse:
         NewLine(
             each["number"],
             each.get("ago", timedelta(0)),
-            *said(each.get("level", "info"), each["text"], each.get("fields", {}), settings.job_line_size),
+            *make_entry(each.get("level", "info"), each["text"], each.get("fields", {}), settings.job_line_size),
         )
         for each in sorted(read, key=lambda line: int(line["number"]))
         if each["number"] <= settings.job_lines
     ]
-    store = await call.app.opened()
-    (stand,) = await standings(store, worker_of(call), [lease])
+    store = await call.app.open_store()
+    (stand,) = await read_leases(store, worker_of(call), [lease])
     job = stand.job
     own = job is not None and job.worker == worker_of(call) and job.claims == lease.claims
-    kept = own and (not new or (await store.record([Record(lease, new)]))[0])
+    kept = own and (not new or (await store.append_logs([Record(lease, new)]))[0])
     call.changed += [lease.job_id] if kept else []
-    return document(200, LogLinesAnswer(kept, len(read) - len(new)))
+    return json_response(200, LogLinesAnswer(kept, len(read) - len(new)))
 
 
 OPERATIONS = (
@@ -147,7 +147,7 @@ OPERATIONS = (
         group="Work",
         summary="Keep log lines with a running job",
         doc="Before it is settled: afterwards only success still takes lines. To send them again is harmless.",
-        handler=say,
+        handler=append_job_logs,
         body=SAY,
         batch=True,
         answers={200: ResponseSpec(LogLinesAnswer, "What became of them.", {"kept": True, "dropped": 0})},

@@ -22,12 +22,12 @@ from holdfast.views.documents import (
     attempt_document,
     line_document,
 )
-from holdfast.views.explain import Explanation, explain, known
+from holdfast.views.explain import Explanation, explain_job, job_facts
 from holdfast.views.filters import Filters
 from holdfast.web.examples import JOB
 from holdfast.web.fields import CURSOR, FILTERS, PAGING, Field, count
-from holdfast.web.principal import unauthorized
-from holdfast.web.responses import ApiRequest, ApiResponse, Refusal, document
+from holdfast.web.principal import unauthorized_refusal
+from holdfast.web.responses import ApiRequest, ApiResponse, Refusal, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 LINES, LINES_MOST = 200, 1000  # log lines on a page: unless asked for others, and at most
@@ -73,35 +73,35 @@ async def find_job(call: RequestContext, reference: str) -> Job:
     if reference.startswith("key:"):
         check_key(reference.removeprefix("key:"), "id")
     job = await call.app.get(reference)
-    if not call.caller.allows(job.queue):
+    if not call.caller.allows_queue(job.queue):
         raise NotFound(f"there is no job {reference}")
     return job
 
 
-async def story(call: RequestContext, job: Job) -> JobDetails:
+async def job_story(call: RequestContext, job: Job) -> JobDetails:
     """Everything about one job."""
-    attempts = call.redaction.attempts(job, await call.app.attempts(job.id)) if job.claims else []
-    told = msgspec.structs.asdict(call.shown(job))
+    attempts = call.redaction.redact_attempts(job, await call.app.attempts(job.id)) if job.claims else []
+    told = msgspec.structs.asdict(call.visible_job(job))
     history = [attempt_document(each) for each in attempts]
     return JobDetails(**told, history=history, trace_id=trace_id_of(job))
 
 
-async def show(call: RequestContext) -> ApiResponse:
+async def get_job(call: RequestContext) -> ApiResponse:
     """One job, at once or when it has ended."""
     job = await find_job(call, call.path["job_id"])
     wait = call.query.get("wait", 0)
     if wait and job.state not in TERMINAL:
-        with call.waiting.entered(call.caller):
+        with call.waiting.limit_wait(call.caller):
             job = await _ended(call, job, wait)
-    return document(200, await story(call, job))
+    return json_response(200, await job_story(call, job))
 
 
 async def _ended(call: RequestContext, job: Job, most: float) -> Job:
     """The job when it has ended, or as it stands after so many seconds, or once nobody is there any more."""
-    store = await call.app.opened()
+    store = await call.app.open_store()
     clock = call.app.clock
     deadline = clock.monotonic() + most
-    gone = asyncio.create_task(disconnected(call.request))
+    gone = asyncio.create_task(wait_disconnected(call.request))
     try:
         while job.state not in TERMINAL and not gone.done():
             left = deadline - clock.monotonic()
@@ -109,14 +109,14 @@ async def _ended(call: RequestContext, job: Job, most: float) -> Job:
                 break
             await store.wait([f"job:{job.id}"], timeout=min(left, _LOOK))
             if not call.still():
-                raise unauthorized()
+                raise unauthorized_refusal()
             job = await call.app.get(job.id)
     finally:
         gone.cancel()
     return job
 
 
-async def disconnected(request: ApiRequest) -> None:
+async def wait_disconnected(request: ApiRequest) -> None:
     """Return when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -126,7 +126,7 @@ async def find(call: RequestContext) -> ApiResponse:
     """A page of jobs."""
     query = dict(call.query)
     limit, cursor = query.pop("limit", 50), query.pop("cursor", None)
-    return document(200, await page_of(call, await chosen(call, query), limit, cursor))
+    return json_response(200, await page_of(call, await parse_filter(call, query), limit, cursor))
 
 
 async def page_of(call: RequestContext, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
@@ -142,18 +142,20 @@ async def page_of(call: RequestContext, where: JobFilter, limit: int, cursor: st
                 raise
             return JobPage(jobs, cursor)
         cursor = page.cursor
-        jobs += [call.shown(job) for job in page.jobs]
+        jobs += [call.visible_job(job) for job in page.jobs]
         size += sum(len(job.payload) + len(job.result or "") for job in page.jobs)
         if cursor is None or len(jobs) == limit or size >= _PAGE_MOST or call.app.clock.monotonic() > until:
             return JobPage(jobs, cursor)
 
 
-async def chosen(call: RequestContext, said: Mapping[str, object], states: tuple[JobState, ...] = ()) -> JobFilter:
+async def parse_filter(
+    call: RequestContext, said: Mapping[str, object], states: tuple[JobState, ...] = ()
+) -> JobFilter:
     """The filter that a query or a body says, within the caller's queues; ``states`` where it names none."""
     if "error" in said:
         _check_errors_told(call)
     filters = msgspec.convert(said, Filters)
-    where = await filters.build(call.app, states)
+    where = await filters.build_filter(call.app, states)
     return msgspec.structs.replace(where, queue=call.caller.own_queue(where.queue))
 
 
@@ -161,7 +163,7 @@ def _check_errors_told(call: RequestContext) -> None:
     """Refuse who may not see error texts, or not whole: which of them match tells letter by letter what they say."""
     if call.redaction.hides:
         detail = "jobs cannot be chosen by their error: it may quote what the setting redacted hides"
-    elif not call.caller.may("read"):
+    elif not call.caller.has_scope("read"):
         detail = "choosing jobs by their error needs the scope read"
     else:
         return
@@ -171,17 +173,17 @@ def _check_errors_told(call: RequestContext) -> None:
 async def lines(call: RequestContext) -> ApiResponse:
     """A page of what a job has logged."""
     job = await find_job(call, call.path["job_id"])
-    page = await call.app.lines(job.id, limit=call.query.get("limit", LINES), cursor=call.query.get("cursor"))
-    shown = call.redaction.lines(job, page.lines)
-    return document(200, LogLinePage([line_document(line) for line in shown], page.cursor))
+    page = await call.app.logs(job.id, limit=call.query.get("limit", LINES), cursor=call.query.get("cursor"))
+    shown = call.redaction.redact_logs(job, page.lines)
+    return json_response(200, LogLinePage([line_document(line) for line in shown], page.cursor))
 
 
 async def why(call: RequestContext) -> ApiResponse:
     """Why a job is where it is."""
     job = await find_job(call, call.path["job_id"])
-    seen = msgspec.structs.replace(await known(call.app, job), discreet=call.caller.limited)
-    reasons = list(explain(call.redaction.job(job), seen))
-    return document(200, JobExplanation(id=job.id, state=job.state, reasons=reasons))
+    seen = msgspec.structs.replace(await job_facts(call.app, job), discreet=call.caller.limited)
+    reasons = list(explain_job(call.redaction.redact_job(job), seen))
+    return json_response(200, JobExplanation(id=job.id, state=job.state, reasons=reasons))
 
 
 _WAIT = Field(
@@ -230,7 +232,7 @@ OPERATIONS = (
         group="Jobs",
         summary="Show a job",
         doc="With its result, and the attempts that did not succeed. With `wait` the answer comes when it has ended.",
-        handler=show,
+        handler=get_job,
         query=(_WAIT,),
         answers={200: ResponseSpec(JobDetails, "The job.", JOB | {"history": [], "trace_id": None})},
         refusals=(404, 429),

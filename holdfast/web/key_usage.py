@@ -41,7 +41,7 @@ class KeyUsage:
         self._written = float("-inf")
         self._writing: asyncio.Task[None] | None = None
 
-    def note(self, key_id: str) -> None:
+    def record_use(self, key_id: str) -> None:
         """This key was used now."""
         self._used[key_id] = datetime.now(UTC)
         now = self._clock.monotonic()

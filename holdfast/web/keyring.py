@@ -9,8 +9,8 @@ from pathlib import Path
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Events, KeysRead, KeysUnreadable
-from holdfast.web.keys import Key, KeyCheck, good, judged
-from holdfast.web.keys_file import Stamp, read_keys, stamp
+from holdfast.web.keys import Key, KeyCheck, check_token, valid_key_id
+from holdfast.web.keys_file import Stamp, file_stamp, read_keys
 
 _AGAIN = 1.0  # seconds after which a broken file is read again, though nothing seems to have changed
 
@@ -22,7 +22,7 @@ class Keyring:
         self._path = path
         self._clock = clock
         self._events = events
-        self._stamp: Stamp = stamp(path)
+        self._stamp: Stamp = file_stamp(path)
         self._failed = 0.0
         self._keys: Mapping[str, Key] = read_keys(path)
         self._problem: str | None = None
@@ -42,15 +42,15 @@ class Keyring:
     def find(self, token: str) -> tuple[str, Key] | None:
         """The key that this token is, with its id."""
         keys = self.keys
-        key_id = good(keys, token, datetime.now(UTC))
+        key_id = valid_key_id(keys, token, datetime.now(UTC))
         return None if key_id is None else (key_id, keys[key_id])
 
-    def judge(self, token: str) -> KeyCheck:
+    def check_token(self, token: str) -> KeyCheck:
         """What this token is, and what is wrong with it."""
-        return judged(self.keys, token, datetime.now(UTC))
+        return check_token(self.keys, token, datetime.now(UTC))
 
     def _look(self) -> None:
-        version = stamp(self._path)
+        version = file_stamp(self._path)
         if version == self._stamp and (self._problem is None or self._clock.monotonic() - self._failed < _AGAIN):
             return
         self._stamp = version

@@ -18,9 +18,9 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.errors import Conflict, Invalid
-from holdfast.core.validation import is_plain, nearest
+from holdfast.core.validation import did_you_mean, is_plain
 from holdfast.web.principal import EVERY_QUEUE, SCOPES, Scope
-from holdfast.web.responses import listed
+from holdfast.web.responses import join_words
 
 _WHOLE = re.compile(r"hf_([a-z2-7]{8})_")
 _TOKEN = re.compile(r"hf_([a-z2-7]{8})_([0-9a-f]{64})")
@@ -54,7 +54,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
         return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
 
 
-def mint(
+def new_key(
     name: str, scopes: tuple[str, ...], queues: tuple[str, ...] = (), expires_at: datetime | None = None
 ) -> tuple[str, Key, str]:
     """A new key: its id, what is kept of it, and the whole of it, to be shown once."""
@@ -71,7 +71,7 @@ def mint(
     return key_id, key, f"hf_{key_id}_{secret}"
 
 
-def rotated(key_id: str, key: Key, overlap: timedelta) -> tuple[Key, str]:
+def rotate_key(key_id: str, key: Key, overlap: timedelta) -> tuple[Key, str]:
     """The key with another secret, and the whole of it; the old one is good for so long yet."""
     now = datetime.now(UTC)
     if key.state(now) != "active":
@@ -82,7 +82,7 @@ def rotated(key_id: str, key: Key, overlap: timedelta) -> tuple[Key, str]:
     return msgspec.structs.replace(bare, hash=_hash(secret), **kept), f"hf_{key_id}_{secret}"
 
 
-def revoked(key: Key) -> Key:
+def revoke_key(key: Key) -> Key:
     """The key when it is good for nothing more."""
     return msgspec.structs.replace(key, revoked_at=key.revoked_at or datetime.now(UTC))
 
@@ -94,7 +94,7 @@ class KeyCheck(NamedTuple):
     problem: str | None
 
 
-def judged(keys: Mapping[str, Key], token: str, now: datetime) -> KeyCheck:
+def check_token(keys: Mapping[str, Key], token: str, now: datetime) -> KeyCheck:
     """Whether this token is a key that is good now, and why not: for the log, never for who showed it."""
     found = _TOKEN.fullmatch(token)
     key_id, secret = found.groups() if found else ("", "")
@@ -116,9 +116,9 @@ def judged(keys: Mapping[str, Key], token: str, now: datetime) -> KeyCheck:
     return KeyCheck(key_id, "the secret was rotated out")
 
 
-def good(keys: Mapping[str, Key], token: str, now: datetime) -> str | None:
+def valid_key_id(keys: Mapping[str, Key], token: str, now: datetime) -> str | None:
     """The id of the key that this token is; None: it is none, or none that is good now."""
-    key_id, problem = judged(keys, token, now)
+    key_id, problem = check_token(keys, token, now)
     return key_id if problem is None else None
 
 
@@ -132,10 +132,10 @@ def check_scopes(scopes: tuple[str, ...]) -> tuple[Scope, ...]:
     """These words as scopes."""
     for each in scopes:
         if each not in SCOPES:
-            remedy = f"there are these: {listed(SCOPES)}; say --scope once for each{nearest(each, SCOPES)}"
+            remedy = f"there are these: {join_words(SCOPES)}; say --scope once for each{did_you_mean(each, SCOPES)}"
             raise Invalid("scope", each, remedy)
     if not scopes:
-        raise Invalid("scope", "", f"give one or more of {listed(SCOPES)}")
+        raise Invalid("scope", "", f"give one or more of {join_words(SCOPES)}")
     return tuple(each for each in SCOPES if each in scopes)
 
 

@@ -36,7 +36,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: dict[str, Key] = {}
 
 
-def stamp(path: Path) -> Stamp:
+def file_stamp(path: Path) -> Stamp:
     """The version that stands there now."""
     try:
         status = path.stat()
@@ -83,7 +83,7 @@ def _decoded(path: Path, content: bytes) -> dict[str, Key]:
     return keys
 
 
-def change(path: Path, decide: Callable[[dict[str, Key]], Mapping[str, Key]]) -> None:
+def change_keys(path: Path, decide: Callable[[dict[str, Key]], Mapping[str, Key]]) -> None:
     """Write what ``decide`` makes of the keys there are, everything else as it is; nothing if it raises.
 
     Two at once wait for each other. The file is made where there is none.

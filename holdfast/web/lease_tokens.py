@@ -20,7 +20,7 @@ from holdfast.core.models import Job, JobState, Lease
 from holdfast.core.validation import check_name, check_worker_id
 from holdfast.stores.base import Store
 from holdfast.tasks.codec import Words
-from holdfast.web.fields import Field, array_of, number, text
+from holdfast.web.fields import Field, array_of, number_check, text_check
 from holdfast.web.routing import RequestContext
 
 MOST = 1000
@@ -42,7 +42,7 @@ def token_of(lease: Lease) -> str:
 
 def lease_of(token: Any, field: str) -> Lease:
     """The lease that a token stands for; Invalid for what no claim ever gave."""
-    padded = text(1, _TOKEN_MOST)(token, field)
+    padded = text_check(1, _TOKEN_MOST)(token, field)
     try:
         data = base64.b64decode(padded + "=" * (-len(padded) % 4), altchars=b"-_", validate=True)
         claims, point, job_id = data.decode().partition(".")
@@ -80,7 +80,7 @@ class LeaseRecord(msgspec.Struct, frozen=True):
     held: bool
 
 
-async def standings(store: Store, worker: str, leases: Sequence[Lease]) -> list[LeaseRecord]:
+async def read_leases(store: Store, worker: str, leases: Sequence[Lease]) -> list[LeaseRecord]:
     """How these leases stand, in their order. ``held``: as far as can be seen; the store has the last word."""
     jobs = await store.query.summaries([lease.job_id for lease in leases])
     return [
@@ -95,7 +95,7 @@ def _has(job: Job, worker: str, lease: Lease) -> bool:
 
 # ── fields ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _worker_id(value: Any, field: str) -> str:
-    text(1, 40)(value, field)
+    text_check(1, 40)(value, field)
     return check_worker_id(field, value)
 
 
@@ -105,7 +105,7 @@ def _seconds(value: Any, field: str) -> timedelta:
     return timedelta(seconds=value)
 
 
-def tokens(value: Any, field: str) -> list[Lease]:
+def parse_tokens(value: Any, field: str) -> list[Lease]:
     """Tokens of leases, each once; none at all is fine."""
     leases = [] if value == [] else array_of(lease_of, MOST)(value, field)
     check_once(leases, field + "[{}]")
@@ -114,7 +114,7 @@ def tokens(value: Any, field: str) -> list[Lease]:
 
 def _count(name: str, doc: str, most: int = 1_000_000_000) -> Field:
     schema = {"type": "integer", "minimum": 0, "maximum": most}
-    return Field(name=name, schema=schema, doc=doc, check=number(0, most))
+    return Field(name=name, schema=schema, doc=doc, check=number_check(0, most))
 
 
 TOKEN_SCHEMA = {"type": "string", "minLength": 1, "maxLength": _TOKEN_MOST, "pattern": "^[A-Za-z0-9_-]+$"}
@@ -137,7 +137,7 @@ LEASES = Field(
     name="leases",
     schema={"type": "array", "maxItems": MOST, "items": TOKEN_SCHEMA},
     doc="The tokens of all the jobs it has in hand.",
-    check=tokens,
+    check=parse_tokens,
     example=[SAMPLE],
     required=True,
 )
@@ -146,7 +146,7 @@ ABOUT = (
         name="host",
         schema={"type": "string", "minLength": 1, "maxLength": 100},
         doc="Where it runs, or what it is called, for who lists workers; its address where nothing is said.",
-        check=text(1, 100),
+        check=text_check(1, 100),
         example="app-1",
     ),
     _count("pid", "Its process.", (1 << 31) - 1),
@@ -168,7 +168,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     failed: int | None = None
 
 
-def about(call: RequestContext) -> About:
+def parse_worker(call: RequestContext) -> About:
     """What the request says of its worker."""
     said = {field.name: call.body[field.name] for field in ABOUT if field.name in call.body}
     return About(**{"host": call.request.client or "unknown", **said})
@@ -197,6 +197,6 @@ async def own_wants(call: RequestContext, wants: dict[str, int]) -> dict[str, in
     named = [pattern for pattern in call.caller.queues if not set(pattern) & set("*?[")]
     patterned = len(named) < len(call.caller.queues)
     queues = await call.app.queues(most=_NAMING) if patterned else []
-    there = [each.name for each in queues if call.caller.allows(each.name)]
+    there = [each.name for each in queues if call.caller.allows_queue(each.name)]
     said = {name: slots for name, slots in wants.items() if name != EVERY}
     return {**dict.fromkeys([*named, *there], wants[EVERY]), **said}

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import msgspec
 
-from holdfast.core.clock import first
+from holdfast.core.clock import wait_first
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import ApiStopping, Event
 from holdfast.core.models import Claim, Job
@@ -95,7 +95,7 @@ class ClaimWaiters:
         return ClaimResult(jobs, alone=bool(jobs), quarantined=claim.quarantined, next_due=claim.next_due)
 
     async def _claim(self, ask: ClaimRequest, *, alone: bool = False) -> Claim:
-        store = await self._app.opened()
+        store = await self._app.open_store()
         claim = await store.claim(
             ask.worker,
             ask.wants,
@@ -112,11 +112,11 @@ class ClaimWaiters:
             return jobs
         unknown = [job for job in jobs if job.task not in ask.tasks]
         if unknown:
-            await self.fleet.refuse(ask.worker, unknown, ask.tasks)
+            await self.fleet.settle_unknown(ask.worker, unknown, ask.tasks)
         return [job for job in jobs if job.task in ask.tasks]
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
-    def enter(self, ask: ClaimRequest) -> WaitingClaim:
+    def enqueue_claim(self, ask: ClaimRequest) -> WaitingClaim:
         """Wait in turn; ``taken`` of the place says what came of it."""
         place = WaitingClaim(ask)
         if self._closed:
@@ -145,7 +145,7 @@ class ClaimWaiters:
         for place in places:
             place.taken.set_result(ClaimResult([]))
 
-    async def leave(self, place: WaitingClaim) -> ClaimResult:
+    async def cancel_claim(self, place: WaitingClaim) -> ClaimResult:
         """Wait no longer. What is being taken for it this very moment is its own still."""
         place.left = True
         if place in self._places:
@@ -192,7 +192,7 @@ class ClaimWaiters:
     async def _news(self, due: float) -> None:
         """Until something may be ready, something falls due, or another claim has come."""
         clock, poll = self._app.clock, self._app.settings.poll.total_seconds()
-        store = await self._app.opened()
+        store = await self._app.open_store()
         topics = sorted(
             {f"queue:{queue}" for place in self._places for queue, slots in place.ask.wants.items() if slots}
         )
@@ -201,7 +201,7 @@ class ClaimWaiters:
         if topics:
             waits.append(asyncio.ensure_future(store.wait(topics, timeout=most + 1)))
         try:
-            await clock.bounded(first(*waits), most)
+            await clock.run_bounded(wait_first(*waits), most)
         finally:
             for each in waits:
                 each.cancel()

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.errors import ConfigError
-from holdfast.telemetry.exposition import OPEN, TEXT, expose
+from holdfast.telemetry.exposition import OPEN, TEXT, expose_metrics
 from holdfast.web.responses import ApiResponse, Refusal
 from holdfast.web.routing import METRICS, Operation, RequestContext, ResponseSpec
 
@@ -41,13 +41,13 @@ class MetricsDocument(msgspec.Struct, frozen=True):
     metrics: list[Metric]
 
 
-async def show(call: RequestContext) -> ApiResponse:
+async def get_metrics(call: RequestContext) -> ApiResponse:
     """In the format that is asked for."""
     call.caller.check_unlimited()
     accept = call.request.headers.get(b"accept", b"").decode("latin-1")
     readings = [*call.meter.metrics.read(), *await call.meter.queues.read()]
     try:
-        body, media = expose(readings, prefix=call.app.settings.metrics_prefix, accept=accept)
+        body, media = expose_metrics(readings, prefix=call.app.settings.metrics_prefix, accept=accept)
     except ConfigError as error:
         raise Refusal(406, "not_acceptable", str(error), "ask for application/json") from None
     return ApiResponse(200, body, media.encode())
@@ -63,7 +63,7 @@ def _operation(name: str, path: str, example: Any) -> Operation:
         summary="Show metrics: as Prometheus text, or as JSON for who accepts that first",
         doc="Figures of queues are some seconds old at most. While the store is away, `store_up` is 0 and they are "
         "left out.",
-        handler=show,
+        handler=get_metrics,
         answers={200: ResponseSpec(MetricsDocument, "The metrics.", example, texts=(TEXT, OPEN))},
         refusals=(406,),
     )

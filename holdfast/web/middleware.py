@@ -36,20 +36,20 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         request = ApiRequest(scope, receive)
-        meter, started = self._meter, self._meter.begin()
+        meter, started = self._meter, self._meter.request_started()
 
         async def send_measured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                meter.answered(request, started, message["status"])
+                meter.request_answered(request, started, message["status"])
             await send(message)
 
         inner = {**scope, REQUEST: request, "path": request.path, "root_path": "", "path_params": {}}
         try:
             await self._app(inner, receive, send_measured)
         except Gone:
-            meter.answered(request, started)
+            meter.request_answered(request, started)
         finally:
-            meter.end()
+            meter.request_ended()
             for each in request.over:
                 each()
 
@@ -67,7 +67,7 @@ class TraceMiddleware:
             return
         request: ApiRequest = scope[REQUEST]
         with ExitStack() as span:
-            set_answer = span.enter_context(self._spans.request(request.method, request.headers))
+            set_answer = span.enter_context(self._spans.request_span(request.method, request.headers))
 
             async def send_traced(message: Message) -> None:
                 if message["type"] == "http.response.start":
@@ -115,7 +115,7 @@ class ProblemMiddleware:
             await send_answer(send, request, answer)
 
     def _emit_failure(self, request: ApiRequest, error: Exception) -> None:
-        if self._events.listens(RequestFailed):
+        if self._events.has_subscriber(RequestFailed):
             text = "".join(traceback.format_exception(error))
             path = request.shown_path[:200]
             self._events.emit(RequestFailed(request_id=request.id, method=request.method, path=path, error=text))
@@ -144,7 +144,7 @@ class AdmissionMiddleware:
             return
         _check_size(scope)
         request: ApiRequest = scope[REQUEST]
-        preflight = self._gate.enter(scope, request)
+        preflight = self._gate.authenticate_request(scope, request)
         if preflight is not None:
             await send_answer(send, request, preflight)
             return

@@ -63,7 +63,7 @@ REFUSALS = {
 def with_description(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     """These operations, and the one that describes them all."""
 
-    async def show(call: RequestContext) -> ApiResponse:
+    async def get_openapi(call: RequestContext) -> ApiResponse:
         keys, server = call.app.settings.keys_file is not None, call.request.root_path
         body = bodies.get((keys, server))
         if body is None:
@@ -79,7 +79,7 @@ def with_description(operations: Sequence[Operation]) -> tuple[Operation, ...]:
         scope="read",
         group="Description",
         summary="This description, for programs",
-        handler=show,
+        handler=get_openapi,
         answers={200: ResponseSpec(dict, "An OpenAPI 3.1 document.")},
     )
     every = (*operations, description)
@@ -147,7 +147,7 @@ def _described(operation: Operation, *, keys: bool) -> dict[str, Any]:
         said["parameters"] = parameters
     if operation.body is not None:
         schema = {"$ref": _REF.format(name=operation.body.name)}
-        content = {"application/json": {"schema": schema, "example": example(operation.body)}}
+        content = {"application/json": {"schema": schema, "example": example_body(operation.body)}}
         said["requestBody"] = {"required": not operation.body_optional, "content": content}
     return said
 
@@ -263,7 +263,7 @@ def _property(field: Field) -> dict[str, Any]:
     return said if field.example is None else {**said, "examples": [field.example]}
 
 
-def example(form: Form) -> dict[str, Any]:
+def example_body(form: Form) -> dict[str, Any]:
     """A body as it may be: what is required, or the first thing that can be said."""
     shown = [field for field in form.fields if field.example is not None]
     wanted = [field for field in shown if field.required] or shown[:1]

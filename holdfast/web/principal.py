@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.web.responses import Refusal, listed
+from holdfast.web.responses import Refusal, join_words
 
 Scope = Literal["submit", "read", "operate", "work", "admin"]
 """What a key may be allowed to do. An operation asks for one; ``admin`` stands for every one."""
@@ -37,17 +37,17 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         """Whether there may be queues that are not theirs."""
         return EVERY_QUEUE not in self.queues
 
-    def may(self, scope: Scope) -> bool:
+    def has_scope(self, scope: Scope) -> bool:
         """Whether they may use operations of this scope."""
         return scope in self.scopes or "admin" in self.scopes
 
-    def allows(self, queue: str) -> bool:
+    def allows_queue(self, queue: str) -> bool:
         """Whether they may see and touch jobs of this queue."""
         return any(fnmatchcase(queue, pattern) for pattern in self.queues)
 
     def check_queue(self, queue: str) -> None:
         """Refuse a request that names a queue which is not theirs."""
-        if not self.allows(queue):
+        if not self.allows_queue(queue):
             raise _forbidden(f"queue {queue} is not one of this key's: {self._theirs}", "name another queue")
 
     def check_unlimited(self) -> None:
@@ -73,10 +73,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _theirs(self) -> str:
-        return listed(self.queues)
+        return join_words(self.queues)
 
 
-def unauthorized() -> Refusal:
+def unauthorized_refusal() -> Refusal:
     """The same for every key that is not good, whatever is wrong with it."""
     told = (b"www-authenticate", b'Bearer realm="holdfast"')
     remedy = "send Authorization: Bearer hf_…; `holdfast keys create` makes keys"

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from holdfast.core.errors import ConfigError, Conflict, HoldfastError, Invalid, NotFound, TooBroad, Unavailable, shown
+from holdfast.core.errors import (
+    ConfigError,
+    Conflict,
+    HoldfastError,
+    Invalid,
+    NotFound,
+    TooBroad,
+    Unavailable,
+    quote_value,
+)
 from holdfast.web.responses import PROBLEM, ApiResponse, Header, Refusal
 
 RETRY_AFTER = 2
@@ -63,25 +72,27 @@ def answer_to(error: Exception, request_id: str) -> ApiResponse:
     """
     match error:
         case Refusal():
-            return problem(error.status, error.code, error.detail, request_id, *error.headers, remedy=error.remedy)
+            return problem_response(
+                error.status, error.code, error.detail, request_id, *error.headers, remedy=error.remedy
+            )
         case Invalid():
-            said = {"field": error.field, "value": shown(error.value), "remedy": error.remedy}
-            return problem(error.http_status, error.code, str(error), request_id, **said)
+            said = {"field": error.field, "value": quote_value(error.value), "remedy": error.remedy}
+            return problem_response(error.http_status, error.code, str(error), request_id, **said)
         case Conflict() if any(error.stored):
-            return problem(error.http_status, error.code, str(error), request_id, stored=list(error.stored))
+            return problem_response(error.http_status, error.code, str(error), request_id, stored=list(error.stored))
         case Unavailable():
             return _unavailable(error, request_id)
         case TooBroad():
-            return problem(error.http_status, error.code, str(error), request_id, remedy=error.remedy)
+            return problem_response(error.http_status, error.code, str(error), request_id, remedy=error.remedy)
         case NotFound():
             remedy = "GET /v1/jobs, /v1/queues and /v1/workers list what there is"
-            return problem(error.http_status, error.code, str(error), request_id, remedy=remedy)
+            return problem_response(error.http_status, error.code, str(error), request_id, remedy=remedy)
         case ConfigError():
             remedy = "tell whoever runs it; `holdfast doctor` says what is wrong"
-            return problem(500, error.code, _MISSET, request_id, remedy=remedy)
+            return problem_response(500, error.code, _MISSET, request_id, remedy=remedy)
         case HoldfastError() if error.http_status < 500:
-            return problem(error.http_status, error.code, str(error), request_id)
-    return problem(500, "internal", _BROKEN, request_id, remedy="tell whoever runs it")
+            return problem_response(error.http_status, error.code, str(error), request_id)
+    return problem_response(500, "internal", _BROKEN, request_id, remedy="tell whoever runs it")
 
 
 def _unavailable(error: Unavailable, request_id: str) -> ApiResponse:
@@ -89,12 +100,16 @@ def _unavailable(error: Unavailable, request_id: str) -> ApiResponse:
     detail = f"{_AWAY}; {error.outcome}" if error.outcome else _AWAY
     if any(error.stored):
         remedy, stored = "send those again whose place in stored is null, and none of the others", list(error.stored)
-        return problem(503, error.code, f"{detail}; a part is stored", request_id, retry, remedy=remedy, stored=stored)
+        return problem_response(
+            503, error.code, f"{detail}; a part is stored", request_id, retry, remedy=remedy, stored=stored
+        )
     remedy = "try again; with an idempotency key or an id that is harmless"
-    return problem(503, error.code, detail, request_id, retry, remedy=remedy)
+    return problem_response(503, error.code, detail, request_id, retry, remedy=remedy)
 
 
-def problem(status: int, code: str, detail: str, request_id: str, *headers: Header, **said: Any) -> ApiResponse:
+def problem_response(
+    status: int, code: str, detail: str, request_id: str, *headers: Header, **said: Any
+) -> ApiResponse:
     """A problem document as an answer."""
     body = Problem(
         type=f"urn:holdfast:problem:{code}",

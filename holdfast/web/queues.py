@@ -15,8 +15,8 @@ from holdfast.views.documents import QueueDocument, WorkerDocument, queue_docume
 from holdfast.views.statistics import FiguresDocument, figures_document
 from holdfast.web.bulk import NOTHING
 from holdfast.web.examples import QUEUE, WORKER
-from holdfast.web.fields import WORKER_PATTERN, Field, Form, array_of, count, flag, worker_name
-from holdfast.web.responses import ApiResponse, document
+from holdfast.web.fields import WORKER_PATTERN, Field, Form, array_of, check_flag, count, worker_name
+from holdfast.web.responses import ApiResponse, json_response
 from holdfast.web.routing import Handler, Operation, RequestContext, ResponseSpec, named_queue
 
 
@@ -59,22 +59,22 @@ class Stats(FiguresDocument, frozen=True, kw_only=True):
 
 async def own_queues(call: RequestContext) -> list[QueueInfo]:
     """Every queue that is the caller's."""
-    return [each for each in await call.app.queues() if call.caller.allows(each.name)]
+    return [each for each in await call.app.queues() if call.caller.allows_queue(each.name)]
 
 
 async def find(call: RequestContext) -> ApiResponse:
     """Every queue."""
-    return document(200, QueueList([queue_document(each) for each in await own_queues(call)]))
+    return json_response(200, QueueList([queue_document(each) for each in await own_queues(call)]))
 
 
-async def show(call: RequestContext) -> ApiResponse:
+async def get_queue(call: RequestContext) -> ApiResponse:
     """One queue."""
     name = named_queue(call)
     queues = await call.app.queues()
     found = next((each for each in queues if each.name == name), None) or _unseen(name, queues)
     if found is None:
         raise NotFound(f"queue {name} has no jobs, and is not paused")
-    return document(200, queue_document(found))
+    return json_response(200, queue_document(found))
 
 
 def _unseen(name: str, queues: Sequence[QueueInfo]) -> QueueInfo | None:
@@ -87,7 +87,7 @@ def _pausing(*, paused: bool) -> Handler:
     async def handle(call: RequestContext) -> ApiResponse:
         name = named_queue(call)
         await (call.app.pause if paused else call.app.resume)(name)
-        return document(200, QueuePause(name, paused))
+        return json_response(200, QueuePause(name, paused))
 
     return handle
 
@@ -95,7 +95,7 @@ def _pausing(*, paused: bool) -> Handler:
 async def workers(call: RequestContext) -> ApiResponse:
     """Every worker."""
     call.caller.check_unlimited()
-    return document(200, WorkerList([worker_document(each) for each in await call.app.workers()]))
+    return json_response(200, WorkerList([worker_document(each) for each in await call.app.workers()]))
 
 
 async def stop(call: RequestContext) -> ApiResponse:
@@ -107,22 +107,22 @@ async def stop(call: RequestContext) -> ApiResponse:
     missing = sorted(set(named or ()) - set(asked))
     if missing:
         raise NotFound(f"there is no living worker {', '.join(missing)}")
-    return document(200, StopAnswer(asked, drain))
+    return json_response(200, StopAnswer(asked, drain))
 
 
 async def stats(call: RequestContext) -> ApiResponse:
     """Everything at a glance."""
     minutes = call.query.get("minutes", 5)
-    figures = await call.app.figures(minutes=minutes)
+    figures = await call.app.stats(minutes=minutes)
     limited = call.caller.limited
-    own = figures.of(call.caller.allows) if limited else figures
+    own = figures.for_queues(call.caller.allows_queue) if limited else figures
     workers = [] if limited else await call.app.workers()
     told = Stats(
         **msgspec.structs.asdict(figures_document(own, minutes)),
-        store=UNSET if limited else mask_url((await call.app.opened()).url),
+        store=UNSET if limited else mask_url((await call.app.open_store()).url),
         workers=[worker_document(each) for each in workers],
     )
-    return document(200, told)
+    return json_response(200, told)
 
 
 _MINUTES = Field(
@@ -152,7 +152,7 @@ STOP = Form(
             name="drain",
             schema={"type": "boolean", "default": False},
             doc="Let them empty their queues first.",
-            check=flag,
+            check=check_flag,
             example=False,
         ),
     ),
@@ -228,7 +228,7 @@ OPERATIONS = (
             "/v1/queues/{queue}",
             "Queues",
             "Show a queue",
-            show,
+            get_queue,
             ResponseSpec(QueueDocument, "The queue.", QUEUE),
         ),
         doc=_BOUNDED,

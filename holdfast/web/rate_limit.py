@@ -42,7 +42,7 @@ class Rate:
             self._buckets.popitem(last=False)
         return TokenGrant(allowed, int(tokens - allowed), 0.0 if allowed else (1 - tokens) / self._per_second)
 
-    def headers(self, taken: TokenGrant) -> tuple[Header, Header]:
+    def rate_headers(self, taken: TokenGrant) -> tuple[Header, Header]:
         """How an answer tells of it."""
         window = math.ceil(self._burst / self._per_second)  # in which an empty bucket fills
         policy = f'"{self.what}";q={self._burst};w={window}'
@@ -51,7 +51,7 @@ class Rate:
             (b"ratelimit", f'"{self.what}";r={taken.left};t={math.ceil(taken.wait)}'.encode()),
         )
 
-    def refusal(self, taken: TokenGrant, detail: str = "") -> Refusal:
+    def rate_refusal(self, taken: TokenGrant, detail: str = "") -> Refusal:
         """What is told where there was no token."""
         seconds = max(1, math.ceil(taken.wait))
         detail = detail or f"these are more requests than one {self.what} may make"

@@ -68,7 +68,7 @@ class RemoteWorkers:
         self._afterwards: set[asyncio.Task[None]] = set()
 
     # ── who they are ──────────────────────────────────────────────────────────────────────────────────────────
-    def known(self, worker: str) -> RemoteWorker:
+    def get_worker(self, worker: str) -> RemoteWorker:
         """What is remembered of this worker; the longest silent ones are forgotten."""
         known = self._known.pop(worker, None) or RemoteWorker()
         self._known[worker] = known
@@ -76,21 +76,21 @@ class RemoteWorkers:
             del self._known[next(iter(self._known))]
         return known
 
-    def forget(self, worker: str) -> None:
+    def remove_worker(self, worker: str) -> None:
         """It has left."""
         self._known.pop(worker, None)
 
-    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], lease_for: timedelta) -> HeartbeatReply:
+    async def heartbeat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], lease_for: timedelta) -> HeartbeatReply:
         """Register the worker and extend its leases."""
-        store = await self.app.opened()
+        store = await self.app.open_store()
         beaten_at = self.app.clock.monotonic()
-        beat = await store.beat(pulse, leases, lease_for=lease_for)
-        known = self.known(pulse.worker)
+        beat = await store.heartbeat(pulse, leases, lease_for=lease_for)
+        known = self.get_worker(pulse.worker)
         known.beaten_at, known.order = beaten_at, beat.order
         return beat
 
     # ── what becomes of their jobs ────────────────────────────────────────────────────────────────────────────
-    def decided(self, ending: RemoteEnding) -> Settlement:
+    def decide_settlement(self, ending: RemoteEnding) -> Settlement:
         """What becomes of the job: decided as for a worker of ours."""
         settings, job = self.app.settings, ending.job
         backoff = backoff_of(job, self.app, settings) if isinstance(ending.outcome, Failed) else settings.retry
@@ -100,10 +100,10 @@ class RemoteWorkers:
         """Settle these jobs of a worker, and tell observers."""
         if not endings:
             return []
-        store = await self.app.opened()
+        store = await self.app.open_store()
         endings = await self._with_deferred(endings)
-        settlements = [self.decided(each) for each in endings]
-        now_us = await store.now_us() if any(map(self.app.events.listens, _TIMED)) else 0
+        settlements = [self.decide_settlement(each) for each in endings]
+        now_us = await store.server_time_us() if any(map(self.app.events.has_subscriber, _TIMED)) else 0
         answers = await store.settle(settlements)
         for pause in _LOCKED:
             locked = [place for place, answer in enumerate(answers) if answer.locked]
@@ -119,22 +119,22 @@ class RemoteWorkers:
                 succeeded.append((ending.job.task, seconds))
             if not answer.locked:
                 self._tell(worker, ending.job, settlement, answer, seconds)
-        if self.app.events.listens(BatchSettled):
+        if self.app.events.has_subscriber(BatchSettled):
             measure_settled(self.app.events, len(endings), succeeded)
         return answers
 
     async def _with_deferred(self, endings: Sequence[RemoteEnding]) -> Sequence[RemoteEnding]:
         """The endings, with jobs given back that another worker may run."""
-        unfit = {place: each.outcome for place, each in enumerate(endings) if Unfit.concerns(each.outcome, each.job)}
+        unfit = {place: each.outcome for place, each in enumerate(endings) if Unfit.is_unfit(each.outcome, each.job)}
         if not unfit:
             return endings
         jobs = [endings[place].job for place in unfit]
-        outcomes = await self._unfit.settled(jobs, list(unfit.values()), self.app.settings)
+        outcomes = await self._unfit.settle_unfit(jobs, list(unfit.values()), self.app.settings)
         changed = dict(zip(unfit, map(RemoteEnding, jobs, outcomes), strict=True))
         return [changed.get(place, each) for place, each in enumerate(endings)]
 
     def _tell(self, worker: str, job: Job, settlement: Settlement, answer: Settled, seconds: float) -> None:
-        events, known = self.app.events, self.known(worker)
+        events, known = self.app.events, self.get_worker(worker)
         if not answer.accepted:
             tell_lost(events, job, worker)
         elif answer.state is JobState.SUCCEEDED:
@@ -145,23 +145,23 @@ class RemoteWorkers:
             letters = dead_letters(self.app.settings, job.queue)
             tell_rest(events, job, settlement, answer, seconds=seconds, dlq_key=letters)
 
-    async def give_back(self, worker: str, jobs: Sequence[Job]) -> None:
+    async def nack(self, worker: str, jobs: Sequence[Job]) -> None:
         """Release jobs that nobody has begun. Where the store is away, their leases end."""
         try:
             await self.settle(worker, [RemoteEnding(job, Released()) for job in jobs])
         except HoldfastError:
             return
 
-    def later(self, deed: Coroutine[Any, Any, None]) -> None:
+    def run_in_background(self, deed: Coroutine[Any, Any, None]) -> None:
         """Do this though nobody waits for it."""
         task = asyncio.ensure_future(deed)
         self._afterwards.add(task)
         task.add_done_callback(self._afterwards.discard)
 
-    async def refuse(self, worker: str, jobs: Sequence[Job], tasks: frozenset[str]) -> None:
+    async def settle_unknown(self, worker: str, jobs: Sequence[Job], tasks: frozenset[str]) -> None:
         """Settle jobs whose task the worker does not know, as a worker of ours would."""
         known = sorted(tasks)
-        endings = [RemoteEnding(job, self._unfit.unknown(job, known, self.app.settings)) for job in jobs]
+        endings = [RemoteEnding(job, self._unfit.unknown_task_failure(job, known, self.app.settings)) for job in jobs]
         try:
             await self.settle(worker, endings)
         except HoldfastError:
@@ -174,6 +174,6 @@ class RemoteWorkers:
         sweeping = self._sweeping
         if sweeping is not None and not sweeping.done() and sweeping.get_loop() is asyncio.get_running_loop():
             return
-        store = await self.app.opened()
+        store = await self.app.open_store()
         sweeper = Sweeper(WorkerContext(self.app, self.app.settings, "api"), store)
         self._sweeping = asyncio.create_task(sweeper.run(), name="holdfast-api-sweeper")

@@ -130,11 +130,11 @@ class Refusal(Exception):
 _encode = msgspec.json.Encoder().encode
 
 
-def document(status: int, value: Any, *headers: Header) -> ApiResponse:
+def json_response(status: int, value: Any, *headers: Header) -> ApiResponse:
     """An answer of JSON."""
     return ApiResponse(status, _encode(value), JSON, headers)
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Words for a sentence: ``a, b and c``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

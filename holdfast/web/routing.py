@@ -22,7 +22,7 @@ from holdfast.web.long_poll import ClaimWaiters
 from holdfast.web.principal import Principal
 from holdfast.web.principal import Scope as KeyScope
 from holdfast.web.remote_workers import RemoteWorkers
-from holdfast.web.responses import REQUEST, ApiRequest, ApiResponse, Refusal, listed
+from holdfast.web.responses import REQUEST, ApiRequest, ApiResponse, Refusal, join_words
 from holdfast.web.streaming import send_answer
 from holdfast.web.unknown_tasks import UnknownTaskLog
 from holdfast.web.wait_limits import WaitLimiter
@@ -60,11 +60,11 @@ class RequestContext(msgspec.Struct, kw_only=True):
         """The workers over HTTP."""
         return self.hall.fleet
 
-    def shown(self, job: Job, *, own: bool = False) -> JobDocument:
+    def visible_job(self, job: Job, *, own: bool = False) -> JobDocument:
         """The job as this caller may see it. What others put in or got out is for those who may read; ``own``: it is
         the caller's, who put it in just now."""
-        told = job_document(self.redaction.job(job))
-        if own or self.caller.may("read"):
+        told = job_document(self.redaction.redact_job(job))
+        if own or self.caller.has_scope("read"):
             return told
         return msgspec.structs.replace(told, payload=_UNTOLD, result=None, error=None, metadata=None)
 
@@ -170,7 +170,7 @@ class PathEndpoint:
         names = sorted(self._methods)
         header = (b"allow", ", ".join(names).encode())
         detail = f"{method[:16]!r} is not possible here"
-        return Refusal(405, "method_not_allowed", detail, f"use {listed(names)}", header)
+        return Refusal(405, "method_not_allowed", detail, f"use {join_words(names)}", header)
 
 
 async def _refuse_unknown_path(scope: Scope, receive: Receive, send: Send) -> None:

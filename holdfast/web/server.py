@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from holdfast.app import Holdfast
-from holdfast.core.clock import first
+from holdfast.core.clock import wait_first
 from holdfast.core.errors import ConfigError, HoldfastError, StoreReplaced, Unavailable
 from holdfast.core.events import ApiStarted, ApiStopping
 from holdfast.core.validation import is_loopback, mask_url
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.loop_lag import watched_loop
-from holdfast.web.asgi import create_app
+from holdfast.web import create_app
 from holdfast.web.settings_watch import settings_watched
 from holdfast.worker.stop_signals import StopRequest, StopRequests, handle_stop_signals, ignore_rest_of_burst
 
@@ -56,16 +56,19 @@ def _check_exposure(settings: Settings, *, exposed: bool) -> None:
 
 
 async def _until_told(app: Holdfast, settings: Settings, site: Application | None) -> None:
-    async with serving(app, settings, site=site, exposed=True) as served:
+    async with serve_in_loop(app, settings, site=site, exposed=True) as served:
 
         def stop(name: str) -> None:
             if served.stop() is not StopRequest.DUPLICATE:
                 app.events.emit(ApiStopping(reason=name))
 
         handle_stop_signals(stop)
-        ended, watching = asyncio.ensure_future(served.ended()), asyncio.create_task(_check_store_files(served.app))
+        ended, watching = (
+            asyncio.ensure_future(served.wait_ended()),
+            asyncio.create_task(_check_store_files(served.app)),
+        )
         try:
-            await first(ended, watching)
+            await wait_first(ended, watching)
         except StoreReplaced:
             app.events.emit(ApiStopping(reason="store_replaced"))
             raise
@@ -82,7 +85,7 @@ async def _check_store_files(app: Holdfast) -> None:
         if not is_file:
             continue
         try:
-            await (await app.opened()).durability()
+            await (await app.open_store()).durability()
         except StoreReplaced:
             raise
         except HoldfastError:
@@ -90,7 +93,7 @@ async def _check_store_files(app: Holdfast) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def serve_in_loop(
     app: Holdfast, settings: Settings, *, site: Application | None = None, exposed: bool = False
 ) -> AsyncIterator[Serving]:
     """Serve the API in this event loop while the body runs; then let requests under way finish."""
@@ -132,7 +135,7 @@ class Serving:
         self._server.should_exit = True
         return request
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Return when it has stopped because it was told to; a server that ends by itself raises."""
         await asyncio.shield(self._task)
         if not self._server.should_exit:
@@ -153,7 +156,7 @@ def _server_maker(settings: Settings) -> Callable[[Application], Server]:
         import httptools  # noqa: F401 - without it uvicorn parses in Python, at a third of the speed
         import uvicorn
 
-        from holdfast.web.connection_limits import ConnectionLimits, bounded
+        from holdfast.web.connection_limits import ConnectionLimits, bounded_protocol
     except ModuleNotFoundError as error:
         raise ConfigError(f"the HTTP server needs {error.name}; pip install 'holdfast[web]'") from None
 
@@ -167,10 +170,10 @@ def _server_maker(settings: Settings) -> Callable[[Application], Server]:
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise ConfigError("tls_certificate, tls_key: TLS needs both, the certificate and its key")
 
-    def make(site: Application) -> Server:
+    def make_server(site: Application) -> Server:
         config = uvicorn.Config(
             site,
-            http=bounded(ConnectionLimits.of(settings)),
+            http=bounded_protocol(ConnectionLimits.from_settings(settings)),
             ws="none",
             lifespan="off",  # the application is held open around the server
             log_config=None,
@@ -190,7 +193,7 @@ def _server_maker(settings: Settings) -> Callable[[Application], Server]:
             raise ConfigError(f"tls_certificate, tls_key: they cannot be used: {error}") from None
         return Quiet(config)
 
-    return make
+    return make_server
 
 
 def _listening(settings: Settings) -> socket.socket:

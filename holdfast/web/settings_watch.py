@@ -29,10 +29,10 @@ async def _watch(app: Holdfast) -> None:
     while True:
         await asyncio.sleep(_EVERY)
         try:
-            newer = watch.changed()
+            newer = watch.poll_changes()
         except ConfigError as error:
             app.events.emit(SettingsRefused(problem=str(error)))
             continue
         if newer is not None:
-            changed = app.settings.changes(newer)
+            changed = app.settings.changed_values(newer)
             app.events.emit(SettingsChanged(changed=changed, remedy="restart the API: it goes on as it was started"))

@@ -18,8 +18,8 @@ from holdfast.core.validation import check_span
 from holdfast.settings.settings import Settings
 from holdfast.tasks.codec import Words, encode_result
 from holdfast.views.documents import ID, Instant
-from holdfast.views.formatting import timestamp
-from holdfast.web.fields import Field, Form, an_object, array_of, as_it_is, choice, text
+from holdfast.views.formatting import format_timestamp
+from holdfast.web.fields import Field, Form, an_object, array_of, as_it_is, choice_check, text_check
 from holdfast.web.lease_tokens import (
     MOST,
     SAMPLE,
@@ -28,13 +28,13 @@ from holdfast.web.lease_tokens import (
     LeaseRecord,
     check_once,
     lease_of,
-    standings,
+    read_leases,
     worker_of,
 )
 from holdfast.web.remote_workers import RemoteEnding
-from holdfast.web.responses import ApiResponse, document
+from holdfast.web.responses import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
-from holdfast.worker.executors.outcome import storable, tail
+from holdfast.worker.executors.outcome import storable_text, traceback_tail
 
 _FAILED = (Reason.ERROR, Reason.TIMEOUT, Reason.CRASHED)
 _DEAD = (Reason.NON_RETRYABLE, Reason.PAYLOAD, Reason.RESULT, Reason.NO_HANDLER)
@@ -94,7 +94,11 @@ ERROR = Form(
     doc="Why an attempt failed.",
     fields=(
         _field(
-            "type", {"type": "string", "minLength": 1, "maxLength": 200}, "Its class.", text(1, 200), "ConnectionError"
+            "type",
+            {"type": "string", "minLength": 1, "maxLength": 200},
+            "Its class.",
+            text_check(1, 200),
+            "ConnectionError",
         ),
         Field(
             name="message",
@@ -161,7 +165,7 @@ SETTLEMENT = Form(
             name="outcome",
             schema={"type": "string", "enum": list(OUTCOMES), "title": "AttemptOutcome"},
             doc="How the attempt ended.",
-            check=choice(*OUTCOMES),
+            check=choice_check(*OUTCOMES),
             example="succeeded",
             required=True,
         ),
@@ -178,7 +182,7 @@ SETTLEMENT = Form(
             "The kind of failure. Of `failed`: `error` (what stands where nothing is said), `timeout` or `crashed`; of "
             "`dead`: `non_retryable` or `result`; with `payload` or `no_handler` the job is given back for another "
             "worker, as long as the setting `defer_for` says.",
-            choice(*_FAILED, *_DEAD),
+            choice_check(*_FAILED, *_DEAD),
             None,
         ),
         _field(
@@ -241,7 +245,7 @@ def _succeeded(result: Any, settings: Settings) -> Outcome:
     try:
         return Succeeded(encode_result(result, settings.result_limit))
     except Invalid as error:
-        return Failed(error=storable(f"{type(error).__name__}: {error}"), reason=Reason.RESULT, retryable=False)
+        return Failed(error=storable_text(f"{type(error).__name__}: {error}"), reason=Reason.RESULT, retryable=False)
 
 
 def _failed(said: Mapping[str, Any], *, retryable: bool, path: str) -> Failed:
@@ -253,9 +257,9 @@ def _failed(said: Mapping[str, Any], *, retryable: bool, path: str) -> Failed:
     headline = ": ".join(part for part in (error.get("type"), error["message"]) if part) or "it failed"
     trace = error.get("traceback")
     return Failed(
-        error=storable(headline),
+        error=storable_text(headline),
         reason=reason,
-        traceback=tail(trace) if trace else None,
+        traceback=traceback_tail(trace) if trace else None,
         retryable=retryable,
         delay=said.get("delay"),
     )
@@ -267,8 +271,8 @@ async def settle(call: RequestContext) -> ApiResponse:
     leases, outcomes = read_settlements(call.body["settlements"], call.app.settings)
     worker = worker_of(call)
     await call.fleet.sweep()
-    store = await call.app.opened()
-    stands = await standings(store, worker, leases)
+    store = await call.app.open_store()
+    stands = await read_leases(store, worker, leases)
     endings = {
         place: RemoteEnding(stand.job, outcome)
         for place, (stand, outcome) in enumerate(zip(stands, outcomes, strict=True))
@@ -282,11 +286,11 @@ async def settle(call: RequestContext) -> ApiResponse:
         if answer is not None:
             told.append(_answered(answer))
         else:
-            asked = None if stand.job is None else call.fleet.decided(endings[place])
+            asked = None if stand.job is None else call.fleet.decide_settlement(endings[place])
             told.append(_refused(call, worker, stand, asked))
     call.changed += [each.id for each in told if each.verdict is SettlementVerdict.ACCEPTED]
     call.verdicts = Counter(each.verdict.value for each in told)
-    return document(200, SettleAnswer(told))
+    return json_response(200, SettleAnswer(told))
 
 
 def read_settlements(said: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[list[Lease], list[Outcome]]:
@@ -310,14 +314,14 @@ def _answered(answer: Settled) -> SettledJob:
         else SettlementVerdict.LOST
     )
     goes_on = answer.accepted and answer.state in (JobState.FAILED, JobState.SCHEDULED)
-    run_at = timestamp(answer.run_at_us) if goes_on and answer.run_at_us is not None else None
+    run_at = format_timestamp(answer.run_at_us) if goes_on and answer.run_at_us is not None else None
     return SettledJob(id=answer.job_id, verdict=verdict, state=answer.state, run_at=run_at)
 
 
 def _refused(call: RequestContext, worker: str, stand: LeaseRecord, asked: Settlement | None) -> SettledJob:
     """A settlement under a lease that is over, or not this worker's."""
     job = stand.job
-    if job is None or asked is None or not call.caller.allows(job.queue):
+    if job is None or asked is None or not call.caller.allows_queue(job.queue):
         return SettledJob(id=stand.lease.job_id, verdict=SettlementVerdict.LOST, state=None, run_at=None)
     deferred = job.state is JobState.SCHEDULED and asked.reason in UNFIT
     ours = job.worker == worker and job.claims == stand.lease.claims and (job.state is asked.state or deferred)
@@ -327,7 +331,7 @@ def _refused(call: RequestContext, worker: str, stand: LeaseRecord, asked: Settl
         id=job.id,
         verdict=SettlementVerdict.REPEATED if repeated else SettlementVerdict.LOST,
         state=job.state,
-        run_at=timestamp(job.run_at_us) if goes_on else None,
+        run_at=format_timestamp(job.run_at_us) if goes_on else None,
     )
 
 

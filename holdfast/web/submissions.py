@@ -17,7 +17,7 @@ from holdfast.core.retry import Retry
 from holdfast.core.validation import KEY_LIMIT, check_task_name
 from holdfast.tasks.codec import Words
 from holdfast.views.documents import ID, JobDocument, JobId
-from holdfast.web.authorization import stored
+from holdfast.web.authorization import submit_authorized
 from holdfast.web.examples import JOB
 from holdfast.web.fields import (
     NAME_PATTERN,
@@ -28,13 +28,13 @@ from holdfast.web.fields import (
     array_of,
     as_it_is,
     at_most_one,
-    key,
+    check_key_field,
+    check_tag_field,
     named_as_said,
-    tag,
-    text,
+    text_check,
     whole_number,
 )
-from holdfast.web.responses import ApiRequest, ApiResponse, document
+from holdfast.web.responses import ApiRequest, ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 BATCH_MOST = 1000
@@ -46,7 +46,7 @@ _SPAN = {"type": ["number", "string"], "minimum": 0, "maxLength": 40}
 
 def _retry(value: Any, field: str) -> Retry:
     if isinstance(value, str):
-        return Retry.parse(text(1, 200)(value, field))
+        return Retry.parse(text_check(1, 200)(value, field))
     return Retry.from_builtins(an_object(value, field))
 
 
@@ -83,7 +83,7 @@ SUBMISSION = Form(
             "Not before this instant: RFC 3339 with its offset, from 2000 to 2199. Not together with `delay`.",
             example="2030-01-31T08:00:00Z",
         ),
-        _field("key", _KEY, "An idempotency key; the header goes before it.", key, "welcome-42"),
+        _field("key", _KEY, "An idempotency key; the header goes before it.", check_key_field, "welcome-42"),
         _field("key_for", _SPAN, "How long the key lives at least; it lives as long as its job's row anyway."),
         _field(
             "max_attempts",
@@ -110,7 +110,7 @@ SUBMISSION = Form(
                 "items": {"type": "string", "minLength": 1, "maxLength": 100},
             },
             "Words to find it by.",
-            array_of(tag, 100, least=0),
+            array_of(check_tag_field, 100, least=0),
             ["spring"],
         ),
         _field("metadata", {"type": "object"}, "Your own, kept with the job; at most 16 KiB.", an_object),
@@ -142,7 +142,7 @@ _HEADER = Field(
     name=KEY_HEADER,
     schema=_KEY,
     doc="At most one job exists for a key; it goes before the body's.",
-    check=key,
+    check=check_key_field,
     example="welcome-42",
 )
 
@@ -189,17 +189,17 @@ async def submit(call: RequestContext) -> ApiResponse:
     key = header_key(call.request)
     if key is None and call.app.settings.key_required and "key" not in call.body:
         raise Invalid(KEY_HEADER, Words("nothing"), "send one; the settings require it", "was given", code="missing")
-    asked = draft(call.app, call.body, key=key)
-    handle, job = await stored(call, [asked], lambda: _submitted(call.app, asked), lambda told: [told[0]])
-    call.strangers.note([asked])
+    asked = draft_submission(call.app, call.body, key=key)
+    handle, job = await submit_authorized(call, [asked], lambda: _submitted(call.app, asked), lambda told: [told[0]])
+    call.strangers.record_jobs([asked])
     call.changed += [handle.id] if handle.created else []
     location = (b"location", b"/v1/jobs/" + handle.id.encode())
     told = SubmittedJob(
-        **msgspec.structs.asdict(call.shown(job, own=handle.created)),
+        **msgspec.structs.asdict(call.visible_job(job, own=handle.created)),
         wake_up=_wake_up(handle),
         warning=_warning(call, handle, asked),
     )
-    return document(201 if handle.created else 200, told, location)
+    return json_response(201 if handle.created else 200, told, location)
 
 
 async def _submitted(app: Holdfast, new: NewJob) -> tuple[JobHandle[Any], Job]:
@@ -267,18 +267,18 @@ def header_key(request: ApiRequest) -> str | None:
     if b"idempotency-key" in request.repeated:
         raise Invalid(KEY_HEADER, Words("several"), "send one", "were given", code="duplicate_key")
     try:
-        return key(raw.decode(), KEY_HEADER)
+        return check_key_field(raw.decode(), KEY_HEADER)
     except UnicodeDecodeError:
         raise Invalid(KEY_HEADER, raw.decode("latin-1"), "send UTF-8", code="invalid_unicode") from None
 
 
-def draft(app: Holdfast, said: Mapping[str, Any], path: str = "", key: str | None = None) -> NewJob:
+def draft_submission(app: Holdfast, said: Mapping[str, Any], path: str = "", key: str | None = None) -> NewJob:
     """The job a submission stands for; Invalid names the field, with ``path`` before it."""
     options = SUBMISSION.read(said, path)
     if key is not None:
         options["key"] = key
     with named_as_said(path):
-        return app.draft(options.pop("task"), options.pop("payload"), **options)
+        return app.draft_job(options.pop("task"), options.pop("payload"), **options)
 
 
 async def submit_batch(call: RequestContext) -> ApiResponse:
@@ -286,13 +286,13 @@ async def submit_batch(call: RequestContext) -> ApiResponse:
     if header_key(call.request) is not None:
         raise Invalid(KEY_HEADER, Words("a key for a batch"), "give each job of the batch its own key", "was given")
     required = call.app.settings.key_required
-    jobs = [draft(call.app, said, f"jobs[{place}].") for place, said in enumerate(call.body["jobs"])]
+    jobs = [draft_submission(call.app, said, f"jobs[{place}].") for place, said in enumerate(call.body["jobs"])]
     for place, job in enumerate(jobs):
         if required and job.key is None:
             remedy = "give one; the settings require it"
             raise Invalid(f"jobs[{place}].key", Words("nothing"), remedy, "was given", code="missing")
-    handles = await stored(call, jobs, lambda: call.app.enqueue_many(jobs, batch=BATCH_MOST), list)
-    call.strangers.note(jobs)
+    handles = await submit_authorized(call, jobs, lambda: call.app.enqueue_many(jobs, batch=BATCH_MOST), list)
+    call.strangers.record_jobs(jobs)
     call.changed += [handle.id for handle in handles if handle.created]
     told = SubmittedBatch(
         [
@@ -300,7 +300,7 @@ async def submit_batch(call: RequestContext) -> ApiResponse:
             for handle, job in zip(handles, jobs, strict=True)
         ]
     )
-    return document(201 if any(handle.created for handle in handles) else 200, told)
+    return json_response(201 if any(handle.created for handle in handles) else 200, told)
 
 
 OPERATIONS = (

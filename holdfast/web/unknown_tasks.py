@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from holdfast.app import Holdfast
 from holdfast.core.events import TaskUnknown
 from holdfast.core.models import NewJob
-from holdfast.core.validation import nearest
+from holdfast.core.validation import did_you_mean
 from holdfast.tasks.command_policy import COMMAND
 
 _TOLD = 100  # names that are told: who submits may make up any number
@@ -22,7 +22,7 @@ class UnknownTaskLog:
         self._suggestions: dict[str, str] = {}
         self._known = 0
 
-    def note(self, jobs: Iterable[NewJob]) -> None:
+    def record_jobs(self, jobs: Iterable[NewJob]) -> None:
         """These jobs were submitted."""
         known = self._app.registry
         for job in jobs if len(known) else ():
@@ -52,5 +52,5 @@ class UnknownTaskLog:
         if found is None:
             if len(self._suggestions) == _TOLD:
                 return ""
-            found = self._suggestions[task] = nearest(task, known.names())
+            found = self._suggestions[task] = did_you_mean(task, known.task_names())
         return found

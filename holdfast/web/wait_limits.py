@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from holdfast.settings.settings import Settings
-from holdfast.web.client_address import neighbourhood
+from holdfast.web.client_address import address_network
 from holdfast.web.principal import Principal
 from holdfast.web.responses import Refusal
 
@@ -26,9 +26,9 @@ class WaitLimiter:
         self._counting = threading.Lock()  # the event loops may be several threads'
 
     @contextmanager
-    def entered(self, caller: Principal) -> Iterator[None]:
+    def limit_wait(self, caller: Principal) -> Iterator[None]:
         """Around the wait of one request; Refusal where too many wait."""
-        name = caller.key or neighbourhood(caller.address)
+        name = caller.key or address_network(caller.address)
         with self._counting:
             self._enter(name)
         try:

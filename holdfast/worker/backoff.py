@@ -22,7 +22,7 @@ class RetryDelay:
         """The store has answered."""
         self._failures = 0
 
-    async def after(self, error: HoldfastError) -> None:
+    async def wait_after(self, error: HoldfastError) -> None:
         """Tell of the failure and wait; a stopping worker does not wait long. Raises ``StoreReplaced`` again."""
         if isinstance(error, StoreReplaced):
             raise error
@@ -31,6 +31,6 @@ class RetryDelay:
         self._failures += 1
         pause = _FIRST / 2 + shift.rng.uniform(0, most)
         shift.emit(StoreTrouble(service=self._service, error=str(error), retry_in=round(pause, 3)))
-        await shift.clock.bounded(shift.stopping.wait(), pause)
+        await shift.clock.run_bounded(shift.stopping.wait(), pause)
         if shift.stopping.is_set():
             await shift.clock.sleep(_FIRST)

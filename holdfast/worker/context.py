@@ -85,7 +85,7 @@ class TaskRun:
         """Whether its handler may have ended the job itself."""
         return self.context is not None and self.context.completing
 
-    def interrupt(self, why: StopReason) -> None:
+    def interrupt_run(self, why: StopReason) -> None:
         """Stop the handler. The first reason stays: it decides what becomes of the job."""
         if self.why is None and self.context is not None and self.runner is not None:
             self.why = why
@@ -127,7 +127,7 @@ class WorkerContext:
         self.attentive = False  # the fetcher sleeps exactly until the next job of any queue falls due
 
     # ── jobs come in ──────────────────────────────────────────────────────────────────────────────────────────
-    def deliver(self, jobs: Sequence[Job], since: float) -> None:
+    def deliver_jobs(self, jobs: Sequence[Job], since: float) -> None:
         """Take claimed jobs in hand and wake a runner for them. Suspects go first: they must start at once."""
         for job in jobs:
             run = TaskRun(job, since)
@@ -138,9 +138,9 @@ class WorkerContext:
                 self.buffer.appendleft(run)
             else:
                 self.buffer.append(run)
-        self.rouse()
+        self.wake_runners()
 
-    def rouse(self) -> None:
+    def wake_runners(self) -> None:
         """Wake two runners, if jobs wait for one. Each does the same where its handler waits for something: then all
         are awake within a few turns of the loop. While handlers wait for nothing, more runners would only keep the
         fetcher and the settler from the loop."""
@@ -162,7 +162,7 @@ class WorkerContext:
         backoff = backoff_of(job, self.app, self.settings) if type(outcome) is Failed else self.settings.retry
         run.settlement = decide(job, outcome, backoff, self.rng)
         if run.span is not None:
-            run.span.settled(run.settlement, outcome)
+            run.span.record_settlement(run.settlement, outcome)
         self.in_hand[job.queue] -= 1
         self.finished += 1
         outcomes = self.outcomes
@@ -192,49 +192,49 @@ class WorkerContext:
         if last_attempts or not self.held or not self.settings.prefetch:
             self.low.set()
 
-    def forget(self, run: TaskRun) -> None:
+    def forget_run(self, run: TaskRun) -> None:
         """The job is somebody else's now: let go of it without a word."""
         self.let_go(run)
         if run.span is not None:
-            run.span.end("lost")
+            run.span.end_span("lost")
         self.in_hand[run.job.queue] -= 1
         self.low.set()
         if not self.busy:
             self.full.set()
 
-    def completed(self, run: TaskRun) -> None:
+    def tx_completed(self, run: TaskRun) -> None:
         """Its handler's own transaction has ended the job."""
         if run.span is not None:
-            run.span.end(JobState.SUCCEEDED)
-        self.forget(run)
+            run.span.end_span(JobState.SUCCEEDED)
+        self.forget_run(run)
         self.finished += 1
         self.succeeded += 1
-        if self.events.listens(JobSucceeded):
+        if self.events.has_subscriber(JobSucceeded):
             self.tell_success(run)
-        if self.events.listens(BatchSettled):
+        if self.events.has_subscriber(BatchSettled):
             measure_settled(self.events, 1, [(run.job.task, run.seconds)])
 
     def tell_success(self, run: TaskRun) -> None:
         """Tell observers that the job has succeeded."""
         tell_success(self.events, run.job, run.seconds)
 
-    def left(self, run: TaskRun) -> None:
+    def drop_run(self, run: TaskRun) -> None:
         """The job is not ours any more, though we worked on it: tell observers, and let go of it."""
         tell_lost(self.events, run.job, self.worker_id)
-        self.forget(run)
+        self.forget_run(run)
 
     def dead_letters(self, job: Job) -> str | None:
         """The key under which the transport lists the job if it is dead; None where there is no transport."""
         return dead_letters(self.settings, job.queue)
 
     # ── interruptions ─────────────────────────────────────────────────────────────────────────────────────────
-    def interrupt(self, lease: Lease, why: StopReason) -> TaskRun | None:
+    def interrupt_run(self, lease: Lease, why: StopReason) -> TaskRun | None:
         """Stop the job where it stands. The answer is one that had not started: it will not."""
         run = self.held.get(lease)
         if run is None:
             return None
         if run in self.running:
-            run.interrupt(why)
+            run.interrupt_run(why)
             return None
         if run in self.buffer:
             self.buffer.remove(run)

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.fault_injection import point
+from holdfast.core.fault_injection import fault_point
 from holdfast.core.lifecycle import Released, budget_spent
 from holdfast.core.models import Claim
 from holdfast.stores.base import EVERY_QUEUE, Store
@@ -70,7 +70,7 @@ class Fetcher:
             if shift.sated:
                 shift.sated, shift.fetched_at = False, shift.clock.monotonic()
             if self._narrow and self._places <= 0:
-                await shift.clock.bounded(self._until_settled(), _HOARDED)
+                await shift.clock.run_bounded(self._until_settled(), _HOARDED)
                 self._narrow = self._places > 0  # if not, there may be other jobs by now
                 continue
             if self._narrow:
@@ -82,11 +82,11 @@ class Fetcher:
                     await self._run_one_alone()
                 # What was in hand when this claim looked may be ready again by now: then it takes another look.
                 if self._draining and empty_handed and not claim.jobs and not shift.held:
-                    if not await self._store.remind():
+                    if not await self._store.reannounce():
                         shift.stopping.set()
                     continue
             except HoldfastError as error:
-                await self._patience.after(error)
+                await self._patience.wait_after(error)
                 continue
             self._patience.reset()
             self._narrow = claim.held_back or (bool(claim.jobs) and all(map(budget_spent, claim.jobs)))
@@ -127,7 +127,7 @@ class Fetcher:
         """How many jobs on their last attempt may come in hand."""
         return self._shift.settings.concurrency - self._shift.last_attempts
 
-    def wants(self, room: int) -> dict[str, int]:
+    def free_slots(self, room: int) -> dict[str, int]:
         """Free slots by queue: all of the room, or what a queue's own limit leaves of it."""
         shift = self._shift
         limits = shift.settings.queues or {EVERY_QUEUE: None}
@@ -144,9 +144,9 @@ class Fetcher:
         since = shift.clock.monotonic()
         idle = shift.settings.concurrency - len(shift.running) - len(shift.buffer)
         shift.low.clear()  # from here on, a job that leaves makes room this claim does not know of
-        wants = self.wants(room)
+        wants = self.free_slots(room)
         self._capped = min(wants.values()) < room
-        point("claim.before")
+        fault_point("claim.before")
         # Shielded: a claim that was cancelled half-way would hold its jobs until their leases end.
         claiming = self._store.claim(
             shift.worker_id,
@@ -168,12 +168,12 @@ class Fetcher:
     async def _take(self, claiming: Coroutine[Any, Any, Claim], since: float) -> Claim:
         """Take in hand what the claim brings, whether or not somebody still waits for it."""
         claim = await claiming
-        point("claim.after")
+        fault_point("claim.after")
         shift = self._shift
         shift.fetched_at = shift.clock.monotonic()
         if shift.clock.monotonic() - since > shift.settings.lease.total_seconds() * FENCE:
             return claim  # the loop was blocked since: these leases are not renewed yet, and may be somebody else's
-        shift.deliver(claim.jobs, since)
+        shift.deliver_jobs(claim.jobs, since)
         if shift.stopping.is_set():
             self.release_buffered()
         tell_claim(shift.events, claim, shift.worker_id, shift.settings.lease)
@@ -188,7 +188,7 @@ class Fetcher:
         clock = self._shift.clock
         if clock.monotonic() < self._alone_from:
             return
-        await clock.bounded(self._emptied(), self._step_aside)
+        await clock.run_bounded(self._emptied(), self._step_aside)
         if self._shift.held or self._shift.stopping.is_set():
             self._alone_from = clock.monotonic() + self._step_aside
             self._step_aside = min(2 * self._step_aside, _STEP_ASIDE_MOST)
@@ -215,7 +215,7 @@ class Fetcher:
             await shift.low.wait()
             return
         first = shift.buffer[0]
-        await shift.clock.bounded(shift.low.wait(), _HOARDED)
+        await shift.clock.run_bounded(shift.low.wait(), _HOARDED)
         if shift.buffer and shift.buffer[0] is first and not shift.low.is_set():
             self.release_buffered()
             self._rate = 0.0
@@ -245,9 +245,9 @@ class Fetcher:
         self.quiet_until = shift.clock.monotonic() + due
         shift.attentive = EVERY_QUEUE in shift.settings.queues and shift.settings.role != "follower"
         try:
-            await shift.clock.bounded(self._news(min(limit, due) + 1), min(limit, due))
+            await shift.clock.run_bounded(self._news(min(limit, due) + 1), min(limit, due))
         except HoldfastError as error:
-            await self._patience.after(error)
+            await self._patience.wait_after(error)
         finally:
             self.quiet_until = None
             shift.attentive = False

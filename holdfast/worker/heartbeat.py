@@ -11,10 +11,10 @@ import time
 import traceback
 from collections.abc import Callable
 
-from holdfast.core.clock import first
+from holdfast.core.clock import wait_first
 from holdfast.core.errors import HoldfastError, StoreReplaced
 from holdfast.core.events import LoopBlocked, StoreTrouble
-from holdfast.core.fault_injection import point
+from holdfast.core.fault_injection import fault_point
 from holdfast.core.metric_events import LoopHeard
 from holdfast.core.models import Job, Lease, LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import Store
@@ -104,8 +104,8 @@ class Heartbeat:
         try:
             async with asyncio.timeout(shift.settings.lease.total_seconds() * _DEADLINE):
                 await store.open()
-                point("beat.before")
-                beat = await store.beat(pulse, leases, lease_for=shift.settings.lease)
+                fault_point("beat.before")
+                beat = await store.heartbeat(pulse, leases, lease_for=shift.settings.lease)
         except StoreReplaced:
             raise
         except (HoldfastError, TimeoutError) as error:
@@ -139,7 +139,7 @@ class Heartbeat:
         assert self._stop is not None  # noqa: S101 - set before the first beat
         interval = shift.settings.beat.total_seconds()
         gap = min(_GAP, interval)
-        await shift.clock.bounded(self._stop.wait(), gap)
+        await shift.clock.run_bounded(self._stop.wait(), gap)
         if self._stop.is_set() or self._failing or interval <= gap:
             return
         news = asyncio.ensure_future(store.wait([f"worker:{shift.worker_id}"], timeout=interval))
@@ -147,14 +147,14 @@ class Heartbeat:
         try:
             left = interval - gap
             while left > 0:
-                await shift.clock.bounded(first(news, stopped), min(left, _RECENT))
+                await shift.clock.run_bounded(wait_first(news, stopped), min(left, _RECENT))
                 left -= _RECENT
                 if news.done() or stopped.done() or self._pulse() != self._told:
                     break
         except StoreReplaced:
             raise
         except HoldfastError:
-            await shift.clock.bounded(self._stop.wait(), gap)
+            await shift.clock.run_bounded(self._stop.wait(), gap)
         finally:
             news.cancel()
             stopped.cancel()
@@ -173,7 +173,7 @@ class Heartbeat:
             await asyncio.sleep(_LOOK)
             self._fence()
             deaf = time.monotonic() - shift.heard_at
-            if shift.events.listens(LoopHeard):
+            if shift.events.has_subscriber(LoopHeard):
                 shift.emit(LoopHeard(seconds=shift.heard_at - asked_at if shift.heard_at >= asked_at else deaf))
             if deaf < _BLOCKED:
                 self._told_at = None

@@ -127,9 +127,9 @@ class HandlerInvoker:
             if signature.needs_context:
                 return signature.entry(context, **arguments)  # type: ignore[no-any-return]  # an async def gives one
             return signature.entry(**arguments)  # type: ignore[no-any-return]  # as above
-        return self.around(context, functools.partial(self._handler, task, context, arguments))
+        return self.apply_middleware(context, functools.partial(self._handler, task, context, arguments))
 
-    async def around(self, context: Context, handler: Callable[[], Awaitable[Any]]) -> Any:
+    async def apply_middleware(self, context: Context, handler: Callable[[], Awaitable[Any]]) -> Any:
         """Run ``handler`` inside every middleware; the first registered is the outermost."""
         call_next: Next = _last(handler)
         for middleware in reversed(self._app.middlewares):
@@ -152,11 +152,11 @@ class HandlerInvoker:
     async def _in_child(self, task: Task[..., Any], context: Context) -> Any:
         if self._processes is None:
             raise ConfigError(f"task {task.name!r} was registered after the worker had started; restart the worker")
-        carrier = None if self._app.spans is None else self._app.spans.carrier()
-        return returned(await self._processes.run(task, context.job, lambda: context.log, carrier))
+        carrier = None if self._app.spans is None else self._app.spans.trace_context()
+        return unwrap_outcome(await self._processes.run(task, context.job, lambda: context.log, carrier))
 
 
-def returned(outcome: Outcome) -> Any:
+def unwrap_outcome(outcome: Outcome) -> Any:
     """What a handler that ran elsewhere returned; Ran where it did not."""
     if not isinstance(outcome, Succeeded):
         raise RemoteOutcome(outcome)

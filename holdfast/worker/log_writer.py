@@ -70,14 +70,14 @@ class LogWriter:
         """Write what is logged, until cancelled."""
         while True:
             await self._some.wait()
-            await self._shift.clock.bounded(self._many.wait(), _LINGER)
+            await self._shift.clock.run_bounded(self._many.wait(), _LINGER)
             self._some.clear()
             self._many.clear()
             error = await self.flush()
             if error is None:
                 self._patience.reset()
             else:
-                await self._patience.after(error)
+                await self._patience.wait_after(error)
                 self._some.set()
 
     async def flush(self) -> HoldfastError | None:
@@ -97,7 +97,7 @@ class LogWriter:
     async def _write(self, batch: list[_Line]) -> None:
         now = self._shift.clock.monotonic()
         try:
-            await self._store.record(_records(batch, now))
+            await self._store.append_logs(_records(batch, now))
         except (Unavailable, ConfigError, asyncio.CancelledError):
             self._put_back(batch)
             raise

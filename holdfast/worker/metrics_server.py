@@ -11,7 +11,7 @@ from holdfast.core.events import MetricsServed
 from holdfast.core.validation import is_loopback
 from holdfast.settings.settings import Settings
 from holdfast.tasks.command_policy import COMMAND
-from holdfast.telemetry.exposition import expose
+from holdfast.telemetry.exposition import expose_metrics
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.metrics_process import MetricsPage, MetricsProcess
 from holdfast.worker.context import WorkerContext
@@ -46,10 +46,10 @@ class MetricsServer:
         self._metrics = metrics = Metrics(
             shift.events, labels=settings.metrics_labels, tasks=self._tasks, task_field=settings.task_field
         )
-        metrics.gauge("worker_active_jobs", lambda: len(shift.running))
-        metrics.gauge("worker_buffered_jobs", lambda: len(shift.buffer))
-        metrics.gauge("worker_slots", lambda: shift.settings.concurrency)
-        metrics.gauge("worker_healthy", lambda: float(health_of(shift).well))
+        metrics.set_gauge("worker_active_jobs", lambda: len(shift.running))
+        metrics.set_gauge("worker_buffered_jobs", lambda: len(shift.buffer))
+        metrics.set_gauge("worker_slots", lambda: shift.settings.concurrency)
+        metrics.set_gauge("worker_healthy", lambda: float(health_of(shift).well))
         self._sidecar.start()
         shift.emit(MetricsServed(address=self._sidecar.address, worker_id=shift.worker_id))
 
@@ -64,12 +64,12 @@ class MetricsServer:
     def _tasks(self) -> list[str]:
         """Every task this worker can run."""
         commands = [] if self._shift.settings.commands == "off" else [COMMAND]
-        return [*self._shift.app.registry.names(), *commands]
+        return [*self._shift.app.registry.task_names(), *commands]
 
     # ── pages: made in the sidecar's thread ───────────────────────────────────────────────────────────────────────
     def _figures(self, accept: str) -> MetricsPage:
         assert self._metrics is not None  # noqa: S101 - made before the sidecar starts
-        body, media = expose(self._metrics.read(), prefix=self._shift.settings.metrics_prefix, accept=accept)
+        body, media = expose_metrics(self._metrics.read(), prefix=self._shift.settings.metrics_prefix, accept=accept)
         return MetricsPage(200, body, media)
 
     def _well(self, _accept: str) -> MetricsPage:

@@ -16,7 +16,7 @@ from holdfast.core.events import PayloadUnfit, RetryUnreadable, TaskUnknown
 from holdfast.core.lifecycle import UNFIT, Failed, Outcome, Released
 from holdfast.core.models import Job, Reason
 from holdfast.core.retry import Retry
-from holdfast.core.validation import nearest
+from holdfast.core.validation import did_you_mean
 from holdfast.settings.settings import Settings
 from holdfast.tasks.command_policy import COMMAND
 
@@ -50,11 +50,11 @@ class Unfit:
         self._unknown_tasks: set[str] = set()  # tasks that were logged as unknown
         self._misfits: set[str] = set()  # tasks that were logged for their payload
 
-    def unknown(self, job: Job, known: Sequence[str], settings: Settings) -> Failed:
+    def unknown_task_failure(self, job: Job, known: Sequence[str], settings: Settings) -> Failed:
         """The failure of a job whose task is none of those the worker knows."""
         listed = (", ".join(known) or "none")[:500]
         if job.task not in self._meant and len(self._meant) < _TOLD:
-            self._meant[job.task] = nearest(job.task, known)
+            self._meant[job.task] = did_you_mean(job.task, known)
         failed = Failed(
             error=f"no task {job.task!r} is registered in this worker (registered: {listed})"
             + self._meant.get(job.task, ""),
@@ -66,18 +66,18 @@ class Unfit:
         return failed
 
     @staticmethod
-    def concerns(outcome: Outcome, job: Job) -> TypeGuard[Failed]:
+    def is_unfit(outcome: Outcome, job: Job) -> TypeGuard[Failed]:
         """Whether another worker may run this job though here it has failed."""
         if type(outcome) is not Failed or outcome.retryable or outcome.reason not in UNFIT or job.task == COMMAND:
             return False
         return outcome.reason is Reason.NO_HANDLER or _is_object(job.payload)
 
-    async def settled(self, jobs: Sequence[Job], failures: Sequence[Failed], settings: Settings) -> list[Outcome]:
+    async def settle_unfit(self, jobs: Sequence[Job], failures: Sequence[Failed], settings: Settings) -> list[Outcome]:
         """Returns what becomes of jobs that ``concerns`` is true of: given back, or failed once their time is over."""
         rows: Sequence[Job | None] = [None] * len(jobs)
         if any(_may_be_deferred(failed, settings) for failed in failures):
             try:
-                rows = await (await self._app.opened()).query.summaries([job.id for job in jobs])
+                rows = await (await self._app.open_store()).query.summaries([job.id for job in jobs])
             except HoldfastError:  # it keeps the error, and with it the instant it is deferred since
                 return [
                     Released(None, _SHORTEST, failed.reason) if _may_be_deferred(failed, settings) else failed

@@ -28,7 +28,7 @@ def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int
     try:
         worker = _run_to_end(loop, app, settings, drain, threads)
         stuck = worker.stuck
-        left = threads.ended(_LAST_MOMENT) + worker.stuck_threads
+        left = threads.wait_calls(_LAST_MOMENT) + worker.stuck_threads
         if left or stuck:
             app.events.emit(HandlersLeft(worker_id=worker.id, threads=left, coroutines=stuck))
     finally:

@@ -43,13 +43,13 @@ class Reloader:
     def _reload(self) -> None:
         shift = self._shift
         try:
-            newer = self._watch.changed()
+            newer = self._watch.poll_changes()
         except ConfigError as error:
             shift.emit(SettingsRefused(problem=str(error)))
             return
         if newer is None:
             return
-        shift.emit(SettingsChanged(changed=shift.settings.changes(newer)))
+        shift.emit(SettingsChanged(changed=shift.settings.changed_values(newer)))
         shift.settings = newer
         self._resize(newer.concurrency)
         shift.low.set()

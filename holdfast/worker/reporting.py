@@ -22,7 +22,7 @@ from holdfast.core.events import (
 )
 from holdfast.core.lifecycle import UNFIT
 from holdfast.core.metric_events import BatchSettled, JobsClaimed
-from holdfast.core.models import Claim, Job, JobState, Settled, Settlement, instant
+from holdfast.core.models import Claim, Job, JobState, Settled, Settlement, to_datetime
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.traces import trace_id_of
 from holdfast.transports.keys import TransportKeys
@@ -30,12 +30,12 @@ from holdfast.transports.keys import TransportKeys
 
 def tell_claim(events: Events, claim: Claim, worker_id: str, lease_for: timedelta) -> None:
     """What a claim brought."""
-    if (claim.jobs or claim.refused) and events.listens(JobsClaimed):
+    if (claim.jobs or claim.refused) and events.has_subscriber(JobsClaimed):
         _measure_claim(events, claim, lease_for)
-    if claim.refused and events.listens(LeaseRejected):
+    if claim.refused and events.has_subscriber(LeaseRejected):
         events.emit(LeaseRejected(count=claim.refused, worker_id=worker_id))
-    if claim.jobs and events.listens(LeaseAcquired):
-        until = None if claim.lease_until_us is None else instant(claim.lease_until_us)
+    if claim.jobs and events.has_subscriber(LeaseAcquired):
+        until = None if claim.lease_until_us is None else to_datetime(claim.lease_until_us)
         for job in claim.jobs:
             events.emit(
                 LeaseAcquired(
@@ -89,7 +89,7 @@ def tell_rest(
     reason, error = str(settlement.reason or ""), settlement.error or ""
     match answer.state:
         case JobState.FAILED:
-            retry_at = None if answer.run_at_us is None else instant(answer.run_at_us)
+            retry_at = None if answer.run_at_us is None else to_datetime(answer.run_at_us)
             events.emit(
                 JobFailed(
                     job_id=job.id,
@@ -107,7 +107,7 @@ def tell_rest(
         case JobState.CANCELLED:
             events.emit(JobCancelled(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
         case JobState.SCHEDULED if settlement.reason in UNFIT:
-            retry_at = None if answer.run_at_us is None else instant(answer.run_at_us)
+            retry_at = None if answer.run_at_us is None else to_datetime(answer.run_at_us)
             events.emit(JobDeferred(job_id=job.id, task=job.task, reason=reason, retry_at=retry_at))
         case _:
             if error:
@@ -157,4 +157,4 @@ def dead_letters(settings: Settings, queue: str) -> str | None:
     """The key under which the transport lists dead jobs of this queue; None where there is no transport."""
     if settings.transport == "none":
         return None
-    return TransportKeys(settings.transport_key, settings.transport_dead_key).dead(queue)
+    return TransportKeys(settings.transport_key, settings.transport_dead_key).dead_letter_key(queue)

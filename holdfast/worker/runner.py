@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.core.errors import Invalid
 from holdfast.core.events import HandlerStart
-from holdfast.core.fault_injection import point
+from holdfast.core.fault_injection import fault_point
 from holdfast.core.lifecycle import Cancelled, Failed, Outcome, Released, Succeeded
 from holdfast.core.models import Job, Reason, TxOutcome
 from holdfast.tasks import CURRENT, Context, LogOpener, Task
@@ -23,9 +23,9 @@ from holdfast.tasks.command_policy import COMMAND
 from holdfast.telemetry.traces import trace_id_of
 from holdfast.worker.context import StopReason, TaskRun, WorkerContext
 from holdfast.worker.executors.command import run_command
-from holdfast.worker.executors.coroutine import Escaped, drive
-from holdfast.worker.executors.outcome import describe, outcome_of, payload_refused, succeeded
-from holdfast.worker.invocation import HandlerInvoker, RemoteOutcome, returned
+from holdfast.worker.executors.coroutine import Escaped, drive_in_context
+from holdfast.worker.executors.outcome import describe_error, outcome_of, payload_refused, success_outcome
+from holdfast.worker.invocation import HandlerInvoker, RemoteOutcome, unwrap_outcome
 from holdfast.worker.policy import Unfit
 from holdfast.worker.tx_completion import UNDONE, TxCompletion
 
@@ -65,7 +65,7 @@ class Runner:
 
     def _ended(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)
-        self._shift.rouse()  # it may have been the one that was awake
+        self._shift.wake_runners()  # it may have been the one that was awake
         if runner.cancelled() and not self._closing and len(self._runners) < self._shift.settings.concurrency:
             self.resize(len(self._runners) + 1)  # a handler left something behind that cancelled its runner later
         elif not runner.cancelled() and (error := runner.exception()) is not None and not self.failed.done():
@@ -118,7 +118,7 @@ class Runner:
         runner.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         runner.cancel()
         self.resize(self._shift.settings.concurrency)
-        self._shift.rouse()
+        self._shift.wake_runners()
 
     def _leave(self, run: TaskRun, error: BaseException) -> None:
         """A job whose runner is stopped is for another. One that meets a bug of ours pays an attempt: else it would
@@ -127,10 +127,10 @@ class Runner:
             return
         self._shift.running.discard(run)
         if run.completing:
-            self._shift.left(run)  # whoever finds its lease expired will know whether it has ended
+            self._shift.drop_run(run)  # whoever finds its lease expired will know whether it has ended
             return
         stopped = isinstance(error, asyncio.CancelledError)
-        self._shift.settle(run, Released() if stopped else Failed(error=describe(error), reason=Reason.CRASHED))
+        self._shift.settle(run, Released() if stopped else Failed(error=describe_error(error), reason=Reason.CRASHED))
 
     async def _run(self, run: TaskRun, runner: asyncio.Task[None]) -> None:
         shift, job = self._shift, run.job
@@ -139,27 +139,27 @@ class Runner:
         run.context = Context(job, self._completing, self._logs)
         run.started = monotonic()
         if shift.is_stale(run, run.started):
-            shift.forget(run)
+            shift.forget_run(run)
             return
         if shift.app.spans is not None:
-            run.span = shift.app.spans.execution(job, shift.worker_id)
+            run.span = shift.app.spans.start_execution(job, shift.worker_id)
         shift.running.add(run)
-        if shift.events.listens(HandlerStart):
+        if shift.events.has_subscriber(HandlerStart):
             trace_id = trace_id_of(job)
             shift.emit(HandlerStart(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id))
-        point("handler.before")
+        fault_point("handler.before")
         outcome: Outcome | None = None
         try:
             outcome = await self._execute(run, run.context)
-            if type(outcome) is Failed and Unfit.concerns(outcome, job):
-                [outcome] = await self._unfit.settled([job], [outcome], shift.settings)
+            if type(outcome) is Failed and Unfit.is_unfit(outcome, job):
+                [outcome] = await self._unfit.settle_unfit([job], [outcome], shift.settings)
         except asyncio.CancelledError:
             if run.why is None:  # not the job is being stopped, but this runner
                 raise
-        point("handler.after")
+        fault_point("handler.after")
         run.seconds = monotonic() - run.started
         if run.context.opened_log is not None:
-            run.context.opened_log.conclude()
+            run.context.opened_log.finish_log()
         if run.completing and not await self._is_left(run):
             return
         shift.running.discard(run)
@@ -168,17 +168,17 @@ class Runner:
         elif run.completing and type(outcome) is Succeeded:
             outcome = Failed(error=UNDONE)
         if outcome is None:
-            shift.forget(run)
+            shift.forget_run(run)
         else:
             shift.settle(run, outcome)
 
     async def _is_left(self, run: TaskRun) -> bool:
         """Whether there is still something to settle after a handler that completed its job itself."""
-        self._shift.rouse()
+        self._shift.wake_runners()
         fate = None
         while fate is None:
             try:
-                fate = await self._completing.fate(run)
+                fate = await self._completing.read_outcome(run)
             except asyncio.CancelledError:
                 if run.why is None:  # not the job is being stopped, but this runner
                     raise
@@ -188,9 +188,9 @@ class Runner:
             return True
         self._shift.running.discard(run)
         if fate is TxOutcome.KEPT:
-            self._shift.completed(run)
+            self._shift.tx_completed(run)
         else:
-            self._shift.left(run)
+            self._shift.drop_run(run)
         return False
 
     def _after_interruption(self, run: TaskRun, outcome: Outcome | None) -> Outcome | None:
@@ -208,7 +208,7 @@ class Runner:
             case _:
                 return outcome or Released()
 
-    def doubt(self, run: TaskRun) -> None:
+    def check_lease(self, run: TaskRun) -> None:
         """Its lease was not renewed: because the job has ended with its handler's own transaction, or is about to?"""
         asking = asyncio.create_task(self._doubt(run), name="holdfast-doubt")
         self._doubts.add(asking)
@@ -216,7 +216,7 @@ class Runner:
 
     async def _doubt(self, run: TaskRun) -> None:
         if await self._completing.is_lost(run):
-            run.interrupt(StopReason.LOST)
+            run.interrupt_run(StopReason.LOST)
 
     # ── one execution ─────────────────────────────────────────────────────────────────────────────────────────
     async def _execute(self, run: TaskRun, context: Context) -> Outcome:
@@ -226,10 +226,10 @@ class Runner:
         if timeout is not None:
             self._watch(run, timeout)
         if task is None and job.task != COMMAND:
-            return self._unfit.unknown(job, self._registry.names(), self._shift.settings)
+            return self._unfit.unknown_task_failure(job, self._registry.task_names(), self._shift.settings)
         try:
             if task is None:
-                calling = self._calls.around(context, functools.partial(self._command, job))
+                calling = self._calls.apply_middleware(context, functools.partial(self._command, job))
             else:
                 calling = self._calls.call(task, context, task.bind(job.payload))
         except Invalid as error:
@@ -239,9 +239,9 @@ class Runner:
         variables = contextvars.copy_context()
         variables.run(CURRENT.set, context)
         if run.span is not None:
-            run.span.enter(variables)
+            run.span.enter_context(variables)
         try:
-            value = await drive(calling, variables, self._shift.rouse)
+            value = await drive_in_context(calling, variables, self._shift.wake_runners)
         except asyncio.CancelledError as error:
             if run.why is not None:
                 raise
@@ -258,11 +258,11 @@ class Runner:
             raise  # this runner is being thrown away
         except BaseException as error:  # SystemExit, KeyboardInterrupt or a stranger: none ends the worker
             return outcome_of(error, task)
-        return succeeded(task, value, self._shift.settings.result_limit)
+        return success_outcome(task, value, self._shift.settings.result_limit)
 
     async def _command(self, job: Job) -> Any:
         """Run a command job as if it were a handler: middlewares see what it returns, or that it raises."""
-        return returned(await run_command(job.payload, self._shift.app.command_policy(self._shift.settings)))
+        return unwrap_outcome(await run_command(job.payload, self._shift.app.command_policy(self._shift.settings)))
 
     # ── deadlines ─────────────────────────────────────────────────────────────────────────────────────────────
     def _timeout(self, job: Job, task: Task[..., Any] | None = None) -> float | None:
@@ -295,6 +295,6 @@ class Runner:
             while deadlines and (deadlines[0][0] <= now or deadlines[0][2] not in shift.running):
                 _, _, run = heapq.heappop(deadlines)
                 if run in shift.running:
-                    run.interrupt(StopReason.TIMEOUT)
+                    run.interrupt_run(StopReason.TIMEOUT)
             pause = deadlines[0][0] - now if deadlines else 3600.0
-            await shift.clock.bounded(self._earlier.wait(), pause)
+            await shift.clock.run_bounded(self._earlier.wait(), pause)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.core.events import JobSucceeded, StoreTrouble
-from holdfast.core.fault_injection import point
+from holdfast.core.fault_injection import fault_point
 from holdfast.core.metric_events import BatchSettled
 from holdfast.core.models import JobState, Lease, Reason, Settled
 from holdfast.stores.base import Store
@@ -46,14 +46,14 @@ class Settler:
             await self._until_some()
             if shift.busy and not shift.urgent and len(shift.outcomes) < FULL:
                 shift.full.clear()
-                await shift.clock.bounded(shift.full.wait(), _LINGER)
+                await shift.clock.run_bounded(shift.full.wait(), _LINGER)
             await self.flush()
 
     async def _until_some(self) -> None:
         """Until there is something to settle, or to try again."""
         shift = self._shift
         if self._locked:
-            await shift.clock.bounded(shift.settling.wait(), max(0.0, self._look_at - shift.clock.monotonic()))
+            await shift.clock.run_bounded(shift.settling.wait(), max(0.0, self._look_at - shift.clock.monotonic()))
         else:
             await shift.settling.wait()
 
@@ -74,17 +74,17 @@ class Settler:
         while True:
             try:
                 await self._write_lines()
-                point("settle.before")
+                fault_point("settle.before")
                 answers = await self._store.settle([run.settlement for run in batch])
-                point("settle.after")
+                fault_point("settle.after")
             except (Unavailable, ConfigError) as error:
-                await self._patience.after(error)
+                await self._patience.wait_after(error)
             except HoldfastError as error:
                 if len(batch) == 1:
                     # The store cannot take this one: renewed no more, its lease will end and the sweeper settle it.
                     self._shift.let_go(batch[0])
                     self._locked.pop(batch[0].lease, None)
-                    await self._patience.after(error)
+                    await self._patience.wait_after(error)
                     return
                 for run in batch:  # one that cannot be stored must not take its neighbours along
                     await self._write([run])
@@ -97,7 +97,7 @@ class Settler:
     # ── after the commit ──────────────────────────────────────────────────────────────────────────────────────
     def _answered(self, batch: Sequence[TaskRun], answers: Sequence[Settled]) -> None:
         shift = self._shift
-        tell_success = shift.events.listens(JobSucceeded)
+        tell_success = shift.events.has_subscriber(JobSucceeded)
         succeeded: list[TaskRun] = []
         held, last_attempts = shift.held, 0
         for run, answer in zip(batch, answers, strict=True):
@@ -116,7 +116,7 @@ class Settler:
                 self._tell_rest(run, answer)
         shift.make_room(last_attempts)
         shift.succeeded += len(succeeded)
-        if shift.events.listens(BatchSettled):
+        if shift.events.has_subscriber(BatchSettled):
             measure_settled(shift.events, len(batch), [(run.job.task, run.seconds) for run in succeeded])
 
     def _wait_for(self, run: TaskRun) -> None:

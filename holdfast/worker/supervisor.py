@@ -190,7 +190,7 @@ class Supervisor:
         """Remember the grace that the settings file says; where it is broken now, the last one that it said."""
         grace = self._graces[-1]
         with suppress(ConfigError):  # each child tells of that
-            newer = self._watch.changed()
+            newer = self._watch.poll_changes()
             grace = grace if newer is None else newer.grace.total_seconds()
         self._graces.append(grace)
 

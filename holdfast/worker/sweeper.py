@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.core.events import StoreTrouble, SweepComplete
-from holdfast.core.fault_injection import point
+from holdfast.core.fault_injection import fault_point
 from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.models import Job, JobState, Settled
 from holdfast.stores.base import Store
@@ -41,7 +41,7 @@ class Sweeper:
             try:
                 await self.sweep()
             except HoldfastError as error:
-                await self._patience.after(error)
+                await self._patience.wait_after(error)
             else:
                 self._patience.reset()
 
@@ -52,7 +52,7 @@ class Sweeper:
         parts = {
             "recovered": self._recover_all,
             "requeued": self._promote,
-            "reminded": self._store.remind,
+            "reminded": self._store.reannounce,
             "pruned": self._prune,
         }
         for name, part in parts.items():
@@ -71,7 +71,7 @@ class Sweeper:
         if self._shift.attentive:
             return 0
         requeued = 0
-        while (promoted := await self._store.promote(limit=_BATCH)) == _BATCH:
+        while (promoted := await self._store.promote_due(limit=_BATCH)) == _BATCH:
             requeued += promoted
         return requeued + promoted
 
@@ -79,7 +79,7 @@ class Sweeper:
         """Settle every lease that ran out; a worker that renews in between keeps its job."""
         recovered = 0
         limit = _BATCH + len(self._refused)  # which come first, each time
-        while jobs := await self._store.expired(limit=limit):
+        while jobs := await self._store.find_expired(limit=limit):
             number = await self._recover(jobs)
             recovered += number
             if len(jobs) < limit or not number:
@@ -89,7 +89,7 @@ class Sweeper:
     async def _recover(self, jobs: Sequence[Job]) -> int:
         """Settle these. What the store refuses takes no neighbour along: halves of the batch go on without it."""
         shift = self._shift
-        point("sweep.before_settle")
+        fault_point("sweep.before_settle")
         try:
             answers = await self._store.settle([decide(job, Lost(), shift.settings.retry, shift.rng) for job in jobs])
         except (Unavailable, ConfigError):
@@ -100,7 +100,7 @@ class Sweeper:
                 return 0
             half = len(jobs) // 2
             return await self._recover(jobs[:half]) + await self._recover(jobs[half:])
-        point("sweep.after_settle")
+        fault_point("sweep.after_settle")
         return self._tell(jobs, answers)
 
     def _tell_refused(self, job: Job, error: HoldfastError) -> None:
@@ -126,14 +126,14 @@ class Sweeper:
             return 0
         self._pruned_at = now
         pruned = 0
-        while (batch := await self._store.prune(self.retention(), limit=_BATCH)) > 0:
+        while (batch := await self._store.prune(self.retention_by_state(), limit=_BATCH)) > 0:
             pruned += batch
             if batch < _BATCH:
                 break
             await shift.clock.sleep(0.01)  # others have work to write
         return pruned
 
-    def retention(self) -> dict[str, timedelta]:
+    def retention_by_state(self) -> dict[str, timedelta]:
         """How long ended jobs are kept, by state; what is kept for ever is left out."""
         settings = self._shift.settings
         spans = {

@@ -42,26 +42,26 @@ class TxCompletion:
 
     async def is_lost(self, run: TaskRun) -> bool:
         """Whether somebody else may have the job: not where it has ended, nor while its transaction holds it."""
-        store = cast(TransactionalStore, await self._shift.app.opened())
+        store = cast(TransactionalStore, await self._shift.app.open_store())
         try:
-            fate = await store.completed(run.lease)
+            fate = await store.tx_outcome(run.lease)
         except HoldfastError:
             return True  # cut off from the store, nobody knows
         return fate in (TxOutcome.UNDONE, TxOutcome.LOST)
 
-    async def fate(self, run: TaskRun) -> TxOutcome:
+    async def read_outcome(self, run: TaskRun) -> TxOutcome:
         """What became of the job. Waits while its transaction is open, but for no longer than a lease lasts."""
         shift = self._shift
-        store = cast(TransactionalStore, await shift.app.opened())
+        store = cast(TransactionalStore, await shift.app.open_store())
         patience = RetryDelay(shift, "runner")
         give_up = shift.clock.monotonic() + shift.settings.lease.total_seconds()
         pause = _PAUSE
         while True:
             try:
-                fate = await store.completed(run.lease)
+                fate = await store.tx_outcome(run.lease)
             except HoldfastError as error:
                 fate = TxOutcome.OPEN
-                await patience.after(error)
+                await patience.wait_after(error)
             if fate is not TxOutcome.OPEN or shift.clock.monotonic() > give_up:
                 return fate
             await shift.clock.sleep(pause)

@@ -87,21 +87,21 @@ class Worker:
     def _interrupt(self, lease: Lease, why: StopReason) -> None:
         run = self.shift.held.get(lease)
         if why is StopReason.LOST and run is not None and run.completing:
-            self.runner.doubt(run)
+            self.runner.check_lease(run)
             return
-        unstarted = self.shift.interrupt(lease, why)
+        unstarted = self.shift.interrupt_run(lease, why)
         if unstarted is None:
             return
         if why is StopReason.CANCEL:
             self.shift.settle(unstarted, Cancelled())
         else:
-            self.shift.forget(unstarted)
+            self.shift.forget_run(unstarted)
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
         """Work until told to stop (or, draining, until there is nothing to run)."""
         shift, app = self.shift, self._app
-        store = await app.opened()
+        store = await app.open_store()
         self.calls = calls = await self._open(store)
         self.fetcher = Fetcher(shift, store, drain=self._drain)
         self.recorder = LogWriter(shift, store)
@@ -195,14 +195,14 @@ class Worker:
     async def _finish_running(self) -> None:
         """The grace, then cancellation, then a moment to clean up; a second stop cuts the grace short."""
         shift = self.shift
-        await shift.clock.bounded(self._quiet_or_now(), shift.settings.grace.total_seconds())
+        await shift.clock.run_bounded(self._quiet_or_now(), shift.settings.grace.total_seconds())
         for run in list(shift.running):
-            run.interrupt(StopReason.RELEASE)
-        await shift.clock.bounded(self._quiet(), _AFTER_GRACE)
+            run.interrupt_run(StopReason.RELEASE)
+        await shift.clock.run_bounded(self._quiet(), _AFTER_GRACE)
         for run in list(shift.running):  # it swallows its cancellation: it ends with this process
             shift.running.discard(run)
             if run.completing:
-                shift.left(run)
+                shift.drop_run(run)
             else:
                 shift.settle(run, Released())
 
@@ -247,13 +247,13 @@ class Worker:
                 raise taken
 
     async def _sign_on(self) -> None:
-        store = await self._app.opened()
-        await store.leave(self.id)  # one of the same name may have died with an order: that was not meant for us
-        await store.beat(self._pulse(), [], lease_for=self.shift.settings.lease)
+        store = await self._app.open_store()
+        await store.deregister(self.id)  # one of the same name may have died with an order: that was not meant for us
+        await store.heartbeat(self._pulse(), [], lease_for=self.shift.settings.lease)
 
     async def _sign_off(self) -> None:
-        store = await self._app.opened()
-        await store.leave(self.id)
+        store = await self._app.open_store()
+        await store.deregister(self.id)
 
     async def _or_told(self, ending: Coroutine[Any, Any, None], what: str) -> None:
         """Do that, but not for long: where the store is away, the leases end by themselves."""

@@ -14,10 +14,10 @@ async def test_a_beat_extends_a_live_lease(store: Store, clock: ManualClock) -> 
     job = await running(store)
     for _ in range(5):
         clock.advance(LEASE.total_seconds() - 1)
-        assert await store.beat(pulse(), [job.lease], lease_for=LEASE) == HeartbeatReply([LeaseStatus.HELD])
+        assert await store.heartbeat(pulse(), [job.lease], lease_for=LEASE) == HeartbeatReply([LeaseStatus.HELD])
         assert (await stored(store, job.id)).lease_until_us == clock() + LEASE // timedelta(microseconds=1)
 
-    assert await store.expired(limit=10) == []
+    assert await store.find_expired(limit=10) == []
     assert (await settle(store, job)).accepted
 
 
@@ -25,20 +25,20 @@ async def test_an_expired_lease_is_not_revived(store: Store, clock: ManualClock)
     job = await running(store)
     clock.advance(LEASE.total_seconds() + 1)
 
-    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.heartbeat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
 
-    assert [each.id for each in await store.expired(limit=10)] == [job.id]
+    assert [each.id for each in await store.find_expired(limit=10)] == [job.id]
     assert not (await settle(store, job)).accepted
 
 
-async def test_a_superseded_lease_is_lost_and_its_successor_is_not_touched(store: Store, clock: ManualClock) -> None:
+async def test_superseded_lease_is_lost_and_new_lease_is_kept(store: Store, clock: ManualClock) -> None:
     old = await running(store)
     await lose(store, clock, old)
     (new,) = await take(store, startable=1)
     until = (await stored(store, new.id)).lease_until_us
     clock.advance(1)
 
-    assert (await store.beat(pulse("other"), [old.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.heartbeat(pulse("other"), [old.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
     assert (await stored(store, new.id)).lease_until_us == until
 
 
@@ -49,25 +49,25 @@ async def test_settled_deleted_and_unknown_leases_are_lost(store: Store) -> None
     await store.delete([deleted.id])
     leases = [settled.lease, deleted.lease, Lease(new_id(), 1)]
 
-    assert (await store.beat(pulse(), leases, lease_for=LEASE)).held == [LeaseStatus.LOST] * 3
+    assert (await store.heartbeat(pulse(), leases, lease_for=LEASE)).held == [LeaseStatus.LOST] * 3
 
 
 async def test_a_queued_job_is_not_held(store: Store) -> None:
     (job_id,) = await put(store)
 
-    assert (await store.beat(pulse(), [Lease(job_id, 0)], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.heartbeat(pulse(), [Lease(job_id, 0)], lease_for=LEASE)).held == [LeaseStatus.LOST]
     assert (await stored(store, job_id)).lease_until_us is None
 
 
-async def test_a_cancelled_running_job_is_told_at_the_beat_and_stays_held(store: Store, clock: ManualClock) -> None:
+async def test_cancelled_running_job_is_reported_by_heartbeat_and_stays_held(store: Store, clock: ManualClock) -> None:
     job = await running(store)
     await store.cancel([job.id])
     clock.advance(LEASE.total_seconds() - 1)
 
-    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.CANCEL]
+    assert (await store.heartbeat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.CANCEL]
 
     clock.advance(LEASE.total_seconds() - 1)
-    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.CANCEL]
+    assert (await store.heartbeat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.CANCEL]
     answer = await settle(store, job, JobState.CANCELLED)
     assert (answer.accepted, answer.state) == (True, JobState.CANCELLED)
 
@@ -78,7 +78,7 @@ async def test_verdicts_answer_the_leases_in_their_order(store: Store) -> None:
     await store.cancel([job.id for job in jobs[1::3]])
     await store.settle([ending(job) for job in jobs[2::3]])
 
-    held = (await store.beat(pulse(), [job.lease for job in jobs[::-1]], lease_for=LEASE)).held
+    held = (await store.heartbeat(pulse(), [job.lease for job in jobs[::-1]], lease_for=LEASE)).held
 
     assert held == ([LeaseStatus.HELD, LeaseStatus.CANCEL, LeaseStatus.LOST] * 100)[::-1]
 
@@ -88,7 +88,7 @@ async def test_the_same_job_under_two_leases_is_answered_for_each(store: Store, 
     await lose(store, clock, old)
     (new,) = await take(store, startable=1)
 
-    held = (await store.beat(pulse(), [old.lease, new.lease, old.lease], lease_for=LEASE)).held
+    held = (await store.heartbeat(pulse(), [old.lease, new.lease, old.lease], lease_for=LEASE)).held
 
     assert held == [LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.LOST]
 
@@ -96,10 +96,10 @@ async def test_the_same_job_under_two_leases_is_answered_for_each(store: Store, 
 async def test_a_beat_without_leases_registers_the_worker(store: Store, clock: ManualClock) -> None:
     said = pulse("w", host="höst", pid=42, queues="a:2,*", concurrency=7, running=3, succeeded=10, failed=2)
     started = clock()
-    await store.beat(pulse("w", host="höst", pid=42), [], lease_for=LEASE)
+    await store.heartbeat(pulse("w", host="höst", pid=42), [], lease_for=LEASE)
     clock.advance(10)
 
-    assert await store.beat(said, [], lease_for=LEASE) == HeartbeatReply([], WorkerCommand.NONE)
+    assert await store.heartbeat(said, [], lease_for=LEASE) == HeartbeatReply([], WorkerCommand.NONE)
 
     (info,) = await store.query.workers()
     assert (info.pulse, info.started_at_us, info.seen_at_us) == (said, started, clock())
@@ -107,34 +107,34 @@ async def test_a_beat_without_leases_registers_the_worker(store: Store, clock: M
 
 
 async def test_a_worker_is_alive_while_its_last_beats_lease_lasts(store: Store, clock: ManualClock) -> None:
-    await store.beat(pulse("quiet"), [], lease_for=LEASE)
+    await store.heartbeat(pulse("quiet"), [], lease_for=LEASE)
     clock.advance(LEASE.total_seconds() - 1)
     assert [info.alive for info in await store.query.workers()] == [True]
 
     clock.advance(2)
     assert [info.alive for info in await store.query.workers()] == [False]
 
-    await store.beat(pulse("quiet"), [], lease_for=LEASE)
+    await store.heartbeat(pulse("quiet"), [], lease_for=LEASE)
     assert [info.alive for info in await store.query.workers()] == [True]
 
 
 async def test_a_worker_that_leaves_is_forgotten(store: Store) -> None:
-    await store.beat(pulse("stays"), [], lease_for=LEASE)
-    await store.beat(pulse("goes"), [], lease_for=LEASE)
+    await store.heartbeat(pulse("stays"), [], lease_for=LEASE)
+    await store.heartbeat(pulse("goes"), [], lease_for=LEASE)
 
-    await store.leave("goes")
-    await store.leave("never came")
+    await store.deregister("goes")
+    await store.deregister("never came")
 
     assert [info.pulse.worker for info in await store.query.workers()] == ["stays"]
 
 
 async def test_pruning_forgets_workers_that_fell_silent_long_ago(store: Store, clock: ManualClock) -> None:
-    await store.beat(pulse("silent"), [], lease_for=LEASE)
+    await store.heartbeat(pulse("silent"), [], lease_for=LEASE)
     clock.advance(86_400 - 60)
     await store.prune({}, limit=100)
     assert [info.pulse.worker for info in await store.query.workers()] == ["silent"]
     clock.advance(60 + 2 * LEASE.total_seconds())
-    await store.beat(pulse("alive"), [], lease_for=LEASE)
+    await store.heartbeat(pulse("alive"), [], lease_for=LEASE)
 
     await store.prune({}, limit=100)
 
@@ -143,12 +143,12 @@ async def test_pruning_forgets_workers_that_fell_silent_long_ago(store: Store, c
 
 async def test_an_order_reaches_the_worker_at_its_next_beat(store: Store, opener: Opener) -> None:
     for worker in ("a", "b"):
-        await store.beat(pulse(worker), [], lease_for=LEASE)
+        await store.heartbeat(pulse(worker), [], lease_for=LEASE)
 
-    assert await (await opener()).order(WorkerCommand.DRAIN, ["a"]) == ["a"]
+    assert await (await opener()).send_command(WorkerCommand.DRAIN, ["a"]) == ["a"]
 
-    assert (await store.beat(pulse("a"), [], lease_for=LEASE)).order is WorkerCommand.DRAIN
-    assert (await store.beat(pulse("b"), [], lease_for=LEASE)).order is WorkerCommand.NONE
+    assert (await store.heartbeat(pulse("a"), [], lease_for=LEASE)).order is WorkerCommand.DRAIN
+    assert (await store.heartbeat(pulse("b"), [], lease_for=LEASE)).order is WorkerCommand.NONE
     assert {info.pulse.worker: info.order for info in await store.query.workers()} == {
         "a": WorkerCommand.DRAIN,
         "b": WorkerCommand.NONE,
@@ -156,25 +156,25 @@ async def test_an_order_reaches_the_worker_at_its_next_beat(store: Store, opener
 
 
 async def test_a_later_order_replaces_an_earlier_one(store: Store) -> None:
-    await store.beat(pulse("a"), [], lease_for=LEASE)
-    await store.order(WorkerCommand.DRAIN, ["a"])
-    await store.order(WorkerCommand.STOP, ["a"])
+    await store.heartbeat(pulse("a"), [], lease_for=LEASE)
+    await store.send_command(WorkerCommand.DRAIN, ["a"])
+    await store.send_command(WorkerCommand.STOP, ["a"])
 
-    assert (await store.beat(pulse("a"), [], lease_for=LEASE)).order is WorkerCommand.STOP
+    assert (await store.heartbeat(pulse("a"), [], lease_for=LEASE)).order is WorkerCommand.STOP
 
 
-async def test_an_order_to_all_tells_every_living_worker(store: Store, clock: ManualClock) -> None:
-    await store.beat(pulse("silent"), [], lease_for=LEASE)
+async def test_command_to_all_reaches_every_live_worker(store: Store, clock: ManualClock) -> None:
+    await store.heartbeat(pulse("silent"), [], lease_for=LEASE)
     clock.advance(LEASE.total_seconds() + 1)
     for worker in ("a", "b"):
-        await store.beat(pulse(worker), [], lease_for=LEASE)
+        await store.heartbeat(pulse(worker), [], lease_for=LEASE)
 
-    assert sorted(await store.order(WorkerCommand.STOP)) == ["a", "b"]
+    assert sorted(await store.send_command(WorkerCommand.STOP)) == ["a", "b"]
 
 
-async def test_an_order_to_nobody_known_tells_nobody(store: Store) -> None:
-    await store.beat(pulse("a"), [], lease_for=LEASE)
+async def test_command_to_unknown_worker_reaches_no_worker(store: Store) -> None:
+    await store.heartbeat(pulse("a"), [], lease_for=LEASE)
 
-    assert await store.order(WorkerCommand.STOP, ["unknown"]) == []
-    assert await store.order(WorkerCommand.STOP, []) == []
-    assert (await store.beat(pulse("a"), [], lease_for=LEASE)).order is WorkerCommand.NONE
+    assert await store.send_command(WorkerCommand.STOP, ["unknown"]) == []
+    assert await store.send_command(WorkerCommand.STOP, []) == []
+    assert (await store.heartbeat(pulse("a"), [], lease_for=LEASE)).order is WorkerCommand.NONE

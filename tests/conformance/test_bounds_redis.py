@@ -13,9 +13,7 @@ from tests.support.keys import Keys
 SECOND = timedelta(seconds=1)
 
 
-async def test_making_jobs_of_many_queues_ready_looks_at_so_many_others_and_no_more(
-    store: Store, home: str, clock: ManualClock
-) -> None:
+async def test_making_ready_in_many_queues_reads_few_other_jobs(store: Store, home: str, clock: ManualClock) -> None:
     """Each of them belongs in the middle of a list of its own."""
     queues = [f"q{n}" for n in range(20)]
     early = await put(store, *[new_job(queue=queue) for queue in queues])
@@ -25,7 +23,7 @@ async def test_making_jobs_of_many_queues_ready_looks_at_so_many_others_and_no_m
     keys = Keys(home)
     keys.client.config_resetstat()
 
-    assert await store.promote(limit=100) == 20
+    assert await store.promote_due(limit=100) == 20
 
     looked = keys.client.info("commandstats")["cmdstat_hmget"]["calls"]
     keys.client.close()
@@ -36,7 +34,7 @@ async def test_making_jobs_of_many_queues_ready_looks_at_so_many_others_and_no_m
     assert sum(exact) >= 9, "as many as can be put in their places for that"
 
 
-async def test_a_page_of_dead_letters_reads_no_more_payloads_than_it_shows(store: Store, home: str) -> None:
+async def test_page_of_dead_letters_reads_only_its_own_payloads(store: Store, home: str) -> None:
     dead = [await ended(store, JobState.DEAD, payload=f'{{"n":{n}}}') for n in range(30)]
     keys = Keys(home)
     keys.client.config_resetstat()
@@ -51,9 +49,7 @@ async def test_a_page_of_dead_letters_reads_no_more_payloads_than_it_shows(store
     assert read < 10
 
 
-async def test_an_attempt_is_told_without_reading_all_that_were_before(
-    store: Store, home: str, clock: ManualClock
-) -> None:
+async def test_new_attempt_event_reads_no_earlier_attempts(store: Store, home: str, clock: ManualClock) -> None:
     job = await running(store, max_attempts=None)
     keys = Keys(home)
     keys.client.rpush(f"{keys.prefix}attempts:{job.id}", *["record"] * 100_000)

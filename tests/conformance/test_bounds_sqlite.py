@@ -23,7 +23,7 @@ def connection(store: Store, tmp_path: Path) -> Iterator[sqlite3.Connection]:
     connection.close()
 
 
-async def test_who_awaits_a_job_looks_at_its_state_alone(store: Store, connection: sqlite3.Connection) -> None:
+async def test_waiting_for_a_job_reads_only_its_state(store: Store, connection: sqlite3.Connection) -> None:
     """The rest of the row may be a megabyte, or (as here) not to be read at all."""
     job_id = await ended(store, JobState.SUCCEEDED)
     connection.execute("update holdfast_job set options = '[]'")
@@ -31,12 +31,12 @@ async def test_who_awaits_a_job_looks_at_its_state_alone(store: Store, connectio
     await store.wait([f"job:{job_id}"], timeout=30)
 
 
-async def test_an_operation_by_filter_looks_for_its_jobs_while_others_write(
+async def test_operation_by_filter_selects_jobs_without_the_write_lock(
     store: Store, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through a large table that takes long; under the write lock nobody could submit or settle meanwhile."""
     ids = await put(store, *[new_job() for _ in range(3)])
-    choose = Operate.choose
+    choose = Operate.select_jobs
 
     def writing_meanwhile(self: Operate, *args: Any, **options: Any) -> Chosen:
         connection.execute("begin immediate")
@@ -44,25 +44,25 @@ async def test_an_operation_by_filter_looks_for_its_jobs_while_others_write(
         connection.execute("commit")
         return chosen
 
-    monkeypatch.setattr(Operate, "choose", writing_meanwhile)
+    monkeypatch.setattr(Operate, "select_jobs", writing_meanwhile)
 
     for call in (store.cancel, store.replay, store.delete):
         assert [job_id for job_id, _ in (await call(JobFilter())).changed] == ids
     assert await states_of(store, ids) == [None] * 3
 
 
-async def test_what_a_filter_matches_no_more_when_it_is_written_stays_as_it_is(
+async def test_operation_skips_jobs_that_no_longer_match_when_written(
     store: Store, monkeypatch: pytest.MonkeyPatch, connection: sqlite3.Connection
 ) -> None:
     first, second = await put(store, new_job(), new_job())
-    choose = Operate.choose
+    choose = Operate.select_jobs
 
     def started_meanwhile(self: Operate, *args: Any, **options: Any) -> Chosen:
         chosen = choose(self, *args, **options)
         connection.execute("update holdfast_job set state = 2, lease_until = 1 << 62 where id = ?", (first,))
         return chosen
 
-    monkeypatch.setattr(Operate, "choose", started_meanwhile)
+    monkeypatch.setattr(Operate, "select_jobs", started_meanwhile)
 
     done = await store.cancel(JobFilter(states=(JobState.QUEUED,)))
 

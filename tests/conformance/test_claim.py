@@ -223,7 +223,7 @@ async def test_the_star_serves_queues_in_turn_and_starves_none(store: Store) -> 
     assert Counter(served) >= Counter({"busy": 3, "quiet": 3, "seldom": 3, "último": 3})
 
 
-async def test_the_star_gets_of_each_queue_at_most_what_it_wants(store: Store) -> None:
+async def test_wildcard_claim_limits_each_queue_to_its_capacity(store: Store) -> None:
     await put(store, *[new_job(queue=f"q{n % 4}") for n in range(20)])
 
     jobs = await take(store, 100, {EVERY_QUEUE: 3})
@@ -260,7 +260,7 @@ async def test_a_paused_queue_is_skipped_until_it_is_resumed(store: Store, opene
     assert await take_ids(store, wants={wanted: 5}) == [job_id]
 
 
-async def test_only_the_delivered_ids_are_claimed_and_the_rest_is_refused(store: Store) -> None:
+async def test_only_ready_delivered_ids_are_claimed_and_others_refused(store: Store) -> None:
     ready, unasked = await put(store, new_job(), new_job())
     taken = (await running(store)).id
     dead = await ended(store, JobState.DEAD)
@@ -273,7 +273,7 @@ async def test_only_the_delivered_ids_are_claimed_and_the_rest_is_refused(store:
     assert await state_of(store, unasked) is JobState.QUEUED
 
 
-async def test_a_delivered_id_twice_in_a_batch_is_one_claim_and_one_refusal(store: Store) -> None:
+async def test_id_delivered_twice_is_claimed_once_and_refused_once(store: Store) -> None:
     (job_id,) = await put(store)
 
     brought = await claim(store, only=[job_id, job_id])
@@ -336,7 +336,7 @@ async def test_a_batch_with_keys_keeps_its_order(store: Store) -> None:
     assert await take_ids(store) == ids
 
 
-async def test_the_star_takes_at_once_what_it_has_made_ready_elsewhere(store: Store, clock: ManualClock) -> None:
+async def test_wildcard_claim_takes_jobs_it_made_ready_elsewhere(store: Store, clock: ManualClock) -> None:
     await put(store, new_job(queue="a"))
     assert len(await take(store, wants={EVERY_QUEUE: 5})) == 1
     await put(store, new_job(queue="b", delay=timedelta(seconds=1)))

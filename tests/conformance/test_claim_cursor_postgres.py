@@ -133,7 +133,7 @@ async def test_nothing_in_front_of_the_cursors_is_left_behind(schema: str) -> No
             await fleet.found([smuggled])
 
 
-async def test_a_job_whose_row_was_locked_is_found_when_it_is_not_any_more(schema: str) -> None:
+async def test_job_with_a_locked_row_is_found_after_unlocking(schema: str) -> None:
     producer = await opened(schema)
     (locked,) = await put(producer, new_job(priority=9))
     with session(schema) as holder:

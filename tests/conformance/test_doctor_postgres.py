@@ -122,7 +122,7 @@ async def test_sessions_of_other_roles_are_not_passed_over_in_silence(server: Po
     assert "pg_read_all_stats" in found.remedy
 
 
-async def test_a_replication_slot_nobody_reads(server: Postgres, schema: str) -> None:
+async def test_doctor_warns_of_an_unread_replication_slot(server: Postgres, schema: str) -> None:
     server.execute("select pg_create_physical_replication_slot('left_behind', true)")
     try:
         found = await finding(server, schema, "replication")
@@ -140,7 +140,7 @@ async def test_a_dropped_index(server: Postgres, schema: str) -> None:
     assert "holdfast migrate --sql" in found.remedy
 
 
-async def test_an_expired_lease_nobody_recovers(server: Postgres, schema: str) -> None:
+async def test_doctor_warns_of_an_unrecovered_expired_lease(server: Postgres, schema: str) -> None:
     store = open_store(server.url(schema=schema))
     await store.open()
     await put(store, new_job())
@@ -159,6 +159,6 @@ async def test_a_url_that_says_pooled_without_need(server: Postgres, schema: str
 
 
 def test_a_pooler_the_url_does_not_name() -> None:
-    found = doctor.pooler(pooled=False, through=True)
+    found = doctor.check_pooler(pooled=False, through=True)
     assert (found.level, "?pooled=1" in found.remedy) == ("warning", True)
-    assert doctor.pooler(pooled=True, through=True).level == "ok"
+    assert doctor.check_pooler(pooled=True, through=True).level == "ok"

@@ -42,7 +42,7 @@ def brief(endings: list[JobEvent]) -> list[tuple[str, JobState]]:
     return [(each.job_id, each.state) for each in endings]
 
 
-async def test_every_way_to_end_is_told_once(store: Store, clock: ManualClock, follower: Follower) -> None:
+async def test_every_final_state_is_reported_once(store: Store, clock: ManualClock, follower: Follower) -> None:
     expected = []
     for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED):
         expected.append((await ended(store, state), state))
@@ -82,7 +82,7 @@ async def test_an_ending_says_what_its_job_was(store: Store, clock: ManualClock,
     )
 
 
-async def test_failed_attempts_are_told_and_the_end_after_them(
+async def test_failed_attempts_are_reported_before_the_end(
     store: Store, clock: ManualClock, follower: Follower
 ) -> None:
     job = await running(store)
@@ -112,7 +112,7 @@ async def test_a_release_is_no_failure(store: Store, clock: ManualClock, followe
     assert await follower.told() == []
 
 
-async def test_a_long_backlog_is_told_in_pieces(store: Store, clock: ManualClock, follower: Follower) -> None:
+async def test_long_backlog_is_reported_in_pages(store: Store, clock: ManualClock, follower: Follower) -> None:
     follower.limit = 7
     jobs = await put(store, *[new_job() for _ in range(45)])
     for number in range(9):
@@ -175,7 +175,7 @@ async def test_what_was_replayed_or_deleted_since_is_no_ending(
     assert [(each.job_id, each.claims) for each in told] == [(replayed, 2)]
 
 
-async def test_who_was_away_for_too_long_is_told_so(store: Store, clock: ManualClock, follower: Follower) -> None:
+async def test_cursor_that_is_too_old_reports_a_gap(store: Store, clock: ManualClock, follower: Follower) -> None:
     await ended(store, JobState.SUCCEEDED)
     clock.advance(3601)
 
@@ -199,7 +199,7 @@ async def test_what_is_no_mark_is_refused(store: Store, mark: str) -> None:
         await store.query.events(mark, limit=10, within=HOUR)
 
 
-async def test_a_mark_that_was_never_given_harms_nobody(store: Store, clock: ManualClock, follower: Follower) -> None:
+async def test_cursor_that_was_never_issued_is_harmless(store: Store, clock: ManualClock, follower: Follower) -> None:
     job_id = await ended(store, JobState.SUCCEEDED)
     for mark in ("0.0", "1.99999999999999999", f"{clock()}.{10**16}", f"{clock() + 10**12}.1"):
         await store.query.events(mark, limit=10, within=HOUR)

@@ -56,7 +56,7 @@ def ids(told: list[Any]) -> list[str]:
     return [each.job_id for each in told]
 
 
-async def test_who_commits_late_is_not_passed_by(store: Store, clock: ManualClock) -> None:
+async def test_late_commit_is_not_skipped(store: Store, clock: ManualClock) -> None:
     await put(store, *[new_job() for _ in range(3)])
     late, quick, last = await take(store)
     follower = await begun(store, clock)
@@ -72,7 +72,7 @@ async def test_who_commits_late_is_not_passed_by(store: Store, clock: ManualCloc
     assert await follower.told() == []
 
 
-async def test_who_ends_a_job_behind_a_savepoint_is_not_passed_by(store: Store, clock: ManualClock) -> None:
+async def test_job_ended_inside_a_savepoint_is_not_skipped(store: Store, clock: ManualClock) -> None:
     await put(store, *[new_job() for _ in range(2)])
     within, other = await take(store)
     follower = await begun(store, clock)
@@ -88,7 +88,7 @@ async def test_who_ends_a_job_behind_a_savepoint_is_not_passed_by(store: Store, 
     assert [(each.job_id, each.claims) for each in await follower.told()] == [(within.id, 2)]
 
 
-async def test_who_is_alone_on_the_server_and_commits_late_is_not_passed_by(store: Store, clock: ManualClock) -> None:
+async def test_only_writer_that_commits_late_is_not_skipped(store: Store, clock: ManualClock) -> None:
     """A snapshot does not list the newest transaction while no later one is over."""
     await put(store)
     (job,) = await take(store, lease_for=timedelta(hours=1))
@@ -101,9 +101,7 @@ async def test_who_is_alone_on_the_server_and_commits_late_is_not_passed_by(stor
     assert ids(await follower.told()) == [job.id]
 
 
-async def test_who_commits_hours_late_is_not_passed_by_where_that_much_is_asked_for(
-    store: Store, clock: ManualClock
-) -> None:
+async def test_commit_hours_late_is_not_skipped_within_the_requested_period(store: Store, clock: ManualClock) -> None:
     await put(store)
     (job,) = await take(store, lease_for=timedelta(hours=9))
     follower = await begun(store, clock, within=timedelta(days=1))
@@ -115,9 +113,7 @@ async def test_who_commits_hours_late_is_not_passed_by_where_that_much_is_asked_
     assert ids(await follower.told()) == [job.id]
 
 
-async def test_who_begins_while_an_old_transaction_is_open_hears_of_its_endings(
-    store: Store, clock: ManualClock
-) -> None:
+async def test_subscription_during_an_old_transaction_reports_its_events(store: Store, clock: ManualClock) -> None:
     await put(store)
     (job,) = await take(store, lease_for=timedelta(hours=1))
     async with connected(store) as link, link.transaction():
@@ -154,7 +150,7 @@ async def test_others_long_transactions_hold_up_nothing(store: Store, clock: Man
     assert await follower.told() == []
 
 
-async def test_twenty_writers_that_commit_slowly_are_all_told_once(store: Store, clock: ManualClock) -> None:
+async def test_twenty_slow_writers_are_all_reported_once(store: Store, clock: ManualClock) -> None:
     """Some end jobs behind savepoints, some roll back, and some have written something of their own before."""
     await put(store, *[new_job() for _ in range(200)])
     jobs = await take(store, limit=200)
@@ -216,7 +212,7 @@ async def test_what_this_server_cannot_have_written_is_no_mark(store: Store, clo
 
 
 @pytest.mark.parametrize("tops", [("0", "5"), ("5", "0"), ("5", "9" * 18)])
-async def test_what_is_in_no_past_of_this_server_is_a_gap(
+async def test_snapshot_unknown_to_this_server_is_a_gap(
     store: Store, clock: ManualClock, tops: tuple[str, str]
 ) -> None:
     seen, shown = tops

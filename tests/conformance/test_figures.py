@@ -34,25 +34,25 @@ async def test_they_agree_with_the_jobs_there_are(store: Store, clock: ManualClo
     found = await figures(store)
 
     jobs = (await store.query.find(JobFilter(), limit=100)).jobs
-    assert found.by(lambda group: (group.queue, group.state)) == Counter((job.queue, job.state) for job in jobs)
-    assert found.by(lambda group: (group.worker, group.state)) == Counter((job.worker, job.state) for job in jobs)
-    assert found.by(lambda group: group.attempts) == Counter(job.attempts for job in jobs)
-    assert found.by(lambda group: group.failures) == Counter(job.failures for job in jobs)
+    assert found.count_by(lambda group: (group.queue, group.state)) == Counter((job.queue, job.state) for job in jobs)
+    assert found.count_by(lambda group: (group.worker, group.state)) == Counter((job.worker, job.state) for job in jobs)
+    assert found.count_by(lambda group: group.attempts) == Counter(job.attempts for job in jobs)
+    assert found.count_by(lambda group: group.failures) == Counter(job.failures for job in jobs)
     later = [job for job in jobs if job.state in (JobState.SCHEDULED, JobState.FAILED) and job.run_at_us > clock()]
-    assert found.number(lambda group: group.later) == len(later)
-    assert (found.number(), found.at_least) == (len(jobs), frozenset())
+    assert found.count_jobs(lambda group: group.later) == len(later)
+    assert (found.count_jobs(), found.at_least) == (len(jobs), frozenset())
 
 
-async def test_figures_of_some_queues_are_as_exact_as_those_of_all(store: Store) -> None:
+async def test_stats_of_some_queues_are_as_exact_as_of_all(store: Store) -> None:
     """Jobs of other queues may have been counted in their place."""
     await put(store, *[new_job(queue=queue, delay=timedelta(hours=1)) for queue in ("a", "a", "a", "z")])
     for most, at_least in ((3, {JobState.SCHEDULED, JobState.FAILED}), (5, set())):
-        found = (await figures(store, most)).of(lambda queue: queue == "z")
+        found = (await figures(store, most)).for_queues(lambda queue: queue == "z")
         assert found.at_least == at_least
-        assert most == 3 or found.number() == 1
+        assert most == 3 or found.count_jobs() == 1
 
 
-async def test_what_happened_lately_is_told_from_the_rest(store: Store, clock: ManualClock) -> None:
+async def test_recent_activity_is_separated_from_the_total(store: Store, clock: ManualClock) -> None:
     old = [await ended(store, state) for state in (JobState.SUCCEEDED, JobState.DEAD)]
     long_since = await running(store, queue="other")
     await store.settle([failing(long_since, delay=timedelta(hours=9))])
@@ -66,9 +66,9 @@ async def test_what_happened_lately_is_told_from_the_rest(store: Store, clock: M
 
     found = await figures(store)
 
-    recent = found.by(lambda group: group.state, lambda group: group.recent)
+    recent = found.count_by(lambda group: group.state, lambda group: group.recent)
     assert recent == {JobState.FAILED: 1}  # taken 310 s ago, failed 290 s ago
-    assert len({*old, new, waiting, late.id, long_since.id}) == found.number() == 5
+    assert len({*old, new, waiting, late.id, long_since.id}) == found.count_jobs() == 5
 
 
 async def test_they_say_how_long_attempts_took(store: Store, clock: ManualClock) -> None:
@@ -91,10 +91,10 @@ async def test_they_look_at_so_many_and_say_so(store: Store, clock: ManualClock)
 
     found = await figures(store, most=10)
 
-    numbers = found.by(lambda group: group.state)
+    numbers = found.count_by(lambda group: group.state)
     assert numbers == {JobState.QUEUED: 10, JobState.SUCCEEDED: 10, JobState.DEAD: 1}
     assert found.at_least == {JobState.QUEUED, JobState.SUCCEEDED}
-    assert found.of(lambda queue: queue == "other").number() == 1
+    assert found.for_queues(lambda queue: queue == "other").count_jobs() == 1
 
 
 async def test_the_rate_of_many_endings_is_that_of_the_latest(store: Store, clock: ManualClock) -> None:
@@ -107,7 +107,7 @@ async def test_the_rate_of_many_endings_is_that_of_the_latest(store: Store, cloc
     found = await figures(store, most=20)
 
     assert found.ended_per_second(MINUTES) == 10
-    assert found.of(lambda queue: queue == "b").ended_per_second(MINUTES) == 5
+    assert found.for_queues(lambda queue: queue == "b").ended_per_second(MINUTES) == 5
     assert (await figures(store)).ended_per_second(MINUTES) == 30 / 300
 
 

@@ -134,14 +134,14 @@ async def test_open_store_refuses_replaced_files(
         put(store),
         claim(store),
         store.settle([ending(job)]),
-        store.beat(pulse(), [job.lease], lease_for=LEASE),
+        store.heartbeat(pulse(), [job.lease], lease_for=LEASE),
         store.query.find(JobFilter()),
         store.doctor(),
         store.durability(),
     ):
         with pytest.raises(StoreReplaced, match=f"{damaged} {word} while this program had it open; restart"):
             await call
-    for start in (lambda: store.submission([new_job()]), lambda: store.completion(job.lease, None)):
+    for start in (lambda: store.submit_steps([new_job()]), lambda: store.complete_steps(job.lease, None)):
         with pytest.raises(StoreReplaced):
             start()
     await opener.close()
@@ -276,7 +276,7 @@ async def test_emptied_database_with_a_log_is_named_as_cut(home: str, file: Path
         with pytest.raises(StoreMismatch, match=r"holdfast.db was cut to 0 bytes, though its log .*-wal holds data"):
             await opener()
         with pytest.raises(HoldfastError, match="was cut to 0 bytes"):
-            await opener.unopened().absent()
+            await opener.unopened().missing()
         assert other.submit() == "StoreReplaced"
     assert side(file, "-wal").stat().st_size
     await opener.close()

@@ -39,9 +39,9 @@ async def test_returning_id_never_repeats_a_fencing_token(store: Store, clock: M
 async def test_first_life_cannot_settle_or_extend_the_second(store: Store, clock: ManualClock, worker: str) -> None:
     first, second = await second_life(store, clock, worker=worker)
     assert not (await settle(store, first, result='"stale"', worker=WORKER)).accepted
-    assert (await store.beat(pulse(), [first.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.heartbeat(pulse(), [first.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
     line = NewLine(number=1, ago=timedelta(0), level="info", text="stale", fields=None)
-    assert await store.record([Record(first.lease, [line])]) == [False]
+    assert await store.append_logs([Record(first.lease, [line])]) == [False]
     assert await state_of(store, second.id) is JobState.RUNNING
     assert (await settle(store, second, result='"fresh"', worker=worker)).accepted
     assert (await stored(store, second.id)).result == '"fresh"'
@@ -67,9 +67,9 @@ async def test_minted_id_begins_its_claims_at_one(store: Store) -> None:
 
 async def test_application_marks_only_ids_that_were_given(home: str) -> None:
     app = Holdfast(home)
-    given = app.draft("work", {}, id=new_id())
+    given = app.draft_job("work", {}, id=new_id())
     assert given.options == GIVEN
-    assert app.draft("work", {}).options is None
+    assert app.draft_job("work", {}).options is None
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.DEAD])
@@ -77,7 +77,7 @@ async def test_only_the_holder_settles_and_extends(store: Store, state: JobState
     """A failover or a restore may forget a claim and give its number to another worker."""
     job = await running(store)
     assert not (await settle(store, job, state, worker="other")).accepted
-    assert (await store.beat(pulse("other"), [job.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
-    assert (await store.beat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.HELD]
+    assert (await store.heartbeat(pulse("other"), [job.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.heartbeat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.HELD]
     assert await state_of(store, job.id) is JobState.RUNNING
     assert (await settle(store, job, state, worker=WORKER)).accepted

@@ -22,7 +22,7 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-async def test_another_spelling_of_an_id_is_nobody_s(store: Store, spelling: str) -> None:
+async def test_other_spelling_of_an_id_matches_no_job(store: Store, spelling: str) -> None:
     (job_id,) = await put(store)
     other = SPELLINGS[spelling](job_id)
 

@@ -49,7 +49,7 @@ async def test_a_key_twice_in_one_batch_is_one_job(store: Store) -> None:
     assert await store.query.get(second.id) is None
 
 
-async def test_a_batch_of_old_and_new_keys_is_answered_in_order(store: Store) -> None:
+async def test_batch_of_old_and_new_keys_is_answered_in_order(store: Store) -> None:
     old = [new_job(key=f"k{n}") for n in range(20)]
     await store.submit(old)
     batch = [new_job(key=f"k{n}") for n in range(40)]
@@ -67,7 +67,7 @@ async def test_resubmitting_a_keyed_job_by_its_id_is_harmless(store: Store) -> N
     assert await store.submit([new]) == [Submitted(new.id, False)]
 
 
-async def test_a_key_submitted_with_a_known_id_is_that_jobs_and_goes_with_it(store: Store) -> None:
+async def test_key_submitted_with_a_known_id_belongs_to_that_job(store: Store) -> None:
     (job_id,) = await put(store)
 
     assert await store.submit([new_job(id=job_id, key="late")]) == [Submitted(job_id, False)]
@@ -102,7 +102,7 @@ async def test_by_key_finds_the_job(store: Store) -> None:
     assert await store.query.by_key("K") is None
 
 
-async def test_by_keys_finds_the_jobs_whole_and_in_the_order_of_the_keys(store: Store) -> None:
+async def test_by_keys_returns_whole_jobs_in_key_order(store: Store) -> None:
     ids = await put(store, *[new_job(key=f"k{number}", payload=f'{{"n":{number}}}') for number in range(250)])
     (unkeyed,) = await put(store)
 
@@ -131,7 +131,7 @@ async def test_a_key_outlasts_its_lifetime_while_its_job_is_there(store: Store, 
     assert await store.submit([new_job(key="k")]) == [Submitted(job_id, False)]
 
 
-async def test_a_key_outlasts_its_pruned_job_until_its_lifetime_is_over(store: Store, clock: ManualClock) -> None:
+async def test_key_outlives_its_pruned_job_until_it_expires(store: Store, clock: ManualClock) -> None:
     job_id = await ended(store, JobState.SUCCEEDED, key="k", key_for=DAY)
     clock.advance(3600)
     assert await prune_all(store) == 1
@@ -145,7 +145,7 @@ async def test_a_key_outlasts_its_pruned_job_until_its_lifetime_is_over(store: S
     assert answer.created
 
 
-async def test_a_dead_key_is_free_even_if_nobody_pruned_it(store: Store, clock: ManualClock) -> None:
+async def test_expired_key_is_free_before_it_is_pruned(store: Store, clock: ManualClock) -> None:
     job_id = await ended(store, JobState.SUCCEEDED, key="k", key_for=timedelta(hours=2))
     clock.advance(3600)
     await prune_all(store)
@@ -204,7 +204,7 @@ async def test_a_key_survives_retries_and_replays(store: Store) -> None:
     assert await store.submit([new_job(key="k")]) == [Submitted(job.id, False)]
 
 
-async def test_of_32_racing_submissions_of_a_key_one_creates_and_all_get_it(store: Store, opener: Opener) -> None:
+async def test_one_of_32_racing_submissions_of_a_key_creates(store: Store, opener: Opener) -> None:
     stores = [store, *[await opener() for _ in range(3)]]
 
     answers = await asyncio.gather(*[stores[n % 4].submit([new_job(), new_job(key="k")]) for n in range(32)])

@@ -41,7 +41,7 @@ async def test_claim_takes_every_last_attempt_without_a_bound(store: Store) -> N
 async def test_retry_on_its_last_attempt_is_held_back(store: Store) -> None:
     job = await running(store, max_attempts=2)
     await store.settle([failing(job)])
-    await store.promote(limit=1)
+    await store.promote_due(limit=1)
     (other,) = await put(store)
 
     held = await claim(store, startable=0)
@@ -130,7 +130,7 @@ async def test_lower_priority_does_not_pass_what_is_held_back(store: Store) -> N
     assert await take_ids(store, startable=1) == [high[1], *low]
 
 
-async def test_claim_that_is_held_back_tells_what_falls_due(store: Store, clock: ManualClock) -> None:
+async def test_held_back_claim_reports_jobs_that_fall_due(store: Store, clock: ManualClock) -> None:
     later = await put(store, new_job(delay=SECOND), new_job(delay=3 * SECOND))
     clock.advance(1)
     (single,) = await put(store, last())

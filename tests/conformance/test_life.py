@@ -50,7 +50,7 @@ async def test_a_closed_store_says_so(opener: Opener) -> None:
         await put(store)
 
 
-async def test_migrating_tells_once_what_was_applied_by_opening_too(store: Store, opener: Opener) -> None:
+async def test_migration_already_applied_by_opening_is_reported_once(store: Store, opener: Opener) -> None:
     assert len(await store.migrate()) >= 1
     assert await store.migrate() == []
     assert await (await opener()).migrate() == []
@@ -161,12 +161,12 @@ def test_an_url_that_names_no_store_is_refused(url: str) -> None:
     assert str(caught.value)
 
 
-async def test_a_store_is_absent_until_it_was_opened_and_asking_makes_nothing(opener: Opener) -> None:
+async def test_store_is_missing_until_opened_and_checking_creates_nothing(opener: Opener) -> None:
     asking = opener.unopened()
-    first = await asking.absent()
+    first = await asking.missing()
     assert first is not None
     assert first.endswith(" yet")
-    assert await asking.absent() == first
+    assert await asking.missing() == first
 
     await opener()
-    assert await asking.absent() is None
+    assert await asking.missing() is None

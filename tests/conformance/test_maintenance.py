@@ -36,26 +36,26 @@ async def test_promote_makes_due_jobs_of_every_queue_ready(store: Store, clock: 
     await store.settle([failing(retry, delay=5 * SECOND)])
     clock.advance(5)
 
-    assert await store.promote(limit=100) == 4
+    assert await store.promote_due(limit=100) == 4
 
     assert await states_of(store, [*due, retry.id, later]) == [JobState.QUEUED] * 4 + [JobState.SCHEDULED]
-    assert await store.promote(limit=100) == 0
+    assert await store.promote_due(limit=100) == 0
 
 
 async def test_promote_is_bounded_and_takes_the_longest_due_first(store: Store, clock: ManualClock) -> None:
     ids = await put(store, *[new_job(delay=n * SECOND) for n in range(10, 0, -1)])
     clock.advance(60)
 
-    assert await store.promote(limit=4) == 4
+    assert await store.promote_due(limit=4) == 4
     assert await states_of(store, ids) == [JobState.SCHEDULED] * 6 + [JobState.QUEUED] * 4
-    assert [await store.promote(limit=4) for _ in range(3)] == [4, 2, 0]
+    assert [await store.promote_due(limit=4) for _ in range(3)] == [4, 2, 0]
 
 
 async def test_a_promoted_job_keeps_its_eligible_time(store: Store, clock: ManualClock) -> None:
     when = clock() + 5_000_000
     (job_id,) = await put(store, new_job(delay=5 * SECOND))
     clock.advance(60)
-    await store.promote(limit=10)
+    await store.promote_due(limit=10)
 
     assert (await stored(store, job_id)).run_at_us == when
 
@@ -65,7 +65,7 @@ async def test_racing_promoters_promote_each_job_once(store: Store, opener: Open
     await put(store, *[new_job(delay=SECOND) for _ in range(100)])
     clock.advance(2)
 
-    assert sum(await asyncio.gather(*[each.promote(limit=50) for each in stores for _ in range(3)])) == 100
+    assert sum(await asyncio.gather(*[each.promote_due(limit=50) for each in stores for _ in range(3)])) == 100
 
 
 async def test_expired_finds_what_the_remedy_needs_to_know(store: Store, clock: ManualClock) -> None:
@@ -76,7 +76,7 @@ async def test_expired_finds_what_the_remedy_needs_to_know(store: Store, clock: 
     live = await running(store)
     clock.advance(LEASE.total_seconds() / 2 + 1)
 
-    found = {each.id: each for each in await store.expired(limit=10)}
+    found = {each.id: each for each in await store.find_expired(limit=10)}
 
     assert len(found) == 2
     assert live.id not in found
@@ -90,7 +90,7 @@ async def test_expired_is_bounded_and_changes_nothing(store: Store, clock: Manua
     await take(store)
     clock.advance(3600)
 
-    assert len(await store.expired(limit=4)) == 4
+    assert len(await store.find_expired(limit=4)) == 4
     assert await store.query.count(JobFilter(states=(JobState.RUNNING,))) == 10
 
 
@@ -101,7 +101,7 @@ async def test_racing_sweepers_settle_each_lost_lease_once(store: Store, opener:
     clock.advance(3600)
 
     async def sweep(each: Store) -> int:
-        found = await each.expired(limit=100)
+        found = await each.find_expired(limit=100)
         lost = [
             ending(job, JobState.QUEUED, reason=Reason.CRASHED, error="lease expired", expired=True) for job in found
         ]
@@ -148,7 +148,7 @@ async def test_what_has_not_ended_is_never_pruned(store: Store, clock: ManualClo
     assert await store.query.count(JobFilter()) == 4
 
 
-async def test_the_age_is_counted_from_the_end_not_from_the_submission(store: Store, clock: ManualClock) -> None:
+async def test_age_counts_from_the_end_of_the_job(store: Store, clock: ManualClock) -> None:
     job = await running(store)
     clock.advance(25)
     await settle(store, job)

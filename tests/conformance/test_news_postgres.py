@@ -16,28 +16,28 @@ from tests.support.spoiling import session
 _PATIENCE = 60.0
 
 
-async def test_a_lone_job_takes_its_news_along_and_a_batch_tells_afterwards(store: Store) -> None:
+async def test_single_job_notifies_in_its_transaction_and_batch_afterwards(store: Store) -> None:
     with session(store.url) as other:
         other.autocommit = True
         ((begun,),) = other.execute("select clock_timestamp()").fetchall()
         other.execute(f'listen "{parse_url(store.url).schema}_ready"'.encode())
 
         await put(store, new_job(queue="lone"))
-        assert await asyncio.to_thread(heard, other) == ["queue:lone"]
-        assert told_afterwards(other, begun) == 0
+        assert await asyncio.to_thread(received_topics, other) == ["queue:lone"]
+        assert count_notifications(other, begun) == 0
 
         await put(store, new_job(queue="first"), new_job(queue="first"))
-        assert await asyncio.to_thread(heard, other) == ["queue:first"]
-        assert told_afterwards(other, begun) == 1
+        assert await asyncio.to_thread(received_topics, other) == ["queue:first"]
+        assert count_notifications(other, begun) == 1
 
 
-def heard(listener: psycopg.Connection[Any]) -> list[str]:
+def received_topics(listener: psycopg.Connection[Any]) -> list[str]:
     """The topics of the next notification."""
     (notification,) = listener.notifies(timeout=_PATIENCE, stop_after=1)
     return notification.payload.split("\n")[1:]
 
 
-def told_afterwards(asker: psycopg.Connection[Any], since: datetime) -> int:
+def count_notifications(asker: psycopg.Connection[Any], since: datetime) -> int:
     """Connections whose latest statement does nothing but notify."""
     asked = "select count(*) from pg_stat_activity where query like 'select pg_notify%%' and query_start > %s"
     ((count,),) = asker.execute(asked, [since]).fetchall()

@@ -28,7 +28,7 @@ async def versions(path: Path) -> list[int]:
     return seen
 
 
-def test_the_commits_of_others_are_news_and_its_own_are_not(tmp_path: Path) -> None:
+def test_commits_of_other_connections_change_the_data_version(tmp_path: Path) -> None:
     first, after_own, after_another = asyncio.run(versions(tmp_path / "jobs.db"))
     assert after_own == first
     assert after_another != first

@@ -79,7 +79,7 @@ async def test_ten_starters_migrate_once(schema: str) -> None:
     assert sorted(applied) == NAMES
 
 
-async def test_a_migration_lets_others_by_while_somebody_has_a_table_open(schema: str) -> None:
+async def test_migration_does_not_block_others_while_a_table_is_read(schema: str) -> None:
     first = open_store(url(schema)).migration_sql("0..2")
     with psycopg.connect(postgres.shared().url()) as reader, psycopg.connect(postgres.shared().url()) as other:
         reader.execute(first.encode())
@@ -166,13 +166,13 @@ def limited(schema: str) -> Iterator[str]:
     server.execute(f"drop role {name}")
 
 
-async def test_a_role_that_may_not_create_the_schema_is_told_who_can(schema: str, limited: str) -> None:
+async def test_role_that_may_not_create_the_schema_gets_a_remedy(schema: str, limited: str) -> None:
     message = await refused(postgres.shared().url(user=limited, schema=schema), ConfigError)
     assert "permission denied" in message
     assert "holdfast migrate --sql" in message
 
 
-async def test_a_role_without_rights_on_the_schema_is_told_so(schema: str, limited: str) -> None:
+async def test_role_without_rights_on_the_schema_is_refused_clearly(schema: str, limited: str) -> None:
     await (await opened(url(schema))).close()
     message = await refused(postgres.shared().url(user=limited, schema=schema), ConfigError)
     assert "permission denied for schema" in message
@@ -286,7 +286,7 @@ async def refused_at_work(url: str) -> str:
         "postgresql://app:hunter2@host/db%00",
     ],
 )
-def test_a_url_that_cannot_be_read_is_refused_without_being_shown(url: str) -> None:
+def test_unparsable_url_is_refused_without_being_shown(url: str) -> None:
     with pytest.raises(ConfigError, match=r"^url: ") as caught:
         open_store(url)
     assert not re.search(r"hun|ter2|\b12\b", str(caught.value))

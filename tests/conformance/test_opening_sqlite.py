@@ -12,7 +12,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.stores import open_store
 
 
-def test_who_opens_a_file_that_another_is_just_making_waits_for_it(tmp_path: Path) -> None:
+def test_opening_a_file_that_another_creates_waits(tmp_path: Path) -> None:
     """SQLite itself refuses at once to turn a file to WAL that somebody writes to, whatever the timeout says."""
     path = tmp_path / "holdfast.db"
     ended = threading.Event()

@@ -19,7 +19,7 @@ from holdfast.stores.common.named_sql import load_statements
 from holdfast.stores.postgres.cursors import START
 from holdfast.stores.postgres.encoding import EVERYTHING
 from holdfast.stores.postgres.queueing import NOBODY
-from holdfast.stores.postgres.statements import numbered
+from holdfast.stores.postgres.statements import number_parameters
 from tests.conformance.support import ending, new_job, put, take
 from tests.support import postgres
 from tests.support.servers import until
@@ -312,7 +312,7 @@ class Explained:
     """The plan of one execution, with what it met on its way."""
 
     def __init__(self, connection: psycopg.Connection[Any], schema: str, case: Case) -> None:
-        query = numbered({case.name: STATEMENTS[case.name]}, schema)[case.name]
+        query = number_parameters({case.name: STATEMENTS[case.name]}, schema)[case.name]
         values = {**VALUES, **OWN.get(case.name, {}), **case.values}
         connection.execute("begin")
         connection.execute("set local jit = off")
@@ -367,7 +367,7 @@ def holds(node: dict[str, Any], bound: str) -> bool:
 @pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("major", [postgres.MAIN, postgres.FLOOR])
-def test_every_hot_statement_does_what_its_batch_needs_and_no_more(
+def test_every_hot_statement_reads_only_what_its_batch_needs(
     plans: Plans, major: int, statistics: str, mode: str
 ) -> None:
     schema, connection = plans.connect(major, statistics)
@@ -408,7 +408,7 @@ def writes(connection: psycopg.Connection[Any], schema: str) -> dict[str, tuple[
     return {name: counts for name, *numbers in rows if any(counts := tuple(numbers))}
 
 
-def test_a_plain_job_writes_one_row_three_times_and_nothing_else() -> None:
+def test_plain_job_writes_exactly_one_row_three_times() -> None:
     """Each write with two index entries: its id, and the one question that can be asked of such a row."""
     server = postgres.shared()
     with server.fresh_schema() as schema, psycopg.connect(server.url(), autocommit=True) as connection:

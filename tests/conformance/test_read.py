@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import HoldfastError, Invalid
-from holdfast.core.models import Job, JobFilter, JobState, Options, Reason, instant, new_id
+from holdfast.core.models import Job, JobFilter, JobState, Options, Reason, new_id, to_datetime
 from holdfast.stores.base import Store
 from tests.conformance.support import ended, ending, lose, new_job, put, queues, running, settle, stored, take
 
@@ -105,9 +105,11 @@ async def test_filters_by_time_leave_out_the_instant_itself(store: Store, clock:
         instants.append(clock())
         clock.advance(1)
 
-    assert await found(store, created_after=instant(instants[1])) == set(ids[2:])
-    assert await found(store, created_before=instant(instants[3])) == set(ids[:3])
-    assert await found(store, created_after=instant(instants[0]), created_before=instant(instants[2])) == {ids[1]}
+    assert await found(store, created_after=to_datetime(instants[1])) == set(ids[2:])
+    assert await found(store, created_before=to_datetime(instants[3])) == set(ids[:3])
+    assert await found(store, created_after=to_datetime(instants[0]), created_before=to_datetime(instants[2])) == {
+        ids[1]
+    }
 
 
 @pytest.mark.parametrize("piece", ["%", "_", "a%b", "\\", "'", "ÜBER", "x\0y", "[abc]*"])
@@ -181,7 +183,7 @@ async def test_a_broken_cursor_is_refused(store: Store, cursor: str) -> None:
     assert caught.value.field == "cursor"
 
 
-async def test_texts_no_store_can_hold_find_nothing_or_are_refused_by_us(store: Store) -> None:
+async def test_texts_that_cannot_be_stored_match_nothing_or_are_refused(store: Store) -> None:
     """A terminal or a URL can hand over lone surrogates; the driver's own complaint is no answer."""
     await put(store)
     bad = "\ud800"
@@ -251,7 +253,7 @@ async def test_a_glance_sees_what_goes_on_in_every_queue(store: Store, clock: Ma
     assert (await store.query.queue_depths(most=1000))[0].states == {"queued": 4}
 
 
-async def test_a_glance_tells_of_many_jobs_that_they_are_at_least_so_many(store: Store) -> None:
+async def test_queue_depths_report_a_lower_bound_for_many_jobs(store: Store) -> None:
     await put(store, *[new_job(queue=queue) for queue in ("a", "b") for _ in range(6)])
 
     counts = {info.name: info.states["queued"] for info in await store.query.queue_depths(most=2)}
@@ -309,7 +311,7 @@ async def test_the_rate_of_many_endings_is_that_of_the_latest(store: Store, cloc
     assert rates == {"a": pytest.approx(50), "b": pytest.approx(50)}
 
 
-async def test_the_oldest_ready_job_is_as_old_as_it_has_been_ready(store: Store, clock: ManualClock) -> None:
+async def test_age_of_oldest_ready_job_counts_from_readiness(store: Store, clock: ManualClock) -> None:
     await put(store, new_job(queue="a"), new_job(queue="b", delay=HOUR))
     clock.advance(5)
     await put(store, new_job(queue="a"), new_job(queue="c"))
@@ -321,9 +323,7 @@ async def test_the_oldest_ready_job_is_as_old_as_it_has_been_ready(store: Store,
 
 
 @pytest.mark.parametrize("losses", [0, 1, 2])
-async def test_the_oldest_ready_job_may_be_of_any_priority_suspect_or_quarantined(
-    store: Store, clock: ManualClock, losses: int
-) -> None:
+async def test_oldest_ready_job_may_have_any_priority_or_tier(store: Store, clock: ManualClock, losses: int) -> None:
     (oldest,) = await put(store, new_job(queue="a", priority=-7))
     for lost in range(losses):
         (job,) = await take(store, 1, {"a": 1}, startable=lost)
@@ -357,6 +357,6 @@ async def test_a_paused_queue_is_listed_even_without_jobs(store: Store) -> None:
 
 
 async def test_the_stores_clock_is_the_one_it_was_opened_with(store: Store, clock: ManualClock) -> None:
-    assert await store.now_us() == clock()
+    assert await store.server_time_us() == clock()
     clock.advance(1.5)
-    assert await store.now_us() == clock()
+    assert await store.server_time_us() == clock()

@@ -59,7 +59,7 @@ async def fill(store: Store, clock: ManualClock) -> None:
         await running(store, queue=queue)
 
 
-def told(findings: list[Finding], name: str) -> Finding:
+def finding_named(findings: list[Finding], name: str) -> Finding:
     (found,) = [each for each in findings if each.name == name]
     return found
 
@@ -69,7 +69,7 @@ async def everything_agrees(store: Store, keys: Keys) -> None:
     assert list(keys.strays()) == []
     assert await store.repair() == []
     findings = await store.doctor()
-    assert told(findings, "structures").level == "ok", told(findings, "structures")
+    assert finding_named(findings, "structures").level == "ok", finding_named(findings, "structures")
     queued = await store.query.find(JobFilter(states=(JobState.QUEUED,)), limit=10_000)
     ready = {job.id for job in queued.jobs if job.losses < 2}
     taken = []
@@ -100,9 +100,9 @@ async def test_a_structure_that_is_gone_is_made_again(
     store: Store, keys: Keys, clock: ManualClock, name: str, other: bool
 ) -> None:
     await fill(store, clock)
-    (ghost,) = await put(store)
+    (tombstone,) = await put(store)
     await put(store)
-    await store.cancel([ghost])
+    await store.cancel([tombstone])
     before = {job.id: job.state for job in (await store.query.find(JobFilter(), limit=1000)).jobs}
     assert keys.delete(name) == 1
     if other:
@@ -115,20 +115,20 @@ async def test_a_structure_that_is_gone_is_made_again(
     await everything_agrees(store, keys)
 
 
-async def test_a_stranded_job_is_an_error_and_runs_after_the_repair(store: Store, keys: Keys) -> None:
+async def test_stranded_job_is_an_error_and_runs_after_repair(store: Store, keys: Keys) -> None:
     first, second = await put(store, new_job(), new_job())
     keys.lrem("ready", 0, first)
     held = await running(store)
     keys.zrem("leases", held.id)
 
-    finding = told(await store.doctor(), "structures")
+    finding = finding_named(await store.doctor(), "structures")
     assert (finding.level, "2 jobs are queued and 1 stand there" in finding.text) == ("error", True)
     assert "1 jobs are running and 0 stand there" in finding.text
     assert "doctor --repair" in finding.remedy
     assert await store.repair() == [Finding("repair", "ok", "2 jobs put back where they belong")]
 
     assert await take_ids(store) == [first, second]
-    assert [job.id for job in await store.expired(limit=10)] == [held.id]
+    assert [job.id for job in await store.find_expired(limit=10)] == [held.id]
 
 
 @pytest.mark.parametrize("number", [3, 20_000])
@@ -143,7 +143,7 @@ async def test_ids_without_a_job_are_dropped_however_many(store: Store, keys: Ke
         keys.hset("index:0", mapping={str(900 + n): each for n, each in enumerate(piece)})
         keys.hset("keys", mapping={each: f"0 {each}" for each in piece})
         keys.rpush(f"attempts:{piece[0]}", "x")
-    assert told(await store.doctor(), "structures").level == "warning"
+    assert finding_named(await store.doctor(), "structures").level == "warning"
 
     assert {each.text.partition(" ")[2] for each in await store.repair()} >= {"idempotency keys corrected"}
 
@@ -168,7 +168,7 @@ async def test_jobs_that_make_no_sense_are_moved_aside(store: Store, keys: Keys)
     await everything_agrees(store, keys)
 
 
-async def test_a_hash_written_by_hand_is_left_to_who_claims_it(store: Store, keys: Keys) -> None:
+async def test_hash_written_by_hand_is_left_to_its_claimer(store: Store, keys: Keys) -> None:
     keys.hset("job:by-hand", mapping={"payload": "{}", "task": "work"})
     keys.rpush("ready", "by-hand")
     keys.hset("job:later", mapping={"payload": "{}", "task": "work"})
@@ -182,11 +182,11 @@ async def test_a_hash_written_by_hand_is_left_to_who_claims_it(store: Store, key
 async def test_what_scripts_met_is_forgotten_once_it_is_repaired(store: Store, keys: Keys) -> None:
     keys.lpush("ready", "nobody")
     await take(store)
-    assert told(await store.doctor(), "keys").level == "warning"
+    assert finding_named(await store.doctor(), "keys").level == "warning"
 
     await store.repair()
 
-    assert told(await store.doctor(), "keys").level == "ok"
+    assert finding_named(await store.doctor(), "keys").level == "ok"
 
 
 async def test_nothing_is_put_right_that_changes_meanwhile(
@@ -194,7 +194,7 @@ async def test_nothing_is_put_right_that_changes_meanwhile(
 ) -> None:
     first, *_ = await put(store, *[new_job() for _ in range(5)])
     keys.lrem("ready", 0, first)
-    mends = repair.mends
+    mends = repair.plan_repairs
 
     def interrupted(seen: repair.Snapshot) -> list[repair.Mend]:
         keys.hincrby("counts", "queued:default", 1)
@@ -202,7 +202,7 @@ async def test_nothing_is_put_right_that_changes_meanwhile(
         return mends(seen)
 
     with monkeypatch.context() as patch:
-        patch.setattr(repair, "mends", interrupted)
+        patch.setattr(repair, "plan_repairs", interrupted)
         (finding,) = await store.repair()
 
     assert (finding.level, "stop workers" in finding.remedy) == ("error", True)

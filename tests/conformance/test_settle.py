@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.lifecycle import ERROR_LIMIT, clip
+from holdfast.core.lifecycle import ERROR_LIMIT, clip_error
 from holdfast.core.models import Job, JobState, Lease, Reason, Settled, Settlement, new_id
 from holdfast.stores.base import Store
 from tests.conformance.support import (
@@ -96,7 +96,7 @@ async def test_a_cancelled_job_has_ended(store: Store, clock: ManualClock) -> No
     assert (kept.state, kept.reason, kept.ended_at_us) == (JobState.CANCELLED, "cancelled", clock())
 
 
-async def test_a_released_job_is_ready_at_once_with_its_attempt_given_back(store: Store) -> None:
+async def test_released_job_is_ready_at_once_with_its_attempt_refunded(store: Store) -> None:
     job = await running(store)
 
     answer = await settle(store, job, JobState.QUEUED, reason=Reason.RELEASED, refund=True)
@@ -144,7 +144,7 @@ async def test_deferred_job_keeps_reason_and_error_through_its_next_claim(store:
     assert await store.query.attempts(job.id) == []
 
 
-async def test_a_lost_attempt_counts_and_the_next_success_clears_its_error(store: Store, clock: ManualClock) -> None:
+async def test_lost_attempt_counts_and_next_success_clears_its_error(store: Store, clock: ManualClock) -> None:
     job = await running(store)
     await lose(store, clock, job)
 
@@ -205,7 +205,7 @@ async def test_at_every_instant_exactly_one_side_may_settle(store: Store, clock:
     holder, sweeper = await running(store), await running(store)
     clock.advance(LEASE.total_seconds() + offset_us / 1e6)
 
-    found = {job.id for job in await store.expired(limit=10)}
+    found = {job.id for job in await store.find_expired(limit=10)}
     by_holder = await settle(store, holder)
     by_sweeper = await settle(store, sweeper, **LOST)
 
@@ -330,7 +330,15 @@ async def test_a_mixed_batch_of_500_is_answered_in_order(store: Store, clock: Ma
 
 @pytest.mark.parametrize(
     "error",
-    ["", "x\0y", clip("lone \ud800 surrogate"), "🦺" * ERROR_LIMIT, "x" * ERROR_LIMIT, "\r\n\t\x1b[31mb", "%_'\"\\;--"],
+    [
+        "",
+        "x\0y",
+        clip_error("lone \ud800 surrogate"),
+        "🦺" * ERROR_LIMIT,
+        "x" * ERROR_LIMIT,
+        "\r\n\t\x1b[31mb",
+        "%_'\"\\;--",
+    ],
     ids=["empty", "nul", "surrogate", "wide", "long", "control", "quotes"],
 )
 async def test_error_texts_are_kept_exactly(store: Store, error: str) -> None:
@@ -385,7 +393,7 @@ async def test_every_failed_attempt_is_recorded_in_order(store: Store, clock: Ma
     assert records[0].ended_at_us == clock() - 4_000_000
 
 
-async def test_a_lost_attempt_is_recorded_with_the_worker_that_lost_it(store: Store, clock: ManualClock) -> None:
+async def test_lost_attempt_is_recorded_with_its_worker(store: Store, clock: ManualClock) -> None:
     job = await running(store)
     await lose(store, clock, job)
 

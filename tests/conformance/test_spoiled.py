@@ -15,7 +15,7 @@ DEPTHS = (64, 990, 1500)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-async def test_options_nested_too_deep_kill_nobody(store: Store, home: str, depth: int) -> None:
+async def test_options_nested_too_deep_do_not_affect_other_jobs(store: Store, home: str, depth: int) -> None:
     deep, innocent = await put(store, new_job(), new_job())
     spoil(home, deep, options='{"metadata": {"a": ' + "[" * depth + "]" * depth + "}}")
 
@@ -24,9 +24,7 @@ async def test_options_nested_too_deep_kill_nobody(store: Store, home: str, dept
     assert (await stored(store, deep)).reason == Reason.PAYLOAD
 
 
-async def test_a_lost_job_with_options_nested_too_deep_hides_nobody(
-    store: Store, home: str, clock: ManualClock
-) -> None:
+async def test_lost_job_with_deep_options_does_not_hide_others(store: Store, home: str, clock: ManualClock) -> None:
     deep, innocent = await running(store), await running(store)
     spoil(home, deep.id, options='{"metadata": {"a": ' + "[" * 990 + "]" * 990 + "}}")
 

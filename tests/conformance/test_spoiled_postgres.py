@@ -28,28 +28,32 @@ async def test_what_was_taken_before_a_claim_failed_is_delivered(store: Store) -
     assert await state_of(store, stuck) is JobState.QUEUED
 
 
-async def test_a_foreign_key_to_a_job_is_not_in_its_way(store: Store) -> None:
+async def test_foreign_key_to_a_job_does_not_block_it(store: Store) -> None:
     """Who inserted a row with one holds a key share until its transaction ends."""
     held = await running(store)
     (waiting,) = await put(store)
     with session(store.url) as other:
         other.execute("select from job where id = any(%s) for key share", [[held.id, waiting]])
 
-        beat = await store.beat(pulse(), [held.lease], lease_for=LEASE * 2)
+        beat = await store.heartbeat(pulse(), [held.lease], lease_for=LEASE * 2)
         assert beat.held == [LeaseStatus.HELD]
-        assert (await stored(store, held.id)).lease_until_us == await store.now_us() + 2 * LEASE.total_seconds() * 1e6
+        assert (
+            await stored(store, held.id)
+        ).lease_until_us == await store.server_time_us() + 2 * LEASE.total_seconds() * 1e6
         assert [job.id for job in (await claim(store)).jobs] == [waiting]
 
 
 async def test_a_worker_s_own_row_is_not_waited_for_either(store: Store) -> None:
     held = await running(store)
-    await store.beat(pulse(), [held.lease], lease_for=LEASE)
+    await store.heartbeat(pulse(), [held.lease], lease_for=LEASE)
     with session(store.url) as other:
         other.execute("select from worker for update")
 
-        beat = await store.beat(pulse(running=1), [held.lease], lease_for=LEASE * 2)
+        beat = await store.heartbeat(pulse(running=1), [held.lease], lease_for=LEASE * 2)
         assert beat.held == [LeaseStatus.HELD]
-        assert (await stored(store, held.id)).lease_until_us == await store.now_us() + 2 * LEASE.total_seconds() * 1e6
+        assert (
+            await stored(store, held.id)
+        ).lease_until_us == await store.server_time_us() + 2 * LEASE.total_seconds() * 1e6
     # The server lets go of the row in its own time.
     while [info.pulse.running for info in await store.query.workers()] != [1]:
-        await store.beat(pulse(running=1), [], lease_for=LEASE)
+        await store.heartbeat(pulse(running=1), [], lease_for=LEASE)

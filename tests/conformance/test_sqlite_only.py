@@ -203,7 +203,7 @@ async def test_the_users_own_tables_live_in_the_same_file(opener: Opener, file: 
     await opener.close()
 
 
-async def test_a_long_reader_blocks_nobody(opener: Opener, connection: sqlite3.Connection) -> None:
+async def test_long_reader_blocks_no_writer(opener: Opener, connection: sqlite3.Connection) -> None:
     store = await opener()
     await put(store)
     connection.execute("BEGIN")
@@ -216,8 +216,8 @@ async def test_a_long_reader_blocks_nobody(opener: Opener, connection: sqlite3.C
     await opener.close()
 
 
-@pytest.mark.parametrize(("work", "verb"), [("copy", "backup"), ("_integrity", "doctor")])
-async def test_who_reads_the_whole_file_keeps_no_reader_waiting(
+@pytest.mark.parametrize(("work", "verb"), [("copy_file", "backup"), ("_integrity", "doctor")])
+async def test_reading_the_whole_file_delays_no_other_reader(
     opener: Opener, monkeypatch: pytest.MonkeyPatch, work: str, verb: str
 ) -> None:
     began, going_on = threading.Event(), threading.Event()
@@ -274,7 +274,7 @@ async def test_no_connection_checkpoints_automatically(file: Path, monkeypatch: 
     monkeypatch.setattr(sqlite3, "connect", watched)
     store = SQLiteStore(str(file), patience=5.0)
     for _ in range(2):  # a new file, and one that is there
-        await store.absent()
+        await store.missing()
         await store.open()
         await put(store)
         await store.query.find(JobFilter(tasks=("work",)))
@@ -339,9 +339,7 @@ async def test_a_damaged_file_raises_an_error_of_ours(opener: Opener, file: Path
     await opener.close()
 
 
-async def test_a_table_dropped_under_the_store_raises_an_error_of_ours(
-    opener: Opener, connection: sqlite3.Connection
-) -> None:
+async def test_dropped_table_raises_an_error_of_the_library(opener: Opener, connection: sqlite3.Connection) -> None:
     store = await opener()
     await put(store)
     connection.execute("DROP TABLE holdfast_job")
@@ -350,7 +348,7 @@ async def test_a_table_dropped_under_the_store_raises_an_error_of_ours(
         lambda: take_ids(store),
         lambda: store.query.find(JobFilter()),
         lambda: store.cancel(JobFilter()),
-        lambda: store.expired(limit=1),
+        lambda: store.find_expired(limit=1),
         lambda: store.prune({}, limit=1),
     ]
 

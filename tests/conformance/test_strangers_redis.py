@@ -58,16 +58,16 @@ async def read_everything(store: Store) -> None:
         await store.query.count(JobFilter(states=(state,), tasks=("work",)))
     await queues(store)
     await store.query.workers()
-    await store.expired(limit=100)
+    await store.find_expired(limit=100)
     await store.doctor()
-    await store.promote(limit=100)
-    await store.beat(pulse(), [], lease_for=LATER)
+    await store.promote_due(limit=100)
+    await store.heartbeat(pulse(), [], lease_for=LATER)
     await store.prune({"succeeded": LATER, "dead": LATER, "cancelled": LATER}, limit=100)
     for verb in (store.cancel, store.replay, store.delete):
         await verb(JobFilter(tag="none"), limit=10)
 
 
-async def test_an_id_that_is_no_uuid_is_met_everywhere_and_stops_nobody(store: Store, keys: Keys) -> None:
+async def test_non_uuid_id_is_handled_everywhere_and_blocks_no_job(store: Store, keys: Keys) -> None:
     for job in STRANGE:
         write(keys, job)
         raw(keys, "RPUSH", "ready", job)
@@ -87,7 +87,7 @@ async def test_an_id_that_is_no_uuid_is_met_everywhere_and_stops_nobody(store: S
     await read_everything(store)
 
 
-async def test_an_id_of_nobody_is_dropped_wherever_it_stands(store: Store, keys: Keys) -> None:
+async def test_unknown_id_is_dropped_wherever_it_is_listed(store: Store, keys: Keys) -> None:
     await store.settle([failing(await running(store))])
     for job in STRANGE:
         for name in ("ready", "ready@5", "ended:succeeded"):
@@ -128,7 +128,7 @@ FIELDS = (
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "succeeded", "dead"])
-async def test_a_job_with_a_field_that_makes_no_sense_stops_nobody(store: Store, keys: Keys, state: str) -> None:
+async def test_job_with_a_malformed_field_blocks_no_other_job(store: Store, keys: Keys, state: str) -> None:
     for fields in FIELDS:
         job_id = await _standing(store, state)
         write(keys, job_id, *fields)
@@ -173,7 +173,7 @@ async def _standing(store: Store, state: str) -> str:
     ],
     ids=repr,
 )
-async def test_an_entry_that_makes_no_sense_stops_nobody(
+async def test_malformed_entry_blocks_no_other_job(
     store: Store, keys: Keys, command: str, name: str, words: tuple[str | bytes | int, ...]
 ) -> None:
     first, *_ = await put(store, new_job(), new_job(key="other"))
@@ -188,17 +188,17 @@ async def test_an_entry_that_makes_no_sense_stops_nobody(
     assert len(await take(store, 10, {EVERY_QUEUE: 10})) == 1
 
 
-async def test_what_is_noted_of_attempts_and_workers_may_make_no_sense(store: Store, keys: Keys) -> None:
+async def test_malformed_attempt_and_worker_records_are_tolerated(store: Store, keys: Keys) -> None:
     job = await running(store)
     await store.settle([ending(job, JobState.DEAD, error="boom")])
     raw(keys, "RPUSH", f"attempts:{job.id}", b"\xff\xff", b"\x93\x01\x02\x03", "x")
     raw(keys, "ZADD", "workers", 1, "stranger")
     raw(keys, "HSET", "worker:stranger", "seen", "yesterday")
-    await store.beat(pulse(), [], lease_for=LATER)
+    await store.heartbeat(pulse(), [], lease_for=LATER)
 
     assert [each.error for each in await store.query.attempts(job.id)] == ["boom"]
     assert [info.pulse.worker for info in await store.query.workers()] == [pulse().worker]
-    await store.leave("stranger")
+    await store.deregister("stranger")
 
 
 async def test_doctor_reports_ids_in_a_ready_list_without_queue_name(store: Store, keys: Keys) -> None:

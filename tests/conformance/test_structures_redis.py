@@ -49,9 +49,7 @@ def keys(home: str) -> Iterator[Keys]:
 # ── the structures ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_job_is_in_the_schedule_then_ready_then_leased_then_in_none(
-    store: Store, keys: Keys, clock: ManualClock
-) -> None:
+async def test_job_moves_from_schedule_to_ready_to_leases(store: Store, keys: Keys, clock: ManualClock) -> None:
     (job_id,) = await put(store, new_job(delay=HOUR, payload='{"n":1}'))
     due = clock() + 3_600_000_000
     assert keys.zrange("schedule", 0, -1, withscores=True) == [(job_id, due)]
@@ -59,7 +57,7 @@ async def test_a_job_is_in_the_schedule_then_ready_then_leased_then_in_none(
     assert (keys.hget(f"job:{job_id}", "payload"), keys.hget(f"job:{job_id}", "dueTime")) == ('{"n":1}', str(due))
 
     clock.advance(3600)
-    assert await store.promote(limit=10) == 1
+    assert await store.promote_due(limit=10) == 1
     assert (keys.exists("schedule"), keys.type("ready"), keys.lrange("ready", 0, -1)) == (0, "list", [job_id])
 
     (job,) = await take(store)
@@ -188,7 +186,7 @@ async def test_a_hash_that_names_its_task_needs_no_setting(store: Store, keys: K
     assert [job.task for job in await take(store, wants={EVERY_QUEUE: 5})] == ["work"]
 
 
-async def test_a_scheduled_job_moved_to_the_ready_list_by_hand_runs(store: Store, keys: Keys) -> None:
+async def test_scheduled_job_moved_to_the_ready_list_by_hand_runs(store: Store, keys: Keys) -> None:
     (job_id,) = await put(store, new_job(delay=HOUR))
     keys.zrem("schedule", job_id)
     keys.rpush("ready", job_id)
@@ -196,7 +194,7 @@ async def test_a_scheduled_job_moved_to_the_ready_list_by_hand_runs(store: Store
     assert await take_ids(store) == [job_id]
 
 
-async def test_a_scheduled_job_only_copied_to_the_ready_list_does_not_start_early(store: Store, keys: Keys) -> None:
+async def test_scheduled_job_copied_to_the_ready_list_starts_on_time(store: Store, keys: Keys) -> None:
     (job_id,) = await put(store, new_job(delay=HOUR))
     keys.rpush("ready", job_id)
 
@@ -204,20 +202,18 @@ async def test_a_scheduled_job_only_copied_to_the_ready_list_does_not_start_earl
     assert await state_of(store, job_id) is JobState.SCHEDULED
 
 
-async def test_an_id_pushed_by_hand_stays_where_it_is_when_others_fall_due(
-    store: Store, keys: Keys, clock: ManualClock
-) -> None:
+async def test_id_pushed_by_hand_keeps_its_place_during_promotion(store: Store, keys: Keys, clock: ManualClock) -> None:
     (due,) = await put(store, new_job(delay=timedelta(seconds=1)))
     (first,) = await put(store)
     clock.advance(2)
     keys.hset("job:by-hand", mapping={"payload": "{}", "task": "work"})
     keys.rpush("ready", "by-hand")
-    assert await store.promote(limit=10) == 1
+    assert await store.promote_due(limit=10) == 1
 
     assert set(await take_ids(store)) == {first, due, "by-hand"}
 
 
-async def test_a_hand_pushed_id_wakes_who_waits(store: Store, keys: Keys) -> None:
+async def test_id_pushed_by_hand_wakes_waiters(store: Store, keys: Keys) -> None:
     await store.wait(["queue:default"], timeout=0.05)
     waiting = asyncio.create_task(store.wait(["queue:default"], timeout=50))
     while not any(each["cmd"] == "blmove" for each in keys.client.client_list()):  # noqa: ASYNC110 - the server's
@@ -241,14 +237,14 @@ async def test_ids_without_a_job_are_dropped_and_reported(store: Store, keys: Ke
 
     assert await take_ids(store, 1) == [job_id]
     while place == "leases" and keys.exists("leases") and keys.zcard("leases") > 1:
-        assert await store.expired(limit=100) == []
+        assert await store.find_expired(limit=100) == []
     while await take_ids(store):
         pass
     (finding,) = [each for each in await store.doctor() if each.name == "keys"]
     assert (finding.level, "500 ids" in finding.text) == ("warning", True)
 
 
-async def test_a_job_whose_hash_is_gone_harms_nobody(store: Store, keys: Keys, clock: ManualClock) -> None:
+async def test_job_without_its_hash_affects_no_other_job(store: Store, keys: Keys, clock: ManualClock) -> None:
     gone, job_id = await put(store, new_job(), new_job())
     delayed, other = await put(store, new_job(delay=HOUR), new_job(delay=HOUR))
     lost = await running(store)
@@ -256,7 +252,7 @@ async def test_a_job_whose_hash_is_gone_harms_nobody(store: Store, keys: Keys, c
         keys.delete(f"job:{each}")
     clock.advance(3600)
 
-    assert await store.expired(limit=10) == []
+    assert await store.find_expired(limit=10) == []
     assert await take_ids(store) == [job_id, other]
     assert not (await settle(store, lost)).accepted
     assert len((await store.query.find(JobFilter())).jobs) == 2
@@ -282,9 +278,9 @@ async def test_a_key_of_another_type_is_moved_away_and_reported(store: Store, ke
     await settle(store, jobs[0])
     await settle(store, jobs[1], JobState.DEAD, error="boom", reason=None)
     await store.cancel(later)
-    await store.expired(limit=10)
+    await store.find_expired(limit=10)
     await store.prune({}, limit=10)
-    await store.order(WorkerCommand.STOP)
+    await store.send_command(WorkerCommand.STOP)
     await store.pause("other")
 
     assert await states_of(store, [one, other, *later]) == [JobState.DEAD, JobState.SUCCEEDED, JobState.CANCELLED]
@@ -294,7 +290,7 @@ async def test_a_key_of_another_type_is_moved_away_and_reported(store: Store, ke
     assert "1 keys of another type" in finding.text
 
 
-async def test_a_spoiled_job_is_dead_and_does_not_hold_up_its_queue(store: Store, keys: Keys) -> None:
+async def test_unreadable_job_is_dead_and_does_not_block_its_queue(store: Store, keys: Keys) -> None:
     spoiled, job_id = await put(store, new_job(options=Options(timeout=1.0)), new_job())
     keys.hset(f"job:{spoiled}", "options", "no json")
 
@@ -329,7 +325,7 @@ async def test_released_jobs_go_back_where_they_were(store: Store, clock: Manual
     assert await take_ids(store, 1000) == ids
 
 
-async def test_ghosts_of_cancelled_jobs_let_none_pass_before_its_turn(store: Store, clock: ManualClock) -> None:
+async def test_tombstones_of_cancelled_jobs_keep_the_claim_order(store: Store, clock: ManualClock) -> None:
     ids = await put(store, *[new_job() for _ in range(10)])
     await store.cancel(ids[:5])
     clock.advance(1)
@@ -342,7 +338,7 @@ async def test_ghosts_of_cancelled_jobs_let_none_pass_before_its_turn(store: Sto
     assert await take_ids(store) == [*ids[5:], behind, *ids[:3]]
 
 
-async def test_a_ghost_haunts_its_own_list_alone(store: Store, keys: Keys) -> None:
+async def test_tombstone_applies_only_to_its_own_list(store: Store, keys: Keys) -> None:
     """An id that was deleted may come again, in another queue or with another priority."""
     again, urgent, ahead = await put(store, new_job(), new_job(), new_job())
     await store.delete([again, urgent])
@@ -357,9 +353,7 @@ async def test_a_ghost_haunts_its_own_list_alone(store: Store, keys: Keys) -> No
 
 
 @pytest.mark.parametrize("waiting", [1, 3000])
-async def test_a_ghost_at_the_head_whose_job_is_back_lets_none_pass(
-    store: Store, clock: ManualClock, waiting: int
-) -> None:
+async def test_tombstone_at_the_head_keeps_order_after_replay(store: Store, clock: ManualClock, waiting: int) -> None:
     gone, first, *_ = await put(store, new_job(), *[new_job() for _ in range(waiting)])
     assert await take_ids(store, only=[gone]) == [gone]
     (late,) = await put(store, new_job(delay=timedelta(seconds=1)))
@@ -374,7 +368,7 @@ async def test_a_ghost_at_the_head_whose_job_is_back_lets_none_pass(
     assert taken[-3:] == [before, late, gone]
 
 
-async def test_a_job_that_was_replayed_before_its_first_claim_counts_its_attempts(store: Store) -> None:
+async def test_job_replayed_before_its_first_claim_counts_attempts(store: Store) -> None:
     (job_id,) = await put(store)
     await store.cancel([job_id])
     await store.replay([job_id])
@@ -385,7 +379,7 @@ async def test_a_job_that_was_replayed_before_its_first_claim_counts_its_attempt
     assert (await stored(store, job_id)).attempts == 1
 
 
-async def test_a_thousand_ghosts_are_passed_in_one_claim(store: Store) -> None:
+async def test_one_claim_skips_a_thousand_tombstones(store: Store) -> None:
     ids = await put(store, *[new_job() for _ in range(1500)])
     while (await store.cancel(JobFilter(), limit=1000)).more:
         pass
@@ -431,7 +425,7 @@ async def test_payloads_can_be_kept_whole(home: str, keys: Keys, clock: ManualCl
     await store.close()
 
 
-async def test_a_job_costs_at_most_650_bytes_and_gives_them_back(store: Store, keys: Keys, clock: ManualClock) -> None:
+async def test_job_costs_at_most_650_bytes_and_frees_them(store: Store, keys: Keys, clock: ManualClock) -> None:
     def used() -> int:
         return sum(keys.client.memory_usage(keys.prefix + name, samples=0) or 0 for name in keys.all())
 
@@ -476,7 +470,7 @@ async def test_due_jobs_by_the_thousand_are_claimed_in_order(store: Store, clock
     assert taken == ids
 
 
-async def test_claims_do_not_slow_down_with_queues_nobody_fills(store: Store, keys: Keys) -> None:
+async def test_empty_queues_do_not_slow_down_claims(store: Store, keys: Keys) -> None:
     await put(store, *[new_job(queue=f"q{n}") for n in range(300)])
     taken = []
     while jobs := await take(store, 200, {EVERY_QUEUE: 5}):

@@ -28,7 +28,7 @@ def connection(tmp_path: Path, store: Store) -> Iterator[sqlite3.Connection]:
 
 def submit(connection: sqlite3.Connection, store: Store, jobs: Sequence[NewJob]) -> list[Submitted]:
     """Hold a submission's dialogue as a caller's own code may."""
-    dialogue = cast(TransactionalStore, store).submission(jobs)
+    dialogue = cast(TransactionalStore, store).submit_steps(jobs)
     try:
         statement = next(dialogue)
         while True:
@@ -53,7 +53,7 @@ async def test_a_committed_submission_exists(store: Store, connection: sqlite3.C
     assert await take_ids(store, wants={"q": 1}) == [new.id]
 
 
-async def test_a_submitted_twin_looks_the_same_as_one_by_the_store(
+async def test_job_submitted_by_sql_equals_one_submitted_by_the_store(
     store: Store, connection: sqlite3.Connection, clock: ManualClock
 ) -> None:
     fields = {"payload": '{"n":1}', "priority": 3, "delay": timedelta(minutes=1), "max_attempts": None}
@@ -132,7 +132,7 @@ async def test_it_works_on_a_connection_that_returns_rows_by_name(store: Store, 
     assert await state_of(store, new.id) is JobState.QUEUED
 
 
-async def test_a_commit_wakes_everybody_who_waits(store: Store, connection: sqlite3.Connection) -> None:
+async def test_commit_wakes_all_waiters(store: Store, connection: sqlite3.Connection) -> None:
     """Nobody but the file can tell: the caller's connection knows nothing of our wake-ups."""
     topics = ["queue:default", "queue:*", "queue:other"]
     for _ in range(2):

@@ -148,7 +148,7 @@ async def test_what_a_store_cannot_hold_is_refused_by_us(store: Store, fields: d
     assert await store.query.count(JobFilter()) == 0
 
 
-async def test_a_refused_batch_harms_nobody_who_submits_at_the_same_time(store: Store) -> None:
+async def test_refused_batch_does_not_affect_concurrent_submissions(store: Store) -> None:
     bad = new_job(payload='{"a":"\ud800"}')
     good = [new_job() for _ in range(20)]
     calls = [store.submit([job]) for job in good]

@@ -79,7 +79,7 @@ async def test_the_star_treats_suspects_alike(store: Store, clock: ManualClock) 
     assert await take_ids(store, wants={EVERY_QUEUE: 9}, startable=1) == [suspect.id]
 
 
-async def test_a_job_that_lost_two_leases_in_a_row_is_claimed_alone(store: Store, clock: ManualClock) -> None:
+async def test_job_that_lost_two_leases_is_claimed_alone(store: Store, clock: ManualClock) -> None:
     poison = await running(store)
     await lose(store, clock, poison)
     (poison,) = await take(store, startable=1)

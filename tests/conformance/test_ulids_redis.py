@@ -13,7 +13,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.models import JobFilter, JobState, Lease, LeaseStatus, as_ulid
 from holdfast.stores import open_store
 from holdfast.stores.base import EVERY_QUEUE, Store
-from holdfast.stores.redis.id_codec import read, written
+from holdfast.stores.redis.id_codec import decode_id, encode_id
 from tests.conformance.support import (
     LEASE,
     WORKER,
@@ -48,7 +48,7 @@ def keys(home: str) -> Iterator[Keys]:
     keys.client.close()
 
 
-async def test_a_whole_life_is_written_with_ulids_and_told_with_uuids(
+async def test_whole_lifecycle_is_stored_as_ulids_and_reported_as_uuids(
     store: Store, keys: Keys, clock: ManualClock
 ) -> None:
     first, later = new_job(key="k"), new_job(delay=HOUR)
@@ -60,7 +60,7 @@ async def test_a_whole_life_is_written_with_ulids_and_told_with_uuids(
     (job,) = await take(store)
     assert (job.id, keys.zrange("leases", 0, -1)) == (first.id, [as_ulid(first.id)])
     leases = [job.lease, Lease(later.id, 1)]
-    assert (await store.beat(pulse(), leases, lease_for=LEASE)).held == [LeaseStatus.HELD, LeaseStatus.LOST]
+    assert (await store.heartbeat(pulse(), leases, lease_for=LEASE)).held == [LeaseStatus.HELD, LeaseStatus.LOST]
     assert (await lose(store, clock, job)).state is JobState.QUEUED
     assert [each.reason for each in await store.query.attempts(first.id)] == ["crashed"]
     (job,) = await take(store, startable=1)
@@ -79,7 +79,7 @@ async def test_a_whole_life_is_written_with_ulids_and_told_with_uuids(
     assert await store.query.get(first.id) is None
 
 
-async def test_the_end_of_a_job_is_heard(store: Store, opener: Opener) -> None:
+async def test_waiter_is_woken_when_the_job_ends(store: Store, opener: Opener) -> None:
     (job_id,) = await put(store)
     other = await opener()
     waiting = asyncio.create_task(other.wait([f"job:{job_id}"], timeout=50))
@@ -92,7 +92,7 @@ async def test_the_end_of_a_job_is_heard(store: Store, opener: Opener) -> None:
 
 
 @pytest.mark.parametrize("by_hand", ["01ARZ3NDEKTSV4RRFFQ69G5FAV", "invoice-7", "018f0f5e-7c7a-7000-8000-000000000001"])
-async def test_a_job_written_by_hand_runs_to_its_end_whatever_its_id(store: Store, keys: Keys, by_hand: str) -> None:
+async def test_job_written_by_hand_runs_whatever_its_id(store: Store, keys: Keys, by_hand: str) -> None:
     keys.hset(f"job:{by_hand}", mapping={"payload": "{}", "task": "work"})
     keys.rpush("ready", by_hand)
 
@@ -109,7 +109,7 @@ async def test_a_job_written_by_hand_runs_to_its_end_whatever_its_id(store: Stor
     ["01ARZ3NDEKTSV4RRFFQ69G5FAV", "01arz3ndektsv4rrffq69g5fav", "8ZZZZZZZZZZZZZZZZZZZZZZZZZ", "x", "by-hand:x", "ü"],
 )
 def test_what_is_read_is_written_back_as_it_was(text: str) -> None:
-    assert written(read(text)) == text
+    assert encode_id(decode_id(text)) == text
 
 
 def test_other_spellings_are_refused() -> None:

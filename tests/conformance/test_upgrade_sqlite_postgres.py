@@ -34,7 +34,7 @@ async def test_the_first_schema_is_brought_up_to_date(home: str, opener: Opener)
     assert await store.migrate() == names[1:]
 
     (job,) = await take(store, 1)
-    assert await store.record([Record(job.lease, said("kept"))]) == [True]
+    assert await store.append_logs([Record(job.lease, said("kept"))]) == [True]
     assert [line.text for line in await lines_of(store, job_id)] == ["kept"]
 
 
@@ -48,5 +48,5 @@ async def test_each_migration_can_be_run_by_another_tool(home: str, opener: Open
     assert await store.migrate() == []
     (job_id,) = await put(store)
     (job,) = await take(store, 1)
-    assert await store.record([Record(job.lease, said("kept"))]) == [True]
+    assert await store.append_logs([Record(job.lease, said("kept"))]) == [True]
     assert [line.text for line in await lines_of(store, job_id)] == ["kept"]

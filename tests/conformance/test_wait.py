@@ -69,21 +69,21 @@ async def test_waiting_for_nothing_is_a_sleep(store: Store) -> None:
     assert time.monotonic() - started < soon()
 
 
-async def test_a_submission_wakes_who_waits_in_the_same_process(store: Store) -> None:
+async def test_submission_wakes_waiter_in_the_same_process(store: Store) -> None:
     assert await seconds_until_woken(store, ["queue:default"], put(store)) < soon()
 
 
-async def test_a_submission_wakes_who_waits_in_another(store: Store, opener: Opener) -> None:
+async def test_submission_wakes_waiter_in_another_process(store: Store, opener: Opener) -> None:
     assert await seconds_until_woken(await opener(), ["queue:default"], put(store)) < soon()
 
 
-async def test_a_submission_wakes_who_waits_for_every_queue(store: Store, opener: Opener) -> None:
+async def test_submission_wakes_waiter_for_every_queue(store: Store, opener: Opener) -> None:
     news = put(store, new_job(queue="never seen before"))
 
     assert await seconds_until_woken(await opener(), ["queue:*"], news) < soon()
 
 
-async def test_everybody_who_waits_is_woken(store: Store, opener: Opener, carried: bool) -> None:
+async def test_submission_wakes_all_waiters(store: Store, opener: Opener, carried: bool) -> None:
     """A transport wakes one for each id it carries."""
     others = [store, *[await opener() for _ in range(4)]]
     for each in others:
@@ -99,7 +99,7 @@ async def test_everybody_who_waits_is_woken(store: Store, opener: Opener, carrie
     assert time.monotonic() - started < soon()
 
 
-async def test_news_between_the_last_claim_and_the_wait_are_not_missed(store: Store, opener: Opener) -> None:
+async def test_submission_between_last_claim_and_wait_is_not_missed(store: Store, opener: Opener) -> None:
     """The gap every idle worker passes through: it saw an empty queue, and goes to sleep."""
     worker, submitter = await opener(), store
     for each in (submitter, worker):
@@ -111,19 +111,19 @@ async def test_news_between_the_last_claim_and_the_wait_are_not_missed(store: St
         assert [job.id for job in await take(worker)] == [job_id]
 
 
-async def test_an_ending_wakes_who_awaits_the_job(store: Store, opener: Opener) -> None:
+async def test_end_of_a_job_wakes_its_waiter(store: Store, opener: Opener) -> None:
     job = await running(store)
 
     assert await seconds_until_woken(await opener(), [f"job:{job.id}"], settle(store, job)) < soon()
 
 
-async def test_an_ending_wakes_who_awaits_the_job_in_the_same_process(store: Store) -> None:
+async def test_end_of_a_job_wakes_waiter_in_the_same_process(store: Store) -> None:
     job = await running(store)
 
     assert await seconds_until_woken(store, [f"job:{job.id}"], settle(store, job)) < soon()
 
 
-async def test_a_cancellation_wakes_who_awaits_the_job(store: Store, opener: Opener) -> None:
+async def test_cancellation_wakes_waiter_for_the_job(store: Store, opener: Opener) -> None:
     (job_id,) = await put(store)
 
     assert await seconds_until_woken(await opener(), [f"job:{job_id}"], store.cancel([job_id])) < soon()
@@ -158,9 +158,11 @@ async def test_resuming_wakes_the_queue(store: Store, opener: Opener) -> None:
 
 
 async def test_an_order_wakes_its_worker(store: Store, opener: Opener) -> None:
-    await store.beat(pulse("w"), [], lease_for=LEASE)
+    await store.heartbeat(pulse("w"), [], lease_for=LEASE)
 
-    assert await seconds_until_woken(await opener(), ["worker:w"], store.order(WorkerCommand.STOP, ["w"])) < soon()
+    assert (
+        await seconds_until_woken(await opener(), ["worker:w"], store.send_command(WorkerCommand.STOP, ["w"])) < soon()
+    )
 
 
 async def test_a_cancellation_wakes_the_worker_that_runs_the_job(store: Store, opener: Opener) -> None:
@@ -180,7 +182,7 @@ async def test_a_cancelled_wait_leaves_the_store_usable(store: Store) -> None:
     assert await seconds_until_woken(store, ["queue:default"], put(store)) < soon()
 
 
-async def test_who_stops_waiting_does_not_deafen_the_others(store: Store, opener: Opener) -> None:
+async def test_waiter_that_stops_leaves_others_listening(store: Store, opener: Opener) -> None:
     """The hint stays prompt for the ones still waiting: best of three, far below any poll underneath."""
     waiting = await opener()
     lasted = []
@@ -198,7 +200,7 @@ async def test_who_stops_waiting_does_not_deafen_the_others(store: Store, opener
     assert min(lasted) < 0.2 * slowness()
 
 
-async def test_closing_a_store_does_not_wait_for_who_waits(opener: Opener) -> None:
+async def test_closing_a_store_does_not_wait_for_waiters(opener: Opener) -> None:
     store = await opener()
     waiter = asyncio.create_task(store.wait(["queue:default"], timeout=LONG))
     await asyncio.sleep(0.02)

@@ -113,7 +113,7 @@ def test_public_names_are_pinned() -> None:
     assert [name for name in pinned if not hasattr(holdfast, name)] == []
 
 
-def test_the_package_is_typed_and_its_version_is_the_project_s() -> None:
+def test_package_is_typed_and_its_version_matches_the_project() -> None:
     version = tomllib.loads(_text(ROOT / "pyproject.toml"))["project"]["version"]
     released = re.findall(r"^## \[(\d[^\]]*)\]", _text(ROOT / "CHANGELOG.md"), re.MULTILINE)
     assert released[0] == version

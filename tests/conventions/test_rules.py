@@ -61,7 +61,7 @@ def test_a_method_promised_by_a_protocol_is_documented_there() -> None:
         'class Keeper(Service):\n    """Said."""\n    def start(self):\n        a()\n        b()',
     ],
 )
-def test_a_docstring_is_not_asked_for_where_it_would_say_nothing(source: str) -> None:
+def test_docstring_is_not_required_where_it_adds_nothing(source: str) -> None:
     assert rules.undocumented(f'"""Said."""\n{source}') == []
 
 

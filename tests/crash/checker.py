@@ -74,8 +74,8 @@ def counts_sum(facts: Facts) -> Iterable[str]:
     """Nothing is there that nobody submitted, nothing is acknowledged twice."""
     twice = [job for job, count in Counter(facts.acknowledged).items() if count > 1]
     yield from (f"{job} was acknowledged for two submissions" for job in twice)
-    strangers = set(facts.rows) - set(facts.acknowledged)
-    yield from (f"{job} was never acknowledged, yet it exists" for job in sorted(strangers))
+    unknown_jobs = set(facts.rows) - set(facts.acknowledged)
+    yield from (f"{job} was never acknowledged, yet it exists" for job in sorted(unknown_jobs))
 
 
 def finished_once(facts: Facts) -> Iterable[str]:

@@ -95,10 +95,10 @@ class Fleet:
             process.kill()
             process.wait()
         self._log.close()
-        until(self._nobody_left, 60, "every process of this test to be gone")
+        until(self._all_exited, 60, "every process of this test to be gone")
         self._lent.close()
 
-    def _nobody_left(self) -> bool:
+    def _all_exited(self) -> bool:
         """Kill whoever is left; whether nobody was."""
         survivors = self._survivors()
         for pid in survivors:

@@ -92,7 +92,7 @@ def test_the_ledger_pairs_starts_with_their_endings(tmp_path: Path) -> None:
     assert third.cancelled
 
 
-def test_a_lease_that_was_started_twice_in_one_process_stays_two_executions(tmp_path: Path) -> None:
+def test_lease_started_twice_in_one_process_is_two_executions(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     for what in ("start", "end", "start", "end"):
         append(ledger, what=what, job="a", claims=1, attempt=1)
@@ -110,7 +110,7 @@ def test_a_lease_that_was_started_twice_in_one_process_stays_two_executions(tmp_
     ],
     ids=["it ends", "it is killed", "another exit code", "an error in a thread", "an error"],
 )
-def test_a_process_that_ends_by_itself_is_told(tmp_path: Path, program: str, mishaps: int) -> None:
+def test_process_that_exits_by_itself_is_reported(tmp_path: Path, program: str, mishaps: int) -> None:
     with Fleet(tmp_path, sqlite_file) as fleet:
         fleet.run([sys.executable, "-c", program]).wait(60)
         assert len(fleet.mishaps()) == mishaps

@@ -37,7 +37,7 @@ def test_a_frozen_worker_cannot_hurt_when_it_wakes(tmp_path: Path, home: Home, s
     assert kept(freezes.freezes(tmp_path, home, count=3, seed=seed))
 
 
-def test_killed_submitters_lose_nothing_they_were_told(tmp_path: Path, home: Home, seed: int) -> None:
+def test_killed_submitters_lose_no_acknowledged_job(tmp_path: Path, home: Home, seed: int) -> None:
     assert kept(submitters.killed_submitters(tmp_path, home, kills=12, seed=seed))
 
 
@@ -48,7 +48,7 @@ def test_two_workers_share_without_running_a_job_twice(
     assert kept(crowds.shared(tmp_path, home, jobs=jobs, seconds=seconds, share=share))
 
 
-def test_a_crowd_of_workers_leaves_a_clean_history(tmp_path: Path, home: Home, seed: int) -> None:
+def test_many_workers_leave_a_clean_history(tmp_path: Path, home: Home, seed: int) -> None:
     assert kept(crowds.crowd(tmp_path, home, kills=3, seed=seed))
 
 
@@ -84,7 +84,7 @@ def test_a_raced_and_killed_migration_leaves_a_sound_store(tmp_path: Path, home:
     assert kept(files.raced_migrations(tmp_path, home, rounds=3, seed=seed))
 
 
-def test_a_killed_backup_leaves_a_sound_store_and_no_false_copy(tmp_path: Path, seed: int) -> None:
+def test_killed_backup_leaves_a_sound_store_and_no_partial_copy(tmp_path: Path, seed: int) -> None:
     assert kept(files.killed_backups(tmp_path, kills=4, seed=seed))
 
 

@@ -20,12 +20,10 @@ SOON = 60.0  # seconds
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres", "redis"])
-def test_killed_under_clients_that_retry_with_their_keys_it_loses_and_doubles_nothing(
-    tmp_path: Path, store: str, seed: int
-) -> None:
+def test_killed_api_loses_and_duplicates_nothing_for_retrying_clients(tmp_path: Path, store: str, seed: int) -> None:
     assert kept(api.kills(tmp_path, STORES[store], clients=16, kills=2, seed=seed))
 
 
 @pytest.mark.parametrize("store", sorted(api.AWAY))
-def test_a_store_that_is_away_is_told_and_nothing_is_pretended(tmp_path: Path, store: str, seed: int) -> None:
+def test_api_reports_an_unavailable_store(tmp_path: Path, store: str, seed: int) -> None:
     assert kept(api.outages(tmp_path, store, clients=8, times=1, told=SOON, within=SOON, seed=seed))

@@ -18,11 +18,11 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 SOON = 60.0  # seconds
 
 
-def test_a_killed_server_loses_nothing_and_everybody_goes_on(tmp_path: Path, seed: int) -> None:
+def test_killed_server_loses_nothing_and_clients_continue(tmp_path: Path, seed: int) -> None:
     assert kept(servers.server_kills(tmp_path, POSTGRES, kills=1, within=SOON, seed=seed))
 
 
-def test_a_promoted_standby_loses_nothing_and_everybody_goes_on(tmp_path: Path, seed: int) -> None:
+def test_promoted_standby_loses_nothing_and_clients_continue(tmp_path: Path, seed: int) -> None:
     assert kept(servers.failovers(tmp_path, count=1, within=SOON, seed=seed))
 
 

@@ -32,5 +32,5 @@ def test_a_killed_server_that_syncs_its_log_loses_nothing(tmp_path: Path, seed: 
     assert kept(servers.server_kills(tmp_path, REDIS, kills=1, within=SOON, seed=seed))
 
 
-def test_what_a_power_cut_took_is_told_and_nothing_is_half_there(tmp_path: Path, seed: int) -> None:
+def test_power_cut_losses_are_reported_and_leave_no_partial_state(tmp_path: Path, seed: int) -> None:
     assert kept(redis_servers.power_cuts(tmp_path, cuts=1, within=SOON, seed=seed))

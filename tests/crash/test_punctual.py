@@ -13,7 +13,7 @@ from tests.support.stores import STORES
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 
-def test_jobs_start_when_they_are_due_once_and_not_all_in_one_worker(tmp_path: Path, seed: int) -> None:
+def test_due_jobs_start_once_and_on_several_workers(tmp_path: Path, seed: int) -> None:
     """Never early and never twice, however busy the machine is; how late and how evenly is a matter of its load."""
     home = STORES["redis"]
     assert kept(punctual(tmp_path, home, jobs=300, within=3.0, workers=4, late=20.0, busiest=3.0, seed=seed))

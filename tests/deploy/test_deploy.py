@@ -166,7 +166,7 @@ def test_every_variable_is_a_setting_and_its_value_is_valid() -> None:
         SETTINGS[known[name]].kind.parse(known[name], value)
 
 
-def test_everybody_waits_longer_than_the_grace_before_he_kills() -> None:
+def test_every_supervisor_waits_longer_than_the_grace_period() -> None:
     waits = [
         Settings.load(environ={}, grace=each).grace.total_seconds()
         for each in found(documents(DEPLOY / "compose.yaml"), "stop_grace_period")
@@ -245,7 +245,7 @@ def test_every_alert_says_what_happened_and_what_to_do(rule: dict[str, Any]) -> 
         said(re.sub(r"\{\{[^}]*\}\}", "x", command).split()[1:])
 
 
-def test_alerts_and_names_are_told_apart() -> None:
+def test_alert_and_group_names_are_unique() -> None:
     names = [rule["alert"] for rule in ALERTS]
     assert len(set(names)) == len(names)
     groups = [group["name"] for group in RULES]
@@ -289,7 +289,7 @@ def policies() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("component", ["api", "worker"])
-def test_a_port_that_tells_without_a_key_is_reached_by_those_named_only(component: str) -> None:
+def test_keyless_port_is_reachable_only_by_listed_peers(component: str) -> None:
     deployment = documents(DEPLOY / "kubernetes" / f"{component}.yaml")[0]
     policy = policies()[component]
     assert policy["podSelector"]["matchLabels"] == deployment["spec"]["template"]["metadata"]["labels"]

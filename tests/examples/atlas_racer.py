@@ -13,7 +13,7 @@ async def race(url: str, name: str) -> None:
     """Each round: wait for the starting shot, claim until there is nothing left, say what came of it."""
     chance = random.Random(name)
     async with Holdfast(url) as app:
-        store = await app.opened()
+        store = await app.open_store()
         print("ready", flush=True)
         while sys.stdin.readline():
             won: list[str] = []

@@ -122,7 +122,7 @@ class Atlasqueue(Database):
     def post(self, job_type: str = "noop", payload: Mapping[str, Any] | None = None, **options: Any) -> JobHandle[Any]:
         """Submit a job as the API will: always under a key."""
         options = {"key": str(uuid4()), **options}
-        handle: JobHandle[Any] = self.app.sync.submit(self.app.draft(job_type, payload or {}, **options))
+        handle: JobHandle[Any] = self.app.sync.submit(self.app.draft_job(job_type, payload or {}, **options))
         return handle
 
     def submit(self, job_type: str = "noop", payload: Mapping[str, Any] | None = None, **options: Any) -> str:
@@ -133,7 +133,7 @@ class Atlasqueue(Database):
 
     def submit_many(self, number: int, job_type: str = "noop", payload: Mapping[str, Any] | None = None) -> list[str]:
         """That many at once."""
-        drafts = [self.app.draft(job_type, payload or {}, key=str(uuid4())) for _ in range(number)]
+        drafts = [self.app.draft_job(job_type, payload or {}, key=str(uuid4())) for _ in range(number)]
         return [handle.id for handle in self.app.sync.enqueue_many(drafts)]
 
     def unheard(self, number: int = 1, job_type: str = "noop", delay: float = 0) -> list[str]:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from redis import Redis as Client
 
 from holdfast import Holdfast, Settings
-from holdfast.core.models import as_ulid, instant
+from holdfast.core.models import as_ulid, to_datetime
 from holdfast.stores import open_store
 from holdfast.stores.base import Store
 from tests.examples import programs
@@ -123,7 +123,9 @@ class Delayed:
 
     def submit(self, *dues: int, seconds: float = 0.0) -> list[str]:
         """A job for each of these moments; their ULIDs."""
-        drafts = [self.app.draft("callback", {"payload": {"seconds": seconds}}, run_at=instant(due)) for due in dues]
+        drafts = [
+            self.app.draft_job("callback", {"payload": {"seconds": seconds}}, run_at=to_datetime(due)) for due in dues
+        ]
         return [as_ulid(handle.id) for handle in self.app.sync.enqueue_many(drafts)]
 
     def jobs(self, job_ids: Sequence[str]) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ from queuectl.config import Place
 async def race(folder: Path, name: str, rounds: int) -> None:
     """Each round: wait for the starting shot, claim, say what came of it."""
     async with open_app(Place(folder / "queuectl.db", folder / "queuectl.json")) as app:
-        store = await app.opened()
+        store = await app.open_store()
         print("ready", flush=True)
         for _ in range(rounds):
             sys.stdin.readline()

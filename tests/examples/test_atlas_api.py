@@ -32,7 +32,8 @@ def api(atlas: Atlas) -> Iterator[Instance]:
 
 
 # ── submitting ────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_j2_j3_j41_j46_j47_j49_j66_a_job_is_stored_before_it_is_answered(atlas: Atlas, api: Instance) -> None:
+@pytest.mark.rows("J2", "J3", "J41", "J46", "J47", "J49", "J66")
+def test_job_is_stored_before_it_is_answered(atlas: Atlas, api: Instance) -> None:
     said = api.post("email.send", '{"to": "a@b.c"}', max_attempts=7, key="welcome-1")
     api.kill()
     assert said.status == 201
@@ -58,7 +59,8 @@ def test_j2_j3_j41_j46_j47_j49_j66_a_job_is_stored_before_it_is_answered(atlas: 
     assert api.post("email.send").document["max_attempts"] == 3
 
 
-def test_j10_j36_j37_j38_j40_j47_j61_the_same_key_is_the_same_job(atlas: Atlas, api: Instance) -> None:
+@pytest.mark.rows("J10", "J36", "J37", "J38", "J40", "J47", "J61")
+def test_same_key_returns_the_same_job(atlas: Atlas, api: Instance) -> None:
     first = api.post("payment.charge", '{"amount": 1}', key="order-1")
     again = api.post("payment.charge", '{"amount": 1}', key="order-1")
     other_body = api.post("email.send", "other", key="order-1", max_attempts=9)
@@ -76,7 +78,8 @@ def test_j10_j36_j37_j38_j40_j47_j61_the_same_key_is_the_same_job(atlas: Atlas, 
     ]
 
 
-def test_j39_fifty_submissions_of_one_key_at_once_make_one_job(atlas: Atlas) -> None:
+@pytest.mark.rows("J39")
+def test_fifty_concurrent_submissions_of_one_key_make_one_job(atlas: Atlas) -> None:
     with atlas.running("one", "two", **ONLY_API) as instances, ThreadPoolExecutor(50) as pool:
         for round_ in range(3):
             said = list(pool.map(lambda n, key=f"key-{round_}": instances[n % 2].post(key=key), range(50)))
@@ -88,7 +91,8 @@ def test_j39_fifty_submissions_of_one_key_at_once_make_one_job(atlas: Atlas) -> 
 TEXTS = ['{"b":1,  "a" : 2e400, "é": "\\u00e9"}', "", "no JSON", '"quoted"', "null", " [1] \n\t", "\\u0000 \\"]
 
 
-def test_j44_a_payload_is_kept_byte_for_byte(atlas: Atlas, api: Instance) -> None:
+@pytest.mark.rows("J44")
+def test_payload_is_kept_byte_for_byte(atlas: Atlas, api: Instance) -> None:
     for text in TEXTS:
         job_id = api.submit("email.send", text)
         assert api.job(job_id)["payload"] == text
@@ -138,7 +142,8 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
 }
 
 
-def test_j66_j67_what_is_wrong_is_refused_whole(atlas: Atlas, api: Instance) -> None:
+@pytest.mark.rows("J66", "J67")
+def test_invalid_requests_are_refused_whole(atlas: Atlas, api: Instance) -> None:
     for body, status, names in REFUSED.values():
         try:
             said = api.ask("POST", "/jobs", body)
@@ -154,7 +159,8 @@ def test_j66_j67_what_is_wrong_is_refused_whole(atlas: Atlas, api: Instance) -> 
     assert atlas.value("select count(*) from jobs") == 0
 
 
-def test_j5_j18_an_answer_does_not_wait_for_the_job(atlas: Atlas) -> None:
+@pytest.mark.rows("J5", "J18")
+def test_answer_does_not_wait_for_the_job(atlas: Atlas) -> None:
     with atlas.one() as instance:
         slow = [instance.post(payload='{"seconds": 600}') for _ in range(2)]
         instance.when(slow[0].document["job_id"], "RUNNING")
@@ -214,7 +220,8 @@ def _mixture(atlas: Atlas) -> None:
     app.sync.close()
 
 
-def test_j12_j13_j68_j69_j70_j71_j72_j73_j74_j75_all_counts_are_those_of_the_table(atlas: Atlas) -> None:
+@pytest.mark.rows("J12", "J13", "J68", "J69", "J70", "J71", "J72", "J73", "J74", "J75")
+def test_all_counts_match_the_table(atlas: Atlas) -> None:
     _mixture(atlas)
     with atlas.one(**ONLY_API) as api:
         by_worker = _by_worker(atlas)
@@ -267,7 +274,8 @@ def _recent_dead(api: Instance, query: str) -> int:
 
 
 # ── running ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_j1_j27_nothing_but_postgresql_is_talked_to(atlas: Atlas) -> None:
+@pytest.mark.rows("J1", "J27")
+def test_only_postgresql_is_contacted(atlas: Atlas) -> None:
     with atlas.one(REDIS_URL="redis://127.0.0.1:1/0") as instance:
         instance.when(instance.submit(), "SUCCEEDED")
         connections = psutil.Process(instance.process.pid).net_connections("all")
@@ -275,7 +283,8 @@ def test_j1_j27_nothing_but_postgresql_is_talked_to(atlas: Atlas) -> None:
         assert talked_to == {atlas.server.port}
 
 
-def test_j65_j77_j78_j79_one_command_answers_on_its_port_and_runs_jobs_under_its_name(atlas: Atlas) -> None:
+@pytest.mark.rows("J65", "J77", "J78", "J79")
+def test_one_command_serves_its_port_and_names_its_worker(atlas: Atlas) -> None:
     with atlas.running("worker-8080", "") as (named, unnamed):
         assert named.job(named.submit())["job_type"] == "demo.sleep"
         workers = atlas.sql("select id, pid from holdfast.worker")
@@ -295,7 +304,8 @@ def _refused(atlas: Atlas, why: str, code: int = 78, **variables: str) -> None:
         assert "Traceback" not in third.log()
 
 
-def test_j60_a_setting_leaves_the_jobs_alone(atlas: Atlas, api: Instance) -> None:
+@pytest.mark.rows("J60")
+def test_scheduling_setting_leaves_jobs_queued(atlas: Atlas, api: Instance) -> None:
     job_id = api.submit()
     store = atlas.application()
     assert store.sync.workers() == []
@@ -306,7 +316,8 @@ def test_j60_a_setting_leaves_the_jobs_alone(atlas: Atlas, api: Instance) -> Non
     assert api.process.wait(PATIENCE) == 0
 
 
-def test_j76_connections_are_pooled(atlas: Atlas) -> None:
+@pytest.mark.rows("J76")
+def test_connections_are_pooled(atlas: Atlas) -> None:
     """However many clients there are; one of them that says nothing hinders nobody."""
     connected = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
     with (
@@ -323,7 +334,8 @@ def test_j76_connections_are_pooled(atlas: Atlas) -> None:
         assert atlas.value(connected) >= 1
 
 
-def test_j58_an_empty_database_is_made_ready_and_the_next_start_finds_it_so(atlas: Atlas) -> None:
+@pytest.mark.rows("J58")
+def test_empty_database_is_migrated_once_and_reused(atlas: Atlas) -> None:
     applied = "select json_agg(m order by number) from holdfast.migration m"
     with atlas.running("one", "two", "three", **ONLY_API) as instances:  # all of them start at once
         job_id = instances[0].submit()

@@ -44,7 +44,8 @@ IS = """select column_name, data_type from information_schema.columns
     where table_schema = 'public' and table_name = 'jobs'"""
 
 
-def test_j4_j41_j56_the_schema_is_migrated_in_order_and_once(atlas: Atlas) -> None:
+@pytest.mark.rows("J4", "J41", "J56")
+def test_schema_is_migrated_in_order_and_once(atlas: Atlas) -> None:
     app = atlas.application()
     applied = app.sync.migrate()
     assert applied == sorted(applied) != []
@@ -61,7 +62,8 @@ USED = "select idx_scan, idx_tup_read from pg_stat_user_indexes where indexrelna
 SCANNED = "select seq_tup_read from pg_stat_user_tables where relname = 'job'"
 
 
-def test_j52_a_claim_among_100_000_jobs_reads_the_index(atlas: Atlas) -> None:
+@pytest.mark.rows("J52")
+def test_claim_among_100_000_jobs_uses_the_index(atlas: Atlas) -> None:
     """Whatever the planner thinks: the server's own count of what the claims have read."""
     app = atlas.application()
     app.sync.migrate()
@@ -73,11 +75,11 @@ def test_j52_a_claim_among_100_000_jobs_reads_the_index(atlas: Atlas) -> None:
 
     async def claim() -> None:
         async with app:
-            store = await app.opened()
+            store = await app.open_store()
             for _ in range(claims):
                 (await store.claim("w", {"default": 1}, limit=1, lease_for=timedelta(minutes=1))).jobs[0]
 
-    app.block(claim())
+    app.run_blocking(claim())
     app.sync.close()
     until(lambda: atlas.sql(USED)[0][0] >= claims, "the statistics of the claims")
     assert atlas.sql(USED)[0][1] <= 100 * claims
@@ -145,8 +147,9 @@ def _expected(row: dict[str, Any], version: int) -> dict[str, Any]:
     return kept | {"status": "QUEUED"} if row["status"] == "RUNNING" else kept
 
 
+@pytest.mark.rows("J44", "J53", "J54", "J55", "J56")
 @pytest.mark.parametrize("version", VERSIONS)
-def test_j44_j53_j54_j55_j56_a_table_of_the_original_is_taken_over(atlas: Atlas, version: int) -> None:
+def test_table_of_the_original_is_taken_over(atlas: Atlas, version: int) -> None:
     rows = _left_behind(atlas, version)
     starters = ["one", "two"] if version == max(VERSIONS) else ["one"]
     with atlas.running(*starters, ATLAS_SCHEDULING_ENABLED="false") as (api, *_):
@@ -157,7 +160,8 @@ def test_j44_j53_j54_j55_j56_a_table_of_the_original_is_taken_over(atlas: Atlas,
     assert atlas.value("select count(*) from jobs_before_holdfast") == len(rows)
 
 
-def test_j53_jobs_that_were_taken_over_run(atlas: Atlas) -> None:
+@pytest.mark.rows("J53")
+def test_jobs_taken_over_run(atlas: Atlas) -> None:
     rows = _left_behind(atlas, 5)
     with atlas.one() as instance:
         atlas.due(rows["retried"]["job_id"])
@@ -167,15 +171,16 @@ def test_j53_jobs_that_were_taken_over_run(atlas: Atlas) -> None:
 
 
 # ── the policy ────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_j32_j34_j35_the_delays_are_those_of_the_table(atlas: Atlas) -> None:
+@pytest.mark.rows("J32", "J34", "J35")
+def test_retry_delays_match_the_table(atlas: Atlas) -> None:
     app = atlas.application()
     policy, rng = app.settings.retry, random.Random(34)
     nominal = [5, 15, 45, 135, 300]
     assert [delay.total_seconds() for delay in policy.schedule(6)] == nominal
     for failures, delay in enumerate(nominal, 1):
-        samples = [policy.delay(failures, rng).total_seconds() for _ in range(200)]
+        samples = [policy.delay_after(failures, rng).total_seconds() for _ in range(200)]
         assert 0.7 * delay <= min(samples) < max(samples) <= delay
-    assert policy.delay(1000, rng) <= timedelta(seconds=300)
+    assert policy.delay_after(1000, rng) <= timedelta(seconds=300)
     assert app.settings.max_attempts == 3
 
 
@@ -183,9 +188,8 @@ def test_j32_j34_j35_the_delays_are_those_of_the_table(atlas: Atlas) -> None:
 README = (EXAMPLE / "README.md").read_text(encoding="utf-8")
 
 
-def test_j14_j57_j58_j59_every_test_has_a_real_postgresql_and_an_empty_database(
-    postgres: Postgres, tmp_path: Path
-) -> None:
+@pytest.mark.rows("J14", "J57", "J58", "J59")
+def test_every_test_has_real_postgresql_and_an_empty_database(postgres: Postgres, tmp_path: Path) -> None:
     """The server is one that the tests have started themselves, of programs that pip installs."""
     with closing(Atlas(postgres, tmp_path)) as first, closing(Atlas(postgres, tmp_path)) as second:
         assert first.database != second.database
@@ -199,7 +203,8 @@ def test_j14_j57_j58_j59_every_test_has_a_real_postgresql_and_an_empty_database(
         assert second.value("select to_regclass('jobs')") is None
 
 
-def test_j15_the_compose_file_has_the_postgresql_of_the_settings() -> None:
+@pytest.mark.rows("J15")
+def test_compose_file_has_the_postgresql_of_the_settings() -> None:
     compose = (EXAMPLE / "compose.yaml").read_text(encoding="utf-8")
     settings = (EXAMPLE / "holdfast.toml").read_text(encoding="utf-8")
     said = {name: re.search(rf"POSTGRES_{name}: (\w+)", compose) for name in ("DB", "USER", "PASSWORD")}
@@ -211,7 +216,8 @@ def test_j15_the_compose_file_has_the_postgresql_of_the_settings() -> None:
     assert f'"postgresql://{words["USER"]}:{words["PASSWORD"]}@127.0.0.1:5432/{words["DB"]}"' in settings
 
 
-def test_j2_j67_j68_j70_j77_j80_what_the_readme_says_runs(atlas: Atlas) -> None:
+@pytest.mark.rows("J2", "J67", "J68", "J70", "J77", "J80")
+def test_readme_commands_run(atlas: Atlas) -> None:
     with free_ports(2) as (first, second):
         readme = Readme(
             EXAMPLE / "README.md",
@@ -238,7 +244,8 @@ USES: dict[str, tuple[str, str, Callable[[Any], bool]]] = {
 }
 
 
-def test_j20_there_is_a_task_for_each_kind_of_use(atlas: Atlas) -> None:
+@pytest.mark.rows("J20")
+def test_every_kind_of_use_has_a_task(atlas: Atlas) -> None:
     result = "select result::json from holdfast.job where id = %s"
     with atlas.one() as instance:
         for use, (task, payload, is_right) in USES.items():
@@ -269,5 +276,6 @@ def test_default_port_is_the_one_in_the_readme(atlas: Atlas) -> None:
     assert "on 127.0.0.1; 8080 |" in README
 
 
-def test_j82_the_licence_is_mit() -> None:
+@pytest.mark.rows("J82")
+def test_licence_is_mit() -> None:
     assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith("MIT License")

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from holdfast import Holdfast, JobState
-from holdfast.core.models import instant
+from holdfast.core.models import to_datetime
 from tests.examples.atlas_support import Atlas, Instance, held
 from tests.examples.common import until
 from tests.examples.programs import ROOT
@@ -37,7 +37,8 @@ def _agreed(atlas: Atlas, instance: Instance, job_id: str) -> dict[str, Any]:
             return said
 
 
-def test_j11_j21_j29_j42_j43_j45_j50_j51_a_slow_job_is_the_same_in_table_and_answer(atlas: Atlas) -> None:
+@pytest.mark.rows("J11", "J21", "J29", "J42", "J43", "J45", "J50", "J51")
+def test_slow_job_is_the_same_in_table_and_answer(atlas: Atlas) -> None:
     with atlas.one(ATLAS_SCHEDULING_ENABLED="false") as api, held() as (payload, allowed):
         job_id = api.submit("api.call", payload)
         seen = [_agreed(atlas, api, job_id)]
@@ -64,16 +65,18 @@ def _waits(app: Holdfast, instance: Instance, job_id: str, failures: int) -> flo
     assert job["attempt_count"] == failures
     assert job["last_error"] == "no: not today"
     assert job["worker_id"] == "worker-8080"
-    failed_at = instant(app.sync.attempts(job_id)[-1].ended_at_us)
+    failed_at = to_datetime(app.sync.attempts(job_id)[-1].ended_at_us)
     wait: timedelta = job["next_run_at"] - failed_at
     return wait.total_seconds()
 
 
-def test_j9_j22_j23_j29_j30_j31_j32_j45_j48_j49_j62_j63_a_failing_job_waits_twice_and_is_dead(atlas: Atlas) -> None:
+@pytest.mark.rows("J9", "J22", "J23", "J29", "J30", "J31", "J32", "J45", "J48", "J49", "J62", "J63")
+def test_failing_job_is_retried_twice_and_becomes_dead(atlas: Atlas) -> None:
     """After each attempt the instance is kept busy by another job, so that none is missed."""
     app = atlas.application()
     drafts = [
-        app.draft(name, {"payload": text}) for name, text in (("demo.fail", '{"message": "no: not today"}'), FOR_EVER)
+        app.draft_job(name, {"payload": text})
+        for name, text in (("demo.fail", '{"message": "no: not today"}'), FOR_EVER)
     ]
     job_id, busy = [handle.id for handle in app.sync.enqueue_many(drafts)]
     with atlas.one() as instance:
@@ -97,10 +100,11 @@ WAITS = """select (j.run_at - a.ended_at) / 1e6::float
     from holdfast.job j join holdfast.attempt a on a.job_id = j.id and a.attempt = 1"""
 
 
-def test_j8_j32_j33_jobs_that_fail_together_come_back_spread_out(atlas: Atlas) -> None:
+@pytest.mark.rows("J8", "J32", "J33")
+def test_jobs_that_fail_together_are_retried_spread_out(atlas: Atlas) -> None:
     app = atlas.application()
-    failing = [app.draft("demo.fail", {"payload": '{"message": "no"}'}) for _ in range(120)]
-    app.sync.enqueue_many([*failing, app.draft(FOR_EVER[0], {"payload": FOR_EVER[1]})])
+    failing = [app.draft_job("demo.fail", {"payload": '{"message": "no"}'}) for _ in range(120)]
+    app.sync.enqueue_many([*failing, app.draft_job(FOR_EVER[0], {"payload": FOR_EVER[1]})])
     app.sync.close()
     with atlas.one():
         until(lambda: atlas.sql(RUNNING_LAST) and len(atlas.sql(WAITS)) == 120, "120 failures")
@@ -110,7 +114,8 @@ def test_j8_j32_j33_jobs_that_fail_together_come_back_spread_out(atlas: Atlas) -
 
 
 # ── claiming ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_j7_j24_jobs_start_in_their_order_and_a_locked_one_is_passed_over(atlas: Atlas) -> None:
+@pytest.mark.rows("J7", "J24")
+def test_jobs_start_in_order_and_locked_ones_are_skipped(atlas: Atlas) -> None:
     with atlas.one(ATLAS_SCHEDULING_ENABLED="false") as api:
         job_ids = [api.submit() for _ in range(12)]
         with psycopg.connect(atlas.url) as holder:
@@ -123,7 +128,8 @@ def test_j7_j24_jobs_start_in_their_order_and_a_locked_one_is_passed_over(atlas:
                 until(lambda: worker.starts() == [*job_ids[1:], job_ids[0]], "starts in order")
 
 
-def test_j25_a_job_never_starts_before_its_time(atlas: Atlas) -> None:
+@pytest.mark.rows("J25")
+def test_job_never_starts_before_its_time(atlas: Atlas) -> None:
     app = atlas.application()
     with atlas.one() as instance:
         delays = [0.3, 0.7, 1.1, 1.5, 1.9, 2.0, 3600]
@@ -136,7 +142,8 @@ def test_j25_a_job_never_starts_before_its_time(atlas: Atlas) -> None:
     app.sync.close()
 
 
-def test_j26_two_processes_never_claim_the_same_job(atlas: Atlas) -> None:
+@pytest.mark.rows("J26")
+def test_two_processes_never_claim_the_same_job(atlas: Atlas) -> None:
     rounds, jobs = 100, 20
     app = atlas.application()
     app.sync.migrate()
@@ -154,7 +161,7 @@ def test_j26_two_processes_never_claim_the_same_job(atlas: Atlas) -> None:
     with racers[0] as first, racers[1] as second:
         assert [_heard(racer) for racer in (first, second)] == [["ready"]] * 2
         for round_ in range(rounds):
-            drafts = [app.draft("demo.sleep", {"payload": "{}"}) for _ in range(jobs)]
+            drafts = [app.draft_job("demo.sleep", {"payload": "{}"}) for _ in range(jobs)]
             submitted = [handle.id for handle in app.sync.enqueue_many(drafts)]
             for racer in (first, second) if round_ % 2 else (second, first):
                 assert racer.stdin is not None
@@ -173,7 +180,8 @@ def _heard(racer: subprocess.Popen[str]) -> list[str]:
 
 
 # ── a fleet ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_j6_j64_j80_two_instances_share_twenty_jobs(atlas: Atlas) -> None:
+@pytest.mark.rows("J6", "J64", "J80")
+def test_two_instances_share_twenty_jobs(atlas: Atlas) -> None:
     with atlas.running("worker-8080", "worker-8081") as instances:
 
         def both_have_worked() -> bool:
@@ -187,7 +195,8 @@ def test_j6_j64_j80_two_instances_share_twenty_jobs(atlas: Atlas) -> None:
         until(both_have_worked, "jobs of both instances")
 
 
-def test_j6_j16_j19_four_instances_share_the_work_and_are_four_times_as_fast(atlas: Atlas) -> None:
+@pytest.mark.rows("J6", "J16", "J19")
+def test_four_instances_are_four_times_as_fast(atlas: Atlas) -> None:
     app = atlas.application()
     with atlas.running("a", "b", "c", "d") as instances:
         # Long enough that an instance is idle while its jobs run, so that a busy machine does not decide who gets them.
@@ -208,7 +217,7 @@ SPANS = """select sum(ended_at - started_at), max(ended_at) - min(started_at) fr
 
 
 def _submitted(app: Any, count: int, seconds: float) -> list[str]:
-    drafts = [app.draft("demo.sleep", {"payload": f'{{"seconds": {seconds}}}'}) for _ in range(count)]
+    drafts = [app.draft_job("demo.sleep", {"payload": f'{{"seconds": {seconds}}}'}) for _ in range(count)]
     return [handle.id for handle in app.sync.enqueue_many(drafts)]
 
 
@@ -231,7 +240,8 @@ def _stored(atlas: Atlas) -> dict[str, dict[str, Any]]:
     return {job_id: atlas.row(job_id) for (job_id,) in atlas.sql("select job_id::text from jobs")}
 
 
-def test_j28_everything_is_killed_and_goes_on_as_stored(tmp_path: Path) -> None:
+@pytest.mark.rows("J28")
+def test_jobs_continue_as_stored_after_everything_is_killed(tmp_path: Path) -> None:
     with (
         Postgres() as server,
         held() as (payload, allowed),

@@ -34,7 +34,8 @@ def mortal(servers: tuple[Postgres, Redis], tmp_path: Path) -> Iterator[Atlasque
     queue.close()
 
 
-def test_a8_a26_a27_a41_a55_a56_x26_nothing_is_lost_while_redis_is_down(mortal: Atlasqueue) -> None:
+@pytest.mark.rows("A8", "A26", "A27", "A41", "A55", "A56", "X26")
+def test_nothing_is_lost_while_redis_is_down(mortal: Atlasqueue) -> None:
     with mortal.worker(HOLDFAST_QUEUES="aside") as worker:  # it looks after everything, and runs none of these jobs
         mortal.redis.stop()
         job_id = mortal.submit(key="while-redis-is-down")
@@ -51,7 +52,8 @@ def test_a8_a26_a27_a41_a55_a56_x26_nothing_is_lost_while_redis_is_down(mortal: 
     assert starts([worker, second]) == {job_id: 1}
 
 
-def test_a8_a26_a27_a55_a57_a117_x26_the_api_while_its_servers_are_down(mortal: Atlasqueue) -> None:
+@pytest.mark.rows("A8", "A26", "A27", "A55", "A57", "A117", "X26")
+def test_api_accepts_and_reports_while_servers_are_down(mortal: Atlasqueue) -> None:
     with mortal.api() as api, mortal.worker(HOLDFAST_QUEUES="aside") as worker:
         accepted = api.submit(key="before")
         mortal.redis.stop()
@@ -89,7 +91,8 @@ def _while_postgresql_is_down(mortal: Atlasqueue, api: Api) -> None:
     until(lambda: api.client.get("/health/ready").status_code == 200, "the API, ready again")
 
 
-def test_a41_a56_workers_poll_while_redis_is_down_and_return_by_themselves(mortal: Atlasqueue) -> None:
+@pytest.mark.rows("A41", "A56")
+def test_workers_poll_while_redis_is_down_and_recover(mortal: Atlasqueue) -> None:
     with mortal.worker() as worker:
         mortal.redis.stop()
         mortal.all_ended(mortal.submit_many(20))
@@ -103,7 +106,8 @@ def test_a41_a56_workers_poll_while_redis_is_down_and_return_by_themselves(morta
     assert [event["event"] for event in worker.events() if event["level"] == "error"] == ["job_dead"]
 
 
-def test_a57_nothing_is_lost_while_postgresql_is_down(mortal: Atlasqueue, tmp_path: Path) -> None:
+@pytest.mark.rows("A57")
+def test_nothing_is_lost_while_postgresql_is_down(mortal: Atlasqueue, tmp_path: Path) -> None:
     with mortal.worker(WORKER_LEASE_SECONDS="2") as worker:
         held = mortal.submit("test.wait", {"until": str(tmp_path / "open")})
         mortal.when(held, "running")
@@ -124,7 +128,8 @@ def _refused(mortal: Atlasqueue) -> None:
     assert refused.value.http_status == 503
 
 
-def test_a29_a41_chaos_ends_with_every_job_ended(mortal: Atlasqueue) -> None:
+@pytest.mark.rows("A29", "A41")
+def test_every_job_ends_after_chaos(mortal: Atlasqueue) -> None:
     """Redis is emptied, a worker killed, Redis killed, PostgreSQL killed."""
     with mortal.workers(3, WORKER_LEASE_SECONDS="3", HOLDFAST_CONCURRENCY="2") as workers:
         job_ids = mortal.submit_many(450)
@@ -145,7 +150,8 @@ def test_a29_a41_chaos_ends_with_every_job_ended(mortal: Atlasqueue) -> None:
     assert twice <= lost
 
 
-def test_a12_a39_an_idle_worker_blocks_on_the_list(mortal: Atlasqueue) -> None:
+@pytest.mark.rows("A12", "A39")
+def test_idle_worker_blocks_on_the_list(mortal: Atlasqueue) -> None:
     with mortal.worker(WORKER_POLL_TIMEOUT="5") as worker:
         mortal.all_ended([mortal.submit()])
         process = psutil.Process(worker.process.pid)
@@ -177,7 +183,8 @@ def _cpu(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def test_a68_ids_are_pushed_when_jobs_are_submitted_and_by_the_sweep(mortal: Atlasqueue) -> None:
+@pytest.mark.rows("A68")
+def test_submission_and_sweep_push_ids(mortal: Atlasqueue) -> None:
     seen: list[str] = []
     with mortal.redis.client() as client, client.monitor() as monitor:
         submitted = mortal.submit()

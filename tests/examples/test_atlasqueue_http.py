@@ -29,7 +29,8 @@ def api(atlasqueue: Atlasqueue) -> Iterator[Api]:
 
 
 # ── submitting ────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a2_a7_a34_a62_a100_a111_a_new_job_is_created_and_its_id_listed(atlasqueue: Atlasqueue, api: Api) -> None:
+@pytest.mark.rows("A2", "A7", "A34", "A62", "A100", "A111")
+def test_new_job_is_created_and_its_id_listed(atlasqueue: Atlasqueue, api: Api) -> None:
     answer = api.post("email.send", {"to": "a@b.c"}, key="my-unique-key-001", max_attempts=3)
     assert answer.status_code == 201
     job = answer.json()
@@ -48,14 +49,16 @@ def test_a2_a7_a34_a62_a100_a111_a_new_job_is_created_and_its_id_listed(atlasque
     assert (told["job_type"], told["level"]) == ("email.send", "info")
 
 
-def test_a32_without_a_key_nothing_is_stored(atlasqueue: Atlasqueue, api: Api) -> None:
+@pytest.mark.rows("A32")
+def test_submission_without_a_key_stores_nothing(atlasqueue: Atlasqueue, api: Api) -> None:
     answer = api.post(key=None)
     assert (answer.status_code, answer.json()["field"]) == (422, "Idempotency-Key")
     assert atlasqueue.value("select count(*) from jobs") == 0
     assert atlasqueue.listed() == []
 
 
-def test_a33_a102_a112_x13_a_known_key_answers_with_its_job(atlasqueue: Atlasqueue, api: Api) -> None:
+@pytest.mark.rows("A33", "A102", "A112", "X13")
+def test_known_key_answers_with_its_job(atlasqueue: Atlasqueue, api: Api) -> None:
     first = api.post(payload={"hello": "world"}, key="my-unique-key-001")
     again = [api.post(payload=payload, key="my-unique-key-001") for payload in ({"hello": "world"}, {})]
     assert [each.status_code for each in (first, *again)] == [201, 200, 200]
@@ -63,13 +66,14 @@ def test_a33_a102_a112_x13_a_known_key_answers_with_its_job(atlasqueue: Atlasque
     assert atlasqueue.listed() == [first.json()["id"]]
 
 
-def test_a35_x13_of_64_posts_of_one_key_at_once_one_is_first(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A35", "X13")
+def test_one_of_64_concurrent_posts_of_a_key_creates(atlasqueue: Atlasqueue) -> None:
     """By two API processes: within one, submissions may share a transaction."""
     with atlasqueue.api() as one, atlasqueue.api() as two, ThreadPoolExecutor(64) as pool:
-        gate = threading.Barrier(64)
+        barrier = threading.Barrier(64)
 
         def post(number: int) -> tuple[int, str]:
-            gate.wait(60)
+            barrier.wait(60)
             answer = (one, two)[number % 2].post(key="one")
             return answer.status_code, answer.json()["id"]
 
@@ -95,7 +99,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_a106_a107_a108_a109_a110_a113_what_cannot_be_right_is_refused_whole(atlasqueue: Atlasqueue, api: Api) -> None:
+@pytest.mark.rows("A106", "A107", "A108", "A109", "A110", "A113")
+def test_invalid_requests_are_refused_whole(atlasqueue: Atlasqueue, api: Api) -> None:
     for good in GOOD:
         assert api.post(**good).status_code == 201, good
     for field, bad in BAD:
@@ -124,7 +129,8 @@ PAYLOADS: list[dict[str, Any]] = [
 ]
 
 
-def test_a109_a114_a115_a116_a_job_is_shown_as_it_was_submitted(api: Api) -> None:
+@pytest.mark.rows("A109", "A114", "A115", "A116")
+def test_job_is_shown_as_submitted(api: Api) -> None:
     for payload in PAYLOADS:
         answer = api.post(payload=payload)
         shown = api.job(answer.json()["id"])
@@ -136,7 +142,8 @@ def test_a109_a114_a115_a116_a_job_is_shown_as_it_was_submitted(api: Api) -> Non
 
 
 # ── what else it answers ──────────────────────────────────────────────────────────────────────────────────────────
-def test_a4_a99_a_description_for_programs_and_a_sign_of_life(api: Api) -> None:
+@pytest.mark.rows("A4", "A99")
+def test_openapi_document_and_health_answer(api: Api) -> None:
     paths = api.client.get("/openapi.json").json()["paths"]
     assert {"post", "get"} <= paths["/v1/jobs"].keys()
     assert "get" in paths["/v1/jobs/{job_id}"]
@@ -145,7 +152,8 @@ def test_a4_a99_a_description_for_programs_and_a_sign_of_life(api: Api) -> None:
     assert (answer.status_code, answer.text) == (200, '{"status":"ok","service":"atlasqueue-api"}')
 
 
-def test_a3_it_speaks_https(atlasqueue: Atlasqueue, tmp_path: Path) -> None:
+@pytest.mark.rows("A3")
+def test_api_serves_https(atlasqueue: Atlasqueue, tmp_path: Path) -> None:
     authority = trustme.CA().issue_cert("localhost", "127.0.0.1")
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     authority.cert_chain_pems[0].write_to_path(certificate)
@@ -156,9 +164,8 @@ def test_a3_it_speaks_https(atlasqueue: Atlasqueue, tmp_path: Path) -> None:
 
 
 # ── with workers ──────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a1_a63_a64_a65_a101_a104_a124_a_client_sees_how_jobs_get_on(
-    atlasqueue: Atlasqueue, api: Api, tmp_path: Path
-) -> None:
+@pytest.mark.rows("A1", "A63", "A64", "A65", "A101", "A104", "A124")
+def test_client_sees_the_progress_of_jobs(atlasqueue: Atlasqueue, api: Api, tmp_path: Path) -> None:
     with atlasqueue.worker() as worker:
         slow = api.submit("test.wait", {"until": str(tmp_path / "open")})
         until(lambda: api.job(slow)["status"] == "running", "the slow job at work")
@@ -194,7 +201,8 @@ LOOSE = (
 )
 
 
-def test_a5_a29_a_killed_api_leaves_no_job_without_its_key(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A5", "A29")
+def test_killed_api_leaves_no_job_without_its_key(atlasqueue: Atlasqueue) -> None:
     """500 submits, by clients that go on with their keys until they are told; the API is killed three times."""
     from atlasqueue.client import submit
 

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.timeout(400)
 
 
 # ── submitting ────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a7_a11_a34_a40_a62_a111_a_job_is_stored_and_its_id_listed(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A7", "A11", "A34", "A40", "A62", "A111")
+def test_job_is_stored_and_its_id_listed(atlasqueue: Atlasqueue) -> None:
     job_ids = [atlasqueue.submit("email.send", {"n": number}, key=f"k{number}") for number in range(3)]
     assert atlasqueue.listed() == job_ids[::-1]
     assert atlasqueue.command("TYPE", QUEUE) == "list"
@@ -36,7 +37,8 @@ def test_a7_a11_a34_a40_a62_a111_a_job_is_stored_and_its_id_listed(atlasqueue: A
     assert (row["attempts"], row["max_attempts"], row["run_at"]) == (0, 5, row["created_at"])
 
 
-def test_a33_a102_a112_a_known_key_is_the_job_that_is_there(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A33", "A102", "A112")
+def test_known_key_returns_the_existing_job(atlasqueue: Atlasqueue) -> None:
     job_id = atlasqueue.submit(key="my-unique-key-001", payload={"hello": "world"}, max_attempts=3)
     before = atlasqueue.row(job_id)
     again = [atlasqueue.post(key="my-unique-key-001", payload=payload) for payload in ({"hello": "world"}, {})]
@@ -45,7 +47,8 @@ def test_a33_a102_a112_a_known_key_is_the_job_that_is_there(atlasqueue: Atlasque
     assert atlasqueue.listed() == [job_id]
 
 
-def test_a35_x13_of_64_that_submit_one_key_at_once_one_is_first(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A35", "X13")
+def test_one_of_64_concurrent_submissions_of_a_key_creates(atlasqueue: Atlasqueue) -> None:
     """Eight applications, eight submissions each: within one they may share a transaction, across them they race."""
 
     async def eight(app: Holdfast) -> list[tuple[str, bool]]:
@@ -84,7 +87,8 @@ BAD: list[tuple[str, str, Any]] = [
 ]
 
 
-def test_a106_a108_a109_a110_a113_what_cannot_be_right_is_refused_and_nothing_stored(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A106", "A108", "A109", "A110", "A113")
+def test_invalid_arguments_are_refused_and_nothing_is_stored(atlasqueue: Atlasqueue) -> None:
     for argument, value in GOOD:
         assert atlasqueue.post(**{argument: value}).created
     for argument, field, value in BAD:
@@ -100,7 +104,8 @@ def _called(argument: str, value: Any) -> dict[str, Any]:
     return {"task" if argument == "job_type" else argument: value}
 
 
-def test_a114_a115_a116_a_job_is_found_by_its_id_and_others_are_not_there(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A114", "A115", "A116")
+def test_job_is_found_by_its_id_only(atlasqueue: Atlasqueue) -> None:
     job_id = atlasqueue.submit(payload={"hello": "world"})
     job = atlasqueue.app.sync.get(job_id)
     assert (job.id, job.task, job.state, job.attempts, job.max_attempts) == (job_id, "noop", "queued", 0, 5)
@@ -112,9 +117,8 @@ def test_a114_a115_a116_a_job_is_found_by_its_id_and_others_are_not_there(atlasq
 
 
 # ── running ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a14_a16_a17_a20_a37_a44_a63_a64_a77_a78_a79_a_slow_job_is_leased_and_run_once(
-    atlasqueue: Atlasqueue, tmp_path: Path
-) -> None:
+@pytest.mark.rows("A14", "A16", "A17", "A20", "A37", "A44", "A63", "A64", "A77", "A78", "A79")
+def test_slow_job_is_leased_and_run_once(atlasqueue: Atlasqueue, tmp_path: Path) -> None:
     (later,) = atlasqueue.unheard(delay=60)
     with atlasqueue.worker() as worker:
         job_id = atlasqueue.submit("test.wait", {"until": str(tmp_path / "open")})
@@ -140,7 +144,8 @@ def test_a14_a16_a17_a20_a37_a44_a63_a64_a77_a78_a79_a_slow_job_is_leased_and_ru
     assert (started["job_type"], started["attempt"]) == ("test.wait", 1)
 
 
-def test_a1_a13_a18_a19_a47_a52_a109_a120_a122_one_process_runs_jobs_at_once(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A1", "A13", "A18", "A19", "A47", "A52", "A109", "A120", "A122")
+def test_one_process_runs_jobs_concurrently(atlasqueue: Atlasqueue) -> None:
     payloads: Sequence[dict[str, Any]] = [
         {"to": "user@example.com"},
         {"ctx": 1, "payload": 2, "a b": [None, True, -1.5, {"ü": "\N{OWL}\u2028\"'\\"}]},
@@ -160,7 +165,8 @@ def test_a1_a13_a18_a19_a47_a52_a109_a120_a122_one_process_runs_jobs_at_once(atl
         assert peers == {atlasqueue.server.port, atlasqueue.redis.port}
 
 
-def test_a15_a31_a59_ids_of_jobs_that_have_ended_change_nothing(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A15", "A31", "A59")
+def test_ids_of_ended_jobs_change_nothing(atlasqueue: Atlasqueue) -> None:
     with atlasqueue.worker() as worker:
         done, dead = atlasqueue.submit(), atlasqueue.submit("test.fail", max_attempts=1)
         atlasqueue.all_ended([done])
@@ -193,7 +199,8 @@ def test_95_of_100_jobs_succeed_within_a_second(atlasqueue: Atlasqueue) -> None:
 
 
 # ── failing ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a22_a37_a38_a58_a61_a67_a72_a81_a104_a119_a_job_fails_until_it_is_dead(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A22", "A37", "A38", "A58", "A61", "A67", "A72", "A81", "A104", "A119")
+def test_failing_job_is_retried_until_dead(atlasqueue: Atlasqueue) -> None:
     with atlasqueue.worker() as worker:
         thrice = atlasqueue.submit("test.fail", {"message": "x", "length": 10_000}, max_attempts=3)
         once = atlasqueue.submit("test.fail", max_attempts=1, queue="mail")
@@ -241,8 +248,9 @@ DELAYS = {
 }
 
 
+@pytest.mark.rows("A21", "A65", "A66", "A69", "A70", "A71", "A73", "A80", "A136", "A137")
 @pytest.mark.parametrize("variant", DELAYS)
-def test_a21_a65_a66_a69_a70_a71_a73_a80_a136_a137_delays_double(atlasqueue: Atlasqueue, variant: str) -> None:
+def test_retry_delays_double(atlasqueue: Atlasqueue, variant: str) -> None:
     variables, bounds = DELAYS[variant]
     with atlasqueue.worker(**variables) as worker:
         job_id = atlasqueue.submit("test.fail")
@@ -255,7 +263,8 @@ def test_a21_a65_a66_a69_a70_a71_a73_a80_a136_a137_delays_double(atlasqueue: Atl
         atlasqueue.when(job_id, "dead" if len(bounds) == 4 else "failed", len(bounds) + 1)
 
 
-def test_a74_jobs_that_fail_together_come_back_spread_out(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A74")
+def test_jobs_that_fail_together_are_retried_spread_out(atlasqueue: Atlasqueue) -> None:
     """120 of them: 40 would keep to less than 1.6 of the 2 seconds once in 700 times."""
     spread = "select extract(epoch from max(run_at) - min(run_at))::float from jobs where status = 'failed'"
     with atlasqueue.worker(RETRY_JITTER_MAX_SECONDS="2", RETRY_BASE_DELAY_SECONDS="3600"):

@@ -24,7 +24,8 @@ ALONE = ["-p", "tests.examples.no_servers", "-p", "no:randomly", "-k", "not post
 """Without what counts to a million, which is a matter of speed."""
 
 
-def test_a139_a141_a142_each_layer_runs_without_any_server_and_quickly(tmp_path: Path) -> None:
+@pytest.mark.rows("A139", "A141", "A142")
+def test_each_layer_runs_quickly_without_a_server(tmp_path: Path) -> None:
     """Ten seconds of the processor, for a machine that is busy with other tests takes longer."""
     layers = dict(re.findall(r"^\| (\w+) \| `pytest (tests/\S+\.py)(?: -k sqlite)?` \|$", README, re.MULTILINE))
     assert layers.keys() == LEAST.keys()
@@ -40,7 +41,8 @@ def test_a139_a141_a142_each_layer_runs_without_any_server_and_quickly(tmp_path:
     assert [layer for layer, number in passed.items() if number < LEAST[layer]] == []
 
 
-def test_a139_a_test_that_reaches_for_a_server_is_noticed() -> None:
+@pytest.mark.rows("A139")
+def test_test_that_connects_to_a_server_is_refused() -> None:
     """The net under the test above holds."""
     code = "import tests.examples.no_servers, socket; socket.create_connection(('127.0.0.1', 9))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

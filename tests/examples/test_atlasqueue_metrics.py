@@ -49,7 +49,8 @@ def of(figures: Figures, name: str, **labels: Any) -> float:
     return figures.get((f"atlasqueue_{name}", frozenset((key, str(value)) for key, value in labels.items())), 0.0)
 
 
-def test_a9_a83_a87_a93_a94_a95_a125_the_api_counts_submissions_and_requests(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A9", "A83", "A87", "A93", "A94", "A95", "A125")
+def test_api_counts_submissions_and_requests(atlasqueue: Atlasqueue) -> None:
     with atlasqueue.api() as api:
         for key in ("one", "two", "three", "one", "one"):
             api.post(key=key)
@@ -72,9 +73,8 @@ def _address(worker: Program) -> str:
     return str(worker.told("metrics_served")[0]["address"])
 
 
-def test_a25_a84_a85_a86_a88_a89_a90_a91_a92_a96_a135_a_worker_counts_what_it_does(
-    atlasqueue: Atlasqueue, tmp_path: Path
-) -> None:
+@pytest.mark.rows("A25", "A84", "A85", "A86", "A88", "A89", "A90", "A91", "A92", "A96", "A135")
+def test_worker_counts_its_work(atlasqueue: Atlasqueue, tmp_path: Path) -> None:
     with atlasqueue.worker() as worker:
         address = _address(worker)
 
@@ -118,7 +118,8 @@ def _taken(queue: Atlasqueue, address: str) -> float:
     return told("sum") - before
 
 
-def test_a123_a125_every_name_of_the_document_is_there_from_the_start(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A123", "A125")
+def test_every_documented_metric_exists_from_the_start(atlasqueue: Atlasqueue) -> None:
     """Before anything was counted: a dashboard finds each of them."""
     with atlasqueue.api() as api, atlasqueue.worker() as worker:
         texts = [httpx.get(address, timeout=PATIENCE).text for address in (f"{api.address}/metrics", _address(worker))]

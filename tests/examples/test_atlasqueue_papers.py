@@ -52,7 +52,8 @@ COLUMNS = {
 IS = "select column_name, data_type from information_schema.columns where table_schema = 'public' and table_name = %s"
 
 
-def test_a10_a44_a126_a149_migrate_makes_the_tables_once(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A10", "A44", "A126", "A149")
+def test_migrate_creates_the_tables_once(atlasqueue: Atlasqueue) -> None:
     """On PostgreSQL 16, by two that do it at once; a third finds nothing to do."""
     assert atlasqueue.value("show server_version").startswith("16.")
     atlasqueue.sql("drop view jobs, idempotency_keys")
@@ -65,7 +66,8 @@ def test_a10_a44_a126_a149_migrate_makes_the_tables_once(atlasqueue: Atlasqueue)
     assert atlasqueue.run("migrate").log() == "up to date\n"
 
 
-def test_a10_a_table_of_somebody_else_is_left_alone(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A10")
+def test_foreign_table_is_left_untouched(atlasqueue: Atlasqueue) -> None:
     atlasqueue.sql("drop view jobs")
     atlasqueue.sql("create table jobs (id int)")
     refused = atlasqueue.program("atlasqueue", "migrate")
@@ -98,7 +100,8 @@ def test_views_refuse_changes_with_a_sentence(atlasqueue: Atlasqueue) -> None:
     assert (atlasqueue.row(job_id), atlasqueue.sql("select * from idempotency_keys")) == before
 
 
-def test_a62_a124_a_status_is_one_of_five(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A62", "A124")
+def test_status_is_one_of_five(atlasqueue: Atlasqueue) -> None:
     states = range(7)  # queued scheduled running failed waiting succeeded dead
     atlasqueue.sql(
         """insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, lease_until)
@@ -109,7 +112,8 @@ def test_a62_a124_a_status_is_one_of_five(atlasqueue: Atlasqueue) -> None:
     assert told == ["queued", "queued", "running", "failed", "queued", "succeeded", "dead"]
 
 
-def test_a75_a103_a_worker_tells_on_stdout(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A75", "A103")
+def test_worker_logs_to_stdout(atlasqueue: Atlasqueue) -> None:
     command = [sys.executable, "-m", "atlasqueue", "worker"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=atlasqueue.folder, env=atlasqueue.environment(), text=True, **pipes) as worker:
@@ -121,11 +125,12 @@ def test_a75_a103_a_worker_tells_on_stdout(atlasqueue: Atlasqueue) -> None:
 
 
 # ── the papers ────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a46_a148_a151_a152_what_it_needs_is_no_task_queue() -> None:
+@pytest.mark.rows("A46", "A148", "A151", "A152")
+def test_dependencies_contain_no_task_queue() -> None:
     needed = [*PROJECT["dependencies"], *(each for name in ("postgres", "redis", "web") for each in _extra(name))]
     names = {re.split(r"[\[<>=;]", each)[0] for each in needed}
     core = {"click", "msgspec", "rich", "structlog", "tomlkit", "uvloop"}
-    assert names == core | {"asyncpg", "redis", "httptools", "prometheus-client", "uvicorn"}
+    assert names == core | {"asyncpg", "redis", "httptools", "prometheus-client", "starlette", "uvicorn"}
     assert PROJECT["requires-python"] == ">=3.11"
 
 
@@ -141,7 +146,8 @@ ENVIRONMENT = dict(
 )
 
 
-def test_a97_a105_the_readme_and_the_compose_file_name_the_same_servers() -> None:
+@pytest.mark.rows("A97", "A105")
+def test_readme_and_compose_file_name_the_same_servers() -> None:
     words = SERVICES["postgres"]["environment"]
     url = f"postgresql://{words['POSTGRES_USER']}:{words['POSTGRES_PASSWORD']}@%s:5432/{words['POSTGRES_DB']}"
     assert f"export DATABASE_URL={url % '127.0.0.1'}\n" in README
@@ -157,10 +163,11 @@ def test_a97_a105_the_readme_and_the_compose_file_name_the_same_servers() -> Non
     assert "Docker with Compose v2" in README
 
 
-def test_a98_the_compose_file_starts_each_part_when_what_it_needs_is_there() -> None:
+@pytest.mark.rows("A98")
+def test_compose_services_start_after_their_dependencies() -> None:
     healthy, done = {"condition": "service_healthy"}, {"condition": "service_completed_successfully"}
-    gates = {name: service.get("depends_on") for name, service in SERVICES.items()}
-    assert gates == {
+    conditions = {name: service.get("depends_on") for name, service in SERVICES.items()}
+    assert conditions == {
         "postgres": None,
         "redis": None,
         "migrate": {"postgres": healthy, "redis": healthy},
@@ -172,12 +179,13 @@ def test_a98_the_compose_file_starts_each_part_when_what_it_needs_is_there() -> 
     assert published == {"api": ["127.0.0.1:8000:8000"], "worker": ["127.0.0.1:9091:9091"]}
 
 
-def test_a127_the_containers_have_every_variable() -> None:
+@pytest.mark.rows("A127")
+def test_containers_have_every_variable() -> None:
     from atlasqueue.config import DELAYS, HANDLER_MODULES, VARIABLES, settings
 
     assert {*VARIABLES, *DELAYS, HANDLER_MODULES} <= ENVIRONMENT.keys()
     said = settings(ENVIRONMENT)
-    changed = {name for name in SETTINGS if said.value(name) != settings({}).value(name)}
+    changed = {name for name in SETTINGS if said.get_value(name) != settings({}).get_value(name)}
     assert changed == {"api_host", "metrics_host", "metrics_open"}
     assert said.retry.schedule(6) == settings({}).retry.schedule(6)
     dockerfile = (EXAMPLE / "Dockerfile").read_text(encoding="utf-8")
@@ -190,7 +198,8 @@ def test_a127_the_containers_have_every_variable() -> None:
         assert (ROOT / service["build"]["dockerfile"]).is_file()
 
 
-def test_a123_every_part_of_the_original_has_its_place() -> None:
+@pytest.mark.rows("A123")
+def test_readme_locates_every_part_of_the_original() -> None:
     """Those of the example, and those of Holdfast that do the same work."""
     (table,) = re.findall(r"^## Where things are$.*?((?:^\|[^\n]*\|\n)+)", README, re.MULTILINE | re.DOTALL)
     rows = dict(re.findall(r"^\| (\w[^|]*) \| (`[^|]*) \|$", table, re.MULTILINE))
@@ -239,7 +248,8 @@ def test_dead_letter_list_keeps_what_the_readme_says(atlasqueue: Atlasqueue) -> 
     assert atlasqueue.value("select count(*) from jobs where status = 'dead'") == kept + 5
 
 
-def test_a98_a105_one_command_starts_the_same_without_docker_and_one_wipes(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A98", "A105")
+def test_start_and_wipe_commands_replace_docker(atlasqueue: Atlasqueue) -> None:
     from atlasqueue.client import submit
 
     asyncio.run(_wiped(atlasqueue))
@@ -268,7 +278,8 @@ async def _wiped(queue: Atlasqueue) -> None:
     await wipe(queue.application())
 
 
-def test_a97_a98_a99_a102_a104_what_the_readme_says_runs(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A97", "A98", "A99", "A102", "A104")
+def test_readme_commands_run(atlasqueue: Atlasqueue) -> None:
     with free_ports(2) as (api, metrics):
         variables = {"HOLDFAST_CONFIG": str(EXAMPLE / "holdfast.toml")}
         variables |= {"HOLDFAST_API_PORT": api, "WORKER_METRICS_PORT": metrics, "HANDLER_MODULES": ""}
@@ -287,7 +298,8 @@ def test_a97_a98_a99_a102_a104_what_the_readme_says_runs(atlasqueue: Atlasqueue)
     assert any(line.startswith("curl") for line in readme.ran)
 
 
-def test_a128_the_readme_has_every_variable_with_its_default() -> None:
+@pytest.mark.rows("A128")
+def test_readme_lists_every_variable_with_its_default() -> None:
     from atlasqueue.config import DELAYS, HANDLER_MODULES, VARIABLES, settings
 
     told = dict(re.findall(r"^\| `([A-Z_]+)` \| ([^|]*) \|", README, re.MULTILINE))
@@ -295,13 +307,14 @@ def test_a128_the_readme_has_every_variable_with_its_default() -> None:
     plain = settings({})
     for variable, (name, *_) in VARIABLES.items():
         shown = told[variable].strip("`").replace(":atlasqueue@", ":***@")
-        assert plain.entry(name).text.removesuffix("s") in (shown, shown.removesuffix("s"))
+        assert plain.describe_setting(name).text.removesuffix("s") in (shown, shown.removesuffix("s"))
     assert (told["RETRY_BASE_DELAY_SECONDS"], plain.retry.base) == ("5", 5)
     assert (told["RETRY_JITTER_MAX_SECONDS"], plain.retry.jitter) == ("2", "add:2")
     assert urlsplit(plain.url).hostname == "postgres"
 
 
-def test_a36_the_readme_promises_no_more_than_can_be_kept() -> None:
+@pytest.mark.rows("A36")
+def test_readme_promises_only_at_least_once_delivery() -> None:
     assert "| at-least-once delivery; duplicates are detectable, exactly-once is best effort | the same." in README
 
 
@@ -318,5 +331,6 @@ def test_documented_install_and_tests_need_no_service() -> None:
     assert said.startswith("1 passed") or "\n1 passed" in said
 
 
-def test_a153_the_licence_is_mit() -> None:
+@pytest.mark.rows("A153")
+def test_licence_is_mit() -> None:
     assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith("MIT License")

@@ -71,13 +71,14 @@ def test_turns_are_given_at_exactly_the_rate(atlasqueue: Atlasqueue) -> None:
     assert turns(last).items() <= given.items()
 
 
-def test_a51_a_chain_runs_in_order_and_goes_on_after_what_failed(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A51")
+def test_chain_runs_in_order_and_continues_after_a_retry(atlasqueue: Atlasqueue) -> None:
     from atlasqueue.canvas import chain
 
     steps = [("test.echo", {"n": 1}), ("test.fail", {"times": 1}), ("test.echo", {"n": 3})]
     with atlasqueue.worker() as worker:
         for _ in range(2):  # the same chain, since it has the same key
-            first = atlasqueue.app.block(chain(atlasqueue.app, *steps, key="order-42"))
+            first = atlasqueue.app.run_blocking(chain(atlasqueue.app, *steps, key="order-42"))
         assert first.created is False
         atlasqueue.when_succeeded(3)
         order = "select type, payload::text, attempts from jobs order by updated_at"
@@ -89,13 +90,14 @@ def test_a51_a_chain_runs_in_order_and_goes_on_after_what_failed(atlasqueue: Atl
     assert sum(starts([worker]).values()) == 4
 
 
-def test_a51_what_follows_a_group_runs_once_after_all_of_it(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A51")
+def test_continuation_runs_once_after_its_whole_group(atlasqueue: Atlasqueue) -> None:
     from atlasqueue.canvas import group
 
     members = [("test.fail", {"times": number % 2}) for number in range(6)]
     with atlasqueue.workers(2) as workers:
         app = atlasqueue.app
-        waiting = app.block(group(app, members, ("test.echo", {"all": "done"}), key="mailing-7"))
+        waiting = app.run_blocking(group(app, members, ("test.echo", {"all": "done"}), key="mailing-7"))
         waiting.sync.result(timeout=90)
         atlasqueue.when_succeeded(8)
         callback, *others = atlasqueue.sql("select id::text, type from jobs order by created_at desc")
@@ -104,7 +106,7 @@ def test_a51_what_follows_a_group_runs_once_after_all_of_it(atlasqueue: Atlasque
         assert atlasqueue.value("select started_at from holdfast.jobs where task = 'test.echo'") >= atlasqueue.value(
             last
         )
-        failing = app.block(group(app, [("test.fail", {})], ("test.echo", {}), key="never"))
+        failing = app.run_blocking(group(app, [("test.fail", {})], ("test.echo", {}), key="never"))
         atlasqueue.when(failing.id, "dead")
     assert starts(workers)[callback[0]] == 1
 
@@ -165,7 +167,7 @@ def test_chain_link_appears_only_with_its_predecessors_success(atlasqueue: Atlas
 
     steps = [("test.wait", {"until": str(tmp_path / "open")}), ("test.echo", {"n": 2}), ("test.echo", {"n": 3})]
     with atlasqueue.worker() as killed:
-        first = atlasqueue.app.block(chain(atlasqueue.app, *steps, key="order-42"))
+        first = atlasqueue.app.run_blocking(chain(atlasqueue.app, *steps, key="order-42"))
         atlasqueue.when(first.id, "running")
         with psycopg.connect(atlasqueue.url) as holder:
             holder.execute("select from holdfast.job where id = %s for update", [first.id])
@@ -186,5 +188,5 @@ def test_chain_goes_on_without_waiting_for_a_sweep(atlasqueue: Atlasqueue) -> No
     from atlasqueue.canvas import chain
 
     with atlasqueue.worker(WORKER_POLL_TIMEOUT="600"):
-        atlasqueue.app.block(chain(atlasqueue.app, *[("noop", {})] * 5, key="quick"))
+        atlasqueue.app.run_blocking(chain(atlasqueue.app, *[("noop", {})] * 5, key="quick"))
         atlasqueue.when_succeeded(5)

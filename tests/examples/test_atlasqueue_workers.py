@@ -33,7 +33,8 @@ LOOSE = """select (select count(*) from holdfast.job where not keyed),
     (select count(*) from jobs j full join idempotency_keys k on k.job_id = j.id where k.key is null or j.id is null)"""
 
 
-def test_a5_a6_a29_a75_a76_jobs_and_keys_are_stored_together_and_run(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A5", "A6", "A29", "A75", "A76")
+def test_jobs_and_keys_are_stored_together_and_run(atlasqueue: Atlasqueue) -> None:
     """No sweep comes between: each job runs because its id was delivered, and no id is without its row."""
     client = "tests.examples.atlasqueue_client"
     number = 750
@@ -55,7 +56,8 @@ def test_a5_a6_a29_a75_a76_jobs_and_keys_are_stored_together_and_run(atlasqueue:
         assert rejected(*workers) == 0
 
 
-def test_a28_a53_a134_x24_what_nobody_was_told_of_is_found_by_the_sweep(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A28", "A53", "A134", "X24")
+def test_sweep_finds_jobs_that_were_never_announced(atlasqueue: Atlasqueue) -> None:
     """Stored, and whoever stored it died before it could say so; stored by SQL alone."""
     killed = atlasqueue.program("tests.examples.atlasqueue_client", "1", HOLDFAST_FAULTS="announce.before:kill")
     assert killed.process.wait(60) == -9
@@ -73,9 +75,8 @@ def _named(workers: list[Program], worker_id: str) -> Program:
     return found
 
 
-def test_a30_a36_a54_a133_x23_the_job_of_a_killed_worker_is_taken_when_its_lease_is_over(
-    atlasqueue: Atlasqueue, tmp_path: Path
-) -> None:
+@pytest.mark.rows("A30", "A36", "A54", "A133", "X23")
+def test_job_of_a_killed_worker_is_taken_after_its_lease(atlasqueue: Atlasqueue, tmp_path: Path) -> None:
     with atlasqueue.workers(2, WORKER_LEASE_SECONDS="2", WORKER_POLL_TIMEOUT="0.5") as workers:
         job_id = atlasqueue.submit("test.wait", {"until": str(tmp_path / "open")})
         killed = _named(workers, atlasqueue.when(job_id, "running")["lock_owner"])
@@ -117,7 +118,7 @@ def test_lost_job_is_taken_within_lease_poll_and_two_seconds(atlasqueue: Atlasqu
     async def scenario() -> None:
         async with app, asyncio.timeout(PATIENCE):
             job = await app.enqueue("test.lost")
-            store = await app.opened()
+            store = await app.open_store()
             claim = await store.claim("dead", {EVERY_QUEUE: 1}, limit=1, lease_for=app.settings.lease, only=[job.id])
             assert [each.id for each in claim.jobs] == [job.id]
             clock.advance(29)
@@ -136,13 +137,14 @@ def test_lost_job_is_taken_within_lease_poll_and_two_seconds(atlasqueue: Atlasqu
 
 
 # ── several at once ───────────────────────────────────────────────────────────────────────────────────────────────
-def test_a43_an_id_that_is_told_twenty_times_is_run_once(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A43")
+def test_id_delivered_twenty_times_runs_once(atlasqueue: Atlasqueue) -> None:
     """By twenty that ask for it at once, and by workers to whom it is delivered over and over."""
     (asked,) = atlasqueue.unheard()
 
     async def race() -> list[int]:
         async with atlasqueue.app as app:
-            store = await app.opened()
+            store = await app.open_store()
             claims = await asyncio.gather(
                 *(
                     store.claim(f"w{n}", {EVERY_QUEUE: 1}, limit=1, lease_for=app.settings.lease, only=[asked])
@@ -152,7 +154,7 @@ def test_a43_an_id_that_is_told_twenty_times_is_run_once(atlasqueue: Atlasqueue)
         assert sum(claim.refused for claim in claims) == 19
         return [len(claim.jobs) for claim in claims]
 
-    assert sorted(atlasqueue.app.block(race())) == [0] * 19 + [1]
+    assert sorted(atlasqueue.app.run_blocking(race())) == [0] * 19 + [1]
     told = atlasqueue.unheard(50)
     atlasqueue.push(*told * 20)
     with atlasqueue.workers(2) as workers:
@@ -162,7 +164,8 @@ def test_a43_an_id_that_is_told_twenty_times_is_run_once(atlasqueue: Atlasqueue)
     assert starts(workers) == dict.fromkeys(told, 1)
 
 
-def test_a45_ten_workers_take_each_of_a_thousand_jobs_once(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A45")
+def test_ten_workers_take_each_of_a_thousand_jobs_once(atlasqueue: Atlasqueue) -> None:
     """Ten of them in this process, each with an identity, connections and leases of its own."""
     job_ids = atlasqueue.submit_many(1000)
     ran: list[str] = []
@@ -185,7 +188,8 @@ def test_a45_ten_workers_take_each_of_a_thousand_jobs_once(atlasqueue: Atlasqueu
     assert set(atlasqueue.sql("select status, attempts from jobs")) == {("succeeded", 1)}
 
 
-def test_a24_a42_a60_a66_a82_sweeps_at_once_take_each_due_job_once(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A24", "A42", "A60", "A66", "A82")
+def test_concurrent_sweeps_take_each_due_job_once(atlasqueue: Atlasqueue) -> None:
     """By four workers that sweep for everybody, and serve another queue themselves."""
     number = 200
     job_ids = atlasqueue.unheard(number, "test.fail")
@@ -209,7 +213,8 @@ def _requeued(workers: Sequence[Program]) -> int:
     return sum(event["requeued"] for worker in workers for event in worker.events("sweep_complete"))
 
 
-def test_a23_x25_the_sweep_comes_under_load_too(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A23", "X25")
+def test_sweep_runs_under_load(atlasqueue: Atlasqueue) -> None:
     """A list that is never empty: somebody goes on pushing the id of a job that has long ended."""
     over = threading.Event()
 
@@ -232,7 +237,8 @@ def test_a23_x25_the_sweep_comes_under_load_too(atlasqueue: Atlasqueue) -> None:
             pusher.join()
 
 
-def test_x24_sweeps_do_not_fill_the_list_with_what_is_in_it(atlasqueue: Atlasqueue, tmp_path: Path) -> None:
+@pytest.mark.rows("X24")
+def test_sweep_does_not_list_ids_twice(atlasqueue: Atlasqueue, tmp_path: Path) -> None:
     with atlasqueue.worker(HOLDFAST_CONCURRENCY="1", WORKER_POLL_TIMEOUT="0.1"):
         held = atlasqueue.submit("test.wait", {"until": str(tmp_path / "open")})
         atlasqueue.when(held, "running")
@@ -245,7 +251,8 @@ def test_x24_sweeps_do_not_fill_the_list_with_what_is_in_it(atlasqueue: Atlasque
         atlasqueue.all_ended([held, *waiting])
 
 
-def test_a49_a_worker_runs_the_jobs_of_its_queues_only(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A49")
+def test_worker_runs_only_jobs_of_its_queues(atlasqueue: Atlasqueue) -> None:
     with atlasqueue.worker(HOLDFAST_QUEUES="mail") as mail, atlasqueue.worker(HOLDFAST_QUEUES="default") as rest:
         job_ids = {queue: [atlasqueue.submit(queue=queue) for _ in range(10)] for queue in ("mail", "default", "none")}
         atlasqueue.all_ended([*job_ids["mail"], *job_ids["default"]])
@@ -254,7 +261,8 @@ def test_a49_a_worker_runs_the_jobs_of_its_queues_only(atlasqueue: Atlasqueue) -
     assert starts([rest]) == dict.fromkeys(job_ids["default"], 1)
 
 
-def test_a48_x22_one_worker_takes_500_ids_the_oldest_first(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A48", "X22")
+def test_one_worker_takes_500_ids_oldest_first(atlasqueue: Atlasqueue) -> None:
     job_ids = atlasqueue.submit_many(500)
     with atlasqueue.worker(HOLDFAST_CONCURRENCY="1") as worker:
         atlasqueue.all_ended(job_ids)
@@ -294,16 +302,18 @@ SAID = {
 }
 
 
-def test_a110_a128_a129_a130_a136_a137_every_variable_says_a_setting() -> None:
+@pytest.mark.rows("A110", "A128", "A129", "A130", "A136", "A137")
+def test_every_variable_maps_to_a_setting() -> None:
     from atlasqueue.config import settings
 
-    assert {name: settings({}).value(name) for name in DEFAULTS} == DEFAULTS
+    assert {name: settings({}).get_value(name) for name in DEFAULTS} == DEFAULTS
     assert settings({}).url.startswith("postgresql://")
     for variable, (text, name, value) in SAID.items():
-        assert settings({variable: text}).value(name) == value
-        assert settings({variable: ""}).value(name) == settings({}).value(name)
+        assert settings({variable: text}).get_value(name) == value
+        assert settings({variable: ""}).get_value(name) == settings({}).get_value(name)
 
 
+@pytest.mark.rows("A128")
 @pytest.mark.parametrize(
     ("variable", "text", "told"),
     [
@@ -315,14 +325,15 @@ def test_a110_a128_a129_a130_a136_a137_every_variable_says_a_setting() -> None:
         ("LOG_LEVEL", "LOUD", "LOG_LEVEL: 'LOUD' is not valid; write one of DEBUG, INFO"),
     ],
 )
-def test_a128_what_cannot_be_right_names_its_variable(variable: str, text: str, told: str) -> None:
+def test_invalid_variable_is_named(variable: str, text: str, told: str) -> None:
     from atlasqueue.config import settings
 
     with pytest.raises(HoldfastError, match=re.escape(told)):
         settings({variable: text})
 
 
-def test_a131_a132_a138_keys_and_levels_are_what_the_environment_says(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A131", "A132", "A138")
+def test_environment_sets_keys_and_log_levels(atlasqueue: Atlasqueue) -> None:
     named = {"JOB_QUEUE_KEY": "other:jobs", "DLQ_KEY": "other:dlq"}
     app = atlasqueue.application(**named)
     dead = app.sync.enqueue("no.handler", key="dead", max_attempts=1).id
@@ -340,7 +351,8 @@ def test_a131_a132_a138_keys_and_levels_are_what_the_environment_says(atlasqueue
     assert refused.log().startswith("error: LOG_LEVEL: 'LOUD' is not valid; write one of DEBUG, INFO")
 
 
-def test_a118_a121_new_handlers_need_a_new_worker_only(atlasqueue: Atlasqueue) -> None:
+@pytest.mark.rows("A118", "A121")
+def test_new_handlers_need_only_a_new_worker(atlasqueue: Atlasqueue) -> None:
     """Its module stands where the worker starts; whoever submits was there before, and stays."""
     with atlasqueue.worker(RETRY_BASE_DELAY_SECONDS="3600"):
         job_id = atlasqueue.submit("invoice.generate", {"invoice_id": 5})

@@ -31,9 +31,8 @@ def _listens(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_d1_d3_d4_d10_one_command_starts_redis_server_and_workers_and_one_stops_them(
-    delayed: Delayed, tmp_path: Path
-) -> None:
+@pytest.mark.rows("D1", "D3", "D4", "D10")
+def test_one_command_starts_everything_and_one_stops_it(delayed: Delayed, tmp_path: Path) -> None:
     redis, server = delayed.free_port(), Server(delayed.free_port())
     said = {"HOLDFAST_URL": f"redis://127.0.0.1:{redis}/0?{QUERY}", "SERVER_PORT": str(server.port)}
     environment = delayed.environment(**said)
@@ -73,13 +72,15 @@ def test_default_port_is_the_one_in_the_readme(delayed: Delayed) -> None:
     assert "curl -sf localhost:8080/jobs" in README
 
 
-def test_d10_what_is_not_there_cannot_be_stopped(delayed: Delayed, tmp_path: Path) -> None:
+@pytest.mark.rows("D10")
+def test_stopping_without_a_running_queue_is_refused(delayed: Delayed, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "delayed_queue", "stop"]
     done = subprocess.run(command, cwd=tmp_path, env=delayed.environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (78, "error: delayed_queue.pid: nothing is running here\n")
 
 
-def test_d3_d5_d6_d7_d10_d37_what_the_readme_says_runs(delayed: Delayed, tmp_path: Path) -> None:
+@pytest.mark.rows("D3", "D5", "D6", "D7", "D10", "D37")
+def test_readme_commands_run(delayed: Delayed, tmp_path: Path) -> None:
     with free_ports(2) as (redis, server):
         url = f"redis://127.0.0.1:{redis}/0?{QUERY}"
         readme = Readme(
@@ -95,14 +96,16 @@ def test_d3_d5_d6_d7_d10_d37_what_the_readme_says_runs(delayed: Delayed, tmp_pat
 
 
 # ── the papers ────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_d2_d44_d48_d56_the_readme_says_what_it_needs_and_what_was_not_built() -> None:
+@pytest.mark.rows("D2", "D44", "D48", "D56")
+def test_readme_states_requirements_and_omissions() -> None:
     assert "## What it needs" in README
     assert "Partitions of the sorted set were not built" in README
     (curve,) = re.findall(r"((?:^\|.*\|\n)+)", README[README.index("## A large backlog") :].partition("\n## ")[0], re.M)
     assert re.findall(r"^\| ([\d,]+) \|", curve, re.M) == ["1,000", "10,000", "100,000", "1,000,000"]
 
 
-def test_d1_d12_d36_redis_is_the_only_service_and_a_private_one_in_tests(delayed: Delayed) -> None:
+@pytest.mark.rows("D1", "D12", "D36")
+def test_redis_is_the_only_service_and_private_in_tests(delayed: Delayed) -> None:
     settings = SETTINGS.read_text(encoding="utf-8")
     assert re.findall(r"^url = \"(\w+):", settings, re.M) == ["redis"]
     assert delayed.client.config_get("dir")["dir"].startswith(str(base()))

@@ -39,7 +39,8 @@ def _minted(job_id: str) -> int:
     return milliseconds * 1000
 
 
-def test_d15_d16_d32_d34_d36_d37_d45_d47_a_job_waits_in_the_sorted_set_by_its_due_time(delayed: Delayed) -> None:
+@pytest.mark.rows("D15", "D16", "D32", "D34", "D36", "D37", "D45", "D47")
+def test_job_waits_in_the_sorted_set_by_due_time(delayed: Delayed) -> None:
     with delayed.servers(1) as (server,):
         before = delayed.now()
         due = before + HOUR + 1
@@ -90,7 +91,8 @@ def _is_problem(document: Any, status: int) -> bool:
     return bool(document.keys() >= PROBLEM and document["status"] == status)
 
 
-def test_d34_d35_d37_d46_the_same_twice_is_two_jobs_and_what_is_wrong_is_none(delayed: Delayed) -> None:
+@pytest.mark.rows("D34", "D35", "D37", "D46")
+def test_same_submission_twice_is_two_jobs_and_invalid_is_none(delayed: Delayed) -> None:
     with delayed.servers(1) as (server,):
         due = delayed.now() + HOUR
         ids = []
@@ -153,14 +155,15 @@ def test_callback_pushed_by_hand_with_wrong_seconds_ends_dead(delayed: Delayed) 
 
 
 # ── moving ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_d21_a_job_is_due_at_its_very_instant(delayed: Delayed) -> None:
+@pytest.mark.rows("D21")
+def test_job_is_due_at_its_exact_instant(delayed: Delayed) -> None:
     due = delayed.now() + HOUR
     (job_id,) = delayed.submit(due)
     with delayed.store(now=lambda: due - 1) as before:
-        assert before.promote(limit=10) == 0
+        assert before.promote_due(limit=10) == 0
     assert delayed.place(job_id) == ["jobs"]
     with delayed.store(now=lambda: due) as then:
-        assert then.promote(limit=10) == 1
+        assert then.promote_due(limit=10) == 1
     assert delayed.place(job_id) == ["dueJobs"]
 
 
@@ -176,7 +179,8 @@ def _due(delayed: Delayed, count: int) -> list[str]:
     return [as_ulid(job.id) for job in jobs]
 
 
-def test_d22_a_move_that_is_killed_loses_and_doubles_nothing(delayed: Delayed) -> None:
+@pytest.mark.rows("D22")
+def test_killed_promotion_loses_and_duplicates_nothing(delayed: Delayed) -> None:
     jobs, kills = 2000, 20
     ids = _due(delayed, jobs)
     interrupted = 0
@@ -200,7 +204,7 @@ def test_d22_a_move_that_is_killed_loses_and_doubles_nothing(delayed: Delayed) -
         mover.stdin.close()
         assert mover.wait(PATIENCE) == 0
     with delayed.store() as store:
-        while store.promote(limit=200):
+        while store.promote_due(limit=200):
             pass
     assert delayed.places() == {"jobs": [], "dueJobs": ids, "unackedJobs": []}
     assert delayed.client.hgetall("delayed-queue:counts") == {"queued:default": str(len(ids))}

@@ -26,7 +26,8 @@ LONG_AGO = 1_577_836_800 * SECOND
 
 
 # ── a leader alone ────────────────────────────────────────────────────────────────────────────────────────────────
-def test_d20_d23_d27_d31_d41_one_leader_moves_and_runs_everything_when_it_is_due(delayed: Delayed) -> None:
+@pytest.mark.rows("D20", "D23", "D27", "D31", "D41")
+def test_leader_moves_and_runs_everything_when_due(delayed: Delayed) -> None:
     with delayed.workers(LEADER) as (leader,):
         delayed.app.sync.pause("default")
         slow = slowness()
@@ -73,7 +74,8 @@ def _ran(delayed: Delayed, leader: Program) -> list[float]:
     return lateness(jobs)
 
 
-def test_d26_d38_d44_an_idle_worker_blocks_and_runs_what_is_pushed_by_hand(delayed: Delayed) -> None:
+@pytest.mark.rows("D26", "D38", "D44")
+def test_idle_worker_blocks_and_runs_ids_pushed_by_hand(delayed: Delayed) -> None:
     def pushed() -> float:
         job_id, now = as_ulid(new_id()), delayed.now()
         fields = {"payload": '{"payload": "by hand"}', "dueTime": now}
@@ -97,10 +99,11 @@ def test_d26_d38_d44_an_idle_worker_blocks_and_runs_what_is_pushed_by_hand(delay
         assert percentile(starts, 0.99) <= 0.5 * max(slow, slowness())
 
 
-def test_x40_what_fails_runs_again_at_once_for_ever_or_as_often_as_is_said(delayed: Delayed) -> None:
+@pytest.mark.rows("X40")
+def test_failing_job_retries_at_once_within_its_attempts(delayed: Delayed) -> None:
     slow = {"payload": {"seconds": 3600}}
     bounded, endless = delayed.app.sync.enqueue_many(
-        [delayed.app.draft("callback", slow, timeout=0.05, **budget) for budget in ({"max_attempts": 3}, {})]
+        [delayed.app.draft_job("callback", slow, timeout=0.05, **budget) for budget in ({"max_attempts": 3}, {})]
     )
     with delayed.workers(LEADER):
         until(lambda: delayed.app.sync.get(bounded.id).state == "dead", "the end of three attempts")
@@ -111,7 +114,8 @@ def test_x40_what_fails_runs_again_at_once_for_ever_or_as_often_as_is_said(delay
 
 
 # ── beside each other ─────────────────────────────────────────────────────────────────────────────────────────────
-def test_d24_d40_d42_d43_followers_share_and_leave_the_moving_to_the_leader(delayed: Delayed) -> None:
+@pytest.mark.rows("D24", "D40", "D42", "D43")
+def test_followers_share_jobs_and_leave_moving_to_the_leader(delayed: Delayed) -> None:
     with delayed.workers(FOLLOWER, FOLLOWER) as followers:
         due = delayed.now() + 2 * SECOND
         ready, future = delayed.submit(LONG_AGO, due)
@@ -149,7 +153,8 @@ def _once(delayed: Delayed, workers: Sequence[Program], ids: Sequence[str]) -> l
 
 
 # ── kills ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_d25_d28_d29_d30_d33_what_a_killed_worker_held_is_put_back_once_and_runs(delayed: Delayed) -> None:
+@pytest.mark.rows("D25", "D28", "D29", "D30", "D33")
+def test_jobs_of_a_killed_worker_are_requeued_once_and_run(delayed: Delayed) -> None:
     lease = 2 * SECOND
     quick = {"HOLDFAST_LEASE": "2s", "HOLDFAST_BEAT": "500ms"}
     with delayed.workers(LEADER, **quick) as (leader,):
@@ -188,7 +193,8 @@ LEAD = 0.5
 """Seconds by which the client puts due times off until it has sent them all."""
 
 
-def test_d5_d6_d7_d8_d9_d39_batches_through_two_servers_and_five_workers(delayed: Delayed) -> None:
+@pytest.mark.rows("D5", "D6", "D7", "D8", "D9", "D39")
+def test_batches_run_through_two_servers_and_five_workers(delayed: Delayed) -> None:
     with delayed.servers(2) as servers, delayed.workers(LEADER, *[FOLLOWER] * 4) as workers:
         began, clients = delayed.now(), []
         for number, (count, window) in enumerate(BATCHES.items()):
@@ -214,6 +220,7 @@ def test_d5_d6_d7_d8_d9_d39_batches_through_two_servers_and_five_workers(delayed
         assert percentile(lateness(delayed.jobs(ids)), 0.99) <= 1.5 * slow
 
 
+@pytest.mark.rows("D5")
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
@@ -222,7 +229,7 @@ def test_d5_d6_d7_d8_d9_d39_batches_through_two_servers_and_five_workers(delayed
         ({"API_URL": "http://127.0.0.1:1"}, "http://127.0.0.1:1 does not answer"),
     ],
 )
-def test_d5_the_client_says_what_is_wrong(delayed: Delayed, variables: dict[str, str], said: str) -> None:
+def test_client_reports_errors(delayed: Delayed, variables: dict[str, str], said: str) -> None:
     command = [sys.executable, "-m", "delayed_queue", "submit-jobs"]
     environment = delayed.environment(**variables)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

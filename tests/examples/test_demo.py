@@ -87,14 +87,14 @@ def test_a_job_that_never_ran_fails_the_demo() -> None:
     assert not report.print_story(Console(quiet=True), outcome, frozenset(), 1.0), "more executions than attempts"
 
 
-def test_a_job_of_the_killed_worker_without_another_attempt_fails_the_demo() -> None:
+def test_unfinished_job_of_the_killed_worker_fails_the_demo() -> None:
     outcome = report.Outcome(jobs=2, attempts=3, executions=Counter(one=1, two=2), rerun={"two"})
     assert report.print_story(Console(quiet=True), outcome, frozenset({"two"}), 1.0)
     assert not report.print_story(Console(quiet=True), outcome, frozenset({"one", "two"}), 1.0)
 
 
 @pytest.mark.parametrize("later", [frozenset({"job"}), frozenset()], ids=["another held one", "none did"])
-def test_another_worker_is_killed_where_the_first_one_held_nothing_any_more(
+def test_demo_kills_another_worker_if_the_first_held_nothing(
     monkeypatch: pytest.MonkeyPatch, later: frozenset[str]
 ) -> None:
     kills = [show.Kill(1, frozenset(), 1.0), None, show.Kill(2, later, 2.0)]
@@ -139,7 +139,7 @@ def test_the_broken_files_are_broken_and_the_library_is_not(tmp_path: Path) -> N
     assert measure(corpus.__file__).functions == 4
 
 
-def test_a_gzip_file_counts_only_if_it_unpacks_to_its_source(tmp_path: Path) -> None:
+def test_gzip_file_counts_only_if_it_unpacks_to_its_source(tmp_path: Path) -> None:
     source = tmp_path / "source.py"
     source.write_text("x = 1\n" * 100, encoding="utf-8")
     copies = corpus.copy_for_gzip([source], tmp_path / "gzip", 5)

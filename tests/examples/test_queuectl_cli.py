@@ -9,7 +9,6 @@ import ast
 import configparser
 import json
 import os
-import re
 import sqlite3
 import stat
 import subprocess
@@ -84,8 +83,9 @@ REFUSED = {
 }
 
 
+@pytest.mark.rows("Q7", "Q38")
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
-def test_q7_q38_a_bad_job_is_refused_and_nothing_is_stored(queue: Queue, text: str) -> None:
+def test_invalid_job_is_refused_and_nothing_is_stored(queue: Queue, text: str) -> None:
     called = call(queue, "enqueue", text)
     assert called.exit_code == 2
     assert called.stderr.startswith("Error: ")
@@ -93,14 +93,16 @@ def test_q7_q38_a_bad_job_is_refused_and_nothing_is_stored(queue: Queue, text: s
     assert answer(queue, "status", "--json")["total"] == 0
 
 
-def test_q7_one_bad_line_refuses_all_of_them(queue: Queue) -> None:
+@pytest.mark.rows("Q7")
+def test_one_invalid_line_refuses_all_lines(queue: Queue) -> None:
     called = call(queue, "enqueue", "-", given='{"command": "true"}\n{"comand": "true"}\n')
     assert called.exit_code == 2
     assert "line 2" in called.stderr
     assert answer(queue, "status", "--json")["total"] == 0
 
 
-def test_q14_q33_a_job_is_enqueued_once_under_its_id(queue: Queue) -> None:
+@pytest.mark.rows("Q14", "Q33")
+def test_job_is_enqueued_once_under_its_id(queue: Queue) -> None:
     text = '{"id": "job1", "command": "sleep 1", "max_retries": 3}'
     assert call(queue, "enqueue", text).output == "job1\n"
     (listed,) = answer(queue, "list", "--state", "pending", "--json")
@@ -113,13 +115,15 @@ def test_q14_q33_a_job_is_enqueued_once_under_its_id(queue: Queue) -> None:
     assert answer(queue, "status", "--json")["total"] == 1
 
 
-def test_q14_a_job_without_an_id_gets_one(queue: Queue) -> None:
+@pytest.mark.rows("Q14")
+def test_job_without_an_id_gets_one(queue: Queue) -> None:
     made = answer(queue, "enqueue", '{"command": "true"}', "--json")
     assert queue.job(made["id"])["max_retries"] == 3
     assert json.loads(call(queue, "show", made["id"]).output)["failures"] == []
 
 
-def test_q15_q5_status_and_list_tell_every_job_and_state(queue: Queue) -> None:
+@pytest.mark.rows("Q5", "Q15")
+def test_status_and_list_show_every_job_and_state(queue: Queue) -> None:
     queue.enqueue(*({"id": f"job{number}", "command": "true"} for number in range(3)))
     queue.edit("update holdfast_job set state = 6, error = 'exit code 7', ended_at = run_at where seq = 1")
     queue.edit("update holdfast_job set state = 5, ended_at = run_at where seq = 2")
@@ -135,12 +139,14 @@ def test_q15_q5_status_and_list_tell_every_job_and_state(queue: Queue) -> None:
     assert call(queue, "list", "--state", "running").exit_code == 2
 
 
-def test_q15_a_command_cannot_write_on_the_terminal_of_who_lists_it(queue: Queue) -> None:
+@pytest.mark.rows("Q15")
+def test_command_cannot_write_control_codes_to_the_terminal(queue: Queue) -> None:
     queue.enqueue({"id": "job1", "command": "echo \x1b[2J"})
     assert "\x1b" not in call(queue, "list").output
 
 
-def test_q43_the_dead_letter_queue_is_listed_and_retried(queue: Queue) -> None:
+@pytest.mark.rows("Q43")
+def test_dead_letter_queue_is_listed_and_retried(queue: Queue) -> None:
     queue.enqueue({"id": "job1", "command": "false"}, {"id": "job2", "command": "false"})
     queue.edit("update holdfast_job set state = 6, attempts = 4, error = 'exit code 1' where seq = 1")
     (dead,) = answer(queue, "dlq", "list", "--json")
@@ -153,7 +159,8 @@ def test_q43_the_dead_letter_queue_is_listed_and_retried(queue: Queue) -> None:
 
 
 # ── the program ───────────────────────────────────────────────────────────────────────────────────────────────────
-def test_q8_the_command_explains_itself_and_refuses_what_it_does_not_know(queue: Queue) -> None:
+@pytest.mark.rows("Q8")
+def test_command_prints_help_and_refuses_unknown_options(queue: Queue) -> None:
     told = queue.run("--help")
     assert told.returncode == 0
     for name in ("enqueue", "status", "list", "worker", "dlq", "config"):
@@ -163,7 +170,8 @@ def test_q8_the_command_explains_itself_and_refuses_what_it_does_not_know(queue:
     assert "Usage: queuectl status" in refused.stderr
 
 
-def test_q9_the_context_object_says_where_the_queue_is(queue: Queue, tmp_path: Path) -> None:
+@pytest.mark.rows("Q9")
+def test_context_object_locates_the_queue(queue: Queue, tmp_path: Path) -> None:
     from queuectl.config import Place
 
     other = Queue(tmp_path / "other")
@@ -176,23 +184,26 @@ def test_q9_the_context_object_says_where_the_queue_is(queue: Queue, tmp_path: P
     other.app.sync.close()
 
 
+@pytest.mark.rows("Q10", "Q11", "Q12")
 @pytest.mark.parametrize(
     ("group", "commands"),
     [("worker", {"start", "stop"}), ("dlq", {"list", "retry"}), ("config", {"get", "set", "list"})],
 )
-def test_q10_q11_q12_the_groups_have_their_commands(queue: Queue, group: str, commands: set[str]) -> None:
+def test_command_groups_have_their_commands(queue: Queue, group: str, commands: set[str]) -> None:
     told = call(queue, group, "--help")
     assert told.exit_code == 0
     _, _, listed = told.output.partition("Commands:")
     assert {line.split()[0] for line in listed.strip().splitlines()} == commands
 
 
+@pytest.mark.rows("Q13")
 @pytest.mark.parametrize("count", ["0", "-1", "x", "1.5"])
-def test_q13_a_count_that_is_none_is_refused(queue: Queue, count: str) -> None:
+def test_invalid_worker_count_is_refused(queue: Queue, count: str) -> None:
     assert call(queue, "worker", "start", "--count", count).exit_code == 2
 
 
-def test_q17_q2_the_first_command_in_an_empty_directory_makes_the_database(tmp_path: Path) -> None:
+@pytest.mark.rows("Q2", "Q17")
+def test_first_command_in_an_empty_directory_creates_the_database(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLE}"}
     command = [sys.executable, "-m", "queuectl", "enqueue", '{"id": "job1", "command": "true"}']
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
@@ -201,11 +212,13 @@ def test_q17_q2_the_first_command_in_an_empty_directory_makes_the_database(tmp_p
     assert {name.split(">")[0] for name in project["dependencies"]} == {"click", "holdfast"}
 
 
-def test_q64_nobody_has_to_log_in(queue: Queue) -> None:
+@pytest.mark.rows("Q64")
+def test_commands_need_no_login(queue: Queue) -> None:
     assert [call(queue, "status").exit_code for _ in range(30)] == [0] * 30
 
 
-def test_q67_the_http_api_on_the_same_queue_asks_who_comes(queue: Queue, tmp_path: Path) -> None:
+@pytest.mark.rows("Q67")
+def test_http_api_on_the_same_queue_requires_a_key(queue: Queue, tmp_path: Path) -> None:
     queue.enqueue({"id": "job1", "command": "true"})
     keys = Keys(tmp_path)
     with Api(f"sqlite:///{queue.place.database}", keys_file=str(keys.path)) as api:
@@ -217,7 +230,8 @@ def test_q67_the_http_api_on_the_same_queue_asks_who_comes(queue: Queue, tmp_pat
 
 
 # ── settings ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_q30_q31_settings_live_in_a_json_file_and_hold_from_the_next_command_on(queue: Queue) -> None:
+@pytest.mark.rows("Q30", "Q31")
+def test_settings_in_a_json_file_apply_from_the_next_command(queue: Queue) -> None:
     queue.place.config.unlink()
     assert call(queue, "config", "set", "max_retries", "1").exit_code == 0
     assert json.loads(queue.place.config.read_text(encoding="utf-8")) == {"max_retries": 1}
@@ -231,7 +245,8 @@ def test_q30_q31_settings_live_in_a_json_file_and_hold_from_the_next_command_on(
     }
 
 
-def test_q32_without_a_file_there_are_sensible_defaults(queue: Queue) -> None:
+@pytest.mark.rows("Q32")
+def test_defaults_apply_without_a_settings_file(queue: Queue) -> None:
     queue.place.config.unlink()
     assert answer(queue, "config", "list", "--json") == DEFAULTS
     settings = queue.place.settings()
@@ -244,6 +259,7 @@ def test_q32_without_a_file_there_are_sensible_defaults(queue: Queue) -> None:
     assert (settings.keep_succeeded, settings.keep_dead) == (None, None)
 
 
+@pytest.mark.rows("Q30")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -260,7 +276,7 @@ def test_q32_without_a_file_there_are_sensible_defaults(queue: Queue) -> None:
         ("colour", "red"),
     ],
 )
-def test_q30_a_bad_setting_is_refused_and_nothing_is_written(queue: Queue, name: str, value: str) -> None:
+def test_invalid_setting_is_refused_and_nothing_is_written(queue: Queue, name: str, value: str) -> None:
     before = queue.place.config.read_bytes()
     called = call(queue, "config", "set", name, "--", value)
     assert called.exit_code == 2
@@ -268,23 +284,26 @@ def test_q30_a_bad_setting_is_refused_and_nothing_is_written(queue: Queue, name:
     assert queue.place.config.read_bytes() == before
 
 
+@pytest.mark.rows("Q30")
 @pytest.mark.parametrize("text", ["{", "[]", '{"colour": 1}', '{"timeout": "x"}', ""])
-def test_q30_a_broken_settings_file_is_named(queue: Queue, text: str) -> None:
+def test_broken_settings_file_is_named(queue: Queue, text: str) -> None:
     queue.place.config.write_text(text, encoding="utf-8")
     called = call(queue, "status")
     assert called.exit_code == 78
     assert "queuectl.json" in called.stderr
 
 
+@pytest.mark.rows("Q39")
 @pytest.mark.parametrize(
     ("base", "delays"), [(2, [2, 4, 8]), (3, [3, 9, 27]), (1, [1, 1, 1]), (1.5, [1.5, 2.25, 3.375])]
 )
-def test_q39_the_delay_is_the_base_to_the_power_of_the_failures(queue: Queue, base: float, delays: list[float]) -> None:
+def test_delay_is_the_base_to_the_power_of_failures(queue: Queue, base: float, delays: list[float]) -> None:
     assert call(queue, "config", "set", "backoff_base", str(base)).exit_code == 0
     assert [delay.total_seconds() for delay in queue.place.settings().retry.schedule(4)] == delays
 
 
-def test_q42_the_budget_is_a_setting_and_each_job_s_own(queue: Queue) -> None:
+@pytest.mark.rows("Q42")
+def test_attempts_come_from_the_setting_or_the_job(queue: Queue) -> None:
     from queuectl.app import open_app
 
     call(queue, "config", "set", "max_retries", "1000")
@@ -295,7 +314,8 @@ def test_q42_the_budget_is_a_setting_and_each_job_s_own(queue: Queue) -> None:
     app.sync.close()
 
 
-def test_q65_a_command_that_is_not_allowed_is_refused(queue: Queue) -> None:
+@pytest.mark.rows("Q65")
+def test_command_that_is_not_allowed_is_refused(queue: Queue) -> None:
     call(queue, "config", "set", "allowed_commands", "echo,true")
     assert call(queue, "enqueue", '{"command": "echo a"}').exit_code == 0
     for text in ("rm -r .", "echo a; rm -r .", "echo $(rm -r .)", "true\nrm -r .", "FOO=1 rm -r ."):
@@ -306,7 +326,8 @@ def test_q65_a_command_that_is_not_allowed_is_refused(queue: Queue) -> None:
 
 
 # ── the database ──────────────────────────────────────────────────────────────────────────────────────────────────
-def test_q51_q59_writes_are_synchronous_and_in_wal_mode(queue: Queue) -> None:
+@pytest.mark.rows("Q51", "Q59")
+def test_writes_are_synchronous_and_in_wal_mode(queue: Queue) -> None:
     queue.enqueue({"command": "true"})
     with closing(sqlite3.connect(queue.place.database)) as connection:
         assert connection.execute("pragma journal_mode").fetchone() == ("wal",)
@@ -317,7 +338,8 @@ def test_q51_q59_writes_are_synchronous_and_in_wal_mode(queue: Queue) -> None:
     assert stat.S_IMODE(queue.place.database.stat().st_mode) == 0o600
 
 
-def test_q52_everything_is_there_after_a_restart(queue: Queue) -> None:
+@pytest.mark.rows("Q52")
+def test_everything_is_kept_after_a_restart(queue: Queue) -> None:
     queue.enqueue(*({"id": name, "command": "true"} for name in ("pending", "failed", "dead")))
     queue.edit("update holdfast_job set state = 3, attempts = 1, run_at = run_at + 3600000000 where seq = 2")
     queue.edit("update holdfast_job set state = 6, attempts = 4 where seq = 3")
@@ -328,7 +350,8 @@ def test_q52_everything_is_there_after_a_restart(queue: Queue) -> None:
     assert queue.run("config", "get", "max_retries").stdout == "7\n"
 
 
-def test_q19_q61_a_thousand_operations_leave_nothing_open(queue: Queue) -> None:
+@pytest.mark.rows("Q19", "Q61")
+def test_a_thousand_operations_leave_nothing_open(queue: Queue) -> None:
     def handles() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -346,7 +369,8 @@ def test_q19_q61_a_thousand_operations_leave_nothing_open(queue: Queue) -> None:
     assert handles() == before
 
 
-def test_q60_a_thousand_jobs_are_stored_in_one_go(queue: Queue) -> None:
+@pytest.mark.rows("Q60")
+def test_a_thousand_jobs_are_stored_in_one_transaction(queue: Queue) -> None:
     def store(batch: int) -> float:
         names = (f"job{batch}-{number}" for number in range(1000))
         given = "".join(json.dumps({"id": name, "command": "true"}) + "\n" for name in names)
@@ -364,7 +388,8 @@ def test_q60_a_thousand_jobs_are_stored_in_one_go(queue: Queue) -> None:
     assert queue.states()["pending"] == 3001
 
 
-def test_q55_a_hundred_thousand_jobs_are_no_burden(queue: Queue) -> None:
+@pytest.mark.rows("Q55")
+def test_a_hundred_thousand_jobs_do_not_slow_down_commands(queue: Queue) -> None:
     from queuectl.models import drafted, parse
 
     submission = parse('{"command": "true"}')
@@ -376,12 +401,12 @@ def test_q55_a_hundred_thousand_jobs_are_no_burden(queue: Queue) -> None:
         return time.monotonic() - began
 
     assert min(map(status, range(3))) < 2 * slowness()
-    assert min(sorted(queue.app.block(_claims(queue, 100)))[94] for _ in range(3)) < 0.05 * slowness()
+    assert min(sorted(queue.app.run_blocking(_claims(queue, 100)))[94] for _ in range(3)) < 0.05 * slowness()
 
 
 async def _claims(queue: Queue, count: int) -> list[float]:
     """How long single claims take."""
-    store = await queue.app.opened()
+    store = await queue.app.open_store()
     spent = []
     for _ in range(count):
         began = time.perf_counter()
@@ -392,7 +417,8 @@ async def _claims(queue: Queue, count: int) -> list[float]:
 
 
 # ── what is delivered beside the code ─────────────────────────────────────────────────────────────────────────────
-def test_q6_the_layers_stay_apart() -> None:
+@pytest.mark.rows("Q6")
+def test_modules_import_only_their_own_layer() -> None:
     imported = {
         path.stem: {
             name.split(".")[0]
@@ -411,7 +437,8 @@ def test_q6_the_layers_stay_apart() -> None:
     assert not {name for name, rooms in imported.items() if "sqlite3" in rooms}, "the database layer is Holdfast's"
 
 
-def test_q80_the_package_gives_the_command() -> None:
+@pytest.mark.rows("Q80")
+def test_package_provides_the_command() -> None:
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))
     module, _, name = project["project"]["scripts"]["queuectl"].partition(":")
     program = f"import sys; from {module} import {name}; sys.argv[0] = 'queuectl'; {name}()"
@@ -424,7 +451,8 @@ def test_q80_the_package_gives_the_command() -> None:
     assert (EXAMPLE / "queuectl" / "holdfast.toml").exists()
 
 
-def test_q81_the_systemd_unit_is_as_it_should_be() -> None:
+@pytest.mark.rows("Q81")
+def test_systemd_unit_has_the_documented_settings() -> None:
     unit = configparser.ConfigParser()
     unit.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's names have capitals
     unit.read(EXAMPLE / "queuectl.service")
@@ -435,7 +463,8 @@ def test_q81_the_systemd_unit_is_as_it_should_be() -> None:
     assert unit["Install"]["WantedBy"] == "multi-user.target"
 
 
-def test_q82_the_image_starts_three_workers() -> None:
+@pytest.mark.rows("Q82")
+def test_image_starts_three_workers() -> None:
     lines = (EXAMPLE / "Dockerfile").read_text(encoding="utf-8").splitlines()
     assert 'CMD ["queuectl", "worker", "start", "--count", "3"]' in lines
     (base,) = [line for line in lines if line.startswith("FROM ")]
@@ -443,7 +472,8 @@ def test_q82_the_image_starts_three_workers() -> None:
     assert version >= (3, 11)
 
 
-def test_q53_q54_q58_q72_q84_the_readme_says_what_it_must() -> None:
+@pytest.mark.rows("Q53", "Q54", "Q58", "Q72", "Q84")
+def test_readme_has_its_required_sections() -> None:
     readme = (EXAMPLE / "README.md").read_text(encoding="utf-8")
     for title in (
         "Limits",
@@ -455,32 +485,6 @@ def test_q53_q54_q58_q72_q84_the_readme_says_what_it_must() -> None:
         assert f"\n## {title}\n" in readme
     for words in ("not distributed", "one writer", "poll", "ACID", "zero configuration"):
         assert words in readme.lower() or words in readme
-
-
-UNIT = {
-    "validation of a job": "test_queuectl_cli.py::test_q7_q38_a_bad_job_is_refused_and_nothing_is_stored",
-    "the database": "test_queuectl_cli.py::test_q51_q59_writes_are_synchronous_and_in_wal_mode",
-    "the configuration": "test_queuectl_cli.py::test_q32_without_a_file_there_are_sensible_defaults",
-    "transitions of states": "test_queuectl_cli.py::test_q15_q5_status_and_list_tell_every_job_and_state",
-}
-INTEGRATION = {
-    "end to end": "test_queuectl_workers.py::test_q1_q35_q43_q83_the_whole_way_from_the_command_line",
-    "several workers": "test_queuectl_workers.py::test_q21_two_processes_never_take_the_same_job",
-    "everything after a restart": "test_queuectl_cli.py::test_q52_everything_is_there_after_a_restart",
-    "dead letters": "test_queuectl_cli.py::test_q43_the_dead_letter_queue_is_listed_and_retried",
-}
-
-
-@pytest.mark.rows("Q70", "Q71")
-@pytest.mark.parametrize("subjects", [UNIT, INTEGRATION], ids=["unit", "integration"])
-def test_layer_has_passing_tests_of_each_subject(subjects: dict[str, str]) -> None:
-    here = Path(__file__).parent
-    tests = [str(here / test) for test in subjects.values()]
-    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-rA", *tests]
-    ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout
-    passed = set(re.findall(r"^PASSED \S+/(test_\w+\.py::\w+)", ran.stdout, re.MULTILINE))
-    assert passed == set(subjects.values())
 
 
 def test_the_quick_settings_of_these_tests_are_settings() -> None:

@@ -24,7 +24,8 @@ from tests.examples.queuectl_support import Queue, Workers, is_running, wait_unt
 pytestmark = pytest.mark.timeout(150)
 
 
-def test_q1_q35_q43_q83_the_whole_way_from_the_command_line(tmp_path: Path) -> None:
+@pytest.mark.rows("Q1", "Q35", "Q43", "Q83")
+def test_command_line_runs_jobs_from_enqueue_to_end(tmp_path: Path) -> None:
     queue = Queue(tmp_path)
     assert queue.run("config", "set", "backoff_base", "1").returncode == 0
     for job in ({"id": "good", "command": "echo hello"}, {"id": "bad", "command": "exit 3", "max_retries": 1}):
@@ -43,7 +44,8 @@ def test_q1_q35_q43_q83_the_whole_way_from_the_command_line(tmp_path: Path) -> N
     queue.app.sync.close()
 
 
-def test_q4_q20_q56_q57_ten_workers_run_each_of_500_jobs_once(tmp_path: Path) -> None:
+@pytest.mark.rows("Q4", "Q20", "Q56", "Q57")
+def test_ten_workers_run_each_of_500_jobs_once(tmp_path: Path) -> None:
     queue = Queue(tmp_path)
     queue.app.sync.migrate()
     with queue.workers(10) as workers:
@@ -71,7 +73,8 @@ def _commands_per_second(count: int = 50) -> float:
     return count / (time.monotonic() - began)
 
 
-def test_q5_q13_q24_workers_are_processes_and_one_s_death_leaves_the_others(tmp_path: Path) -> None:
+@pytest.mark.rows("Q5", "Q13", "Q24")
+def test_workers_are_processes_and_survive_each_other(tmp_path: Path) -> None:
     queue = Queue(tmp_path)
     with queue.workers(3) as workers:
         pids = workers.ready(3)
@@ -89,7 +92,8 @@ def test_q5_q13_q24_workers_are_processes_and_one_s_death_leaves_the_others(tmp_
     queue.app.sync.close()
 
 
-def test_q16_q25_a_stopped_worker_finishes_its_job_and_takes_no_other(tmp_path: Path) -> None:
+@pytest.mark.rows("Q16", "Q25")
+def test_stopped_worker_finishes_its_job_and_takes_no_other(tmp_path: Path) -> None:
     stops: dict[str, Callable[[Queue, Workers], object]] = {
         "sigterm": lambda queue, workers: workers.process.send_signal(signal.SIGTERM),
         "sigint": lambda queue, workers: workers.process.send_signal(signal.SIGINT),
@@ -116,7 +120,8 @@ def _is_stopping(workers: Workers) -> bool:
     return "worker_stopping" in workers.log()
 
 
-def test_q21_two_processes_never_take_the_same_job(tmp_path: Path) -> None:
+@pytest.mark.rows("Q21")
+def test_two_processes_never_take_the_same_job(tmp_path: Path) -> None:
     rounds = 200
     queue = Queue(tmp_path)
     queue.app.sync.migrate()
@@ -146,7 +151,8 @@ def test_q21_two_processes_never_take_the_same_job(tmp_path: Path) -> None:
     queue.app.sync.close()
 
 
-def test_q50_fifty_kills_leave_a_sound_database(tmp_path: Path) -> None:
+@pytest.mark.rows("Q50")
+def test_fifty_kills_leave_a_sound_database(tmp_path: Path) -> None:
     """Commands and workers are killed at random instants; what was acknowledged is there, whole, and runs."""
     queue = Queue(tmp_path, lock_timeout=1, max_retries=20, backoff_base=1)
     queue.app.sync.migrate()
@@ -195,7 +201,8 @@ def _check_sound(queue: Queue, acknowledged: set[str]) -> None:
     assert set(by_round.values()) == {8}, "a batch is there whole, or not at all"
 
 
-def test_q62_q73_the_highest_priority_goes_first_and_then_the_oldest(tmp_path: Path) -> None:
+@pytest.mark.rows("Q62", "Q73")
+def test_highest_priority_goes_first_and_then_the_oldest(tmp_path: Path) -> None:
     queue = Queue(tmp_path)
     priorities = [1, 5, 3, 5, 0]
     queue.enqueue(
@@ -207,7 +214,8 @@ def test_q62_q73_the_highest_priority_goes_first_and_then_the_oldest(tmp_path: P
     queue.app.sync.close()
 
 
-def test_q63_q65_q66_how_commands_are_executed(tmp_path: Path) -> None:
+@pytest.mark.rows("Q63", "Q65", "Q66")
+def test_commands_run_by_shell_or_argv_as_set(tmp_path: Path) -> None:
     shell, argv = Queue(tmp_path / "shell"), Queue(tmp_path / "argv", execution="argv")
     shell.enqueue({"id": "both", "command": "echo a && echo b"}, {"id": "later", "command": "touch x.marker"})
     argv.enqueue({"id": "words", "command": "echo a; touch x.marker"}, {"id": "quoted", "command": "echo 'a  b'"})
@@ -229,7 +237,8 @@ def test_q63_q65_q66_how_commands_are_executed(tmp_path: Path) -> None:
     argv.app.sync.close()
 
 
-def test_q47_a_worker_that_cannot_run_a_job_gives_it_back(tmp_path: Path) -> None:
+@pytest.mark.rows("Q47")
+def test_worker_returns_a_job_it_cannot_run(tmp_path: Path) -> None:
     queue = Queue(tmp_path)
     queue.enqueue({"id": "job1", "command": "echo done"})
     ran = subprocess.run(

@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from holdfast import Holdfast
-from holdfast.core.portal import drive, running_loop
+from holdfast.core.portal import drive_coroutine, running_loop
 
 
 class Hold(NamedTuple):
@@ -208,7 +208,7 @@ def run(name: str, body: Coroutine[Any, Any, None]) -> None:
     if name in AWAITED:
         asyncio.run(asyncio.wait_for(body, 200))
     else:
-        drive(body)
+        drive_coroutine(body)
 
 
 async def does(app: Holdfast, method: str, *arguments: Any, **options: Any) -> Any:

@@ -76,7 +76,7 @@ def test_a_closed_connection_is_refused(place: Place) -> None:
     assert place.jobs() == 0
 
 
-def test_a_connection_of_an_event_loop_is_refused_where_there_is_none(place: Place) -> None:
+def test_async_connection_is_refused_without_its_event_loop(place: Place) -> None:
     async def link() -> Any:
         return await asyncpg.connect(plain(place.url))
 
@@ -87,7 +87,7 @@ def test_a_connection_of_an_event_loop_is_refused_where_there_is_none(place: Pla
         runner.run(connection.close())
 
 
-def test_what_is_near_a_connection_is_refused_with_what_to_give(place: Place, tmp_path: Path) -> None:
+def test_engine_or_session_is_refused_with_a_remedy(place: Place, tmp_path: Path) -> None:
     engine = create_engine(engine_url(place.url, "psycopg"))
     for near in (engine, sessionmaker(engine), place.url):
         with pytest.raises(Invalid, match="one connection, not the pool or the engine"):
@@ -101,7 +101,7 @@ def test_what_is_near_a_connection_is_refused_with_what_to_give(place: Place, tm
     engine.dispose()
 
 
-def test_a_role_that_may_not_use_the_queue_is_told(place: Place) -> None:
+def test_role_without_rights_on_the_queue_gets_a_remedy(place: Place) -> None:
     place.server.execute("create role stranger login")
     try:
         with psycopg.connect(place.server.url(user="stranger")) as connection:
@@ -152,7 +152,7 @@ def test_sqlalchemy_on_a_file_is_python_s_own_connection(tmp_path: Path) -> None
 
 
 # ── news ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a_worker_hears_of_the_commit(place: Place) -> None:
+def test_commit_wakes_a_worker(place: Place) -> None:
     """Long before it would look by itself; and not before."""
 
     @place.app.task("work")
@@ -160,7 +160,7 @@ def test_a_worker_hears_of_the_commit(place: Place) -> None:
         return "done"
 
     async def submitted() -> None:
-        worker = Worker(place.app, settings=place.app.settings.but(poll="10m"))
+        worker = Worker(place.app, settings=place.app.settings.replace_values(poll="10m"))
         async with place.app:
             working = asyncio.create_task(worker.run())
             async with by_asyncpg(place.url) as held:

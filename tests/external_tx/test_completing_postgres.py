@@ -18,7 +18,7 @@ from holdfast import Context, JobHandle, JobState, Retry
 from holdfast.core.errors import Conflict, JobFailed
 from holdfast.core.events import LeaseLost
 from holdfast.core.models import Lease, Settlement, TxOutcome
-from holdfast.core.portal import drive
+from holdfast.core.portal import drive_coroutine
 from holdfast.worker import Worker
 from tests.external_tx.kinds import AWAITED, KINDS, Hold, by_asyncpg
 from tests.external_tx.support import Place, Undone
@@ -51,7 +51,7 @@ def register(place: Place, kind: str, body: Callable[[Context, Hold], Any], **op
         return place.app.task("work", **options)(work)
 
     def work_in_thread(context: Context) -> Any:
-        return drive(handle(context))
+        return drive_coroutine(handle(context))
 
     return place.app.task("work", **options)(work_in_thread)
 
@@ -68,7 +68,7 @@ def serve(place: Place, job: Callable[[], Any], *, worker: Worker | None = None,
     async def work() -> JobHandle[Any]:
         async with place.app:
             handle: JobHandle[Any] = await job()
-            server = Worker(place.app, settings=place.app.settings.but(**QUICK | settings))
+            server = Worker(place.app, settings=place.app.settings.replace_values(**QUICK | settings))
             working = asyncio.create_task(server.run())
             with suppress(JobFailed):
                 await handle.result(timeout=40)
@@ -122,7 +122,7 @@ def test_rolled_back_the_attempt_has_failed(place: Place, kind: str) -> None:
     assert handle.sync.result(timeout=0) == 2
 
 
-def test_a_session_that_the_server_ends_before_the_commit_counts_for_nothing(place: Place, kind: str) -> None:
+def test_session_ended_by_the_server_before_commit_completes_nothing(place: Place, kind: str) -> None:
     async def body(context: Context, held: Hold) -> None:
         await completes(kind, context, held, None)
         if context.attempts == 1:
@@ -135,7 +135,7 @@ def test_a_session_that_the_server_ends_before_the_commit_counts_for_nothing(pla
 
 
 # ── what handlers do around it ────────────────────────────────────────────────────────────────────────────────────
-def test_a_handler_that_hides_its_rollback_has_failed_all_the_same(place: Place) -> None:
+def test_handler_that_hides_its_rollback_has_failed(place: Place) -> None:
     @place.app.task("work", max_attempts=1)
     async def work(context: Context) -> str:
         with suppress(Undone):
@@ -188,7 +188,7 @@ def test_what_was_committed_cannot_be_completed_again(place: Place) -> None:
     assert refused == [f"job {handle.id} is not this attempt's to complete: it is succeeded now; roll back"]
 
 
-def test_a_handler_that_goes_on_after_the_commit_is_left_alone(place: Place) -> None:
+def test_handler_that_continues_after_the_commit_is_not_interrupted(place: Place) -> None:
     """Though every beat finds its lease gone."""
     events = Recorder(place.app)
     ended: list[bool] = []
@@ -247,7 +247,7 @@ def test_a_lease_that_is_lost_takes_the_rows_with_it(place: Place) -> None:
             place.execute("update SCHEMA.job set lease_until = 1")
             until(lambda: place.execute("select claims from SCHEMA.job") == [(2,)], "another to take it")
         try:
-            return drive(written(context))
+            return drive_coroutine(written(context))
         except Conflict as error:  # LeaseLost, or told to stop before it tried
             errors.append(str(error))
             raise
@@ -266,28 +266,28 @@ def test_a_lease_that_is_lost_takes_the_rows_with_it(place: Place) -> None:
 
 async def _claimed(place: Place) -> Lease:
     await place.app.enqueue("work")
-    claim = await (await place.app.opened()).claim("w", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
+    claim = await (await place.app.open_store()).claim("w", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
     return claim.jobs[0].lease
 
 
 def test_the_store_says_what_became_of_a_completion(place: Place) -> None:
     async def ask() -> None:
         async with place.app:
-            store: Any = await place.app.opened()
+            store: Any = await place.app.open_store()
             lease = await _claimed(place)
-            assert await store.completed(lease) is TxOutcome.UNDONE
+            assert await store.tx_outcome(lease) is TxOutcome.UNDONE
             with suppress(Undone):
                 async with by_asyncpg(place.url) as held:
                     assert (await place.app.within.complete(held.connection, lease, None)).accepted
-                    assert await store.completed(lease) is TxOutcome.OPEN
+                    assert await store.tx_outcome(lease) is TxOutcome.OPEN
                     raise Undone
-            assert await store.completed(lease) is TxOutcome.UNDONE
+            assert await store.tx_outcome(lease) is TxOutcome.UNDONE
             async with by_asyncpg(place.url) as held:
                 assert (await place.app.within.complete(held.connection, lease, '"r"')).accepted
-            assert await store.completed(lease) is TxOutcome.KEPT
-            assert await store.completed(Lease(lease.job_id, 7)) is TxOutcome.LOST
+            assert await store.tx_outcome(lease) is TxOutcome.KEPT
+            assert await store.tx_outcome(Lease(lease.job_id, 7)) is TxOutcome.LOST
             await place.app.delete([lease.job_id])
-            assert await store.completed(lease) is TxOutcome.LOST
+            assert await store.tx_outcome(lease) is TxOutcome.LOST
             async with by_asyncpg(place.url) as held:
                 answer = await place.app.within.complete(held.connection, lease, None)
                 assert (answer.accepted, answer.state) == (False, None)
@@ -310,7 +310,7 @@ def test_an_expired_lease_completes_nothing(place: Place) -> None:
 def test_superseded_lease_completes_nothing(place: Place) -> None:
     async def ask() -> None:
         async with place.app:
-            store: Any = await place.app.opened()
+            store: Any = await place.app.open_store()
             superseded = await _claimed(place)
             await store.settle([Settlement(job_id=superseded.job_id, claims=superseded.claims, state=JobState.QUEUED)])
             claim = await store.claim("other", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
@@ -324,7 +324,7 @@ def test_superseded_lease_completes_nothing(place: Place) -> None:
     asyncio.run(ask())
 
 
-def test_a_handler_that_was_told_to_stop_completes_nothing(place: Place) -> None:
+def test_handler_that_timed_out_completes_nothing(place: Place) -> None:
     """A thread cannot be killed: what timed out may not end the job behind its worker's back."""
     refused: list[str] = []
 
@@ -332,7 +332,7 @@ def test_a_handler_that_was_told_to_stop_completes_nothing(place: Place) -> None
     def work(context: Context) -> None:
         until(lambda: context.cancelled, "the timeout")
         try:
-            drive(written(context))
+            drive_coroutine(written(context))
         except Conflict as error:
             refused.append(str(error))
             raise
@@ -372,7 +372,7 @@ async def work(context: Context) -> str:
             wait_to_die()
     wait_to_die()
 
-settings = app.settings.but(lease="3s", beat="300ms", sweep="300ms", poll="300ms")
+settings = app.settings.replace_values(lease="3s", beat="300ms", sweep="300ms", poll="300ms")
 asyncio.run(Worker(app, settings=settings).run())
 """
 

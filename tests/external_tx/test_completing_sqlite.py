@@ -43,7 +43,7 @@ def rows(app: Holdfast) -> int:
 
 
 @pytest.mark.parametrize("executor", ["async", "thread"])
-def test_rolled_back_the_attempt_has_failed_and_committed_it_is_the_last(app: Holdfast, executor: str) -> None:
+def test_rollback_fails_the_attempt_and_commit_ends_the_job(app: Holdfast, executor: str) -> None:
     def write(context: Context, complete: Any) -> Any:
         with begun(app) as connection:
             done = complete(connection, context.attempts)
@@ -79,25 +79,25 @@ def test_rolled_back_the_attempt_has_failed_and_committed_it_is_the_last(app: Ho
 
 async def _claimed(app: Holdfast) -> Lease:
     await app.enqueue("work")
-    claim = await (await app.opened()).claim("w", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
+    claim = await (await app.open_store()).claim("w", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
     return claim.jobs[0].lease
 
 
 def test_the_store_says_what_became_of_a_completion(app: Holdfast) -> None:
     async def ask() -> None:
         async with app:
-            store: Any = await app.opened()
+            store: Any = await app.open_store()
             lease = await _claimed(app)
-            assert await store.completed(lease) is TxOutcome.UNDONE
+            assert await store.tx_outcome(lease) is TxOutcome.UNDONE
             with suppress(Undone), begun(app) as connection:
                 assert (await app.within.complete(connection, lease, None)).accepted
                 raise Undone
-            assert await store.completed(lease) is TxOutcome.UNDONE
+            assert await store.tx_outcome(lease) is TxOutcome.UNDONE
             with begun(app) as connection:
                 assert (await app.within.complete(connection, lease, '"r"')).accepted
-            assert await store.completed(lease) is TxOutcome.KEPT
+            assert await store.tx_outcome(lease) is TxOutcome.KEPT
             assert (await app.get(lease.job_id)).result == '"r"'
-            assert await store.completed(Lease(lease.job_id, 7)) is TxOutcome.LOST
+            assert await store.tx_outcome(Lease(lease.job_id, 7)) is TxOutcome.LOST
             with begun(app) as connection:
                 answer = await app.within.complete(connection, lease, None)
             assert (answer.accepted, answer.state) == (False, JobState.SUCCEEDED)
@@ -108,7 +108,7 @@ def test_the_store_says_what_became_of_a_completion(app: Holdfast) -> None:
 def test_superseded_lease_completes_nothing(app: Holdfast) -> None:
     async def ask() -> None:
         async with app:
-            store = await app.opened()
+            store = await app.open_store()
             superseded = await _claimed(app)
             await store.settle([Settlement(job_id=superseded.job_id, claims=superseded.claims, state=JobState.QUEUED)])
             claim = await store.claim("other", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))

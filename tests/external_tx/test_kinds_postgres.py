@@ -66,7 +66,7 @@ def test_rolled_back_neither_ever_was(place: Place, kind: str) -> None:
 
 def test_many_jobs_and_a_savepoint_that_is_rolled_back(place: Place, kind: str) -> None:
     async def body(held: Any) -> None:
-        drafts = [place.app.draft("work", {"n": n}) for n in range(250)]
+        drafts = [place.app.draft_job("work", {"n": n}) for n in range(250)]
         handles = await does(place.app, "enqueue_many", drafts, batch=100, connection=held.connection)
         assert [handle.id for handle in handles] == [draft.id for draft in drafts]
         with contextlib.suppress(Undone):
@@ -80,7 +80,7 @@ def test_many_jobs_and_a_savepoint_that_is_rolled_back(place: Place, kind: str) 
     assert place.both() == (1, 250)
 
 
-def test_a_server_that_ends_the_session_before_the_commit_leaves_nothing(place: Place, kind: str) -> None:
+def test_session_ended_by_the_server_before_commit_stores_nothing(place: Place, kind: str) -> None:
     async def body(held: Any) -> None:
         await does(place.app, "enqueue", "work", {}, connection=held.connection)
         ((killed,),) = place.execute(
@@ -123,19 +123,19 @@ def test_another_database_is_refused_and_the_transaction_goes_on(place: Place, k
     """A database without a queue, a schema of ours elsewhere, and a copy under another name; nothing is spoiled."""
     database = place.server.create_database()
     elsewhere = place.server.url(database, schema=place.schema)
-    strangers = [
+    foreign_apps = [
         Holdfast(place.server.url(database, schema="nothing")),
         Holdfast(elsewhere),
         Holdfast(f"sqlite:///{tmp_path}/jobs.db"),
     ]
-    for stranger in strangers[:2]:
-        stranger.sync.count()
+    for foreign_app in foreign_apps[:2]:
+        foreign_app.sync.count()
 
     async def body(held: Any) -> None:
-        for stranger in strangers:
+        for foreign_app in foreign_apps:
             with pytest.raises(Invalid, match="another database"):
-                await does(stranger, "enqueue", "work", {}, connection=held.connection)
-            await does(stranger, "close")
+                await does(foreign_app, "enqueue", "work", {}, connection=held.connection)
+            await does(foreign_app, "close")
         await does(place.app, "enqueue", "work", {}, connection=held.connection)
 
     place.holding(kind, body)

@@ -171,7 +171,7 @@ BAD: list[tuple[object, str]] = [
 
 
 @pytest.mark.parametrize(("jobs", "said"), BAD, ids=range(len(BAD)))
-def test_what_is_not_valid_is_refused_whole_and_in_one_line(place: Place, jobs: object, said: str) -> None:
+def test_invalid_jobs_are_refused_whole_in_one_line(place: Place, jobs: object, said: str) -> None:
     with pytest.raises(InvalidParameterValue) as caught:
         submit(place, jobs)
     message = caught.value.diag.message_primary or ""
@@ -188,7 +188,7 @@ def test_python_refuses_the_same(place: Place, jobs: Any, said: str) -> None:
         return  # no call of Python's says this
     said_of = dict(jobs[-1])
     with pytest.raises(Invalid):
-        place.app.draft(said_of.pop("task"), said_of.pop("payload", {}), **said_of)
+        place.app.draft_job(said_of.pop("task"), said_of.pop("payload", {}), **said_of)
 
 
 @pytest.mark.parametrize("text", ["a", "ü", "日本", "😀", "a b", "a/b?c", "x" * 512, "\u00e9", "e\u0301"])
@@ -198,7 +198,7 @@ def test_keys_and_tags_that_python_takes_are_taken(place: Place, text: str) -> N
     assert (job.id, job.carried.tags) == (str(job_id), (text[:100],))
 
 
-def test_rolled_back_it_never_was_and_a_trigger_does_the_same(place: Place) -> None:
+def test_submission_by_trigger_follows_the_transaction(place: Place) -> None:
     place.execute("""
         create function SCHEMA.made() returns trigger language plpgsql as $$
         begin
@@ -217,14 +217,14 @@ def test_rolled_back_it_never_was_and_a_trigger_does_the_same(place: Place) -> N
     assert place.app.sync.get("key:row 1").payload == '{"n" : 1}'
 
 
-def test_a_worker_hears_of_it(place: Place) -> None:
+def test_submission_by_sql_wakes_a_worker(place: Place) -> None:
     @place.app.task("work")
     async def work(n: int) -> int:
         return n
 
     async def worked() -> None:
         async with place.app:
-            worker = Worker(place.app, settings=place.app.settings.but(poll="10m"))
+            worker = Worker(place.app, settings=place.app.settings.replace_values(poll="10m"))
             working = asyncio.create_task(worker.run())
             await asyncio.sleep(0.3)
             ((job_id, _),) = submit(place, [{"task": "work", "payload": {"n": 7}, "delay": 0.1}])

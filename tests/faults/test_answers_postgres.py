@@ -32,7 +32,7 @@ from tests.support.postgres import Postgres
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-async def test_a_submission_that_was_stored_and_never_answered_is_acknowledged_once(
+async def test_stored_submission_without_answer_is_acknowledged_once(
     proxy: FaultProxy, proxied_url: str, keyed: bool
 ) -> None:
     async with opened(proxied_url) as store:
@@ -84,7 +84,7 @@ async def test_a_failure_that_was_written_and_never_answered_counts_once(proxy: 
         assert (await stored(store, job.id)).attempts == 1
 
 
-async def test_a_failure_that_was_written_and_never_answered_is_accepted_though_others_went_on(
+async def test_stored_failure_without_answer_is_accepted_despite_later_claims(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "PATIENCE", 30.0)
@@ -108,7 +108,7 @@ async def test_a_failure_that_was_written_and_never_answered_is_accepted_though_
         assert not any(answer.accepted for answer in await store.settle(batch)), "a second settlement is none"
 
 
-async def test_successes_that_were_written_before_the_server_went_away_are_accepted(
+async def test_successes_stored_before_an_outage_are_accepted(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch of successes and failures takes two statements."""
@@ -129,9 +129,7 @@ async def test_successes_that_were_written_before_the_server_went_away_are_accep
         ]
 
 
-async def test_a_claim_that_was_written_and_never_answered_costs_no_attempt(
-    proxy: FaultProxy, proxied_url: str
-) -> None:
+async def test_stored_claim_without_answer_costs_no_attempt(proxy: FaultProxy, proxied_url: str) -> None:
     async with opened(proxied_url) as store:
         first, second, third = await put(store, new_job(), new_job(), new_job())
         assert [job.id for job in await take(store, 1, worker="unlucky")] == [first]
@@ -144,9 +142,7 @@ async def test_a_claim_that_was_written_and_never_answered_costs_no_attempt(
         assert [(job.id, job.attempts) for job in await take(store, 1, worker="unlucky")] == [(second, 1)]
 
 
-async def test_a_worker_that_claims_elsewhere_too_keeps_what_it_has_begun(
-    proxy: FaultProxy, proxied_url: str, url: str
-) -> None:
+async def test_worker_that_claims_on_two_stores_keeps_its_jobs(proxy: FaultProxy, proxied_url: str, url: str) -> None:
     async with opened(proxied_url) as store, opened(url) as other:
         await put(store, *[new_job() for _ in range(4)])
         (first,) = await take(store, 1, worker="unlucky", elsewhere=True)
@@ -181,7 +177,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("verb", OPERATIONS)
 @pytest.mark.parametrize("arrived", [True, False])
-async def test_an_operation_cut_at_its_commit_says_what_it_has_done(
+async def test_operation_cut_at_its_commit_reports_its_outcome(
     proxy: FaultProxy, proxied_url: str, verb: str, arrived: bool
 ) -> None:
     before, operate, after = OPERATIONS[verb]
@@ -198,7 +194,7 @@ async def test_an_operation_cut_at_its_commit_says_what_it_has_done(
         assert (operated.changed, operated.refused) == ([(job_id, after)], [])
 
 
-async def test_a_replay_that_was_stored_and_never_answered_is_not_repeated(
+async def test_stored_replay_without_answer_is_not_repeated(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "PATIENCE", 30.0)
@@ -217,7 +213,7 @@ async def test_a_replay_that_was_stored_and_never_answered_is_not_repeated(
         assert await state_of(other, job_id) is JobState.SUCCEEDED, "it is not run once more"
 
 
-async def test_an_operation_of_which_nobody_knows_says_that_it_may_have_been_done(
+async def test_operation_with_unknown_outcome_says_so(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "PATIENCE", 0.3)
@@ -232,7 +228,7 @@ async def test_an_operation_of_which_nobody_knows_says_that_it_may_have_been_don
         assert await until_it_works(lambda: state_of(store, job_id)) is JobState.CANCELLED
 
 
-async def test_a_server_that_has_taken_over_vouches_for_no_commit_of_another() -> None:
+async def test_promoted_server_confirms_no_commit_of_its_predecessor() -> None:
     """It may have given the same number to another transaction since."""
     with Postgres() as primary, closing(primary.standby()) as standby:
         link = await asyncpg.connect(primary.url())

@@ -35,7 +35,7 @@ from tests.support.redis import Redis
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-async def test_a_submission_that_was_stored_and_never_answered_is_acknowledged_once(
+async def test_stored_submission_without_answer_is_acknowledged_once(
     proxy: FaultProxy, proxied_url: str, keyed: bool
 ) -> None:
     async with opened(proxied_url) as store:
@@ -64,7 +64,7 @@ async def test_a_settlement_that_was_written_and_never_answered_is_accepted(
         assert proxy.cuts == 5
 
 
-async def test_a_failure_that_was_written_and_never_answered_is_accepted_though_others_went_on(
+async def test_stored_failure_without_answer_is_accepted_despite_later_claims(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links, "PATIENCE", 30.0)
@@ -88,7 +88,7 @@ async def test_a_failure_that_was_written_and_never_answered_is_accepted_though_
         assert not any(answer.accepted for answer in await store.settle(batch)), "a second settlement is none"
 
 
-async def test_a_replay_that_was_stored_and_never_answered_is_not_repeated(
+async def test_stored_replay_without_answer_is_not_repeated(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links, "PATIENCE", 30.0)
@@ -107,7 +107,7 @@ async def test_a_replay_that_was_stored_and_never_answered_is_not_repeated(
         assert await state_of(other, job_id) is JobState.SUCCEEDED, "it is not run once more"
 
 
-async def test_an_operation_of_which_nobody_knows_says_that_it_may_have_been_done(
+async def test_operation_with_unknown_outcome_says_so(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links, "PATIENCE", 0.3)
@@ -132,7 +132,7 @@ async def test_an_operation_of_which_nobody_knows_says_that_it_may_have_been_don
 
 
 @pytest.mark.parametrize("delivered", [False, True])
-async def test_a_claim_that_was_written_and_never_answered_costs_no_attempt(
+async def test_stored_claim_without_answer_costs_no_attempt(
     proxy: FaultProxy, proxied_url: str, delivered: bool
 ) -> None:
     async with opened(proxied_url) as store:
@@ -151,9 +151,7 @@ async def test_a_claim_that_was_written_and_never_answered_costs_no_attempt(
         assert (job.id, job.attempts) == (second, 1)
 
 
-async def test_a_worker_that_claims_elsewhere_too_keeps_what_it_has_begun(
-    proxy: FaultProxy, proxied_url: str, url: str
-) -> None:
+async def test_worker_that_claims_on_two_stores_keeps_its_jobs(proxy: FaultProxy, proxied_url: str, url: str) -> None:
     async with opened(proxied_url) as store, opened(url) as other:
         await put(store, *[new_job() for _ in range(4)])
         (first,) = await take(store, 1, worker="unlucky", elsewhere=True)
@@ -166,7 +164,7 @@ async def test_a_worker_that_claims_elsewhere_too_keeps_what_it_has_begun(
         assert [(await settle(store, job)).accepted for job in (first, second, fourth)] == [True] * 3
 
 
-async def test_a_claim_that_was_given_up_is_given_back_by_the_next(
+async def test_abandoned_claim_is_returned_by_the_next_claim(
     proxy: FaultProxy, proxied_url: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links, "PATIENCE", 0.2)
@@ -191,7 +189,7 @@ async def test_a_claim_that_was_given_up_is_given_back_by_the_next(
 
 
 @pytest.mark.parametrize("size", [1, 250])
-async def test_a_submission_whose_server_loads_after_it_was_stored_may_be_stored(
+async def test_submission_to_a_reloading_server_may_be_stored(
     url: str, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """The server is killed before it answers, and has come back, but is not done with its log, when we give up."""
@@ -261,7 +259,7 @@ async def test_a_cancelled_claim_is_given_back(url: str) -> None:
         assert await store.query.count(JobFilter(states=(JobState.RUNNING,))) == held
 
 
-async def test_a_lease_that_was_given_twice_is_whose_worker_has_the_job(server: Redis, url: str) -> None:
+async def test_lease_number_given_twice_belongs_to_the_recorded_worker(server: Redis, url: str) -> None:
     """A failover may forget a claim: then the next one has the same number."""
     async with opened(url) as store:
         (job_id,) = await put(store)
@@ -269,5 +267,5 @@ async def test_a_lease_that_was_given_twice_is_whose_worker_has_the_job(server: 
         (first,) = await take(store, worker="first")
         server.execute("HSET", key, "worker", "second")
 
-        assert (await store.beat(pulse("first"), [first.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
-        assert (await store.beat(pulse("second"), [first.lease], lease_for=LEASE)).held == [LeaseStatus.HELD]
+        assert (await store.heartbeat(pulse("first"), [first.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
+        assert (await store.heartbeat(pulse("second"), [first.lease], lease_for=LEASE)).held == [LeaseStatus.HELD]

@@ -66,10 +66,10 @@ async def test_skewed_caller_claims_for_the_length_of_a_lease(skewed: Skewed) ->
         assert [each.id for each in answer.jobs] == [job_id]
         for until_us in (answer.lease_until_us, job.lease_until_us):
             assert seconds_from_now(until_us) == pytest.approx(30, abs=NEAR)
-        for instant_us in (job.created_at_us, job.run_at_us, job.started_at_us, await store.now_us()):
+        for instant_us in (job.created_at_us, job.run_at_us, job.started_at_us, await store.server_time_us()):
             assert seconds_from_now(instant_us) == pytest.approx(0, abs=NEAR)
 
-        beat = await store.beat(pulse(), [job.lease], lease_for=2 * LEASE)
+        beat = await store.heartbeat(pulse(), [job.lease], lease_for=2 * LEASE)
         assert beat.held == [LeaseStatus.HELD]
         assert seconds_from_now((await stored(store, job_id)).lease_until_us) == pytest.approx(60, abs=NEAR)
         assert (await settle(store, job)).accepted
@@ -81,7 +81,7 @@ async def test_skewed_caller_takes_over_no_live_lease(url: str, skewed: Skewed) 
         await put(owner)
         (job,) = await take(owner, lease_for=HALF_AN_HOUR)
         async with skewed() as store:
-            assert await store.expired(limit=10) == []
+            assert await store.find_expired(limit=10) == []
             assert await take(store) == []
             lost = decide(job, Lost(), Retry.fixed(1), random.Random(0))
             assert [each.accepted for each in await store.settle([lost])] == [False]
@@ -93,7 +93,7 @@ async def test_skewed_caller_recovers_an_expired_lease(url: str, skewed: Skewed)
         await put(owner)
         (job,) = await take(owner, lease_for=timedelta(milliseconds=1))
         async with skewed() as store:
-            assert [each.id for each in await store.expired(limit=10)] == [job.id]
+            assert [each.id for each in await store.find_expired(limit=10)] == [job.id]
             assert not (await settle(store, job)).accepted
 
 
@@ -101,7 +101,7 @@ async def test_delay_of_a_skewed_caller_counts_from_the_servers_now(skewed: Skew
     async with skewed() as store:
         (late,) = await put(store, new_job(delay=HALF_AN_HOUR))
         assert seconds_from_now((await stored(store, late)).run_at_us) == pytest.approx(1800, abs=NEAR)
-        assert await store.promote(limit=10) == 0
+        assert await store.promote_due(limit=10) == 0
         answer = await claim(store)
         assert answer.jobs == []
         assert answer.next_due is not None
@@ -138,6 +138,6 @@ async def test_outlived_key_ends_by_the_servers_clock(url: str, skewed: Skewed) 
 
 async def test_skewed_worker_is_seen_as_living(skewed: Skewed) -> None:
     async with skewed() as store:
-        await store.beat(pulse(), [], lease_for=LEASE)
+        await store.heartbeat(pulse(), [], lease_for=LEASE)
         (worker,) = await store.query.workers()
         assert seconds_from_now(worker.seen_at_us) == pytest.approx(0, abs=NEAR)

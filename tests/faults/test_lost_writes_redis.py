@@ -38,7 +38,7 @@ async def expired(store: Store, number: int) -> list[Job]:
     jobs: list[Job] = []
 
     async def has_expired() -> bool:
-        jobs[:] = await store.expired(limit=10)
+        jobs[:] = await store.find_expired(limit=10)
         return len(jobs) >= number
 
     await until_true(has_expired, "the leases to run out")
@@ -70,7 +70,7 @@ async def test_stale_write_after_an_id_returned_is_no_loss(
         outcomes = Succeeded(), Succeeded('"done"'), Failed(error="boom")
         answers = await store.settle([decided(job, outcome) for job, outcome in zip(stale, outcomes, strict=False)])
         assert [answer.accepted for answer in answers] == [False] * 3
-        beat = await store.beat(pulse("stale"), [job.lease for job in stale], lease_for=LEASE)
+        beat = await store.heartbeat(pulse("stale"), [job.lease for job in stale], lease_for=LEASE)
         assert beat.held == [LeaseStatus.LOST] * 4
 
         assert (await finding(store, "losses")).level == "ok"
@@ -81,10 +81,10 @@ async def test_stale_write_after_an_id_returned_is_no_loss(
 async def test_plain_claim_of_a_given_id_begins_at_the_clock(url: str) -> None:
     async with opened(url) as store:
         await put(store, new_job(), new_job(options=GIVEN))
-        before = await store.now_us()
+        before = await store.server_time_us()
         minted, given = await take(store)
         assert minted.claims == 1
-        assert before <= given.claims <= await store.now_us()
+        assert before <= given.claims <= await store.server_time_us()
         assert [(await settle(store, job)).accepted for job in (minted, given)] == [True, True]
 
 
@@ -96,7 +96,7 @@ async def test_lost_claim_of_a_given_id_is_reported() -> None:
             jobs = await take(store)
             server.crash_back(size)
 
-            beat = await until_it_works(lambda: store.beat(pulse(), [jobs[0].lease], lease_for=LEASE))
+            beat = await until_it_works(lambda: store.heartbeat(pulse(), [jobs[0].lease], lease_for=LEASE))
             assert beat.held == [LeaseStatus.LOST]
             assert not (await settle(store, jobs[1])).accepted
 
@@ -118,7 +118,7 @@ async def test_lost_claim_settles_nothing_after_a_failover() -> None:
             late = [decided(stale[job.id], outcome) for job, outcome in zip(owned, OUTCOMES, strict=True)]
             answers = await store.settle(late)
             assert {(answer.accepted, answer.state) for answer in answers} == {(False, JobState.RUNNING)}
-            beat = await store.beat(pulse("stale"), [job.lease for job in owned], lease_for=LEASE)
+            beat = await store.heartbeat(pulse("stale"), [job.lease for job in owned], lease_for=LEASE)
             assert beat.held == [LeaseStatus.LOST] * len(OUTCOMES)
             assert f"at least {2 * len(OUTCOMES)} acknowledged" in (await finding(store, "losses")).text
 

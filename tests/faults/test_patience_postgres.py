@@ -27,7 +27,7 @@ async def _ended() -> None:
         raise Unavailable(f"{len(rows)} go on")
 
 
-async def test_a_call_that_was_given_up_ends_on_the_server_too(url: str) -> None:
+async def test_abandoned_call_is_cancelled_on_the_server(url: str) -> None:
     store = PostgresStore(url, patience=0.3)
     await store.open()
     begun = time.monotonic()
@@ -63,9 +63,7 @@ async def test_a_change_of_jobs_takes_its_time(url: str) -> None:
     await store.close()
 
 
-async def test_a_change_of_a_silent_server_is_given_up_as_soon_as_anything_else(
-    proxied_url: str, proxy: FaultProxy
-) -> None:
+async def test_write_to_a_silent_server_is_abandoned_in_time(proxied_url: str, proxy: FaultProxy) -> None:
     store = PostgresStore(proxied_url, patience=0.3)
     await store.open()
     await store.delete([new_id()])

@@ -45,8 +45,8 @@ async def test_a_black_hole_is_noticed_by_every_verb(proxy: FaultProxy, proxied_
         for call in (
             store.submit([new_job()]),
             store.settle([failing(job)]),
-            store.beat(pulse(), [job.lease], lease_for=LEASE),
-            store.expired(limit=1),
+            store.heartbeat(pulse(), [job.lease], lease_for=LEASE),
+            store.find_expired(limit=1),
             store.query.get(job.id),
             store.cancel([job.id]),
         ):
@@ -54,7 +54,7 @@ async def test_a_black_hole_is_noticed_by_every_verb(proxy: FaultProxy, proxied_
                 await call
 
 
-async def test_a_server_that_refuses_is_told_in_one_line_and_soon(proxy: FaultProxy, proxied_url: str) -> None:
+async def test_refusing_server_is_reported_in_one_line_and_soon(proxy: FaultProxy, proxied_url: str) -> None:
     async with opened(proxied_url) as store:
         proxy.refuse()
         proxy.cut()
@@ -80,7 +80,7 @@ async def test_a_short_absence_is_not_even_noticed(proxy: FaultProxy, proxied_ur
         assert await store.query.count(JobFilter()) == 5
 
 
-async def test_a_listener_that_went_silent_costs_one_poll_and_is_replaced(
+async def test_silent_listener_costs_one_poll_and_is_replaced(
     proxy: FaultProxy, proxied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "PROOF", 0.5)
@@ -149,7 +149,7 @@ async def test_a_deadlock_is_tried_again(postgres: Postgres, url: str) -> None:
 
 
 @pytest.mark.parametrize("outcome", [ending, failing])
-async def test_a_row_that_somebody_holds_does_not_hold_up_its_neighbours(
+async def test_locked_row_does_not_delay_other_rows(
     postgres: Postgres, url: str, outcome: Callable[[Job], Settlement]
 ) -> None:
     async with opened(url) as store:
@@ -190,7 +190,7 @@ async def test_a_primary_that_takes_no_more_writes_is_left(url: str) -> None:
             assert (await store.query.count(JobFilter())) == 2
 
 
-async def test_a_beat_does_not_wait_for_a_handler_that_holds_its_job(postgres: Postgres, url: str) -> None:
+async def test_heartbeat_does_not_wait_for_a_handler_holding_its_job(postgres: Postgres, url: str) -> None:
     async with opened(url) as store:
         held, other = await running(store), await running(store)
         schema = url.rpartition("schema=")[2]
@@ -199,7 +199,7 @@ async def test_a_beat_does_not_wait_for_a_handler_that_holds_its_job(postgres: P
             async with link.transaction():
                 await link.execute(f"select from {schema}.job where id = $1 for update", held.id)
                 leases: list[Lease] = [held.lease, other.lease]
-                beat = await asyncio.wait_for(store.beat(pulse(), leases, lease_for=LEASE * 2), timeout=60)
+                beat = await asyncio.wait_for(store.heartbeat(pulse(), leases, lease_for=LEASE * 2), timeout=60)
                 assert [str(each) for each in beat.held] == ["held", "held"]
             assert (await stored(store, other.id)).lease_until_us > (await stored(store, held.id)).lease_until_us  # type: ignore[operator]
         finally:
@@ -215,10 +215,10 @@ async def test_a_beat_says_in_time_what_it_waited_for(
         proxy.refuse()
         proxy.cut()
         with pytest.raises(Unavailable, match="cannot be reached"):
-            await asyncio.wait_for(store.beat(pulse(), [job.lease], lease_for=timedelta(seconds=1)), timeout=30)
+            await asyncio.wait_for(store.heartbeat(pulse(), [job.lease], lease_for=timedelta(seconds=1)), timeout=30)
 
 
-async def test_a_job_that_somebody_else_is_making_ready_is_waited_for(postgres: Postgres, url: str) -> None:
+async def test_claim_waits_for_a_job_being_made_ready_elsewhere(postgres: Postgres, url: str) -> None:
     async with opened(url) as store:
         (due,) = await put(store, new_job(delay=timedelta(milliseconds=1)))
         await asyncio.sleep(0.01)
@@ -271,7 +271,7 @@ async def test_a_password_is_never_shown(url: str) -> None:
         assert "hunter2secret" not in str(told.value)
 
 
-async def test_ids_of_nobody_are_refused_in_words(url: str) -> None:
+async def test_unknown_ids_are_refused_clearly(url: str) -> None:
     async with opened(url) as store:
         with pytest.raises(HoldfastError):
             await store.submit([new_job(id="no id")])

@@ -33,7 +33,7 @@ async def test_scripts_that_were_flushed_are_loaded_again_at_every_call(kind: st
                 server.execute("SCRIPT", "FLUSH")
                 (job,) = await take(store)
                 server.execute("SCRIPT", "FLUSH")
-                await store.beat(pulse(), [job.lease], lease_for=LEASE)
+                await store.heartbeat(pulse(), [job.lease], lease_for=LEASE)
                 server.execute("SCRIPT", "FLUSH")
                 assert (await settle(store, job)).accepted
                 assert job.id == job_id
@@ -47,7 +47,7 @@ async def test_flushing_scripts_all_the_time_fails_no_call(kind: str) -> None:
         with server.flushing_scripts():
             async with app, working(app):
                 ids = [handle.id for handle in await asyncio.gather(*[app.enqueue("work") for _ in range(100)])]
-                ids += [handle.id for handle in await app.enqueue_many([app.draft("work", {}) for _ in range(500)])]
+                ids += [handle.id for handle in await app.enqueue_many([app.draft_job("work", {}) for _ in range(500)])]
                 await until_succeeded(app, len(ids))
         assert runs == Counter(ids)
         assert events.of(StoreTrouble) == []
@@ -112,8 +112,8 @@ async def test_a_half_open_connection_is_noticed_by_every_verb(
             claim(store),
             store.submit([new_job()]),
             store.settle([failing(job)]),
-            store.beat(pulse(), [job.lease], lease_for=LEASE),
-            store.expired(limit=1),
+            store.heartbeat(pulse(), [job.lease], lease_for=LEASE),
+            store.find_expired(limit=1),
             store.query.get(job.id),
             store.cancel([job.id]),
         ):
@@ -141,7 +141,7 @@ async def test_a_listener_that_went_silent_is_replaced(
         await asyncio.wait_for(waiting, timeout=30)
 
 
-async def test_a_server_that_refuses_is_told_in_one_line(proxy: FaultProxy, proxied_url: str, hurried: None) -> None:
+async def test_refusing_server_is_reported_in_one_line(proxy: FaultProxy, proxied_url: str, hurried: None) -> None:
     async with opened(proxied_url) as store:
         proxy.refuse()
         proxy.cut()

@@ -96,7 +96,7 @@ async def test_a_log_that_lost_its_tail_is_never_half_there(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_acknowledged_jobs_that_a_crash_lost_are_told(kind: str) -> None:
+async def test_acknowledged_jobs_lost_in_a_crash_are_reported(kind: str) -> None:
     """Told by whoever was acknowledged them, once, whatever others have submitted since."""
     with Redis(kind, settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
         url = server.url(namespace="lost")
@@ -125,7 +125,7 @@ async def test_acknowledged_jobs_that_a_crash_lost_are_told(kind: str) -> None:
             assert "at least 1 acknowledged" in (await finding(store, "losses")).text
 
 
-async def test_each_of_several_losses_is_told_and_a_telling_that_is_lost_is_told_again() -> None:
+async def test_each_of_several_losses_is_reported_until_recorded() -> None:
     with Redis(settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
         async with opened(server.url(namespace="lost")) as store:
             await put(store, *[new_job() for _ in range(5)])
@@ -144,7 +144,7 @@ async def test_each_of_several_losses_is_told_and_a_telling_that_is_lost_is_told
             assert "at least 1 acknowledged" in (await finding(store, "losses")).text
 
 
-async def test_a_loss_is_told_whatever_order_its_acknowledgements_had() -> None:
+async def test_loss_is_reported_for_acknowledgements_in_any_order() -> None:
     with Redis(settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
         address = parse_url(server.url(namespace="lost"))
         async with opened(server.url(namespace="lost")) as store:
@@ -154,17 +154,17 @@ async def test_a_loss_is_told_whatever_order_its_acknowledgements_had() -> None:
             links = NamespacePool(
                 address, now=None, lost=load_scripts(files("holdfast.stores.redis") / "scripts")["lost"]
             )
-            links.stored(2, second)
-            links.stored(1, first)
+            links.note_stored(2, second)
+            links.note_stored(1, first)
         server.crash_back(size)
         async with opened(server.url(namespace="lost")) as store:
-            assert await links.command("PING") == b"PONG"
+            assert await links.run_command("PING") == b"PONG"
             await links.close()
             assert "at least 1 acknowledged" in (await finding(store, "losses")).text
 
 
 @pytest.mark.parametrize("setting", ["maxmemory", "min-replicas-to-write"])
-async def test_a_loss_is_told_by_a_server_that_takes_no_writes_at_first(setting: str) -> None:
+async def test_loss_is_reported_once_the_server_accepts_writes(setting: str) -> None:
     with Redis(settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
         async with opened(server.url(namespace="lost")) as store:
             await put(store)
@@ -181,7 +181,7 @@ async def test_a_loss_is_told_by_a_server_that_takes_no_writes_at_first(setting:
             assert "at least 1 acknowledged" in (await finding(store, "losses")).text
 
 
-async def test_a_claim_that_a_crash_lost_is_told_by_its_worker() -> None:
+async def test_claim_lost_in_a_crash_is_reported_by_its_worker() -> None:
     with Redis(settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
         async with opened(server.url(namespace="lost")) as store:
             await put(store, new_job(), new_job())
@@ -189,7 +189,7 @@ async def test_a_claim_that_a_crash_lost_is_told_by_its_worker() -> None:
             jobs = await take(store)
             server.crash_back(size)
 
-            beat = await until_it_works(lambda: store.beat(pulse(), [jobs[0].lease], lease_for=LEASE))
+            beat = await until_it_works(lambda: store.heartbeat(pulse(), [jobs[0].lease], lease_for=LEASE))
             assert beat.held == [LeaseStatus.LOST]
             assert not (await settle(store, jobs[1])).accepted
 
@@ -197,7 +197,7 @@ async def test_a_claim_that_a_crash_lost_is_told_by_its_worker() -> None:
             assert [job.claims for job in await take(store)] == [1, 1]
 
 
-async def test_a_worker_whose_claim_a_crash_lost_settles_nothing_of_who_claimed_since() -> None:
+async def test_worker_with_a_lost_claim_settles_no_newer_claim() -> None:
     """The number of claims is given again: the lease is whose worker the store knows."""
     outcomes = (Succeeded(), Succeeded('"done"'), Failed(error="boom", delay=LEASE), Released())
     with Redis(settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
@@ -211,7 +211,7 @@ async def test_a_worker_whose_claim_a_crash_lost_settles_nothing_of_who_claimed_
 
             answers = await store.settle([_decided(job, outcome) for job, outcome in zip(stale, outcomes, strict=True)])
             assert {(answer.accepted, answer.state) for answer in answers} == {(False, JobState.RUNNING)}
-            beat = await store.beat(pulse("stale"), [last.lease], lease_for=LEASE)
+            beat = await store.heartbeat(pulse("stale"), [last.lease], lease_for=LEASE)
             assert beat.held == [LeaseStatus.LOST]
             assert "at least 5 acknowledged" in (await finding(store, "losses")).text
 
@@ -225,7 +225,7 @@ def _decided(job: Job, outcome: Outcome) -> Settlement:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_log_with_a_spoiled_tail_is_mended_by_its_own_tool(kind: str) -> None:
+async def test_log_with_a_corrupt_tail_is_repaired_by_redis_tools(kind: str) -> None:
     with Redis(kind, settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
         url = server.url(namespace="spoiled")
         async with opened(url) as store:
@@ -317,7 +317,7 @@ async def test_waitaof_needs_a_server_that_has_it() -> None:
             await open_store(shared(kind).url(durability="waitaof")).open()
 
 
-async def test_a_server_that_evicts_is_refused_and_the_doctor_sees_it_later() -> None:
+async def test_evicting_server_is_refused_and_found_by_the_doctor() -> None:
     with Redis(settings={"maxmemory-policy": "allkeys-lru"}) as server:
         with pytest.raises(ConfigError, match="config set maxmemory-policy noeviction"):
             await open_store(server.url()).open()
@@ -390,7 +390,7 @@ async def test_a_full_server_refuses_submissions_and_lets_jobs_finish(kind: str)
             assert await store.query.count(JobFilter()) == 10
             assert (await finding(store, "memory")).level == "error"
 
-            beat = await store.beat(pulse(), [job.lease for job in jobs], lease_for=LEASE * 2)
+            beat = await store.heartbeat(pulse(), [job.lease for job in jobs], lease_for=LEASE * 2)
             assert [str(each) for each in beat.held] == ["held"] * 5
             answers = await store.settle([ending(jobs[0], result="1"), failing(jobs[1]), *map(ending, jobs[2:])])
             assert [answer.accepted for answer in answers] == [True] * 5

@@ -92,7 +92,7 @@ async def test_a_server_that_became_a_replica_is_away(kind: str) -> None:
             assert (await until_it_works(lambda: settle(store, job))).accepted
 
 
-async def test_a_settlement_that_waits_when_another_takes_over_is_accepted_once(
+async def test_settlement_during_a_failover_is_accepted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connections, "PATIENCE", 30.0)
@@ -154,7 +154,7 @@ async def test_a_silent_sentinel_does_not_hide_the_others(monkeypatch: pytest.Mo
             await put(store)
 
 
-async def test_sentinels_that_know_no_such_primary_and_servers_that_are_none_are_told(hurried: None) -> None:
+async def test_unknown_primary_and_non_sentinel_are_reported(hurried: None) -> None:
     with replicated() as (primary, _), Sentinel(primary) as sentinel:
         with pytest.raises(Unavailable, match="none of them knows a primary called 'other'"):
             await open_store(sentinel.url().replace(f"/{SERVICE}/", "/other/")).open()
@@ -188,7 +188,7 @@ async def _every_verb(store: Store) -> None:
     assert await store.prune({"succeeded": timedelta(0)}, limit=10) == 1
 
 
-async def test_a_namespace_lives_in_one_slot_of_a_cluster_and_moves_with_it() -> None:
+async def test_namespace_occupies_one_cluster_slot_and_moves_with_it() -> None:
     with Cluster() as cluster:
         for namespace in ("one", "two", "three", "four"):  # somebody else's slot each, or nearly
             async with opened(cluster.url(namespace=namespace)) as store:
@@ -228,7 +228,7 @@ async def test_a_cluster_s_replica_that_took_over_is_found() -> None:
             assert await store.query.count(JobFilter()) == 1
 
 
-async def test_a_server_that_is_no_cluster_serves_the_url_of_one() -> None:
+async def test_non_cluster_server_serves_a_cluster_url() -> None:
     with shared().fresh_namespace() as namespace:
         url = shared().url(namespace=namespace).replace("redis://", "redis+cluster://").replace("/0?", "?")
         async with opened(url) as store:

@@ -107,7 +107,7 @@ async def test_a_certificate_that_is_trusted_opens_every_connection(authority: A
 
 
 async def test_a_certificate_that_is_not_trusted_is_refused_by_default(authority: Authority, tmp_path: Path) -> None:
-    stranger = Authority(tmp_path, "stranger")
+    other_user = Authority(tmp_path, "other_user")
     with (
         Redis() as server,
         FaultProxy(server.port, tls=authority.server()) as proxy,
@@ -115,7 +115,7 @@ async def test_a_certificate_that_is_not_trusted_is_refused_by_default(authority
     ):
         refused = [
             (secured(server, proxy), "unable to get local issuer certificate"),
-            (secured(server, proxy, ssl_ca_certs=str(stranger.file)), "unable to get local issuer certificate"),
+            (secured(server, proxy, ssl_ca_certs=str(other_user.file)), "unable to get local issuer certificate"),
             (secured(server, elsewhere, ssl_ca_certs=str(authority.file)), "not valid for '127.0.0.1'"),
         ]
         for url, why in refused:
@@ -129,7 +129,7 @@ async def test_a_certificate_that_is_not_trusted_is_refused_by_default(authority
                 await put(store)
 
 
-async def test_a_client_s_certificate_is_shown_where_it_is_asked_for(authority: Authority, tmp_path: Path) -> None:
+async def test_client_certificate_is_presented_on_request(authority: Authority, tmp_path: Path) -> None:
     certificate, key = authority.client(tmp_path)
     with Redis() as server, FaultProxy(server.port, tls=authority.server(clients=True)) as proxy:
         url = secured(server, proxy, ssl_ca_certs=str(authority.file))
@@ -139,7 +139,7 @@ async def test_a_client_s_certificate_is_shown_where_it_is_asked_for(authority: 
             await put(store)
 
 
-async def test_tls_to_a_port_that_has_none_and_the_other_way_round(authority: Authority, hurried: None) -> None:
+async def test_tls_mismatch_is_reported_in_both_directions(authority: Authority, hurried: None) -> None:
     with Redis() as server, FaultProxy(server.port, tls=authority.server()) as proxy:
         with pytest.raises((ConfigError, Unavailable), match="speak TLS"):
             await open_store(server.url().replace("redis://", "rediss://")).open()

@@ -106,12 +106,12 @@ class Cli:
         app = Holdfast()
 
         async def take() -> Job:
-            store = await app.opened()
+            store = await app.open_store()
             claim = await store.claim("worker-1", {"*": 1}, limit=1, lease_for=lease_for, only=[job_id])
             return claim.jobs[0]
 
         try:
-            return app.block(take())
+            return app.run_blocking(take())
         finally:
             app.sync.close()
 
@@ -121,10 +121,10 @@ class Cli:
         app = Holdfast()
 
         async def settle() -> None:
-            store = await app.opened()
+            store = await app.open_store()
             await store.settle([decide(job, outcome, Retry.fixed(3600), random.Random(0))])
 
-        app.block(settle())
+        app.run_blocking(settle())
         app.sync.close()
 
     def dead(self, *words: str, error: str = "it broke", traceback: str | None = None) -> str:

@@ -201,13 +201,15 @@ def test_a_command_is_refused_and_nothing_is_stored(row: Words, cli: Cli) -> Non
     assert cli.json("status")["queues"] == []
 
 
-def test_b65_no_words_at_all_print_the_usage(cli: Cli) -> None:
+@pytest.mark.rows("B65")
+def test_command_without_arguments_prints_the_usage(cli: Cli) -> None:
     result = cli.invoke()
     assert (result.exit_code, "Usage: " in result.output) == (2, True)
 
 
+@pytest.mark.rows("B70")
 @pytest.mark.parametrize("password", ["p@ss", "pa:ss", "pa/ss", "pa?ss", "pa#ss", "pa%41ss", "pässwörd"])
-def test_b70_a_password_is_never_echoed(password: str, cli: Cli) -> None:
+def test_password_is_never_echoed(password: str, cli: Cli) -> None:
     said = cli.fail("enqueue", "work", "--url", f"mongodb://me:{password}@host/db", code=78)
     assert password not in said
 
@@ -239,7 +241,8 @@ def test_a_settings_file_that_only_looks_odd_is_read(content: bytes, cli: Cli) -
     assert cli.json("config", "get", "lease")["value"] == ("1m" if b"lease" in content else "30s")
 
 
-def test_b69_a_bad_value_in_the_environment_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.rows("B69")
+def test_invalid_environment_value_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_LEASE", "soon")
     assert "HOLDFAST_LEASE" in cli.fail("enqueue", "work", code=78)
     assert not Path("holdfast.db").exists()
@@ -273,7 +276,8 @@ def test_a_worker_does_not_start_with_a_broken_module(name: str, source: str, to
     assert "holdfast/cli" not in result.stderr
 
 
-def test_b74_a_module_that_is_not_there(cli: Cli) -> None:
+@pytest.mark.rows("B74")
+def test_missing_module_is_reported(cli: Cli) -> None:
     said = cli.fail("worker", "start", "--drain", "--app", "no_such_module_here:app", code=78)
     assert "there is no module no_such_module_here" in said
 
@@ -302,15 +306,16 @@ def test_a_command_job_is_refused_at_submission(
     assert app.sync.count() == 0
 
 
-def test_b78_a_link_out_of_the_roots_is_followed_and_refused(tmp_path: Path) -> None:
+@pytest.mark.rows("B78")
+def test_link_out_of_the_roots_is_followed_and_refused(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     (root / "out").symlink_to("/")
     policy = Holdfast(commands="argv", command_roots=str(root)).command_policy()
-    assert policy.directory(str(root)) == str(root.resolve())
+    assert policy.resolve_directory(str(root)) == str(root.resolve())
     for outside in ("/", f"{root}/..", f"{root}/out", f"{root}/out/etc"):
         with pytest.raises(Invalid, match="must lie under"):
-            policy.directory(outside)
+            policy.resolve_directory(outside)
 
 
 def drained(app: Holdfast, task: str, payload: dict[str, Any]) -> tuple[Job, Job]:
@@ -349,7 +354,7 @@ PROGRAMS: list[tuple[str, Callable[[Path], dict[str, Any]], str]] = [
 
 
 @pytest.mark.parametrize(("name", "payload", "told"), PROGRAMS, ids=[name for name, *_ in PROGRAMS])
-def test_a_program_that_fails_is_a_dead_job_and_no_more(
+def test_failing_program_makes_only_its_own_job_dead(
     name: str, payload: Callable[[Path], dict[str, Any]], told: str, app: Holdfast, tmp_path: Path
 ) -> None:
     job, neighbour = drained(app, "command", payload(tmp_path))

@@ -107,7 +107,7 @@ def test_a_password_is_never_echoed(password: str, cli: Cli) -> None:
     assert password not in said
 
 
-def test_all_problems_of_a_settings_file_are_told_at_once(cli: Cli) -> None:
+def test_all_problems_of_a_settings_file_are_reported_together(cli: Cli) -> None:
     Path("holdfast.toml").write_text('lease = "soon"\nconcurrencey = 3\n', encoding="utf-8")
     said = cli.fail("status", code=78)
     assert "holdfast.toml:1" in said
@@ -130,7 +130,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("source", "told"), BROKEN, ids=lambda value: value.split("\n")[-1])
-def test_broken_application_code_exits_78_with_the_user_s_own_traceback(source: str, told: str, cli: Cli) -> None:
+def test_broken_application_code_exits_78_with_the_user_traceback(source: str, told: str, cli: Cli) -> None:
     target = cli.write_jobs(source)
     result = cli.invoke("status", "--app", target)
     first, *rest = result.stderr.splitlines()
@@ -192,7 +192,7 @@ def test_no_more_of_stdin_is_read_than_may_be_stored(cli: Cli) -> None:
         (["list", "--bogus"], 2, "NoSuchOption"),
     ],
 )
-def test_with_json_an_error_is_told_as_json_too(words: list[str], code: int, kind: str, cli: Cli) -> None:
+def test_error_with_json_option_is_reported_as_json(words: list[str], code: int, kind: str, cli: Cli) -> None:
     cli.run("migrate")
     told = json.loads(cli.fail(*words, "--json", code=code).splitlines()[-1])["error"]
     assert (told["type"], told["exit_code"]) == (kind, code)
@@ -207,7 +207,7 @@ def test_a_file_name_or_a_task_is_no_application(cli: Cli) -> None:
     assert f"{module}:send is a task; name the application: {target}" in said
 
 
-def test_an_option_of_a_worker_is_named_as_it_was_written(cli: Cli) -> None:
+def test_worker_option_is_named_as_written(cli: Cli) -> None:
     said = cli.fail("worker", "start", "--app", "jobs:app", "--concurrency", "lots", code=2)
     assert "holdfast: --concurrency: 'lots' is not valid" in said
 
@@ -220,5 +220,5 @@ def test_an_option_of_a_worker_is_named_as_it_was_written(cli: Cli) -> None:
         (["worker", "start", "--app", "tasks"], "holdfast: --app: 'tasks' is not valid; write module:attribute"),
     ],
 )
-def test_a_bad_value_of_an_option_names_the_option_and_exits_2(words: list[str], said: str, cli: Cli) -> None:
+def test_invalid_option_value_names_the_option_and_exits_2(words: list[str], said: str, cli: Cli) -> None:
     assert said in cli.fail(*words, code=2)

@@ -23,7 +23,7 @@ def test_every_setting_is_listed_with_its_source(cli: Cli, monkeypatch: pytest.M
     assert "holdfast.toml:2" in cli.run("config", "list")
 
 
-def test_setting_a_value_keeps_comments_and_is_seen_by_the_next_command(cli: Cli) -> None:
+def test_setting_a_value_keeps_comments_and_applies_next_time(cli: Cli) -> None:
     file = Path("holdfast.toml")
     file.write_text("# why: slow disks\nconcurrency = 2  # two\n", encoding="utf-8")
     cli.run("config", "set", "concurrency", "7")
@@ -38,7 +38,7 @@ def test_a_value_that_the_environment_overrules_is_remarked_on(cli: Cli, monkeyp
     assert "HOLDFAST_GRACE says otherwise" in cli.invoke("config", "set", "grace", "9s").stderr
 
 
-def test_who_sets_what_a_running_api_does_not_follow_is_told_to_restart_it(cli: Cli) -> None:
+def test_setting_not_reloaded_by_the_api_advises_a_restart(cli: Cli) -> None:
     assert "restart `holdfast api`" in cli.invoke("config", "set", "keys_file", "keys.toml").stderr
     assert cli.invoke("config", "set", "grace", "9s").stderr == ""
 
@@ -50,7 +50,7 @@ def test_the_settings_file_can_be_named(cli: Cli) -> None:
     assert cli.run("config", "get", "grace") == "30s\n"
 
 
-def test_a_value_that_cannot_stand_beside_the_others_is_not_written(cli: Cli) -> None:
+def test_value_in_conflict_with_others_is_not_written(cli: Cli) -> None:
     cli.run("config", "set", "lease", "30s")
     before = Path("holdfast.toml").read_bytes()
     assert "third of the lease" in cli.fail("config", "set", "beat", "20s", code=78)
@@ -94,7 +94,7 @@ def test_a_backup_is_a_store_of_its_own(cli: Cli) -> None:
     assert "exists already" in cli.fail("backup", "copy.db", code=78)
 
 
-def test_a_backup_where_no_file_can_be_is_refused_in_one_line(cli: Cli) -> None:
+def test_backup_to_an_impossible_path_is_refused_in_one_line(cli: Cli) -> None:
     cli.run("enqueue", "work")
     for place in ("/proc/copy.db", "n" * 300, "holdfast.db/copy.db"):
         told = cli.fail("backup", place, code=78)
@@ -103,7 +103,7 @@ def test_a_backup_where_no_file_can_be_is_refused_in_one_line(cli: Cli) -> None:
     assert "name the file" in cli.fail("backup", ".", code=2)
 
 
-def test_migrate_tells_what_it_applied_and_leaves_a_current_schema_alone(cli: Cli) -> None:
+def test_migrate_reports_what_it_applied_and_keeps_a_current_schema(cli: Cli) -> None:
     assert cli.json("migrate")["applied"] == migrations("sqlite")
     assert cli.json("migrate")["applied"] == []
     assert "up to date" in cli.run("migrate")
@@ -120,7 +120,7 @@ def test_a_file_that_is_no_store_of_ours_is_refused(cli: Cli) -> None:
 
 
 # ── where a command looks ─────────────────────────────────────────────────────────────────────────────────────────
-def test_the_store_is_the_application_s_unless_a_url_is_given(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_comes_from_the_application_unless_a_url_is_given(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     target = cli.write_jobs(JOBS.replace("Holdfast()", 'Holdfast("sqlite:///shop.db", lease="90s")'))
     cli.run("enqueue", "break", "--app", target)
     assert Path("shop.db").exists()
@@ -132,7 +132,7 @@ def test_the_store_is_the_application_s_unless_a_url_is_given(cli: Cli, monkeypa
     assert not Path("holdfast.db").exists()
 
 
-def test_a_project_s_store_is_found_from_every_folder_in_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_project_store_is_found_from_every_subfolder(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     project = cli.folder / "a project"
     (project / "src").mkdir(parents=True)
     (project / "holdfast.toml").write_text('url = "sqlite:///jobs.db"\n', encoding="utf-8")
@@ -150,7 +150,7 @@ def test_what_the_application_s_code_says_holds_beside_options(cli: Cli) -> None
     session = Session()
     session.app = cli.write_jobs(JOBS.replace("Holdfast()", 'Holdfast("sqlite:///shop.db", lease="90s", processes=3)'))
     settings = session.load(processes="2", queues="mail:1").settings
-    assert settings.entry("lease").text == "90s"
+    assert settings.describe_setting("lease").text == "90s"
     assert (settings.url, settings.processes, dict(settings.queues)) == ("sqlite:///shop.db", 2, {"mail": 1})
 
 

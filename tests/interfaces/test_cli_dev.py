@@ -100,14 +100,14 @@ class Dev:
 
 def _result(client: httpx.Client, task: str, **payload: Any) -> Any:
     """What a job submitted over HTTP returns."""
-    job = client.post("/v1/jobs", json={"type": task, "payload": payload})
+    job = client.post("/v1/jobs", json={"task": task, "payload": payload})
     assert job.status_code == 201, job.text
     ended = client.get(f"/v1/jobs/{job.json()['id']}", params={"wait": 30}).json()
-    assert ended["status"] == "succeeded", ended
+    assert ended["state"] == "succeeded", ended
     return ended["result"]
 
 
-def test_dev_is_an_api_and_a_worker_that_runs_commands_and_ctrl_c_ends_both(cli: Cli) -> None:
+def test_dev_runs_api_and_worker_and_ctrl_c_stops_both(cli: Cli) -> None:
     with Dev(cli, "--app", cli.write_jobs()) as dev, dev.client() as client:
         assert _result(client, "mail.send", to="a") == "sent to a"
         assert _result(client, "command", argv=["echo", "hello"])["stdout"] == "hello\n"
@@ -119,7 +119,7 @@ def test_dev_is_an_api_and_a_worker_that_runs_commands_and_ctrl_c_ends_both(cli:
 
 def test_a_burst_of_stop_signals_keeps_the_grace_of_dev(cli: Cli) -> None:
     with Dev(cli, "--app", cli.write_jobs(JOBS + _WAITING)) as dev, dev.client() as client:
-        job_id = client.post("/v1/jobs", json={"type": "waiting", "payload": {}}).json()["id"]
+        job_id = client.post("/v1/jobs", json={"task": "waiting", "payload": {}}).json()["id"]
         dev.says("handler is waiting")
         dev.process.send_signal(signal.SIGTERM)
         dev.process.send_signal(signal.SIGINT)
@@ -141,7 +141,7 @@ def test_dev_answers_503_while_its_store_is_locked(cli: Cli) -> None:
         other = sqlite3.connect(cli.folder / "holdfast.db", isolation_level=None)
         other.execute("begin immediate")
         began = time.monotonic()
-        answer = client.post("/v1/jobs", json={"type": "mail.send", "payload": {"to": "b"}})
+        answer = client.post("/v1/jobs", json={"task": "mail.send", "payload": {"to": "b"}})
         assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
         assert time.monotonic() - began < _ANSWERED + _LATE * slowness()
         other.execute("rollback")
@@ -165,7 +165,7 @@ def test_dev_starts_anew_with_changed_code_and_survives_broken_code(cli: Cli) ->
         assert dev.ends() == 0
 
 
-def test_dev_waits_for_the_mend_of_an_application_that_cannot_start(cli: Cli) -> None:
+def test_dev_waits_for_a_fix_of_a_failing_application(cli: Cli) -> None:
     target = cli.write_jobs(JOBS + _BROKEN_LIFE)
     with Dev(cli, "--app", target) as dev:
         dev.says("RuntimeError: no database")
@@ -176,7 +176,7 @@ def test_dev_waits_for_the_mend_of_an_application_that_cannot_start(cli: Cli) ->
         assert dev.ends() == 0
 
 
-def test_dev_says_what_to_do_about_a_port_that_is_taken(cli: Cli) -> None:
+def test_dev_reports_an_occupied_port_with_a_remedy(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, Dev(cli, port=str(taken.getsockname()[1])) as dev:
         dev.says("cannot listen on 127.0.0.1.*say --port, or --no-api")
         assert dev.process.wait(_DEADLINE) == 78
@@ -197,6 +197,6 @@ def test_only_python_files_of_the_user_count_as_changes(tmp_path: Path) -> None:
     watcher = Watcher(tmp_path)
     for name in (".git/a.py", "__pycache__/a.py", "node_modules/a.py", "a.txt"):
         (tmp_path / name).write_text("x")
-    assert not watcher.look()
+    assert not watcher.has_changed()
     (tmp_path / "pkg" / "a.py").write_text("x")
-    assert watcher.look()
+    assert watcher.has_changed()

@@ -25,7 +25,7 @@ def test_a_key_is_shown_once_and_listed_without_its_secret(cli: Cli) -> None:
     assert "revoked" in cli.fail("keys", "rotate", key_id, "--file", "keys.toml", code=1)
 
 
-def test_an_overlap_is_told(cli: Cli) -> None:
+def test_rotation_overlap_is_reported(cli: Cli) -> None:
     key_id = cli.run("keys", "create", "shop", "--scope", "read", "--file", "keys.toml").split("_")[1]
     assert "old secret" not in cli.run("keys", "list", "--file", "keys.toml")
     assert "the old secret is good until 2" in cli.invoke("keys", "rotate", key_id, "--file", "keys.toml").stderr
@@ -34,7 +34,7 @@ def test_an_overlap_is_told(cli: Cli) -> None:
     assert "the old secret is good no more" in cli.invoke("keys", *words).stderr
 
 
-def test_a_key_that_leaked_is_revoked_by_itself_and_not_repeated(cli: Cli) -> None:
+def test_leaked_key_is_revoked_by_its_token_without_echo(cli: Cli) -> None:
     token = cli.run("keys", "create", "shop", "--scope", "read", "--file", "keys.toml").strip()
     key_id, secret = token.split("_")[1:]
     assert key_id in cli.fail("keys", "revoke", "shop", "--file", "keys.toml", code=1)
@@ -61,7 +61,7 @@ def test_a_key_that_leaked_is_revoked_by_itself_and_not_repeated(cli: Cli) -> No
     ],
     ids=str,
 )
-def test_what_cannot_be_done_is_told(cli: Cli, words: tuple[str, ...], code: int, told: str) -> None:
+def test_impossible_key_operation_is_reported(cli: Cli, words: tuple[str, ...], code: int, told: str) -> None:
     assert told in cli.fail("keys", *words, "--file", "keys.toml", code=code)
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from holdfast import Holdfast, JobState
 from holdfast.cli.inspect import print_queues
-from holdfast.cli.output import Column, as_json, fitting
+from holdfast.cli.output import Column, as_json, fitting_columns
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.lifecycle import Failed, Succeeded
 from holdfast.core.models import QueueInfo
-from holdfast.views.formatting import safe, span
+from holdfast.views.formatting import format_span, safe_text
 from tests.interfaces.cli import Cli
 
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
@@ -89,7 +89,7 @@ def test_list_filters_and_pages(cli: Cli) -> None:
     assert dead in shown.stdout
 
 
-def test_show_tells_the_whole_story(cli: Cli) -> None:
+def test_show_prints_the_whole_history(cli: Cli) -> None:
     job_id = cli.run("enqueue", "work", '{"n": 1}', "--key", "k", "--tag", "t", "--metadata", '{"by": "me"}').strip()
     cli.end(job_id, Failed(error="ValueError: no", traceback="Traceback: line 1\n  line 2"))
     cli.run("replay", job_id)
@@ -118,9 +118,9 @@ def test_show_has_the_log_lines(cli: Cli) -> None:
     job, app = cli.claim(job_id), Holdfast()
 
     async def record() -> list[bool]:
-        return await (await app.opened()).record([Record(job.lease, lines)])
+        return await (await app.open_store()).append_logs([Record(job.lease, lines)])
 
-    assert app.block(record()) == [True]
+    assert app.run_blocking(record()) == [True]
     app.sync.close()
     first, second = cli.json("show", job_id)["lines"]
     assert INSTANT.fullmatch(first["at"])
@@ -164,7 +164,7 @@ def test_nothing_in_a_job_can_drive_the_terminal(cli: Cli) -> None:
     assert cli.json("show", job_id)["error"] == EVIL
 
 
-def test_watching_prints_a_line_for_each_change_and_stops_when_told(cli: Cli) -> None:
+def test_watch_prints_a_line_per_change_and_stops(cli: Cli) -> None:
     cli.run("enqueue", "work")
     text = cli.run("watch", "--for", "60ms", "--interval", "20ms")
     assert len(text.splitlines()) == 1
@@ -199,7 +199,7 @@ def test_doctor_names_what_is_odd_with_a_remedy(cli: Cli, monkeypatch: pytest.Mo
     assert "holdfast worker start" in warnings["no worker serves queue default, which holds 1 job"]
 
 
-def test_doctor_repairs_when_it_is_told_to(cli: Cli) -> None:
+def test_doctor_repairs_on_request(cli: Cli) -> None:
     cli.run("migrate")
     (repaired,) = [each for each in cli.json("doctor", "--repair")["findings"] if each["name"] == "repair"]
     assert (repaired["level"], repaired["text"]) == ("ok", "there was nothing to put right")
@@ -213,8 +213,8 @@ def test_doctor_exits_1_where_something_is_an_error(cli: Cli) -> None:
 
 # ── printing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_safe_text_shows_what_it_replaces() -> None:
-    assert safe("a\x1b\n\t\u202e\ud800é") == "a\\x1b\\n\\t\\u202e\\ud800é"
-    assert safe("a\n\tb\r", lines=True) == "a\n\tb\\r"
+    assert safe_text("a\x1b\n\t\u202e\ud800é") == "a\\x1b\\n\\t\\u202e\\ud800é"
+    assert safe_text("a\n\tb\r", lines=True) == "a\n\tb\\r"
 
 
 def test_json_reads_back_whatever_is_escaped() -> None:
@@ -225,15 +225,15 @@ def test_json_reads_back_whatever_is_escaped() -> None:
     ("seconds", "text"), [(0.5, "0.5s"), (59, "59s"), (3661, "1h 1m"), (90000, "1d 1h"), (-61, "-1m 1s")]
 )
 def test_spans_show_their_two_largest_units(seconds: float, text: str) -> None:
-    assert span(seconds) == text
+    assert format_span(seconds) == text
 
 
-def test_a_narrow_terminal_loses_spare_columns_and_never_part_of_an_id() -> None:
+def test_narrow_terminal_drops_spare_columns_and_keeps_ids_whole() -> None:
     columns = [Column("ID", "id"), Column("TASK"), Column("QUEUE", spare=True), Column("ERROR", spare=True)]
     rows = [["x" * 36, "t" * 60, "q" * 10, "e" * 60]]
-    assert fitting(columns, rows, 120) == [0, 1, 2, 3]
-    assert fitting(columns, rows, 80) == [0, 1, 2]
-    assert fitting(columns, rows, 10) == [0, 1]
+    assert fitting_columns(columns, rows, 120) == [0, 1, 2, 3]
+    assert fitting_columns(columns, rows, 80) == [0, 1, 2]
+    assert fitting_columns(columns, rows, 10) == [0, 1]
 
 
 def test_what_is_no_terminal_gets_no_colour_and_no_padding(cli: Cli) -> None:
@@ -243,7 +243,7 @@ def test_what_is_no_terminal_gets_no_colour_and_no_padding(cli: Cli) -> None:
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
-def test_stats_tell_of_jobs_workers_and_lately(cli: Cli) -> None:
+def test_stats_report_jobs_workers_and_recent_activity(cli: Cli) -> None:
     cli.dead()
     cli.run("enqueue", "work")
     told = cli.json("stats", "--minutes", "10")

@@ -12,7 +12,7 @@ import pytest
 from tests.interfaces.cli import Cli
 
 
-def test_every_worker_process_tells_its_own(cli: Cli) -> None:
+def test_every_worker_process_serves_its_own_metrics(cli: Cli) -> None:
     target = cli.write_jobs()
     for _ in range(5):
         cli.run("enqueue", "mail.send", "--arg", "to=a", "--app", target)
@@ -45,7 +45,7 @@ def _succeeded(address: str) -> float:
     return sum(series["value"] for series in metric["series"])
 
 
-def test_a_port_that_is_taken_is_told_before_anything_starts(cli: Cli) -> None:
+def test_occupied_metrics_port_is_reported_before_anything_starts(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ended = cli.complete("worker", "start", "--app", cli.write_jobs(), "--metrics-port", port)

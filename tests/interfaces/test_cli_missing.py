@@ -66,14 +66,14 @@ def test_what_stores_something_makes_the_database(words: list[str], cli: Cli) ->
     assert cli.run("status")
 
 
-def test_a_link_that_leads_nowhere_counts_as_missing_and_a_dead_end_is_told_as_such(cli: Cli) -> None:
+def test_broken_link_is_missing_and_unreachable_path_is_reported(cli: Cli) -> None:
     Path("holdfast.db").symlink_to(cli.folder / "elsewhere.db")
     assert f"no database at {cli.folder}/elsewhere.db" in cli.fail("status", code=1)
     assert "does not exist or is closed" in cli.fail("status", "--url", "sqlite:////nowhere/at/all.db", code=78)
 
 
 @pytest.mark.parametrize("words", LOOKING, ids=" ".join)
-def test_looking_into_a_database_of_something_else_changes_nothing_in_it(words: list[str], cli: Cli) -> None:
+def test_reading_a_foreign_database_changes_nothing_in_it(words: list[str], cli: Cli) -> None:
     with closing(sqlite3.connect("holdfast.db")) as connection:
         connection.execute("create table customer (name text)")
     before = Path("holdfast.db").read_bytes()
@@ -94,7 +94,7 @@ def test_looking_into_an_empty_file_leaves_it_empty(cli: Cli) -> None:
     assert Path("holdfast.db").read_bytes() == b""
 
 
-def test_looking_at_a_file_that_says_whose_it_is_names_no_remedy_that_would_fail(cli: Cli) -> None:
+def test_database_of_another_program_is_reported_without_remedy(cli: Cli) -> None:
     with closing(sqlite3.connect("holdfast.db")) as connection:
         connection.execute("pragma application_id=7")
         connection.execute("create table customer (name text)")

@@ -30,7 +30,7 @@ def test_cancelling_what_runs_asks_it_to_stop(cli: Cli) -> None:
     assert cli.json("show", job_id)["cancelling"] is True
 
 
-def test_what_cannot_be_done_is_told_and_exits_1(cli: Cli) -> None:
+def test_impossible_operation_is_reported_and_exits_1(cli: Cli) -> None:
     dead = cli.dead()
     result = cli.invoke("cancel", dead, "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77")
     assert result.exit_code == 1
@@ -40,7 +40,7 @@ def test_what_cannot_be_done_is_told_and_exits_1(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("command", [["cancel"], ["replay"], ["delete"], ["dlq", "replay"], ["dlq", "purge"]])
-def test_a_dry_run_counts_what_would_be_done_and_does_nothing(command: list[str], cli: Cli) -> None:
+def test_dry_run_counts_without_changing_anything(command: list[str], cli: Cli) -> None:
     ids = [_enqueue(cli), _enqueue(cli, "--delay", "1h"), cli.dead(), cli.dead()]
     done = {"cancel": 2, "replay": 2, "delete": 4}.get(command[0], 2)
     states = [cli.state(each) for each in ids]
@@ -73,7 +73,7 @@ def test_dlq_replay_points_to_replay_for_succeeded_jobs(cli: Cli) -> None:
     assert cli.invoke("dlq", "replay", queued).stderr.endswith("it is queued, no dead letter\n")
 
 
-def test_dead_letters_are_replayed_one_after_the_other_at_a_rate(cli: Cli) -> None:
+def test_dead_letters_are_replayed_at_a_rate(cli: Cli) -> None:
     dead = [cli.dead() for _ in range(3)]
     assert cli.json("dlq", "replay", "--all", "--rate", "1/h", "--dry-run") == {
         "dry_run": True,
@@ -151,7 +151,7 @@ def test_purging_a_queue_leaves_what_runs_and_what_has_ended(cli: Cli) -> None:
         cli.fail("show", gone, code=1)
 
 
-def test_pausing_a_queue_nobody_used_says_so(cli: Cli) -> None:
+def test_pausing_an_unused_queue_says_so(cli: Cli) -> None:
     cli.run("enqueue", "work", "--queue", "mail")
     assert cli.invoke("queue", "pause", "mail").stderr == ""
     result = cli.invoke("queue", "pause", "nosuch")
@@ -159,7 +159,7 @@ def test_pausing_a_queue_nobody_used_says_so(cli: Cli) -> None:
     assert "no job is kept of queue nosuch so far" in result.stderr
 
 
-def test_a_queue_that_nobody_uses_is_remarked_on(cli: Cli) -> None:
+def test_unused_queue_in_a_filter_is_mentioned(cli: Cli) -> None:
     cli.dead("--queue", "mail")
     for words in (("dlq", "replay"), ("dlq", "replay", "--dry-run"), ("cancel",), ("delete",)):
         assert "no job is kept of queue mial" in cli.invoke(*words, "--queue", "mial").stderr

@@ -122,7 +122,7 @@ def test_looking_into_a_database_without_our_tables_makes_none(cli: Cli) -> None
         assert cli.run("status", "--url", url)
 
 
-def test_a_parameter_that_the_server_does_not_know_is_a_matter_of_configuration(cli: Cli) -> None:
+def test_parameter_unknown_to_the_server_is_a_configuration_error(cli: Cli) -> None:
     with postgres.shared().fresh_schema() as schema:
         for wrong in ({"foo": 1}, {"work_mem": "some"}):
             url = postgres.shared().url(schema=schema, **wrong)

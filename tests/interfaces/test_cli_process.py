@@ -47,7 +47,7 @@ def test_a_worker_drains_the_queues_and_ends(cli: Cli) -> None:
     assert (cli.state(done), cli.json("show", done)["result"]) == ("succeeded", "sent to a")
 
 
-def test_a_worker_of_several_processes_stops_when_told_through_the_store(cli: Cli) -> None:
+def test_worker_processes_stop_on_a_command_through_the_store(cli: Cli) -> None:
     target = cli.write_jobs()
     cli.run("migrate")
     with _started(cli, "worker", "start", "--processes", "2", "--app", target) as process:
@@ -64,7 +64,7 @@ def test_a_worker_ends_well_on_sigterm(cli: Cli) -> None:
         assert process.wait(60) == 0
 
 
-def test_workers_of_a_supervisor_say_that_it_stopped_them_and_it_says_why(cli: Cli) -> None:
+def test_supervised_workers_log_the_supervisor_as_stop_reason(cli: Cli) -> None:
     cli.run("migrate")
     with _started(cli, "worker", "start", "--processes", "2", "--app", cli.write_jobs()) as process:
         _until(lambda: len(cli.json("worker", "list")["workers"]) == 2)
@@ -88,7 +88,7 @@ async def slow() -> None:
 """
 
 
-def test_ctrl_c_on_a_terminal_says_what_is_waited_for_and_twice_waits_no_longer(cli: Cli) -> None:
+def test_first_ctrl_c_explains_the_wait_and_second_ends_it(cli: Cli) -> None:
     target = cli.write_jobs(SLOW)
     job_id = cli.run("enqueue", "slow", "--app", target).strip()
     controller, terminal = pty.openpty()
@@ -195,7 +195,7 @@ async def handed() -> None:
 """
 
 
-def test_threads_that_do_not_end_do_not_keep_a_stopped_worker(cli: Cli) -> None:
+def test_stuck_threads_do_not_delay_a_stopped_worker(cli: Cli) -> None:
     target = cli.write_jobs(STUCK)
     ids = [cli.run("enqueue", name, "--app", target).strip() for name in ("plain", "handed")]
     with _started(cli, "worker", "start", "--app", target, "--grace", "100ms") as process:
@@ -207,7 +207,7 @@ def test_threads_that_do_not_end_do_not_keep_a_stopped_worker(cli: Cli) -> None:
     assert [cli.state(each) for each in ids] == ["queued", "queued"]
 
 
-def test_children_are_told_what_the_supervisor_was_told() -> None:
+def test_child_processes_get_the_options_of_the_supervisor() -> None:
     session = Session()
     session.app, session.config = "shop:app", "x.toml"
     said = {"queues": "mail:1", "concurrency": None, "processes": "3", "role": "follower", "grace": "5s"}
@@ -223,7 +223,7 @@ def test_a_reader_that_goes_away_ends_the_program_quietly(cli: Cli) -> None:
         assert process.stderr.read() == b""
 
 
-def test_ctrl_c_ends_watching_with_0_and_other_commands_with_130(cli: Cli) -> None:
+def test_ctrl_c_exits_watch_with_0_and_others_with_130(cli: Cli) -> None:
     cli.run("migrate")
     with _started(cli, "watch") as process:
         process.stdout.readline()
@@ -280,7 +280,7 @@ def _on_a_terminal(cli: Cli, **environment: str) -> bytes:
     return text
 
 
-def test_a_lifespan_that_fails_is_told_with_the_user_s_own_frames(cli: Cli) -> None:
+def test_failing_lifespan_is_reported_with_the_user_frames(cli: Cli) -> None:
     target = cli.write_jobs(
         "from contextlib import asynccontextmanager\nfrom holdfast import Holdfast\n\napp = Holdfast()\n\n"
         "@app.lifespan\n@asynccontextmanager\nasync def life(app):\n    raise RuntimeError('no database')\n    yield\n"

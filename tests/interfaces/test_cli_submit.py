@@ -17,7 +17,7 @@ from holdfast.core.models import Job, NewJob, WorkerHeartbeat
 from tests.interfaces.cli import Cli
 
 
-def test_the_first_command_makes_the_store_and_prints_the_job_s_id(cli: Cli) -> None:
+def test_first_command_creates_the_store_and_prints_the_id(cli: Cli) -> None:
     job_id = cli.run("enqueue", "work", '{"n": 1}').strip()
     document = cli.json("show", job_id)
     assert Path("holdfast.db").exists()
@@ -90,7 +90,7 @@ def test_waiting_ends_with_its_limit(cli: Cli) -> None:
     assert "it goes on" in cli.fail("enqueue", "work", "--wait-for", "10ms", code=75)
 
 
-def test_waiting_says_once_that_nobody_serves_the_queue(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_warns_once_that_no_worker_serves_the_queue(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait, "_QUIET", 0.01)
     said = cli.fail("enqueue", "work", "--queue", "mail", "--wait-for", "100ms", "--json", code=75)
     assert said.count("no living worker serves queue mail; start one with `holdfast worker start`") == 1
@@ -105,9 +105,9 @@ def test_waiting_says_which_attempt_failed_and_when_the_next_is(cli: Cli, monkey
 
     async def be_there() -> None:
         pulse = WorkerHeartbeat(worker="w-1", host="here", pid=1, queues="*", concurrency=2)
-        await (await app.opened()).beat(pulse, [], lease_for=timedelta(minutes=1))
+        await (await app.open_store()).heartbeat(pulse, [], lease_for=timedelta(minutes=1))
 
-    app.block(be_there())
+    app.run_blocking(be_there())
     app.sync.close()
     said = cli.fail("enqueue", "work", "--key", "k", "--wait-for", "100ms", code=75)
     assert said.count("attempt 1 failed: no luck; next at 20") == 1
@@ -137,9 +137,9 @@ def test_ctrl_c_while_waiting_says_that_the_job_is_stored(cli: Cli, monkeypatch:
     assert "is stored and goes on" in cli.fail("enqueue", "work", "--wait", code=130)
 
 
-def test_the_interrupt_message_names_the_id_where_there_is_no_key(cli: Cli) -> None:
+def test_interrupt_message_names_the_id_without_a_key(cli: Cli) -> None:
     app = Holdfast()
-    job = app.draft("work", {})
+    job = app.draft_job("work", {})
     assert f"--id {job.id}" in submission._standing(app, job)
 
 
@@ -181,7 +181,7 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize(("line", "told"), BAD_LINES, ids=lambda value: value[:30])
-def test_a_bad_line_is_named_and_nothing_of_its_batch_is_stored(line: str, told: str, cli: Cli) -> None:
+def test_invalid_line_is_named_and_its_batch_not_stored(line: str, told: str, cli: Cli) -> None:
     cli.run("migrate")
     stream = _lines({"task": "a"}, {"task": "a"}, {"task": "a"}) + line + "\n" + _lines({"task": "a"})
     said = cli.fail("enqueue", "--stream", "-", "--batch", "2", code=2, stdin=stream)
@@ -263,7 +263,7 @@ def test_only_a_job_that_succeeded_counts_as_success() -> None:
     assert run_module.exit_code(Job(**{**fields, "state": JobState.CANCELLED, "error": "cancelled"})) == 1
 
 
-def test_text_for_an_argument_that_is_none_is_answered_with_the_other_spelling(cli: Cli) -> None:
+def test_text_for_a_non_text_argument_suggests_json_syntax(cli: Cli) -> None:
     target = cli.write_jobs()
     said = cli.fail("enqueue", "mail.send", "--arg", "to=ann", "--arg", "copies=3", "--app", target, code=2)
     assert "argument 'copies'" in said
@@ -274,7 +274,7 @@ def test_text_for_an_argument_that_is_none_is_answered_with_the_other_spelling(c
 
 
 @pytest.mark.parametrize("words", [["enqueue", "work"], ["enqueue", "--stream", "-"]], ids=" ".join)
-def test_who_makes_a_database_is_told_so_once(words: list[str], cli: Cli) -> None:
+def test_creating_a_database_is_reported_once(words: list[str], cli: Cli) -> None:
     stdin = '{"task": "work"}\n'
     first, second = (cli.invoke(*words, stdin=stdin) for _ in range(2))
     assert f"made a new database: sqlite:///{cli.folder}/holdfast.db (url from default)\n" == first.stderr

@@ -61,15 +61,15 @@ def test_the_doctor_knows_the_transport(carried: Cli, server: Redis) -> None:
     assert f"Redis at 127.0.0.1:{server.port} cannot be reached" in transport(carried)
 
 
-def test_why_tells_of_a_transport_that_is_away(carried: Cli, server: Redis) -> None:
+def test_why_reports_an_unavailable_transport(carried: Cli, server: Redis) -> None:
     job_id = carried.run("enqueue", "work").strip()
     app = Holdfast()
 
     async def beat() -> None:
         pulse = WorkerHeartbeat(worker="w", host="elsewhere", pid=1, queues="*", concurrency=1)
-        await (await app.opened()).beat(pulse, [], lease_for=timedelta(minutes=5))
+        await (await app.open_store()).heartbeat(pulse, [], lease_for=timedelta(minutes=5))
 
-    app.block(beat())
+    app.run_blocking(beat())
     app.sync.close()
     assert "transport_away" not in codes(carried, job_id)
 

@@ -13,11 +13,11 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from holdfast.cli import main
-from holdfast.cli.reference import commands, page
+from holdfast.cli.reference import list_commands, page
 from holdfast.settings.settings import SETTINGS
 from tests.interfaces.cli import JOBS, ROOT, Cli
 
-COMMANDS = dict(commands())
+COMMANDS = dict(list_commands())
 
 EXPECTED = """
     worker start|worker stop|worker list|enqueue|run|status|stats|list|count|show|watch|cancel|replay|delete|dlq list
@@ -85,7 +85,7 @@ def test_help_loads_nothing_heavy(cli: Cli) -> None:
     assert ended.stdout.splitlines()[-1] == "[]"
 
 
-def test_the_version_is_told(cli: Cli) -> None:
+def test_version_is_printed(cli: Cli) -> None:
     assert cli.run("--version").startswith("holdfast ")
 
 

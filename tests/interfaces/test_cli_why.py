@@ -14,7 +14,7 @@ import pytest
 from holdfast import JobState
 from holdfast.core.lifecycle import Failed
 from holdfast.core.models import Job, Reason, WorkerCommand, WorkerHeartbeat, WorkerInfo
-from holdfast.views.explain import JobFacts, explain, serves
+from holdfast.views.explain import JobFacts, explain_job, serves_queue
 from tests.interfaces.cli import Cli
 
 NOW = 1_924_992_000_000_000
@@ -128,16 +128,16 @@ CASES: list[tuple[Job, JobFacts, dict[str, str]]] = [
 @pytest.mark.parametrize(
     ("job", "known", "expected"), CASES, ids=lambda value: "+".join(value) if type(value) is dict else ""
 )
-def test_every_reason_is_told_with_its_remedy(job: Job, known: JobFacts, expected: dict[str, str]) -> None:
-    reasons = list(explain(job, known))
+def test_every_reason_has_its_remedy(job: Job, known: JobFacts, expected: dict[str, str]) -> None:
+    reasons = list(explain_job(job, known))
     assert [each.code for each in reasons] == list(expected)
     assert all(remedy in each.remedy for each, remedy in zip(reasons, expected.values(), strict=True))
     assert all(each.text for each in reasons)
 
 
-def test_a_task_whose_name_is_nearly_that_of_another_is_told_with_it() -> None:
+def test_misspelt_task_is_explained_with_the_nearest_name() -> None:
     known = JobFacts(now_us=NOW, workers=(_worker("*"),), tasks=frozenset({"work.done", "other"}))
-    reason, _ = explain(_job(JobState.QUEUED, task="work.dome"), known)
+    reason, _ = explain_job(_job(JobState.QUEUED, task="work.dome"), known)
     assert reason.text == (
         "task work.dome is not registered in this application; did you mean work.done? "
         "worker w-1, which serves its queue, may have it"
@@ -145,30 +145,30 @@ def test_a_task_whose_name_is_nearly_that_of_another_is_told_with_it() -> None:
     assert "holdfast cancel 0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77" in reason.remedy
 
 
-def test_a_worker_that_may_have_died_is_told_with_what_speaks_for_it() -> None:
-    (reason,) = explain(_job(JobState.QUEUED), SILENT)
+def test_silent_worker_is_explained_with_the_evidence() -> None:
+    (reason,) = explain_job(_job(JobState.QUEUED), SILENT)
     assert reason.text == "worker w-1 was last heard from 20s ago: if it died, nobody takes the job"
-    (reason,) = explain(_job(JobState.RUNNING, lease_until_us=NOW + MINUTE), GONE)
+    (reason,) = explain_job(_job(JobState.RUNNING, lease_until_us=NOW + MINUTE), GONE)
     assert (
         "was last heard from 0s ago, and this host has no process 1: if that worker died, the job runs" in reason.text
     )
 
 
 def test_workers_of_other_queues_are_counted_in_words() -> None:
-    (reason,) = explain(_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker("other"),)))
+    (reason,) = explain_job(_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker("other"),)))
     assert reason.text == "no living worker serves queue mail; 1 living worker serves other queues or is stopping"
 
 
-def test_who_may_know_nothing_of_other_queues_is_told_of_none() -> None:
-    (reason,) = explain(_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker("other"),), discreet=True))
+def test_discreet_explanation_mentions_no_other_queues() -> None:
+    (reason,) = explain_job(_job(JobState.QUEUED), JobFacts(now_us=NOW, workers=(_worker("other"),), discreet=True))
     assert reason.text == "no living worker serves queue mail"
     busy = JobFacts(now_us=NOW, workers=(_worker("*", running=2),), discreet=True)
-    assert next(each.text for each in explain(_job(JobState.QUEUED), busy)) == "every worker of its queue is busy"
+    assert next(each.text for each in explain_job(_job(JobState.QUEUED), busy)) == "every worker of its queue is busy"
 
 
-def test_a_worker_of_a_limited_key_serves_what_its_patterns_say() -> None:
-    assert serves(_worker("mail.*,news"), "mail.in")
-    assert not serves(_worker("mail.*,news"), "secret")
+def test_worker_with_a_limited_key_serves_its_patterns() -> None:
+    assert serves_queue(_worker("mail.*,news"), "mail.in")
+    assert not serves_queue(_worker("mail.*,news"), "secret")
 
 
 def test_a_worker_that_was_killed_is_missed_at_once(cli: Cli) -> None:
@@ -184,10 +184,10 @@ def test_a_worker_that_was_killed_is_missed_at_once(cli: Cli) -> None:
 
 
 def test_a_worker_whose_queues_cannot_be_read_serves_none() -> None:
-    assert not serves(_worker("???"), "mail")
+    assert not serves_queue(_worker("???"), "mail")
 
 
-def test_a_job_that_another_applications_worker_failed_is_told_as_that(cli: Cli) -> None:
+def test_job_failed_by_a_worker_of_another_application_is_explained(cli: Cli) -> None:
     job_id = cli.run("enqueue", "work").strip()
     cli.end(job_id, Failed(error="no task 'work' is registered", reason=Reason.NO_HANDLER))
     _register_worker()
@@ -216,13 +216,13 @@ def _register_worker(name: str = "w-1", *, host: str = "here", pid: int = 1) -> 
 
     async def beat() -> None:
         pulse = WorkerHeartbeat(worker=name, host=host, pid=pid, queues="*", concurrency=2)
-        await (await app.opened()).beat(pulse, [], lease_for=timedelta(minutes=1))
+        await (await app.open_store()).heartbeat(pulse, [], lease_for=timedelta(minutes=1))
 
-    app.block(beat())
+    app.run_blocking(beat())
     app.sync.close()
 
 
-def test_living_workers_are_listed_and_told_to_stop(cli: Cli) -> None:
+def test_live_workers_are_listed_and_can_be_stopped(cli: Cli) -> None:
     cli.run("enqueue", "work")
     _register_worker()
     (worker,) = cli.json("worker", "list")["workers"]

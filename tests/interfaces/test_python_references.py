@@ -30,7 +30,7 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Holdfast]:
 CALLS: dict[str, Callable[[Holdfast, str], Any]] = {
     "get": lambda app, job_id: app.sync.get(job_id),
     "attempts": lambda app, job_id: app.sync.attempts(job_id),
-    "lines": lambda app, job_id: app.sync.lines(job_id),
+    "lines": lambda app, job_id: app.sync.logs(job_id),
     "cancel": lambda app, job_id: app.sync.cancel(job_id),
     "cancel many": lambda app, job_id: app.sync.cancel([job_id]),
     "replay": lambda app, job_id: app.sync.replay(job_id),
@@ -118,9 +118,9 @@ def test_options_follow_settings_that_change_afterwards(tmp_path: Path) -> None:
     async def send() -> None: ...
 
     urgent = send.options(priority=5)
-    first = urgent.job()
-    app.settings = app.settings.but(max_attempts=7)
-    second = urgent.job()
+    first = urgent.new_job()
+    app.settings = app.settings.replace_values(max_attempts=7)
+    second = urgent.new_job()
 
     assert (first.max_attempts, second.max_attempts) == (3, 7)
     assert first.id != second.id
@@ -149,6 +149,6 @@ def test_job_offers_arguments_and_return_value(tmp_path: Path) -> None:
     waiting, job, result = asyncio.run(run())
 
     arguments = {"number": 7, "prices": ["3.20", "4.10"], "after": "PT3S"}
-    assert (waiting.arguments(), waiting.return_value()) == (arguments, None)
+    assert (waiting.decode_arguments(), waiting.return_value()) == (arguments, None)
     assert job.return_value() == {"number": 7, "total": "7.30"}
     assert result == Invoice(7, Decimal("7.30"))

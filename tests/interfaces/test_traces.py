@@ -116,7 +116,7 @@ def test_submit_run_retry_success_is_one_trace_across_two_processes(cli: Cli) ->
     }
 
 
-def test_a_handler_in_a_process_of_its_own_is_part_of_the_trace(cli: Cli) -> None:
+def test_handler_in_a_child_process_is_part_of_the_trace(cli: Cli) -> None:
     target = cli.write_jobs(REPORTS + PRINTER)
     with receiving() as receiver:
         words = ("-m", "holdfast", "enqueue", "report.print", '{"month": "may"}', "--app", target)

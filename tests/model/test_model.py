@@ -80,7 +80,7 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
 class _FiveSeconds:
     """A policy that needs no luck."""
 
-    def delay(self, failures: int, rng: random.Random) -> timedelta:
+    def delay_after(self, failures: int, rng: random.Random) -> timedelta:
         return timedelta(seconds=5)
 
 
@@ -317,7 +317,7 @@ class StoreMachine(RuleBasedStateMachine):
         for worker in ("w1", "w2"):
             mine = [lease for lease in leases if self.workers[lease] == worker]
             said = WorkerHeartbeat(worker=worker, host="h", pid=1, queues="*", concurrency=1)
-            beat = self.call(self.store.beat(said, mine, lease_for=timedelta(seconds=seconds)))
+            beat = self.call(self.store.heartbeat(said, mine, lease_for=timedelta(seconds=seconds)))
             assert beat.held == [self.model.held(lease, self.clock(), until) for lease in mine]
 
     @rule(span=spans)
@@ -326,7 +326,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 5))
     def sweep(self, limit: int) -> None:
-        found = self.call(self.store.expired(limit=limit))
+        found = self.call(self.store.find_expired(limit=limit))
         lost = self.model.expired(self.clock())
         assert {job.id for job in found} <= lost
         assert len(found) == min(limit, len(lost))
@@ -338,7 +338,7 @@ class StoreMachine(RuleBasedStateMachine):
     def promote(self, limit: int) -> None:
         self.meet_the_due()
         due = len(self.model.due(self.clock()))
-        assert self.call(self.store.promote(limit=limit)) == min(limit, due)
+        assert self.call(self.store.promote_due(limit=limit)) == min(limit, due)
 
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
     @rule(numbers=picks)

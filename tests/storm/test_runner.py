@@ -53,7 +53,7 @@ def test_other_counts_or_other_code_begin_a_new_storm(
 
 
 @pytest.mark.parametrize("name", ["bad", "raising"])
-def test_a_broken_promise_is_told_and_tried_again(tmp_path: Path, scenarios: dict[str, Scenario], name: str) -> None:
+def test_broken_promise_is_reported_and_retried(tmp_path: Path, scenarios: dict[str, Scenario], name: str) -> None:
     storm = Storm(tmp_path / "storm.json", 1.0, "code", scenarios)
 
     assert not storm.run(["good", name])
@@ -63,9 +63,7 @@ def test_a_broken_promise_is_told_and_tried_again(tmp_path: Path, scenarios: dic
     assert "2 of 2 BROKEN" in again.table(["good", name])
 
 
-def test_a_broken_promise_stays_on_record_when_it_is_kept_the_next_time(
-    tmp_path: Path, scenarios: dict[str, Scenario]
-) -> None:
+def test_broken_promise_stays_on_record_after_a_later_success(tmp_path: Path, scenarios: dict[str, Scenario]) -> None:
     Storm(tmp_path / "storm.json", 1.0, "code", scenarios).run(["bad"])
     storm = Storm(tmp_path / "storm.json", 1.0, "code", {"bad": scenarios["good"]})
 

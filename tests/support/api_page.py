@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.web.asgi import OPERATIONS
 from holdfast.web.fields import Field, Form
-from holdfast.web.openapi import REFUSALS, example, refusals_of
+from holdfast.web.openapi import REFUSALS, example_body, refusals_of
 from holdfast.web.routing import Operation
 
 _HEAD = """\
@@ -70,7 +70,7 @@ def _operation(operation: Operation) -> Iterator[str]:
         said = " (may be left out)" if operation.body_optional else ""
         if operation.body.fields:
             yield from _fields(f"body{said}", operation.body.fields)
-            yield f"\n```json\n{_spread(example(operation.body))}\n```\n"
+            yield f"\n```json\n{_spread(example_body(operation.body))}\n```\n"
     yield "\n| answer | |\n|---|---|\n"
     for status, told in operation.answers.items():
         yield f"| {status} | {told.doc} |\n"

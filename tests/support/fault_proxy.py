@@ -79,10 +79,10 @@ class _Connection:
         self._before = (self._before + data)[-REMEMBERED:]
         return None
 
-    async def _pass_on(self, data: bytes | None, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
+    async def _pass_on(self, data: bytes | None, writer: asyncio.StreamWriter, permit: asyncio.Event) -> None:
         """Write, as late as the faults say. None is the end; it travels like everything else."""
         await asyncio.sleep(self._proxy.seconds)
-        await gate.wait()
+        await permit.wait()
         if data is None:
             if writer.can_write_eof():
                 writer.write_eof()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import psycopg
 
 from holdfast.stores.common.named_sql import load_migrations
-from holdfast.stores.postgres.maintenance import printed
+from holdfast.stores.postgres.maintenance import render_migrations
 from tests.support.postgres import SUPERUSER, Postgres, shared
 
 _MANY = 1_000
@@ -75,7 +75,7 @@ def _made(server: Postgres, administrator: psycopg.Connection) -> _Schema:
     name = f"m{uuid.uuid4().hex[:12]}"
     migrations = load_migrations(files("holdfast.stores.postgres") / "migrations")
     with psycopg.connect(server.url(), autocommit=True, connect_timeout=10) as connection:
-        connection.execute(printed(migrations, name).encode())
+        connection.execute(render_migrations(migrations, name).encode())
     return _Schema(name, _made_of(administrator, name))
 
 

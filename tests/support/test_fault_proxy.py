@@ -113,7 +113,7 @@ def test_what_is_held_arrives_late(
     assert client.recv(1000) == b"echo held\n"
 
 
-def test_who_comes_while_all_is_held_is_accepted_and_hears_nothing(proxy: FaultProxy, echo: Echo) -> None:
+def test_connection_during_hold_is_accepted_and_silent(proxy: FaultProxy, echo: Echo) -> None:
     proxy.hold()
     with connected(proxy) as late:
         late.sendall(b"late\n")
@@ -148,7 +148,7 @@ def test_one_kind_of_connection_is_held_alone(proxy: FaultProxy, client: socket.
         assert silent(listener)
 
 
-def test_a_client_that_goes_while_all_is_held_is_missed_by_nobody_until_it_heals(
+def test_client_closed_during_hold_is_noticed_after_healing(
     proxy: FaultProxy, client: socket.socket, echo: Echo
 ) -> None:
     proxy.hold()
@@ -179,7 +179,7 @@ def test_what_is_held_when_it_is_cut_never_arrives(proxy: FaultProxy, client: so
     assert echo.heard == [b"hello", b"after"]
 
 
-def test_a_refusal_spares_those_who_are_there(proxy: FaultProxy, client: socket.socket) -> None:
+def test_refusal_spares_existing_connections(proxy: FaultProxy, client: socket.socket) -> None:
     proxy.refuse()
     with pytest.raises(ConnectionRefusedError):
         connected(proxy)
@@ -201,7 +201,7 @@ def test_cut_after_the_server_has_done_it(proxy: FaultProxy, client: socket.sock
         assert said(other, b"COMMIT 2") == b"echo COMMIT 2\n"
 
 
-def test_cut_before_the_server_hears_of_it(proxy: FaultProxy, client: socket.socket, echo: Echo) -> None:
+def test_cut_before_request_hides_it_from_the_server(proxy: FaultProxy, client: socket.socket, echo: Echo) -> None:
     proxy.cut_before(b"COMMIT", times=2)
     assert reset(client, b"COMMIT 1")
     with connected(proxy) as other:

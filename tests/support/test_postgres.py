@@ -24,7 +24,7 @@ ENDINGS = {"fast": lambda s: s.stop(), "immediate": lambda s: s.stop(signal.SIGQ
 
 
 @pytest.mark.parametrize("major", INSTALLS)
-def test_a_server_comes_back_on_its_port_with_what_it_acknowledged(major: int) -> None:
+def test_server_restarts_on_its_port_with_acknowledged_data(major: int) -> None:
     with Postgres(major) as server:
         url = server.url(server.create_database())
         with psycopg.connect(url) as connection:
@@ -90,15 +90,13 @@ with Postgres(durable=False) as server:
     servers.until(lambda: not Path(folder).exists(), "the server's folder to be removed")
 
 
-def test_a_schema_is_the_test_s_own_and_goes_with_it() -> None:
+def test_schema_belongs_to_the_test_and_is_dropped() -> None:
     with shared().fresh_schema() as name:
         shared().execute(f"CREATE SCHEMA {name} CREATE TABLE rows (n int)", user=USER)
     assert shared().execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", name) == []
 
 
-def test_a_folder_that_several_want_is_made_once_and_anew_when_files_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_folder_is_made_once_and_again_if_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "base", lambda: tmp_path)
     makings = []
 
@@ -119,7 +117,7 @@ def test_a_folder_that_several_want_is_made_once_and_anew_when_files_are_missing
     assert len(makings) == 2
 
 
-def test_a_port_is_nobody_else_s_until_it_is_released() -> None:
+def test_port_stays_reserved_until_released() -> None:
     ports = [servers.Port() for _ in range(50)]
     assert len({port.number for port in ports}) == 50
     for port in ports:

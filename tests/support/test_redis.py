@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("kind", [MAIN, *FLOORS])
-def test_a_server_comes_back_on_its_port_with_what_it_acknowledged(kind: str) -> None:
+def test_server_restarts_on_its_port_with_acknowledged_data(kind: str) -> None:
     with Redis(kind, settings={"appendfsync": "always"}) as server:
         for end in (server.stop, server.kill):
             server.execute("INCR", "kept")
@@ -35,7 +35,7 @@ def test_a_server_with_a_password_asks_for_it() -> None:
             client.ping()
 
 
-def test_a_namespace_is_the_test_s_own_and_goes_with_it() -> None:
+def test_namespace_belongs_to_the_test_and_is_deleted() -> None:
     with shared().fresh_namespace() as name:
         shared().execute("SET", f"{{{name}}}:key", "value")
     assert shared().execute("EXISTS", f"{{{name}}}:key") == 0

@@ -38,7 +38,7 @@ def test_the_next_finds_it_empty_and_counts_from_one() -> None:
         "INSERT INTO {schema}.queue SELECT number::text, false FROM generate_series(1, 2000) AS number",
     ],
 )
-def test_what_was_changed_is_nobody_s_again(change: str) -> None:
+def test_changed_schema_is_dropped_after_the_test(change: str) -> None:
     with migrated_schema(MAIN) as schema:
         run(schema, change)
     assert run(schema, "SELECT 1 FROM pg_namespace WHERE nspname = '{schema}'") == []

@@ -21,7 +21,7 @@ def test_a_program_that_waits_hears_the_signal():
 """
 
 
-def test_tests_that_were_started_with_signals_ignored_start_programs_that_hear_them(tmp_path: Path) -> None:
+def test_programs_started_by_tests_receive_ignored_signals(tmp_path: Path) -> None:
     (tmp_path / "test_heard.py").write_text(TEST, encoding="utf-8")
     words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "test_heard.py"]
     ran = subprocess.run(

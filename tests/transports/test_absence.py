@@ -60,7 +60,7 @@ async def is_prompt(app: Holdfast) -> bool:
 
 async def reminds(store: Store, number: int) -> bool:
     """Whether a sweep announces so many."""
-    return await store.remind() == number
+    return await store.reannounce() == number
 
 
 async def test_redis_goes_and_comes_back_under_a_worker(rough: Pairing) -> None:
@@ -88,7 +88,7 @@ async def test_a_worker_may_start_while_redis_is_away(rough: Pairing) -> None:
     app = rough.app(**QUICK)
     done = noop(app)
     async with app, working(app):
-        await app.enqueue_many(app.draft("work", {}) for _ in range(30))
+        await app.enqueue_many(app.draft_job("work", {}) for _ in range(30))
         await until(lambda: len(done) == 30, "the jobs")
         assert (await transport_of(app)).level == "error"
         rough.server.start()
@@ -99,7 +99,7 @@ async def test_a_restart_with_an_empty_memory_loses_nothing(rough: Pairing) -> N
     app = rough.app(sweep="500ms", poll=FOREVER)
     done = noop(app)
     async with app:
-        await app.enqueue_many(app.draft("work", {}) for _ in range(200))
+        await app.enqueue_many(app.draft_job("work", {}) for _ in range(200))
         rough.server.execute("FLUSHALL")
         rough.server.kill()
         rough.server.start()
@@ -107,10 +107,10 @@ async def test_a_restart_with_an_empty_memory_loses_nothing(rough: Pairing) -> N
             await until(lambda: len(done) == 200, "the jobs")
 
 
-async def test_what_was_submitted_while_redis_was_away_is_announced_once_it_is_back(rough: Pairing) -> None:
+async def test_jobs_submitted_during_a_redis_outage_are_announced_afterwards(rough: Pairing) -> None:
     clock = ManualClock()
     async with rough.app(now=clock) as app:
-        store = await app.opened()
+        store = await app.open_store()
         rough.server.kill()
         ids = await put(store, new_job(), new_job())
         rough.server.start()
@@ -119,7 +119,7 @@ async def test_what_was_submitted_while_redis_was_away_is_announced_once_it_is_b
         assert rough.waiting() == ids
 
 
-async def test_nobody_waits_for_a_silent_redis_twice(rough: Pairing) -> None:
+async def test_silent_redis_delays_only_one_call(rough: Pairing) -> None:
     with FaultProxy(rough.server.port) as proxy:
         app = rough.app(transport_url=f"redis://127.0.0.1:{proxy.port}/0", **QUICK)
         done = noop(app)
@@ -152,13 +152,13 @@ async def test_connections_that_are_cut_lose_nothing(rough: Pairing) -> None:
     done = noop(app)
     async with app, working(app):
         for _ in range(20):
-            await app.enqueue_many(app.draft("work", {}) for _ in range(5))
+            await app.enqueue_many(app.draft_job("work", {}) for _ in range(5))
             rough.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             await asyncio.sleep(0.02)
         await until(lambda: len(done) == 100, "the jobs")
 
 
-async def test_a_key_of_another_type_is_told_and_nobody_touches_it(rough: Pairing) -> None:
+async def test_key_of_another_type_is_reported_and_left_untouched(rough: Pairing) -> None:
     rough.execute("SET", rough.key(), "somebody else's")
     app = rough.app(**QUICK)
     done = noop(app)
@@ -188,7 +188,7 @@ async def test_a_full_redis_takes_no_ids_and_submissions_go_on(rough: Pairing) -
 
 async def test_scripts_that_were_flushed_are_loaded_again(rough: Pairing) -> None:
     async with rough.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         ids = await put(store)
         rough.execute("SCRIPT", "FLUSH")
         ids += await put(store)
@@ -201,7 +201,7 @@ async def test_flushing_scripts_all_the_time_delays_no_wake_up(rough: Pairing) -
     with rough.server.flushing_scripts():
         async with app, working(app):
             handles = await asyncio.gather(*[app.enqueue("work") for _ in range(100)])
-            handles += await app.enqueue_many([app.draft("work", {}) for _ in range(500)])
+            handles += await app.enqueue_many([app.draft_job("work", {}) for _ in range(500)])
             await until_succeeded(app, len(handles))
     assert runs == Counter(handle.id for handle in handles)
     assert not any(handle.wake_up_delayed for handle in handles)
@@ -219,7 +219,7 @@ async def test_a_user_without_the_right_to_unblock_still_works(rough: Pairing) -
             await until(lambda number=number: len(done) > number, "the job")
 
 
-async def test_a_wrong_password_is_told_and_jobs_run(rough: Pairing) -> None:
+async def test_wrong_password_is_reported_and_jobs_still_run(rough: Pairing) -> None:
     app = rough.app(transport_url=f"redis://nobody:wrong@127.0.0.1:{rough.server.port}/0", **QUICK)
     done = noop(app)
     async with app, working(app):
@@ -231,7 +231,7 @@ async def test_a_wrong_password_is_told_and_jobs_run(rough: Pairing) -> None:
 
 async def test_queues_show_what_the_transport_holds(rough: Pairing) -> None:
     async with rough.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         await put(store, new_job(), new_job(), new_job(queue="mail"))
         await claim(store, 1)
         assert {queue.name: queue.announced for queue in await app.queues()} == {"default": 1, "mail": 1}

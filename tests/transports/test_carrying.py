@@ -15,16 +15,16 @@ from tests.transports.support import PATIENCE, Pairing, claim, ending, new_job, 
 SECOND = timedelta(seconds=1)
 
 
-async def into_the_hand(store: Store, pairing: Pairing) -> None:
+async def into_the_ledger(store: Store, pairing: Pairing) -> None:
     """Wait until what waits has been taken by who waits for it; a wait may end earlier."""
     async with asyncio.timeout(PATIENCE):
         while pairing.waiting():
             await store.wait(["queue:default"], timeout=1)
 
 
-async def test_ids_arrive_in_the_order_of_submission_and_nothing_else_does(pairing: Pairing) -> None:
+async def test_only_ready_ids_arrive_and_in_submission_order(pairing: Pairing) -> None:
     async with pairing.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         ids = await put(store, *[new_job(priority=number % 3) for number in range(5)])
         other = await put(store, new_job(queue="mail"))
         await put(store, new_job(delay=timedelta(hours=1)))
@@ -36,10 +36,10 @@ async def test_ids_arrive_in_the_order_of_submission_and_nothing_else_does(pairi
 async def test_a_delayed_job_is_announced_once_it_is_due(pairing: Pairing) -> None:
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
-        store = await app.opened()
+        store = await app.open_store()
         ids = await put(store, *[new_job(delay=number * SECOND) for number in (3, 1, 2)])
         clock.advance(2.5)
-        assert await store.promote(limit=10) == 2
+        assert await store.promote_due(limit=10) == 2
         assert pairing.waiting() == [ids[1], ids[2]]
         clock.advance(1)
 
@@ -49,7 +49,7 @@ async def test_a_delayed_job_is_announced_once_it_is_due(pairing: Pairing) -> No
 async def test_an_instant_in_the_past_is_announced_at_once(pairing: Pairing) -> None:
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
-        store = await app.opened()
+        store = await app.open_store()
         (job_id,) = await put(store, new_job(run_at_us=clock() - 5))
         await put(store, new_job(run_at_us=clock() + 5))
 
@@ -58,7 +58,7 @@ async def test_an_instant_in_the_past_is_announced_at_once(pairing: Pairing) -> 
 
 async def test_a_known_key_announces_nothing_more(pairing: Pairing) -> None:
     async with pairing.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         first = await put(store, new_job(key="k"))
         await put(store, new_job(key="k"))
 
@@ -67,7 +67,7 @@ async def test_a_known_key_announces_nothing_more(pairing: Pairing) -> None:
 
 async def test_workers_claim_only_what_was_delivered(pairing: Pairing) -> None:
     async with pairing.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         ids = await put(store, new_job(), new_job())
         pairing.forget()
         pairing.push(ids[1])
@@ -77,7 +77,7 @@ async def test_workers_claim_only_what_was_delivered(pairing: Pairing) -> None:
 
 async def test_what_cannot_be_claimed_is_counted_once_each_and_gone(pairing: Pairing) -> None:
     async with pairing.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         ended, ready = await put(store, new_job(), new_job())
         await store.cancel([ended])
         pairing.push(ready, "hello", "", "x" * 1000, "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77", "a\nb")
@@ -90,10 +90,10 @@ async def test_what_cannot_be_claimed_is_counted_once_each_and_gone(pairing: Pai
         assert (pairing.waiting(), pairing.unacknowledged()) == ([], 0)
 
 
-async def test_claim_tells_the_lease_though_a_later_round_takes_nothing(pairing: Pairing) -> None:
+async def test_claim_returns_the_lease_when_a_later_round_is_empty(pairing: Pairing) -> None:
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
-        store = await app.opened()
+        store = await app.open_store()
         (job_id,) = await put(store)
         pairing.push(job_id, job_id, job_id)
 
@@ -105,7 +105,7 @@ async def test_claim_tells_the_lease_though_a_later_round_takes_nothing(pairing:
 
 async def test_an_id_in_another_spelling_is_the_same_job(pairing: Pairing) -> None:
     async with pairing.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         (job_id,) = await put(store)
         pairing.forget()
         pairing.push(job_id.upper())
@@ -115,7 +115,7 @@ async def test_an_id_in_another_spelling_is_the_same_job(pairing: Pairing) -> No
 
 async def test_two_workers_on_a_list_of_duplicates_share_the_jobs(pairing: Pairing) -> None:
     async with pairing.app() as one, pairing.app() as two:
-        stores = [await one.opened(), await two.opened()]
+        stores = [await one.open_store(), await two.open_store()]
         ids = await put(stores[0], *[new_job() for _ in range(50)])
         pairing.push(*ids, *reversed(ids))
 
@@ -127,7 +127,7 @@ async def test_two_workers_on_a_list_of_duplicates_share_the_jobs(pairing: Pairi
 
 async def test_a_hundred_thousand_stale_ids_are_worked_off(rough: Pairing) -> None:
     async with rough.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         stale = "01a1feb7-6997-7000-a22a-42bd08d01901"
         if rough.is_stream:
             script = "for n = 1, 100000 do redis.call('XADD', KEYS[1], '*', 'id', ARGV[1]) end"
@@ -146,11 +146,11 @@ async def test_a_hundred_thousand_stale_ids_are_worked_off(rough: Pairing) -> No
 
 async def test_of_a_paused_queue_nothing_is_read(pairing: Pairing) -> None:
     async with pairing.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         ids = await put(store, new_job(), new_job())
         await store.pause("default")
         assert [await take(store) for _ in range(3)] == [[], [], []]
-        assert (sorted(pairing.waiting()), await store.remind()) == (sorted(ids), 0)
+        assert (sorted(pairing.waiting()), await store.reannounce()) == (sorted(ids), 0)
 
         await store.resume("default")
 
@@ -159,7 +159,7 @@ async def test_of_a_paused_queue_nothing_is_read(pairing: Pairing) -> None:
 
 async def test_the_star_serves_queues_in_turn(pairing: Pairing) -> None:
     async with pairing.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         await put(store, *[new_job(queue=queue) for queue in ("a", "b", "c") for _ in range(5)])
 
         served = [job.queue for _ in range(6) for job in (await claim(store, 1, {EVERY_QUEUE: 1})).jobs]
@@ -167,31 +167,31 @@ async def test_the_star_serves_queues_in_turn(pairing: Pairing) -> None:
         assert served == ["a", "b", "c", "a", "b", "c"]
 
 
-async def test_what_a_worker_has_no_room_for_goes_to_others(pairing: Pairing) -> None:
+async def test_deliveries_without_free_capacity_go_to_other_workers(pairing: Pairing) -> None:
     async with pairing.app() as app, pairing.app() as other:
-        store = await app.opened()
+        store = await app.open_store()
         await claim(store, 1)
         (job_id,) = await put(store)
-        await into_the_hand(store, pairing)
+        await into_the_ledger(store, pairing)
 
         assert await take(store, 1, wants={"elsewhere": 1}) == []
-        assert await take(await other.opened()) == [job_id]
+        assert await take(await other.open_store()) == [job_id]
 
 
-async def test_a_store_that_closes_gives_back_what_it_has_in_hand(pairing: Pairing) -> None:
+async def test_closing_a_store_returns_its_deliveries(pairing: Pairing) -> None:
     async with pairing.app() as other:
         async with pairing.app() as app:
-            store = await app.opened()
+            store = await app.open_store()
             (job_id,) = await put(store)
-            await into_the_hand(store, pairing)
+            await into_the_ledger(store, pairing)
 
-        assert await take(await other.opened()) == [job_id]
+        assert await take(await other.open_store()) == [job_id]
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD])
 async def test_a_delivery_is_acknowledged_after_its_job_s_settlement(pairing: Pairing, state: JobState) -> None:
     async with pairing.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         await put(store)
         (job,) = (await claim(store)).jobs
         assert pairing.unacknowledged() == int(pairing.is_stream)
@@ -204,7 +204,7 @@ async def test_a_delivery_is_acknowledged_after_its_job_s_settlement(pairing: Pa
 
 async def test_a_released_job_is_announced_again(pairing: Pairing) -> None:
     async with pairing.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         (job_id,) = await put(store)
         (job,) = (await claim(store)).jobs
         await store.settle([ending(job, JobState.QUEUED, reason=Reason.RELEASED, refund=True)])
@@ -217,15 +217,15 @@ async def test_a_lost_lease_needs_no_delivery(pairing: Pairing) -> None:
     """The sweep settles what ran out; whoever had it in hand hears that at its next beat."""
     clock = ManualClock()
     async with pairing.app(now=clock) as app, pairing.app(now=clock) as other:
-        store, sweeper = await app.opened(), await other.opened()
+        store, sweeper = await app.open_store(), await other.open_store()
         await put(store)
         (job,) = (await claim(store)).jobs
         clock.advance(31)
-        (lost,) = await sweeper.expired(limit=10)
+        (lost,) = await sweeper.find_expired(limit=10)
         await sweeper.settle([ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)])
         assert await take(sweeper) == [job.id]
 
         pulse = WorkerHeartbeat(worker="w", host="h", pid=1, queues="*", concurrency=1)
-        beat = await store.beat(pulse, [Lease(job.id, job.claims)], lease_for=timedelta(seconds=30))
+        beat = await store.heartbeat(pulse, [Lease(job.id, job.claims)], lease_for=timedelta(seconds=30))
 
         assert beat.held == [LeaseStatus.LOST]

@@ -15,15 +15,15 @@ from holdfast.transports.base import BlockingReader
 from tests.support.redis import Redis
 
 
-async def test_a_server_that_dies_under_a_nudge_leaves_no_error_unseen(redis_of_its_own: Redis) -> None:
+async def test_server_failure_during_a_nudge_leaves_no_unretrieved_error(redis_of_its_own: Redis) -> None:
     """asyncio logs as an error what a future has failed with if nobody ever looks at it."""
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
     links = RedisPool(parse_server(redis_of_its_own.url())[0], "atlas:jobs", patience=1, deadline=1)
     wire = await links.connect(protocol=2)
-    ear, stop = BlockingReader(wire, links, int(await wire.ask("CLIENT", "ID"))), asyncio.Event()
-    await links.command("PING")
-    asking = asyncio.create_task(ear.ask("BRPOP", "nothing", "30", seconds=30, stop=stop))
+    reader, stop = BlockingReader(wire, links, int(await wire.send_command("CLIENT", "ID"))), asyncio.Event()
+    await links.run_command("PING")
+    asking = asyncio.create_task(reader.read_blocking("BRPOP", "nothing", "30", seconds=30, stop=stop))
     await asyncio.sleep(0.1)
     redis_of_its_own.freeze()
     stop.set()
@@ -31,7 +31,7 @@ async def test_a_server_that_dies_under_a_nudge_leaves_no_error_unseen(redis_of_
     redis_of_its_own.kill()
     with pytest.raises(Unavailable):
         await asking
-    ear.close()
+    reader.close()
     await links.close()
     del asking, wire
     gc.collect()

@@ -23,7 +23,7 @@ def noop(app: Holdfast) -> list[int]:
 
 
 @KINDS
-async def test_the_keys_of_a_transport_are_in_one_slot_of_a_cluster(postgres_url: str, transport: str) -> None:
+async def test_keys_of_a_transport_share_one_cluster_slot(postgres_url: str, transport: str) -> None:
     with Cluster() as cluster:
         url = cluster.url().partition("?")[0]
         app = Holdfast(postgres_url, transport=transport, transport_url=url)

@@ -54,7 +54,7 @@ async def test_malformed_messages_are_reported_while_jobs_around_them_run(pairin
 async def test_reports_of_malformed_messages_are_bounded(pairing: Pairing, monkeypatch: pytest.MonkeyPatch) -> None:
     async with pairing.app() as app:
         events, metrics = Recorder(app), Metrics(app.events, labels=10)
-        store = await app.opened()
+        store = await app.open_store()
         pairing.push(*["\0" * 1000] * 250)
         (job_id,) = await put(store)
         assert await take(store, 500) == [job_id]

@@ -13,7 +13,7 @@ import pytest
 from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.core.events import LeaseRejected, SweepComplete
-from holdfast.core.fault_injection import InjectedFault, arm
+from holdfast.core.fault_injection import InjectedFault, arm_fault
 from holdfast.core.models import JobFilter, JobState, Reason
 from holdfast.transports import reconciler
 from holdfast.worker.worker import Worker
@@ -49,26 +49,26 @@ def noop(app: Holdfast, done: list[Any], seconds: float = 0.0) -> None:
 async def test_what_was_lost_is_announced_again_in_order(pairing: Pairing) -> None:
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
-        store = await app.opened()
+        store = await app.open_store()
         ids = await put(store, *[new_job() for _ in range(20)], *[new_job(queue="mail") for _ in range(3)])
         pairing.forget()
         clock.advance(AGED)
 
-        assert await store.remind() == 23
+        assert await store.reannounce() == 23
         assert (pairing.waiting(), pairing.waiting("mail")) == (ids[:20], ids[20:])
-        assert await store.remind() == 0
+        assert await store.reannounce() == 0
 
 
 async def test_only_what_is_missing_is_announced(pairing: Pairing) -> None:
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
-        store = await app.opened()
+        store = await app.open_store()
         ids = await put(store, *[new_job() for _ in range(10)])
         pairing.forget()
         pairing.push(*ids[:5])
         clock.advance(AGED)
 
-        assert await store.remind() == 5
+        assert await store.reannounce() == 5
         assert pairing.waiting() == ids
 
 
@@ -76,36 +76,34 @@ async def test_what_has_just_become_ready_is_on_its_way(pairing: Pairing) -> Non
     """Between a commit and its push a sweep may look: nothing is announced twice."""
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
-        store = await app.opened()
+        store = await app.open_store()
         await put(store, new_job())
         pairing.forget()
 
-        assert await store.remind() == 0
+        assert await store.reannounce() == 0
 
 
 async def test_stale_ids_only_delay_what_was_lost(pairing: Pairing) -> None:
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
-        store = await app.opened()
+        store = await app.open_store()
         (lost,) = await put(store)
         pairing.forget()
         pairing.push(*["01a1feb7-6997-7000-a22a-42bd08d01901"] * 3)
         clock.advance(AGED)
-        assert await store.remind() == 0
+        assert await store.reannounce() == 0
         assert (await claim(store)).refused == 3
 
-        assert await store.remind() == 1
+        assert await store.reannounce() == 1
         assert await take(store) == [lost]
 
 
-async def test_sweeps_of_a_queue_too_deep_to_be_looked_at_repeat_nothing(
-    pairing: Pairing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sweeps_of_a_very_deep_queue_repeat_nothing(pairing: Pairing, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several workers sweep at once; what one look cannot hold is announced as the rest is taken."""
     monkeypatch.setattr(reconciler, "ROUND", 10)
     clock = ManualClock()
     async with pairing.app(now=clock) as app, pairing.app(now=clock) as other:
-        stores = [await app.opened(), await other.opened()]
+        stores = [await app.open_store(), await other.open_store()]
         ids = await put(stores[0], *[new_job(priority=n % 7 - 3) for n in range(50)])
         pairing.forget()
         clock.advance(AGED)
@@ -113,7 +111,7 @@ async def test_sweeps_of_a_queue_too_deep_to_be_looked_at_repeat_nothing(
         said: list[int] = []
         taken: list[str] = []
         for _ in range(12):
-            said += await asyncio.gather(*[store.remind() for store in stores])
+            said += await asyncio.gather(*[store.reannounce() for store in stores])
             waiting = pairing.waiting()
             assert len(waiting) == len(set(waiting)) <= 20
             taken += await take(stores[0], 6)
@@ -121,34 +119,34 @@ async def test_sweeps_of_a_queue_too_deep_to_be_looked_at_repeat_nothing(
         assert (sorted(taken), sum(said), max(said)) == (sorted(ids), 50, 10)
 
 
-async def test_what_a_deep_queue_has_lost_comes_once_the_queue_can_be_looked_at(
+async def test_lost_id_of_a_deep_queue_is_announced_once_shallow(
     pairing: Pairing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though it stood behind what can be looked at, and others are in front of it by their priority."""
     monkeypatch.setattr(reconciler, "ROUND", 10)
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
-        store = await app.opened()
+        store = await app.open_store()
         ids = await put(store, *[new_job(priority=n % 2) for n in range(15)])
         pairing.forget()
         pairing.push(*(each for each in ids if each != ids[12]))
         clock.advance(AGED)
-        assert await store.remind() == 0
+        assert await store.reannounce() == 0
         first = await take(store, 5)
 
-        assert (await store.remind(), await store.remind()) == (1, 0)
+        assert (await store.reannounce(), await store.reannounce()) == (1, 0)
         assert pairing.waiting()[-1] == ids[12]
         assert sorted(first + await take(store)) == sorted(ids)
 
 
-async def test_what_a_deep_queue_has_lost_comes_while_it_stays_deep(
+async def test_lost_id_of_a_deep_queue_is_announced_while_deep(
     pairing: Pairing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of any priority, and again where it is lost again. Several workers sweep, and nothing else is repeated."""
     monkeypatch.setattr(reconciler, "ROUND", 10)
     clock = ManualClock()
     async with pairing.app(now=clock) as app, pairing.app(now=clock) as other:
-        stores = [await app.opened(), await other.opened()]
+        stores = [await app.open_store(), await other.open_store()]
         taken: list[str] = []
         ids: list[str] = []
 
@@ -158,7 +156,7 @@ async def test_what_a_deep_queue_has_lost_comes_while_it_stays_deep(
             ids.extend(await put(stores[0], *[new_job(priority=n % 3) for n in range(4)]))
             taken.extend(await take(stores[0], takes))
             before = pairing.waiting()
-            said = sum(await asyncio.gather(*[store.remind() for store in stores]))
+            said = sum(await asyncio.gather(*[store.reannounce() for store in stores]))
             waiting = pairing.waiting()
             assert len(waiting) > reconciler.ROUND or not taken
             assert (waiting[: len(before)], len(waiting)) == (before, len(before) + said)
@@ -179,15 +177,15 @@ async def test_what_a_deep_queue_has_lost_comes_while_it_stays_deep(
         assert set(lost) <= set(taken)
 
 
-async def test_a_paused_queue_is_not_announced_again_until_it_is_resumed(pairing: Pairing) -> None:
+async def test_paused_queue_is_not_reannounced_until_resumed(pairing: Pairing) -> None:
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
-        store = await app.opened()
+        store = await app.open_store()
         ids = await put(store, new_job(), new_job())
         await store.pause("default")
         pairing.forget()
         clock.advance(AGED)
-        assert (await store.remind(), pairing.waiting()) == (0, [])
+        assert (await store.reannounce(), pairing.waiting()) == (0, [])
 
         await store.resume("default")
 
@@ -197,21 +195,21 @@ async def test_a_paused_queue_is_not_announced_again_until_it_is_resumed(pairing
 async def test_a_suspect_that_was_lost_is_announced_again(pairing: Pairing) -> None:
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
-        store = await app.opened()
+        store = await app.open_store()
         (job_id,) = await put(store)
         await claim(store, lease_for=timedelta(seconds=1))
         clock.advance(AGED)
-        (lost,) = await store.expired(limit=10)
+        (lost,) = await store.find_expired(limit=10)
         await store.settle([ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)])
         pairing.forget()
 
-        assert await store.remind() == 1
+        assert await store.reannounce() == 1
         assert await take(store) == [job_id]
 
 
 async def test_the_dead_letters_list_is_a_mirror(pairing: Pairing) -> None:
     async with pairing.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         ids = await put(store, *[new_job() for _ in range(4)])
         jobs = (await claim(store)).jobs
         await store.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
@@ -222,22 +220,20 @@ async def test_the_dead_letters_list_is_a_mirror(pairing: Pairing) -> None:
         assert sorted(pairing.dead()) == sorted([ids[0], ids[3]])
 
         pairing.forget()
-        await store.remind()
+        await store.reannounce()
         assert pairing.dead() == [ids[0], ids[3]]
         await store.delete(JobFilter(states=(JobState.DEAD,)))
         assert pairing.dead() == []
 
 
-async def test_each_queue_has_a_list_of_the_dead_letters_that_ended_last(
-    pairing: Pairing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_each_queue_lists_its_latest_dead_letters(pairing: Pairing, monkeypatch: pytest.MonkeyPatch) -> None:
     """One queue's dead push out nobody else's, and an old job that dies now is among the newest. Many lists are looked
     at in turn."""
     monkeypatch.setattr(reconciler, "MIRRORED", 2)
     monkeypatch.setattr(reconciler, "_MIRRORED_AT_ONCE", 1)
     clock = ManualClock()
     async with pairing.app(now=clock) as app:
-        store = await app.opened()
+        store = await app.open_store()
         (mail,) = await put(store, new_job(queue="mail"))
         old, *young = await put(store, *[new_job() for _ in range(4)])
         jobs = {job.id: job for job in (await claim(store, wants={"*": 10})).jobs}
@@ -249,15 +245,15 @@ async def test_each_queue_has_a_list_of_the_dead_letters_that_ended_last(
             if lost:
                 pairing.forget()
             for _ in range(2):
-                await store.remind()
+                await store.reannounce()
             assert (pairing.dead(), pairing.dead("mail")) == ([young[-1], old], [mail])
         await store.delete([mail])
         assert (pairing.dead(), pairing.dead("mail")) == ([young[-1], old], [])
 
 
-async def test_who_replays_or_deletes_waits_for_the_lists_of_those_queues_only(pairing: Pairing) -> None:
+async def test_replay_and_delete_wait_only_for_lists_of_their_queues(pairing: Pairing) -> None:
     async with pairing.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         ids = await put(store, *[new_job(queue=queue) for queue in ("mail", "mail", "mail", "other")])
         jobs = (await claim(store, wants={"*": 10})).jobs
         await store.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
@@ -269,7 +265,7 @@ async def test_who_replays_or_deletes_waits_for_the_lists_of_those_queues_only(p
         assert (pairing.dead("mail"), pairing.dead("other")) == (ids[2:3], [])
         await store.delete(JobFilter(queue="mail"))
         assert (pairing.dead("mail"), pairing.dead("other")) == ([], [])
-        await store.remind()
+        await store.reannounce()
         assert pairing.dead("other") == [ids[3]]
 
 
@@ -283,7 +279,7 @@ async def test_nothing_piles_up_under_load(pairing: Pairing) -> None:
     rejected = [Recorder(app), Recorder(other)]
     excess: list[int] = []
     async with app, other, working(app, other):
-        store = await app.opened()
+        store = await app.open_store()
         rng = random.Random(7)
         for _ in range(60):
             await put(store, *[new_job() for _ in range(rng.randint(1, 40))])
@@ -307,7 +303,7 @@ async def test_emptied_in_the_middle_of_5000_jobs_nothing_is_lost(
     app = Holdfast(postgres_url, concurrency=20, sweep="1s", poll="1s", **settings)
     noop(app, done, 0.002)
     async with app:
-        store = await app.opened()
+        store = await app.open_store()
         await put(store, *[new_job() for _ in range(5000)])
         async with working(app):
             await until(lambda: len(done) >= 1500, "the first jobs")
@@ -323,7 +319,7 @@ async def test_an_announcement_that_never_came_is_made_up_for(pairing: Pairing) 
     app = pairing.app(**QUICK)
     noop(app, done)
     async with app:
-        arm(InjectedFault("announce.before", "fail"))
+        arm_fault(InjectedFault("announce.before", "fail"))
         handle = await app.enqueue("work")
         assert (handle.wake_up_delayed, pairing.waiting()) == (True, [])
         async with working(app):
@@ -335,7 +331,7 @@ async def test_a_draining_worker_leaves_nothing_that_was_lost(pairing: Pairing) 
     app = pairing.app()
     noop(app, done)
     async with app:
-        await app.enqueue_many(app.draft("work", {}) for _ in range(20))
+        await app.enqueue_many(app.draft_job("work", {}) for _ in range(20))
         pairing.forget()
         await asyncio.sleep(AGED)
         await Worker(app, drain=True).run()

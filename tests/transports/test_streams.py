@@ -53,9 +53,9 @@ def consumers(stream: Pairing) -> dict[str, int]:
 
 async def test_each_process_is_one_consumer_of_the_group(stream: Pairing) -> None:
     async with stream.app() as one, stream.app() as two:
-        await put(await one.opened(), *[new_job() for _ in range(4)])
+        await put(await one.open_store(), *[new_job() for _ in range(4)])
         for app in (one, two):
-            await claim(await app.opened(), 2)
+            await claim(await app.open_store(), 2)
         assert sorted(consumers(stream).values()) == [2, 2]
         assert stream.execute("TYPE", "s") == b"stream"
 
@@ -63,14 +63,14 @@ async def test_each_process_is_one_consumer_of_the_group(stream: Pairing) -> Non
 async def test_what_a_dead_consumer_had_in_hand_goes_to_others(stream: Pairing) -> None:
     """It died with two ids it had not claimed yet; and another job runs on."""
     async with stream.app() as app, stream.app() as other:
-        store = await app.opened()
+        store = await app.open_store()
         ids = await put(store, new_job(), new_job(), new_job())
         assert await take(store, 1, lease_for=timedelta(minutes=5)) == ids[:1]
         stream.execute("XREADGROUP", "GROUP", GROUP, "dead", "COUNT", 9, "STREAMS", "s", ">")
         await asyncio.sleep(0.5)
-        sweeper = await other.opened()
+        sweeper = await other.open_store()
 
-        await sweeper.remind()
+        await sweeper.reannounce()
 
         assert sorted(await take(sweeper)) == sorted(ids[1:])
         assert "dead" not in {name for name, number in consumers(stream).items() if number}
@@ -78,14 +78,14 @@ async def test_what_a_dead_consumer_had_in_hand_goes_to_others(stream: Pairing) 
 
 async def test_a_long_job_s_delivery_stays_its_worker_s(stream: Pairing) -> None:
     async with stream.app(lease="4s") as app, stream.app(lease="4s") as other:
-        store, sweeper = await app.opened(), await other.opened()
+        store, sweeper = await app.open_store(), await other.open_store()
         await put(store)
         (job,) = (await claim(store, lease_for=timedelta(minutes=5))).jobs
         (holder,) = consumers(stream)
         for _ in range(25):
-            await store.beat(PULSE, [Lease(job.id, job.claims)], lease_for=timedelta(minutes=5))
+            await store.heartbeat(PULSE, [Lease(job.id, job.claims)], lease_for=timedelta(minutes=5))
             await asyncio.sleep(0.2)
-            await sweeper.remind()
+            await sweeper.reannounce()
         assert {name for name, number in consumers(stream).items() if number} == {holder}
         await store.settle([ending(job)])
         await until(lambda: not stream.pending(), "the acknowledgement")
@@ -93,13 +93,13 @@ async def test_a_long_job_s_delivery_stays_its_worker_s(stream: Pairing) -> None
 
 async def test_consumers_that_are_silent_and_have_nothing_are_forgotten(stream: Pairing) -> None:
     async with stream.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         await put(store)
         stream.execute("XGROUP", "CREATE", "s", GROUP, "0")
         stream.execute("XGROUP", "CREATECONSUMER", "s", GROUP, "old")
         await asyncio.sleep(1.1)
 
-        await store.remind()
+        await store.reannounce()
 
         assert "old" not in consumers(stream)
 
@@ -107,7 +107,7 @@ async def test_consumers_that_are_silent_and_have_nothing_are_forgotten(stream: 
 async def test_what_others_have_not_read_is_not_trimmed(stream: Pairing) -> None:
     """Somebody acknowledged without deleting. What is behind every group goes, and nothing else."""
     async with stream.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         ids = await put(store, *[new_job() for _ in range(6)])
         for group, read in (("audit", 2), (GROUP, 4)):
             stream.execute("XGROUP", "CREATE", "s", group, "0")
@@ -115,7 +115,7 @@ async def test_what_others_have_not_read_is_not_trimmed(stream: Pairing) -> None
                 ((_, entries),) = client.xreadgroup(group, "c", {"s": ">"}, count=read)
                 client.xack("s", group, *[entry for entry, _ in entries])
 
-        await store.remind()
+        await store.reannounce()
 
         assert [fields[b"id"].decode() for _, fields in stream.entries("s")] == ids[2:]
         assert await take(store) == ids[4:]
@@ -123,7 +123,7 @@ async def test_what_others_have_not_read_is_not_trimmed(stream: Pairing) -> None
 
 async def test_entries_that_were_deleted_under_a_consumer_are_forgotten(stream: Pairing) -> None:
     async with stream.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         await put(store, new_job(), new_job())
         with stream.server.client() as client:
             client.xgroup_create("s", GROUP, "0")
@@ -131,7 +131,7 @@ async def test_entries_that_were_deleted_under_a_consumer_are_forgotten(stream: 
             client.xdel("s", *[entry for entry, _ in client.xrange("s")])
         await asyncio.sleep(0.5)
 
-        await store.remind()
+        await store.reannounce()
 
         assert stream.pending() == []
 
@@ -158,7 +158,7 @@ async def test_a_group_that_was_destroyed_is_made_again(stream: Pairing) -> None
 async def test_malformed_messages_are_kept_in_a_stream_aside(stream: Pairing) -> None:
     async with stream.app() as app:
         events = Recorder(app)
-        store = await app.opened()
+        store = await app.open_store()
         stream.push("hello", "x" * 1_000_000)
         stream.execute("XADD", "s", "*", "event", "user.created", "body", b"\xff")
         stream.execute("XADD", "s", "*", *[word for n in range(500) for word in (f"name{n}", "value")])
@@ -181,7 +181,7 @@ async def test_malformed_messages_are_kept_in_a_stream_aside(stream: Pairing) ->
 async def test_stream_of_malformed_messages_is_capped(stream: Pairing) -> None:
     async with stream.app() as app:
         stream.push(*[f"message {n}" for n in range(250)])
-        assert await take(await app.opened(), 500) == []
+        assert await take(await app.open_store(), 500) == []
 
         kept = [fields[b"id"].decode() for _, fields in stream.entries("s@malformed")]
         assert kept == [f"message {n}" for n in range(150, 250)]
@@ -190,23 +190,23 @@ async def test_stream_of_malformed_messages_is_capped(stream: Pairing) -> None:
 async def test_malformed_message_of_a_dead_consumer_is_reported(stream: Pairing) -> None:
     async with stream.app() as app:
         events = Recorder(app)
-        store = await app.opened()
+        store = await app.open_store()
         stream.push("hello")
         with stream.server.client() as client:
             client.xgroup_create("s", GROUP, "0")
             client.xreadgroup(GROUP, "dead", {"s": ">"})
         await asyncio.sleep(0.5)
 
-        await store.remind()
+        await store.reannounce()
 
         assert [each.text for each in events.of(MalformedMessage)] == ["hello"]
         assert (stream.entries("s"), stream.pending()) == ([], [])
         assert len(stream.entries("s@malformed")) == 1
 
 
-async def test_who_reads_the_dead_letters_by_a_group_goes_on(stream: Pairing) -> None:
+async def test_consumer_group_on_the_dead_letters_keeps_working(stream: Pairing) -> None:
     async with stream.app() as app:
-        store = await app.opened()
+        store = await app.open_store()
         ids = await put(store, new_job(), new_job())
         jobs = (await claim(store)).jobs
         await store.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])

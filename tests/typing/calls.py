@@ -58,15 +58,15 @@ def blocking() -> None:
     reveal_type(send.sync.enqueue("a@b.c"))  # shows: JobHandle[str]
     reveal_type(resize.sync.enqueue(1, height=2))  # shows: JobHandle[list[int]]
     reveal_type(plain.options(delay=1).sync.enqueue(1))  # shows: JobHandle[float]
-    reveal_type(resize.job(1, height=2))  # shows: NewJob
-    reveal_type(send.options(priority=1).job("a"))  # shows: NewJob
+    reveal_type(resize.new_job(1, height=2))  # shows: NewJob
+    reveal_type(send.options(priority=1).new_job("a"))  # shows: NewJob
     send.sync.enqueue(1)  # wrong: arg-type
     resize.sync.enqueue(1)  # wrong: call-arg
     plain.options(delay=1).sync.enqueue("1")  # wrong: arg-type
-    plain.job("1")  # wrong: arg-type
+    plain.new_job("1")  # wrong: arg-type
 
 
 def handles(kept: list[JobHandle[str]], jobs: list[NewJob]) -> None:
     kept.append(send.sync.enqueue("a"))
     kept.append(plain.sync.enqueue(1))  # wrong: arg-type
-    jobs.append(plain.job(1))
+    jobs.append(plain.new_job(1))

@@ -129,7 +129,7 @@ app.registry.register(Task("by.registry", echo, executor="process"))
 
 
 @process_task
-def tell(ctx: Context, lines: int) -> int:
+def write_logs(ctx: Context, lines: int) -> int:
     for number in range(lines):
         ctx.log.warning("line", number=number, pid_differs=os.getpid() != os.getppid())
     current_job().log("\ud800\0")

@@ -17,7 +17,7 @@ from holdfast.stores import open_store
 from holdfast.worker import Worker
 
 
-def test_what_is_said_to_the_application_goes_before_the_settings_it_is_given(tmp_path: Path) -> None:
+def test_application_arguments_override_given_settings(tmp_path: Path) -> None:
     given = Settings.load(url=f"sqlite:///{tmp_path}/one.db", lease=40)
 
     app = Holdfast(f"sqlite:///{tmp_path}/two.db", settings=given, concurrency=3)
@@ -32,7 +32,7 @@ def test_a_wrong_value_beside_given_settings_is_refused() -> None:
         Holdfast(settings=Settings.load(), concurrency=0)
 
 
-def test_a_submission_inside_a_transaction_is_told_to_nobody(tmp_path: Path) -> None:
+def test_submission_inside_a_transaction_emits_no_event(tmp_path: Path) -> None:
     """It may be rolled back, and then it never was."""
     app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", strict_idempotency=True)
     heard: list[Event] = []
@@ -44,7 +44,7 @@ def test_a_submission_inside_a_transaction_is_told_to_nobody(tmp_path: Path) -> 
         connection.execute("begin")
         app.sync.enqueue("work", connection=connection)
         assert app.sync.enqueue("work", key="k", connection=connection).id == first.id
-        app.sync.enqueue_many([app.draft("work", {}), app.draft("work", {})], connection=connection)
+        app.sync.enqueue_many([app.draft_job("work", {}), app.draft_job("work", {})], connection=connection)
         with pytest.raises(Conflict, match="'k' already stands"):
             app.sync.enqueue("other", key="k", connection=connection)
         connection.execute("rollback")
@@ -54,13 +54,13 @@ def test_a_submission_inside_a_transaction_is_told_to_nobody(tmp_path: Path) -> 
     app.sync.close()
 
 
-def test_a_task_or_a_function_in_place_of_a_name_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_task_or_function_instead_of_a_name_is_refused(tmp_path: Path) -> None:
     app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
 
     def send(to: str) -> None: ...
 
     task = app.task("mail.send")(send)
-    for submit in (app.sync.enqueue, app.draft):
+    for submit in (app.sync.enqueue, app.draft_job):
         with pytest.raises(Invalid, match=r"^task: .* give its name, 'mail\.send', or call send\.enqueue\(…\)"):
             submit(task, {"to": "a"})
         with pytest.raises(Invalid, match=r"^task: <function .* register the function with @app\.task\(\)"):
@@ -69,7 +69,7 @@ def test_a_task_or_a_function_in_place_of_a_name_is_refused_with_what_to_do(tmp_
 
 def test_an_unknown_option_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"^option: 'dealy' .* did you mean delay\?"):
-        Holdfast(f"sqlite:///{tmp_path}/jobs.db").draft("work", {}, dealy=60)
+        Holdfast(f"sqlite:///{tmp_path}/jobs.db").draft_job("work", {}, dealy=60)
 
 
 @pytest.mark.parametrize("limit", [0, -1, True, "5", 1_000_001])
@@ -101,7 +101,7 @@ def test_a_result_is_awaited_by_the_applications_clock(tmp_path: Path) -> None:
     app.sync.close()
 
 
-def test_a_result_nobody_works_on_says_that_a_worker_is_missing(tmp_path: Path) -> None:
+def test_result_timeout_without_a_worker_says_to_start_one(tmp_path: Path) -> None:
     app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
     remedy = "no living worker is registered; start one: holdfast worker start$"
     for job, state in ((app.sync.enqueue("work"), "queued"), (app.sync.enqueue("work", delay=60), "scheduled")):
@@ -110,7 +110,7 @@ def test_a_result_nobody_works_on_says_that_a_worker_is_missing(tmp_path: Path) 
     app.sync.close()
 
 
-def test_a_result_that_a_living_worker_may_still_bring_goes_on(tmp_path: Path) -> None:
+def test_result_timeout_with_a_live_worker_says_it_continues(tmp_path: Path) -> None:
     app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", queues="default")
 
     @app.task("wait")
@@ -129,7 +129,7 @@ def test_a_result_that_a_living_worker_may_still_bring_goes_on(tmp_path: Path) -
     assert asyncio.run(run()) == "seen"
 
 
-def test_a_misspelt_keyword_is_answered_with_the_one_that_was_meant(tmp_path: Path) -> None:
+def test_misspelt_keyword_suggests_the_right_one(tmp_path: Path) -> None:
     app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
 
     @app.task("work")
@@ -166,6 +166,6 @@ def test_what_other_queues_call_submitting_is_answered_with_our_word(tmp_path: P
         ("sqlite://own.db", r"url: own\.db stands where others name a host; .* sqlite:///own\.db"),
     ],
 )
-def test_a_url_that_is_nearly_one_is_answered_with_the_right_one(url: str, said: str) -> None:
+def test_misspelt_url_suggests_the_right_one(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         open_store(url)

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.stores.postgres.cursors import END, INTERVAL, LONGEST, START, Cursors, QueuePosition, ScanResult, looks
+from holdfast.stores.postgres.cursors import (
+    END,
+    INTERVAL,
+    LONGEST,
+    START,
+    Cursors,
+    QueuePosition,
+    ScanResult,
+    plan_searches,
+)
 
 CHEAP, DEAR = 0.001, 0.1  # seconds
 MANY = 500
@@ -46,26 +55,26 @@ def claimed(
     full: bool = True,
 ) -> QueuePosition:
     """One claim; where it began."""
-    begun, began_at = cursors.place("q"), clock.now
+    begun, began_at = cursors.start_position("q"), clock.now
     clock.now += seconds
-    cursors.claimed("q", ScanResult(begun, last, number, full, began_at, seconds))
+    cursors.note_claim("q", ScanResult(begun, last, number, full, began_at, seconds))
     return begun
 
 
-def test_a_large_full_claim_is_followed_by_one_from_its_end(cursors: Cursors, clock: Clock) -> None:
+def test_large_full_claim_is_followed_by_one_from_its_end(cursors: Cursors, clock: Clock) -> None:
     assert claimed(cursors, clock, at(500)) == START
     assert claimed(cursors, clock, at(1000)) == at(500)
-    assert cursors.place("q") == at(1000)
-    assert cursors.place("another") == START
+    assert cursors.start_position("q") == at(1000)
+    assert cursors.start_position("another") == START
 
 
-def test_a_look_from_the_start_comes_an_interval_after_the_last_one_began(cursors: Cursors, clock: Clock) -> None:
+def test_scan_from_the_start_repeats_after_an_interval(cursors: Cursors, clock: Clock) -> None:
     began = clock.now
     claimed(cursors, clock, at(500))
     clock.now = began + INTERVAL - 0.002
     assert claimed(cursors, clock, at(1000)) == at(500)  # and this one does not put it off
     clock.now = began + INTERVAL
-    assert cursors.place("q") == START
+    assert cursors.start_position("q") == START
 
 
 @pytest.mark.parametrize(("seconds", "pause"), [(DEAR, 10 * DEAR), (60.0, LONGEST)])
@@ -75,26 +84,24 @@ def test_expensive_looks_are_spaced_but_never_beyond_the_bound(
     began = clock.now
     claimed(cursors, clock, at(500), seconds=seconds)
     clock.now = began + 0.9 * pause
-    assert cursors.place("q") == at(500)
+    assert cursors.start_position("q") == at(500)
     clock.now = began + pause
-    assert cursors.place("q") == START
+    assert cursors.start_position("q") == START
 
 
 @pytest.mark.parametrize("kind", ["few", "none"])
-def test_a_claim_that_brings_less_is_followed_by_one_from_the_start(cursors: Cursors, clock: Clock, kind: str) -> None:
+def test_partial_claim_is_followed_by_one_from_the_start(cursors: Cursors, clock: Clock, kind: str) -> None:
     claimed(cursors, clock, at(500))
     claimed(cursors, clock, at(502) if kind == "few" else None, number=2 if kind == "few" else 0, full=False)
-    assert cursors.place("q") == START
+    assert cursors.start_position("q") == START
 
 
-def test_small_claims_begin_at_the_start_until_that_has_been_expensive_three_times(
-    cursors: Cursors, clock: Clock
-) -> None:
+def test_small_claims_start_at_the_front_until_expensive_three_times(cursors: Cursors, clock: Clock) -> None:
     begins = [claimed(cursors, clock, at(n), seconds=DEAR, number=1, full=False) for n in range(5)]
     assert begins == [START, START, START, at(2), at(3)]
     clock.now += LONGEST
     assert claimed(cursors, clock, at(5), number=1) == START  # which turns out cheap
-    assert cursors.place("q") == START
+    assert cursors.start_position("q") == START
 
 
 def test_a_single_slow_look_makes_nothing_expensive(cursors: Cursors, clock: Clock) -> None:
@@ -102,63 +109,63 @@ def test_a_single_slow_look_makes_nothing_expensive(cursors: Cursors, clock: Clo
     assert {claimed(cursors, clock, at(n), seconds=cost, number=1) for n, cost in enumerate(costs)} == {START}
 
 
-def test_what_this_process_makes_ready_in_front_is_looked_for_at_once(cursors: Cursors, clock: Clock) -> None:
+def test_job_made_ready_in_front_is_found_at_once(cursors: Cursors, clock: Clock) -> None:
     claimed(cursors, clock, at(500))
-    cursors.ready("q", END._replace(rank=0))  # behind all of its priority
-    cursors.ready("q", END)
-    cursors.ready("another", START)
-    assert cursors.place("q") == at(500)
-    cursors.ready("q", END._replace(rank=-1))
-    assert cursors.place("q") == START
+    cursors.find_ready("q", END._replace(rank=0))  # behind all of its priority
+    cursors.find_ready("q", END)
+    cursors.find_ready("another", START)
+    assert cursors.start_position("q") == at(500)
+    cursors.find_ready("q", END._replace(rank=-1))
+    assert cursors.start_position("q") == START
 
 
-def test_where_looks_are_expensive_news_waits_until_they_take_a_tenth_of_the_time(
-    cursors: Cursors, clock: Clock
-) -> None:
+def test_expensive_scans_are_limited_to_a_tenth_of_time(cursors: Cursors, clock: Clock) -> None:
     for _ in range(3):
         began = clock.now
         claimed(cursors, clock, at(500), seconds=DEAR)
-        cursors.ready("q", START)
-        cursors.heard("q")
+        cursors.find_ready("q", START)
+        cursors.note_new_jobs("q")
         clock.now = began + 5 * DEAR
-        assert cursors.place("q") == (START if _ < 2 else at(500))  # the third time in a row it counts as expensive
+        assert cursors.start_position("q") == (
+            START if _ < 2 else at(500)
+        )  # the third time in a row it counts as expensive
         clock.now = began + 10 * DEAR
-        assert cursors.place("q") == START
+        assert cursors.start_position("q") == START
 
 
 @pytest.mark.parametrize("queue", ["q", None])
 def test_news_of_others_hastens_the_next_look(cursors: Cursors, clock: Clock, queue: str | None) -> None:
     began = clock.now
     claimed(cursors, clock, at(500), number=10_000)  # at no cost beyond taking them
-    cursors.heard("another")
-    assert cursors.place("q") == at(500)
-    cursors.heard(queue)
-    assert (cursors.place("q"), clock.now < began + INTERVAL) == (START, True)
+    cursors.note_new_jobs("another")
+    assert cursors.start_position("q") == at(500)
+    cursors.note_new_jobs(queue)
+    assert (cursors.start_position("q"), clock.now < began + INTERVAL) == (START, True)
 
 
 def test_news_during_claims_is_not_forgotten_when_they_end(cursors: Cursors, clock: Clock) -> None:
     """Each claim that was under way at some news would otherwise put the look from the start off, for ever."""
     claimed(cursors, clock, at(500))
-    under_way = ScanResult(cursors.place("q"), at(1000), MANY, True, clock.now, CHEAP)
-    cursors.ready("q", START)
-    cursors.claimed("q", under_way)
-    assert cursors.place("q") == START
+    under_way = ScanResult(cursors.start_position("q"), at(1000), MANY, True, clock.now, CHEAP)
+    cursors.find_ready("q", START)
+    cursors.note_claim("q", under_way)
+    assert cursors.start_position("q") == START
 
 
-def test_a_claim_that_overtakes_a_look_from_the_start_does_not_carry_it_along(cursors: Cursors, clock: Clock) -> None:
+def test_claim_overtaking_a_front_scan_does_not_move_it(cursors: Cursors, clock: Clock) -> None:
     """What stands between the two was seen before that look, and the bound counts from then."""
     claimed(cursors, clock, at(500))
-    overtaking = ScanResult(cursors.place("q"), at(1000), MANY, True, clock.now, CHEAP)
+    overtaking = ScanResult(cursors.start_position("q"), at(1000), MANY, True, clock.now, CHEAP)
     clock.now += INTERVAL
     assert claimed(cursors, clock, at(100)) == START
-    cursors.claimed("q", overtaking)
-    assert cursors.place("q") == at(100)
+    cursors.note_claim("q", overtaking)
+    assert cursors.start_position("q") == at(100)
 
 
 def test_of_ten_thousand_queues_no_more_is_remembered(cursors: Cursors, clock: Clock) -> None:
     for n in range(10_001):
-        cursors.claimed(f"q{n}", ScanResult(START, at(1), MANY, True, clock.now, CHEAP))
-    assert [cursors.place(f"q{n}") for n in (0, 9_999, 10_000)] == [START, START, at(1)]
+        cursors.note_claim(f"q{n}", ScanResult(START, at(1), MANY, True, clock.now, CHEAP))
+    assert [cursors.start_position(f"q{n}") for n in (0, 9_999, 10_000)] == [START, START, at(1)]
 
 
 # ── several queues in one claim ───────────────────────────────────────────────────────────────────────────────────
@@ -166,8 +173,8 @@ def row(queue: str, seq: int, *, losses: int = 0, priority: int = 0) -> list[Any
     return [None, None, queue, None, None, None, None, priority, losses, 0, None, None, seq]
 
 
-def seen(rows: list[list[Any]], room: int, **slots: int) -> dict[str, tuple[QueuePosition | None, int, bool]]:
-    found = looks(list(slots), list(slots.values()), [START] * len(slots), rows, room, 0.0, 0.0)
+def seen(rows: list[list[Any]], free_slots: int, **slots: int) -> dict[str, tuple[QueuePosition | None, int, bool]]:
+    found = plan_searches(list(slots), list(slots.values()), [START] * len(slots), rows, free_slots, 0.0, 0.0)
     return {queue: (look.last, look.number, look.full) for queue, look in found}
 
 
@@ -209,13 +216,13 @@ class World:
             insort(self.ready, place)
             self.since[place] = self.clock.now
         if self.rng.random() < 0.3:
-            self.rng.choice(self.workers).ready("q", self.rng.choice([START, END, at(0, rank=-5)]))
+            self.rng.choice(self.workers).find_ready("q", self.rng.choice([START, END, at(0, rank=-5)]))
         if self.rng.random() < 0.3:
-            self.rng.choice(self.workers).heard("q")
+            self.rng.choice(self.workers).note_new_jobs("q")
 
     def claim(self, cursors: Cursors) -> tuple[Cursors, ScanResult]:
         wanted = self.rng.choice(self.sizes)
-        begun = cursors.place("q")
+        begun = cursors.start_position("q")
         first = bisect_right(self.ready, begun)
         waits = [self.clock.now - self.since[place] for place in self.ready[:first]]
         self.passed_over = max([self.passed_over, *waits])
@@ -234,7 +241,7 @@ class World:
             if len(under_way) > 3:
                 cursors, look = under_way.pop(self.rng.randrange(len(under_way)))
                 self.clock.now = max(self.clock.now, look.at + look.seconds)
-                cursors.claimed("q", look)
+                cursors.note_claim("q", look)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -27,7 +27,7 @@ def test_manual_time_stands_still_until_it_is_moved() -> None:
     assert (clock(), clock.monotonic()) == (3_500_000, 3.5)
 
 
-def test_sleepers_are_woken_by_their_instants_and_equals_in_their_order() -> None:
+def test_sleepers_wake_by_instant_and_equal_ones_in_order() -> None:
     async def test() -> None:
         clock, woken = ManualClock(), list[str]()
 
@@ -48,7 +48,7 @@ def test_sleepers_are_woken_by_their_instants_and_equals_in_their_order() -> Non
         await settle()
         assert woken == ["a", "b1", "b2", "c"]
         assert clock.next_wake() == pytest.approx(9 - 5.999)
-        assert [clock.sleeping(task) for task in sleepers] == [False, False, False, False, True]
+        assert [clock.is_sleeping(task) for task in sleepers] == [False, False, False, False, True]
         sleepers[-1].cancel()
         await settle()
         assert clock.next_wake() is None
@@ -56,7 +56,7 @@ def test_sleepers_are_woken_by_their_instants_and_equals_in_their_order() -> Non
     run(test())
 
 
-def test_a_sleep_of_nothing_gives_others_their_turn_and_needs_no_time() -> None:
+def test_zero_sleep_yields_once_and_takes_no_time() -> None:
     async def test() -> None:
         clock, turns = ManualClock(), list[str]()
         other = asyncio.create_task(settle())
@@ -69,7 +69,7 @@ def test_a_sleep_of_nothing_gives_others_their_turn_and_needs_no_time() -> None:
     run(test())
 
 
-def test_a_sleeper_of_a_closed_loop_stops_nobody() -> None:
+def test_sleeper_of_a_closed_loop_is_skipped() -> None:
     clock = ManualClock()
 
     async def leave_sleeping() -> None:
@@ -109,10 +109,10 @@ class _Work:
             raise error
 
 
-def test_what_takes_too_long_is_cancelled_and_that_is_no_error() -> None:
+def test_work_that_takes_too_long_is_cancelled_without_error() -> None:
     async def test() -> None:
         clock, work = ManualClock(), _Work()
-        bounded = asyncio.ensure_future(clock.bounded(work(), 5))
+        bounded = asyncio.ensure_future(clock.run_bounded(work(), 5))
         await settle()
         clock.advance(4.9)
         await settle()
@@ -121,21 +121,21 @@ def test_what_takes_too_long_is_cancelled_and_that_is_no_error() -> None:
         await bounded
         assert work.cancelled
         real = _Work()
-        await SystemClock().bounded(real(), 0.01)
+        await SystemClock().run_bounded(real(), 0.01)
         assert real.cancelled
 
     run(test())
 
 
 @pytest.mark.parametrize("clock", [ManualClock(), SystemClock()], ids=["manual", "system"])
-def test_what_ends_in_time_ends_by_itself_and_its_error_is_raised(clock: Clock) -> None:
+def test_work_that_ends_in_time_raises_its_error(clock: Clock) -> None:
     async def test() -> None:
         work = _Work()
         asyncio.get_running_loop().call_soon(work.go.set)
-        await clock.bounded(work(), 3600)
+        await clock.run_bounded(work(), 3600)
         for error in (ValueError("mine"), TimeoutError("mine too")):
             with pytest.raises(type(error), match="mine"):
-                await clock.bounded(work(error), 3600)
+                await clock.run_bounded(work(error), 3600)
         assert not work.cancelled
         if isinstance(clock, ManualClock):
             await settle()
@@ -148,7 +148,7 @@ def test_what_ends_in_time_ends_by_itself_and_its_error_is_raised(clock: Clock) 
 def test_cancelled_from_outside_the_work_is_cancelled_too(clock: Clock) -> None:
     async def test() -> None:
         work = _Work()
-        bounded = asyncio.ensure_future(clock.bounded(work(), 3600))
+        bounded = asyncio.ensure_future(clock.run_bounded(work(), 3600))
         await settle()
         bounded.cancel()
         with pytest.raises(asyncio.CancelledError):

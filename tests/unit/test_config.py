@@ -56,7 +56,7 @@ def test_argument_over_environment_over_file_over_default(folder):
     settings = load(folder, text, environ, poll=62)
     values = [settings.lease, settings.sweep, settings.poll, settings.grace]
     assert [value.total_seconds() for value in values] == [60, 61, 62, 30]
-    sources = [settings.source(name) for name in ("lease", "sweep", "poll", "grace")]
+    sources = [settings.source_of(name) for name in ("lease", "sweep", "poll", "grace")]
     assert sources == ["holdfast.toml:1", "HOLDFAST_SWEEP", "argument", "default"]
 
 
@@ -65,14 +65,14 @@ def test_what_was_not_said_never_clobbers_the_file(folder, name):
     said = {"url": "sqlite:///other.db", "app": "shop:app", "retry": "fixed:1", "queues": "mail"}
     text = said.get(name) or SETTINGS[name].kind.show(SETTINGS[name].default)
     settings = load(folder, f'{name} = "{text}"\n', {SETTINGS[name].variable: " "}, **{name: None})
-    assert settings.source(name) == "holdfast.toml:1"
+    assert settings.source_of(name) == "holdfast.toml:1"
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_every_default_reads_back_from_what_config_list_shows(folder, name):
-    text = load(folder).entry(name).text
+    text = load(folder).describe_setting(name).text
     environ = {SETTINGS[name].variable: text} if text else {}
-    assert load(folder, environ=environ).value(name) == SETTINGS[name].default
+    assert load(folder, environ=environ).get_value(name) == SETTINGS[name].default
 
 
 def test_typed_arguments_are_taken_as_they_are(folder):
@@ -90,7 +90,7 @@ def test_none_and_unlimited_are_words(folder):
 
 def test_queues_may_be_a_table(folder):
     assert load(folder, "[queues]\nmail = 10\ndefault = 5\n").queues == {"mail": 10, "default": 5}
-    assert load(folder).source("queues") == "holdfast.toml:1"
+    assert load(folder).source_of("queues") == "holdfast.toml:1"
 
 
 def test_lines_are_those_of_the_statements(folder):
@@ -98,7 +98,7 @@ def test_lines_are_those_of_the_statements(folder):
         'command_allow = [\n  "a]",\n  # grace = 1\n  "b",\n]\n"grace" = 5\n  poll=3 # here\n\n[queues]\nmail = 1\n'
     )
     settings = load(folder, text)
-    lines = {name: settings.source(name) for name in ("url", "command_allow", "grace", "poll", "queues")}
+    lines = {name: settings.source_of(name) for name in ("url", "command_allow", "grace", "poll", "queues")}
     assert list(lines.values()) == [f"holdfast.toml:{line}" for line in (3, 4, 9, 10, 12)]
     assert settings.command_allow == ("a]", "b")
 
@@ -109,26 +109,26 @@ def test_a_project_file_may_hold_the_settings(folder):
     )
     settings = load(folder)
     assert settings.lease == timedelta(minutes=1)
-    assert settings.source("lease") == "pyproject.toml:4"
-    assert settings.source("queues") == "pyproject.toml:5"
-    assert load(folder, "lease = 45").source("lease") == "holdfast.toml:1"
+    assert settings.source_of("lease") == "pyproject.toml:4"
+    assert settings.source_of("queues") == "pyproject.toml:5"
+    assert load(folder, "lease = 45").source_of("lease") == "holdfast.toml:1"
 
 
 # ── where the file is ───────────────────────────────────────────────────────────────────────────────────────────────
-def test_the_nearest_file_up_to_the_root_of_the_repository_counts(folder):
+def test_nearest_file_up_to_the_repository_root_counts(folder):
     inner = folder / "a" / "b"
     inner.mkdir(parents=True)
     (folder / "holdfast.toml").write_text("poll = 1")
     assert load(inner).file == folder / "holdfast.toml"
-    assert load(inner).source("poll") == f"{folder}/holdfast.toml:1"
+    assert load(inner).source_of("poll") == f"{folder}/holdfast.toml:1"
     (folder / "a" / "pyproject.toml").write_text("[tool.other]\nholdfast = 1\n")
     assert load(inner).file == folder / "holdfast.toml"
     (folder / "a" / ".git").mkdir()
     assert load(inner).file == inner / "holdfast.toml"
-    assert load(inner).source("poll") == "default"
+    assert load(inner).source_of("poll") == "default"
 
 
-def test_a_file_in_a_parent_that_anybody_may_write_to_is_not_trusted(folder):
+def test_file_in_a_world_writable_parent_is_not_trusted(folder):
     inner = folder / "public" / "mine"
     inner.mkdir(parents=True)
     (folder / "public" / "holdfast.toml").write_text('commands = "shell"')
@@ -141,8 +141,8 @@ def test_the_environment_or_an_argument_names_the_file(folder):
     (folder / "one.toml").write_text("poll = 1")
     (folder / "two.toml").write_text("poll = 2")
     environ = {"HOLDFAST_CONFIG": "one.toml"}
-    assert load(folder, environ=environ).source("poll") == "one.toml:1"
-    assert load(folder, environ=environ, path="two.toml").source("poll") == "two.toml:1"
+    assert load(folder, environ=environ).source_of("poll") == "one.toml:1"
+    assert load(folder, environ=environ, path="two.toml").source_of("poll") == "two.toml:1"
     assert file_for(environ=environ, directory=folder) == folder / "one.toml"
     assert file_for(environ={}, directory=folder) == folder / "holdfast.toml"
 
@@ -236,15 +236,15 @@ def test_a_file_named_must_exist_and_be_a_readable_file(folder, monkeypatch):
     assert "secret.toml: cannot be read (Permission denied)" in problems(folder, path="secret.toml")
 
 
-def test_settings_that_cannot_be_looked_for_any_more_are_an_error_of_the_configuration(folder):
+def test_unreadable_settings_directory_is_a_config_error(folder):
     (folder / "release" / "shop").mkdir(parents=True)
     watch = Watch(load(folder / "release" / "shop", "poll = 1\n"))
     shutil.rmtree(folder / "release")
     with pytest.raises(ConfigError, match=r"release: cannot be looked at for a settings file \(No such file"):
-        watch.changed()
+        watch.poll_changes()
 
 
-def test_a_broken_project_file_is_reported_only_if_it_holds_settings(folder):
+def test_broken_project_file_is_reported_only_with_settings_inside(folder):
     (folder / "pyproject.toml").write_text("[tool.other\n")
     assert load(folder).file == folder / "holdfast.toml"
     (folder / "pyproject.toml").write_text("[tool.holdfast]\nlease = \n")
@@ -302,7 +302,7 @@ def test_a_third_of_the_lease_is_enough(folder):
         ("postgresql://host/jobs.db", "postgresql://host/jobs.db"),
     ],
 )
-def test_a_relative_sqlite_url_starts_at_the_folder_of_its_file(folder, said, meant):
+def test_relative_sqlite_url_starts_at_the_folder_of_its_file(folder, said, meant):
     project = folder / "a project #1"
     (project / "deep" / "er").mkdir(parents=True)
     (project / "holdfast.toml").write_text(f'url = "{said}"\n')
@@ -339,7 +339,7 @@ def test_a_password_is_not_listed(folder):
 
 
 def test_a_name_that_is_none_is_refused(folder):
-    for ask in (load(folder).source, load(folder).value, load(folder).entry):
+    for ask in (load(folder).source_of, load(folder).get_value, load(folder).describe_setting):
         with pytest.raises(Invalid, match=r"did you mean lease\?"):
             ask("leas")
 
@@ -352,7 +352,7 @@ def test_every_setting_is_documented():
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a_value_is_set_and_the_rest_of_the_file_stays(folder):
+def test_setting_a_value_keeps_the_rest_of_the_file(folder):
     file = folder / "holdfast.toml"
     file.write_bytes(b"# mine\r\nlease = '60s' # long\r\n\r\n[queues]\r\nmail = 1 # one\r\n")
     file.chmod(0o640)
@@ -381,7 +381,7 @@ def test_a_value_is_set_and_the_rest_of_the_file_stays(folder):
 def test_a_file_is_made_where_there_is_none(folder, name, text, written):
     set_value(folder / "holdfast.toml", name, text)
     assert (folder / "holdfast.toml").read_text() == written + "\n"
-    assert load(folder).source(name) == "holdfast.toml:1"
+    assert load(folder).source_of(name) == "holdfast.toml:1"
 
 
 def test_text_takes_the_place_of_a_table(folder):
@@ -394,7 +394,7 @@ def test_a_project_file_is_edited_in_its_table(folder):
     file = folder / "pyproject.toml"
     file.write_text('[project]\nname = "x"\n\n[tool.other]\na = 1\n')
     set_value(file, "lease", "1m")
-    assert load(folder).source("lease") == "pyproject.toml:8"
+    assert load(folder).source_of("lease") == "pyproject.toml:8"
     assert file.read_text().startswith('[project]\nname = "x"\n\n[tool.other]\na = 1\n')
 
 
@@ -428,10 +428,10 @@ def test_writers_at_the_same_time_lose_nothing_of_each_other(folder):
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(lambda name: set_value(folder / "holdfast.toml", name, "7s"), names))
     settings = load(folder)
-    assert {name: settings.value(name) for name in names} == dict.fromkeys(names, timedelta(seconds=7))
+    assert {name: settings.get_value(name) for name in names} == dict.fromkeys(names, timedelta(seconds=7))
 
 
-def test_a_broken_file_or_a_missing_directory_is_not_written_to(folder):
+def test_broken_file_or_missing_directory_is_not_written(folder):
     (folder / "holdfast.toml").write_text("poll = \n")
     with pytest.raises(ConfigError, match="not valid TOML"):
         set_value(folder / "holdfast.toml", "poll", "1s")
@@ -444,56 +444,56 @@ def test_a_broken_file_or_a_missing_directory_is_not_written_to(folder):
 def test_a_watch_sees_a_changed_file_once(folder):
     settings = load(folder, "poll = 1\n", grace=1)
     watch = Watch(settings)
-    assert watch.changed() is None
+    assert watch.poll_changes() is None
     set_value(folder / "holdfast.toml", "poll", "2s")
-    newer = watch.changed()
+    newer = watch.poll_changes()
     assert (newer.poll, newer.grace) == (timedelta(seconds=2), timedelta(seconds=1))
-    assert settings.changes(newer) == {"poll": "2s"}
-    assert watch.changed() is None
+    assert settings.changed_values(newer) == {"poll": "2s"}
+    assert watch.poll_changes() is None
 
 
 def test_a_watch_says_nothing_of_a_new_comment(folder):
     watch = Watch(load(folder, "poll = 1\n"))
     (folder / "holdfast.toml").write_text("poll = 1 # second\n")
-    assert watch.changed() is None
+    assert watch.poll_changes() is None
 
 
 def test_a_watch_sees_a_file_made_and_one_removed(folder):
     watch = Watch(load(folder))
     (folder / "holdfast.toml").write_text("poll = 1\n")
-    assert watch.changed().poll == timedelta(seconds=1)
+    assert watch.poll_changes().poll == timedelta(seconds=1)
     (folder / "holdfast.toml").unlink()
-    assert watch.changed().poll == timedelta(seconds=5)
+    assert watch.poll_changes().poll == timedelta(seconds=5)
 
 
 def test_a_change_before_the_watch_began_is_seen(folder):
     settings = load(folder, "poll = 1\n")
     (folder / "holdfast.toml").write_text("poll = 22\n")
-    assert Watch(settings).changed().poll == timedelta(seconds=22)
+    assert Watch(settings).poll_changes().poll == timedelta(seconds=22)
 
 
-def test_a_broken_file_is_reported_once_and_a_mended_one_taken(folder):
+def test_broken_file_is_reported_once_and_reloaded_when_repaired(folder):
     watch = Watch(load(folder, "poll = 1\n"))
     (folder / "holdfast.toml").write_text("poll = fast\n")
     with pytest.raises(ConfigError, match=r"holdfast\.toml:1"):
-        watch.changed()
-    assert watch.changed() is None
+        watch.poll_changes()
+    assert watch.poll_changes() is None
     (folder / "holdfast.toml").write_text("poll = 3\n")
-    assert watch.changed().poll == timedelta(seconds=3)
+    assert watch.poll_changes().poll == timedelta(seconds=3)
 
 
-def test_a_beat_that_nobody_named_follows_the_lease(folder):
+def test_default_heartbeat_follows_the_lease(folder):
     assert Settings.load(directory=folder, environ={}, lease="6s").beat == timedelta(seconds=2)
     assert Settings.load(directory=folder, environ={}, lease="10m").beat == timedelta(seconds=10)
 
 
-def test_the_default_lets_no_command_choose_where_its_program_is_looked_for(folder):
+def test_default_policy_refuses_a_path_variable_from_a_command(folder):
     app = Holdfast(settings=Settings.load(directory=folder, environ={}, commands="argv", command_allow="gzip"))
     with pytest.raises(Invalid, match="PATH"):
-        app.command_policy().check({"argv": ["gzip"], "env": {"PATH": "/tmp/elsewhere"}})
+        app.command_policy().parse_command({"argv": ["gzip"], "env": {"PATH": "/tmp/elsewhere"}})
 
 
-def test_every_output_limit_that_settings_take_is_one_that_commands_take(folder):
+def test_output_limits_of_settings_and_commands_agree(folder):
     app = Holdfast(settings=Settings.load(directory=folder, environ={}, output_limit="80KiB"))
     assert app.command_policy().output_limit == 80 * 1024
     with pytest.raises(ConfigError, match="output_limit"):

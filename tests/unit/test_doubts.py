@@ -34,12 +34,12 @@ def test_of_a_job_that_is_gone_nothing_is_known(settlement: Settlement) -> None:
 
 @pytest.mark.parametrize("settlement", ALL)
 @pytest.mark.parametrize("claims", [3, 4, 9])
-def test_a_lease_that_was_lost_has_a_record_of_somebody_else_s(settlement: Settlement, claims: int) -> None:
+def test_lost_lease_is_not_accepted_as_settled(settlement: Settlement, claims: int) -> None:
     assert accepted_as(settlement, fate(JobState.QUEUED, claims, JobState.QUEUED, error="lease expired")) is None
 
 
 @pytest.mark.parametrize("stands", [JobState.FAILED, JobState.QUEUED, JobState.RUNNING, JobState.SUCCEEDED])
-def test_a_failure_is_told_by_its_record_whatever_came_after(stands: JobState) -> None:
+def test_failure_is_confirmed_by_its_attempt_record(stands: JobState) -> None:
     claims = 3 if stands in (JobState.FAILED, JobState.QUEUED) else 4
     assert accepted_as(FAILED, fate(stands, claims, JobState.FAILED)) is JobState.FAILED
     assert accepted_as(FAILED, fate(stands, claims)) is None

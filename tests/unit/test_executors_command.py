@@ -93,7 +93,7 @@ def script(path: Path, text: str, mode: int = 0o755) -> list[str]:
         ("kill -40 $$", "killed by signal 40", Reason.CRASHED),
     ],
 )
-def test_how_an_end_is_told(shell: str, error: str, reason: Reason) -> None:
+def test_every_way_to_end_is_described(shell: str, error: str, reason: Reason) -> None:
     failed = asyncio.run(failure(text=shell))
     assert (failed.error, failed.reason, failed.retryable) == (error, reason, True)
 
@@ -193,7 +193,7 @@ async def test_output_that_is_no_text_is_kept_readable() -> None:
 
 
 @on_both_loops
-async def test_a_process_in_the_background_neither_holds_the_job_nor_outlives_it() -> None:
+async def test_background_process_neither_holds_nor_outlives_its_job() -> None:
     mark = f"61.{uuid.uuid4().int % 10**9}"
     for output in ("", ">/dev/null 2>&1"):
         started = time.monotonic()
@@ -204,7 +204,7 @@ async def test_a_process_in_the_background_neither_holds_the_job_nor_outlives_it
 
 
 @on_both_loops
-async def test_one_that_left_the_session_and_holds_the_output_is_ended_too() -> None:
+async def test_process_that_left_the_session_is_killed_too() -> None:
     mark = f"62.{uuid.uuid4().int % 10**9}"
     started = time.monotonic()
     answer = await result(text=f"setsid -f sleep {mark}; echo hi")
@@ -239,7 +239,7 @@ async def test_cancelled_it_is_killed_with_everything_it_started(how: str) -> No
 
 
 @on_both_loops
-async def test_a_second_cancellation_does_not_save_anybody() -> None:
+async def test_second_cancellation_still_kills_all_processes() -> None:
     mark = f"64.{uuid.uuid4().int % 10**9}"
     running = asyncio.create_task(run(text=f"setsid sleep {mark} & sleep {mark}"))
     await until(lambda: len(living_with(mark)) >= 2)
@@ -252,7 +252,7 @@ async def test_a_second_cancellation_does_not_save_anybody() -> None:
 
 
 @on_both_loops
-async def test_a_process_that_does_not_die_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unkillable_process_does_not_block_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     mark = f"66.{uuid.uuid4().int % 10**9}"
     running = asyncio.create_task(run(argv=["sleep", mark]))
     await until(lambda: living_with(mark))

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.worker.executors.coroutine import drive
+from holdfast.worker.executors.coroutine import drive_in_context
 from tests.unit.executor_support import on_both_loops
 
 COLOUR = contextvars.ContextVar("COLOUR", default="none")
 
 
 async def driven(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return await drive(coroutine, contextvars.copy_context(), lambda: None)
+    return await drive_in_context(coroutine, contextvars.copy_context(), lambda: None)
 
 
 @on_both_loops
@@ -190,7 +190,7 @@ async def test_a_handler_may_survive_its_cancellation() -> None:
 
 
 @on_both_loops
-async def test_an_error_thrown_in_is_not_the_context_of_later_ones() -> None:
+async def test_error_thrown_in_is_not_the_context_of_later_ones() -> None:
     async def handler() -> None:
         try:
             await asyncio.Event().wait()

@@ -14,15 +14,15 @@ from holdfast.core.errors import Invalid
 from holdfast.core.lifecycle import ERROR_LIMIT, Failed, Snoozed, Succeeded
 from holdfast.core.models import Reason
 from holdfast.tasks import Task
-from holdfast.worker.executors.coroutine import drive
+from holdfast.worker.executors.coroutine import drive_in_context
 from holdfast.worker.executors.outcome import (
     TRACEBACK_LIMIT,
-    describe,
+    describe_error,
+    format_traceback,
     outcome_of,
     payload_refused,
-    storable,
-    succeeded,
-    trace,
+    storable_text,
+    success_outcome,
 )
 
 
@@ -115,7 +115,7 @@ def test_text_that_no_database_takes_is_written_out() -> None:
     error = failed(ValueError("a\0b\ud800c")).error
     assert error == "ValueError: a\\x00b\\ud800c"
     error.encode()
-    assert len(storable("\ud800" * 10_000)) == ERROR_LIMIT
+    assert len(storable_text("\ud800" * 10_000)) == ERROR_LIMIT
     outcome = failed(ValueError("\0\ud800"))
     assert outcome.traceback is not None
     outcome.traceback.encode()
@@ -124,7 +124,7 @@ def test_text_that_no_database_takes_is_written_out() -> None:
 
 def test_a_group_names_what_is_in_it() -> None:
     inner = ExceptionGroup("deeper", [KeyError("k"), OSError("o"), ValueError("v"), ValueError("w")])
-    text = describe(ExceptionGroup("unhandled", [TypeError("t"), inner]))
+    text = describe_error(ExceptionGroup("unhandled", [TypeError("t"), inner]))
     assert text == "ExceptionGroup: unhandled (2 sub-exceptions); TypeError: t; KeyError: 'k'; OSError: o"
 
 
@@ -135,7 +135,7 @@ def test_the_traceback_starts_where_the_application_does() -> None:
     try:
         handler()
     except Invalid as error:
-        text = trace(error) or ""
+        text = format_traceback(error) or ""
     frames = [line for line in text.splitlines() if line.startswith("  File")]
     assert "in handler" in frames[1]
     assert "in __init__" in frames[2]
@@ -146,14 +146,14 @@ def test_frames_of_the_executors_are_left_out() -> None:
         raise ValueError("mine")
 
     async def runner() -> None:
-        await drive(handler(), contextvars.copy_context(), lambda: None)
+        await drive_in_context(handler(), contextvars.copy_context(), lambda: None)
 
     with pytest.raises(ValueError, match="mine") as caught:
         asyncio.run(runner())
     frames = caught.value.__traceback__
     while frames is not None and not frames.tb_frame.f_code.co_filename.endswith("coroutine.py"):
         frames = frames.tb_next
-    text = trace(caught.value.with_traceback(frames)) or ""
+    text = format_traceback(caught.value.with_traceback(frames)) or ""
     assert "in handler" in text
     assert "coroutine.py" not in text
 
@@ -167,14 +167,14 @@ def test_a_deep_recursion_keeps_its_end() -> None:
     try:
         dive(900)
     except ValueError as error:
-        text = trace(error) or ""
+        text = format_traceback(error) or ""
     assert len(text.encode()) <= TRACEBACK_LIMIT
     assert text.rstrip().endswith("ValueError: bottom")
 
 
-def test_a_result_is_encoded_and_one_that_cannot_be_is_final() -> None:
-    assert succeeded(task(nothing), {"a": 1}) == Succeeded('{"a":1}')
-    assert succeeded(task(nothing), None) == Succeeded(None)
-    outcome = succeeded(task(nothing), object())
+def test_result_is_encoded_and_an_unencodable_one_is_final() -> None:
+    assert success_outcome(task(nothing), {"a": 1}) == Succeeded('{"a":1}')
+    assert success_outcome(task(nothing), None) == Succeeded(None)
+    outcome = success_outcome(task(nothing), object())
     assert isinstance(outcome, Failed)
     assert (outcome.reason, outcome.retryable) == (Reason.RESULT, False)

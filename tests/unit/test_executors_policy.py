@@ -38,28 +38,28 @@ SHELL = CommandPolicy(mode="shell")
 )
 def test_what_is_no_command_is_refused(payload: Any, field: str) -> None:
     with pytest.raises(Invalid) as caught:
-        SHELL.check(payload)
+        SHELL.parse_command(payload)
     assert caught.value.field == field
 
 
 def test_a_command_is_read_from_text_or_object() -> None:
     expected = CommandPayload(argv=("ls", "-l"), dead_codes=(3,))
-    assert ARGV.check('{"argv": ["ls", "-l"], "dead_codes": [3]}') == expected
-    assert ARGV.check({"argv": ["ls", "-l"], "dead_codes": [3]}) == expected
+    assert ARGV.parse_command('{"argv": ["ls", "-l"], "dead_codes": [3]}') == expected
+    assert ARGV.parse_command({"argv": ["ls", "-l"], "dead_codes": [3]}) == expected
 
 
 def test_modes() -> None:
     with pytest.raises(Invalid, match="switched off"):
-        CommandPolicy().check({"argv": ["ls"]})
+        CommandPolicy().parse_command({"argv": ["ls"]})
     with pytest.raises(Invalid, match="shells are switched off"):
-        ARGV.check({"shell": "ls"})
-    assert SHELL.check({"shell": "echo a && echo b"}).words == ("/bin/sh", "-c", "echo a && echo b")
-    assert SHELL.check({"argv": ["ls"]}).words == ("ls",)
+        ARGV.parse_command({"shell": "ls"})
+    assert SHELL.parse_command({"shell": "echo a && echo b"}).words == ("/bin/sh", "-c", "echo a && echo b")
+    assert SHELL.parse_command({"argv": ["ls"]}).words == ("ls",)
 
 
 def test_too_many_arguments_are_too_large() -> None:
     with pytest.raises(TooLarge, match="stdin"):
-        ARGV.check({"argv": ["echo", *["x" * 100] * 1000]})
+        ARGV.parse_command({"argv": ["echo", *["x" * 100] * 1000]})
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_too_many_arguments_are_too_large() -> None:
 def test_an_allow_list_holds_in_both_modes(payload: dict[str, Any], allowed: bool) -> None:
     policy = CommandPolicy(mode="shell", allow=("echo", "make all && make install"))
     if allowed:
-        policy.check(payload)
+        policy.parse_command(payload)
     else:
         with pytest.raises(Invalid, match="allowed are: echo"):
-            policy.check(payload)
+            policy.parse_command(payload)
 
 
 @pytest.mark.parametrize(
@@ -97,24 +97,24 @@ def test_an_allow_list_holds_in_both_modes(payload: dict[str, Any], allowed: boo
 )
 def test_names_that_change_which_code_runs_are_refused_unless_allowed(name: str) -> None:
     with pytest.raises(Invalid, match=name):
-        ARGV.check({"argv": ["ls"], "env": {name: "x"}})
-    CommandPolicy(mode="argv", environment=(name,)).check({"argv": ["ls"], "env": {name: "x"}})
+        ARGV.parse_command({"argv": ["ls"], "env": {name: "x"}})
+    CommandPolicy(mode="argv", environment=(name,)).parse_command({"argv": ["ls"], "env": {name: "x"}})
 
 
 @pytest.mark.parametrize("name", ["", "A=B", "A\0B", "A B", "1A", "é", "A\n"])
 def test_what_is_no_name_is_refused_always(name: str) -> None:
     with pytest.raises(Invalid, match="a name is letters"):
-        CommandPolicy(mode="argv", environment=(name,)).check({"argv": ["ls"], "env": {name: "x"}})
+        CommandPolicy(mode="argv", environment=(name,)).parse_command({"argv": ["ls"], "env": {name: "x"}})
 
 
 def test_harmless_names_pass() -> None:
-    ARGV.check({"argv": ["ls"], "env": {"ENVIRONMENT": "test", "PATHS": "x", "_x1": "y", "LDFLAGS": "z"}})
+    ARGV.parse_command({"argv": ["ls"], "env": {"ENVIRONMENT": "test", "PATHS": "x", "_x1": "y", "LDFLAGS": "z"}})
 
 
 def test_the_environment_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"HOME": "/h", "SECRET": "s", "WANTED": "w", "LD_PRELOAD": "evil.so"})
     policy = CommandPolicy(mode="argv", environment=("WANTED", "ABSENT"))
-    command = policy.check({"argv": ["ls"], "env": {"MINE": "m", "HOME": "/mine"}})
+    command = policy.parse_command({"argv": ["ls"], "env": {"MINE": "m", "HOME": "/mine"}})
     assert policy.environment_for(command) == {"PATH": os.defpath, "HOME": "/mine", "WANTED": "w", "MINE": "m"}
 
 
@@ -124,10 +124,10 @@ def test_a_directory_must_lie_under_a_root(tmp_path: Path) -> None:
     (root / "way_out").symlink_to(tmp_path)
     policy = CommandPolicy(mode="argv", roots=(str(root),))
     for good in (root, root / "inside", root / "not_there_yet"):
-        policy.check({"argv": ["ls"], "cwd": str(good)})
+        policy.parse_command({"argv": ["ls"], "cwd": str(good)})
     for bad in (tmp_path, root / "..", root / "way_out", f"{root}_of_another", "/"):
         with pytest.raises(Invalid, match="must lie under"):
-            policy.check({"argv": ["ls"], "cwd": str(bad)})
+            policy.parse_command({"argv": ["ls"], "cwd": str(bad)})
 
 
 def test_the_policy_itself_is_checked() -> None:

@@ -102,7 +102,7 @@ async def test_large_payloads_and_results_pass() -> None:
 
 
 @on_both_loops
-async def test_the_limit_of_a_result_is_the_one_the_children_were_given() -> None:
+async def test_result_limit_is_the_one_given_to_children() -> None:
     echo = tasks.app.registry.get("by.registry")
     assert echo is not None
     async with pool(app=f"{TASKS}:app", result_limit=3 << 20) as executor:
@@ -162,7 +162,7 @@ async def test_a_forked_copy_of_the_child_does_not_answer() -> None:
 
 
 @on_both_loops
-async def test_a_cancelled_job_is_killed_with_its_children_and_the_spare_goes_on(tmp_path: Path) -> None:
+async def test_cancelled_job_is_killed_with_children_and_spare_survives(tmp_path: Path) -> None:
     async with pool() as executor:
         warm = children()
         before = await pid(executor)
@@ -286,15 +286,15 @@ async def test_what_a_handler_logs_comes_before_its_reply() -> None:
     kept: list[tuple[int, LogEntry]] = []
     log = JobLog(Limits(2, 100), lambda number, line: kept.append((number, line)))
     async with pool(log=Limits(2, 100)) as executor:
-        assert await executor.run(tasks.tell, job("tell", '{"lines":5}'), lambda: log) == Succeeded("5")
-        assert await run(executor, tasks.tell, lines=5) == Succeeded("5")  # nobody wants to know
+        assert await executor.run(tasks.write_logs, job("write_logs", '{"lines":5}'), lambda: log) == Succeeded("5")
+        assert await run(executor, tasks.write_logs, lines=5) == Succeeded("5")  # nobody wants to know
     fields = '{{"number":{},"pid_differs":true}}'
     assert kept == [(n + 1, LogEntry("warning", "line", fields.format(n))) for n in range(2)]
-    assert log.end() == 4
+    assert log.close_log() == 4
 
 
 def test_a_handler_does_not_notice_that_its_worker_is_gone() -> None:
     ours, theirs = socket.socketpair()
     ours.close()
     with theirs:
-        _Outbox(theirs).log(Logged(LogEntry("info", "nobody hears this", None)))
+        _Outbox(theirs).send_log(Logged(LogEntry("info", "nobody hears this", None)))

@@ -80,7 +80,7 @@ async def test_threads_are_reused_and_bounded() -> None:
 
 
 @on_both_loops
-async def test_a_cancelled_thread_is_told_and_counted_until_it_ends() -> None:
+async def test_cancelled_thread_is_notified_and_counted_until_it_ends() -> None:
     threads = ThreadExecutor(2)
     started, told, leave = threading.Event(), threading.Event(), threading.Event()
 
@@ -174,22 +174,22 @@ async def test_a_loop_closes_though_one_of_its_threads_hangs() -> None:
     threads, release = LoopThreads(), threading.Event()
     hanging = threads.submit(release.wait)
     await until(hanging.running)
-    assert threads.ended(0.05) == 1
+    assert threads.wait_calls(0.05) == 1
     threads.shutdown(wait=True)
     with pytest.raises(RuntimeError, match="shutdown"):
         threads.submit(nothing)
     release.set()
-    assert threads.ended(20) == 0
+    assert threads.wait_calls(20) == 0
 
 
 @on_both_loops
-async def test_a_call_that_was_cancelled_before_a_thread_was_free_never_starts() -> None:
+async def test_call_cancelled_before_a_free_thread_never_starts() -> None:
     threads, release, started = LoopThreads(), threading.Event(), threading.Event()
     busy = [threads.submit(release.wait) for _ in range(40)]
     late = threads.submit(started.set)
     assert late.cancel()
     release.set()
-    assert threads.ended(20) == 0
+    assert threads.wait_calls(20) == 0
     assert all(each.result() for each in busy)
     assert not started.is_set()
     threads.shutdown()

@@ -37,13 +37,13 @@ def test_what_is_not_a_fault_is_refused(text: str) -> None:
 
 
 def test_a_fault_strikes_once_at_its_coming() -> None:
-    fault_injection.arm(*fault_injection.parse(" settle.before:fail@3 "))
-    fault_injection.point("settle.before")
-    fault_injection.point("settle.after")
-    fault_injection.point("settle.before")
+    fault_injection.arm_fault(*fault_injection.parse(" settle.before:fail@3 "))
+    fault_injection.fault_point("settle.before")
+    fault_injection.fault_point("settle.after")
+    fault_injection.fault_point("settle.before")
     with pytest.raises(Unavailable, match=r"settle\.before"):
-        fault_injection.point("settle.before")
-    fault_injection.point("settle.before")
+        fault_injection.fault_point("settle.before")
+    fault_injection.fault_point("settle.before")
 
 
 def run(program: str, **environment: str) -> int:
@@ -52,7 +52,8 @@ def run(program: str, **environment: str) -> int:
 
 def test_the_environment_kills_a_process() -> None:
     program = (
-        "from holdfast.core.fault_injection import point; point('claim.after'); point('claim.after'); print('alive')"
+        "from holdfast.core.fault_injection import fault_point;"
+        "fault_point('claim.after'); fault_point('claim.after'); print('alive')"
     )
     assert run(program, HOLDFAST_FAULTS="claim.after:kill@2") == -signal.SIGKILL
     assert run(program, HOLDFAST_FAULTS="claim.after:kill@3") == 0
@@ -61,7 +62,7 @@ def test_the_environment_kills_a_process() -> None:
 def test_kill_at_kills_this_process() -> None:
     program = (
         "from holdfast import testing; from holdfast.core import fault_injection;"
-        "testing.kill_at('beat.before'); fault_injection.point('beat.before')"
+        "testing.kill_at('beat.before'); fault_injection.fault_point('beat.before')"
     )
     assert run(program) == -signal.SIGKILL
 
@@ -69,7 +70,9 @@ def test_kill_at_kills_this_process() -> None:
 def test_a_point_costs_next_to_nothing_while_off() -> None:
     rounds = 20_000
     spent = min(
-        timeit.repeat("point('settle.before')", globals={"point": fault_injection.point}, number=rounds, repeat=20)
+        timeit.repeat(
+            "point('settle.before')", globals={"point": fault_injection.fault_point}, number=rounds, repeat=20
+        )
     )
     assert spent / rounds < 1e-6  # 47 ns where it was measured; here only that nothing is done
 

@@ -25,16 +25,16 @@ from holdfast.core.models import (
     Lease,
     Options,
     as_ulid,
-    instant,
-    microseconds,
     new_id,
     parse_id,
+    to_datetime,
+    to_microseconds,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_ids_are_uuids_of_the_seventh_version_and_of_this_moment() -> None:
+def test_ids_are_version_7_uuids_of_the_current_time() -> None:
     before = time.time_ns() // 1_000_000
     made = uuid.UUID(new_id())
     assert (made.version, made.variant) == (7, uuid.RFC_4122)
@@ -42,7 +42,7 @@ def test_ids_are_uuids_of_the_seventh_version_and_of_this_moment() -> None:
     assert before <= made.int >> 80 <= time.time_ns() // 1_000_000 + 1000
 
 
-def test_ids_are_in_the_order_they_were_made_though_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_stay_ordered_when_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [new_id() for _ in range(10_000)]
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now - 3600 * 10**9)
@@ -51,7 +51,7 @@ def test_ids_are_in_the_order_they_were_made_though_the_clock_goes_back(monkeypa
     assert len(set(ids)) == len(ids)
 
 
-def test_threads_make_no_id_twice_and_each_its_own_in_order() -> None:
+def test_threads_make_unique_ids_each_in_order() -> None:
     made: list[list[str]] = [[] for _ in range(8)]
     barrier = threading.Barrier(8)
 
@@ -68,7 +68,7 @@ def test_threads_make_no_id_twice_and_each_its_own_in_order() -> None:
     assert len(set().union(*made)) == 16_000
 
 
-def test_a_forked_child_makes_others_than_its_parent_also_from_the_same_seed() -> None:
+def test_forked_child_makes_other_ids_than_its_parent() -> None:
     """Only the random half differs: at the same instant both count from the same number on."""
     program = """
 import os, random
@@ -114,13 +114,13 @@ def test_what_is_no_id_is_none(text: str) -> None:
 # ── instants ──────────────────────────────────────────────────────────────────────────────────────────────────────
 @given(st.datetimes(datetime(1970, 1, 1), datetime(2199, 12, 31), timezones=st.just(UTC)))  # noqa: DTZ001 - Hypothesis adds it
 def test_an_instant_is_kept_to_the_microsecond(when: datetime) -> None:
-    assert instant(microseconds(when)) == when
-    assert microseconds(when.astimezone(timezone(timedelta(hours=5, minutes=45)))) == microseconds(when)
+    assert to_datetime(to_microseconds(when)) == when
+    assert to_microseconds(when.astimezone(timezone(timedelta(hours=5, minutes=45)))) == to_microseconds(when)
 
 
 def test_instants_are_aware_and_in_utc() -> None:
-    assert instant(0) == datetime(1970, 1, 1, tzinfo=UTC)
-    assert instant(1_924_992_000_000_001).isoformat() == "2031-01-01T00:00:00.000001+00:00"
+    assert to_datetime(0) == datetime(1970, 1, 1, tzinfo=UTC)
+    assert to_datetime(1_924_992_000_000_001).isoformat() == "2031-01-01T00:00:00.000001+00:00"
 
 
 # ── a job ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,10 +145,10 @@ def test_failures_follow_from_attempts_and_state(state: JobState, attempts: int,
 
 
 def test_a_job_reads_its_instants_its_lease_and_its_options() -> None:
-    assert (JOB.run_at, JOB.created_at) == (instant(1_000_000), instant(2_000_000))
+    assert (JOB.run_at, JOB.created_at) == (to_datetime(1_000_000), to_datetime(2_000_000))
     assert (JOB.started_at, JOB.ended_at, JOB.lease_until) == (None, None, None)
     ended = msgspec.structs.replace(JOB, started_at_us=1, ended_at_us=2, lease_until_us=3, options=Options(timeout=4))
-    assert (ended.started_at, ended.ended_at, ended.lease_until) == (instant(1), instant(2), instant(3))
+    assert (ended.started_at, ended.ended_at, ended.lease_until) == (to_datetime(1), to_datetime(2), to_datetime(3))
     assert JOB.lease == Lease("id", 3)
     assert (JOB.carried, ended.carried) == (PLAIN, Options(timeout=4))
 

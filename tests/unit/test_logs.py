@@ -101,7 +101,7 @@ def test_a_dead_jobs_pretty_line_says_where_its_traceback_is() -> None:
     assert line.endswith("see='holdfast show text'")
 
 
-def test_task_field_setting_names_the_task_in_json_and_pretty_lines() -> None:
+def test_task_field_setting_names_the_task_in_all_formats() -> None:
     event = JobDead(job_id="1", task="email.send", attempt=1, reason="error", error='"task": \u00e9', seconds=1.0)
     for each, error in ((CREATED, None), (event, event.error)):
         fields = json.loads(_written(each, task_field="job_type")[0])
@@ -139,15 +139,17 @@ def test_each_event_is_one_pretty_line_but_for_a_stack(kind: type[Event]) -> Non
 
 def test_only_what_will_be_written_is_listened_to() -> None:
     with _logging(io.StringIO(), log_level="INFO") as events:
-        assert not events.listens(JobSucceeded)
-        assert events.listens(SweepComplete)
-    assert not any(events.listens(kind) for kind in KINDS)
+        assert not events.has_subscriber(JobSucceeded)
+        assert events.has_subscriber(SweepComplete)
+    assert not any(events.has_subscriber(kind) for kind in KINDS)
     with _logging(io.StringIO(), log_level="ERROR") as events:
-        assert events.listens(JobDead)
-        assert {kind for kind in KINDS if events.listens(kind)} == {kind for kind in KINDS if kind.level == "error"}
+        assert events.has_subscriber(JobDead)
+        assert {kind for kind in KINDS if events.has_subscriber(kind)} == {
+            kind for kind in KINDS if kind.level == "error"
+        }
 
 
-def test_what_single_jobs_do_is_written_at_the_level_the_settings_say() -> None:
+def test_job_events_are_written_at_their_own_level() -> None:
     (line,) = _written(CREATED, log_level="INFO", job_log_level="INFO")
     assert json.loads(line)["level"] == "info"
     assert JobCreated not in written_kinds(_settings(log_level="WARNING", job_log_level="INFO"))
@@ -182,7 +184,7 @@ def test_any_text_is_read_back_from_its_json_line(text: str) -> None:
     assert json.loads(line)["reason"] == text
 
 
-def test_a_stack_on_a_terminal_cannot_pass_for_a_line_of_the_log() -> None:
+def test_stack_on_a_terminal_cannot_forge_a_log_line() -> None:
     event = LoopBlocked(seconds=1.0, job_id=None, task=None, stack="File x\n2031-01-01 [error] forged\x1b[0m")
     lines = _written(event, log_format="pretty")
     assert lines[1:] == ["    File x", "    2031-01-01 [error] forged\\u001b[0m"]
@@ -235,7 +237,7 @@ def test_log_records_are_lines_too() -> None:
     }
 
 
-def test_records_below_the_level_are_not_written_and_the_level_is_given_back() -> None:
+def test_records_below_the_level_are_dropped_and_level_restored() -> None:
     before = logging.getLogger().level, list(logging.getLogger().handlers)
     logger = logging.getLogger("shop")
     assert [said["level"] for said in _said(lambda: (logger.debug("a"), logger.info("b")), log_level="INFO")] == [
@@ -284,7 +286,7 @@ def test_values_of_any_kind_are_shown() -> None:
     assert (said["where"], sorted(said["many"]), said["odd"], said["big"]) == ("a", [1, 2], {"(1, 2)": "b'x'"}, 2**70)
 
 
-def test_fields_with_telling_names_are_hidden() -> None:
+def test_fields_with_secret_names_are_hidden() -> None:
     extra = {"api_token": "hunter2", "login": {"user": "bob", "Password": "hunter2"}, "tokens": 5}
     (said,) = _said(lambda: logging.getLogger("shop").info("odd", extra=extra))
     assert (said["api_token"], said["login"], said["tokens"]) == ("***", {"user": "bob", "Password": "***"}, 5)
@@ -300,7 +302,7 @@ def test_an_application_s_own_structlog_is_left_alone() -> None:
         structlog.reset_defaults()
 
 
-def test_a_record_that_cannot_be_shown_harms_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unprintable_record_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     class Broken:
         def __str__(self) -> str:
             raise ValueError("cannot be shown")
@@ -314,7 +316,7 @@ def _dropped(count: int) -> bytes:
     return b"dropped %d\n" % count
 
 
-def test_a_blocked_reader_blocks_nobody_and_hears_what_it_missed() -> None:
+def test_blocked_reader_blocks_no_writer_and_learns_of_gaps() -> None:
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream, os.fdopen(reading, "rb") as reader:
         writer = LineWriter(stream, _dropped, buffer=300_000)
@@ -335,7 +337,7 @@ def test_a_blocked_reader_blocks_nobody_and_hears_what_it_missed() -> None:
         writer.close()
 
 
-def test_an_urgent_line_is_written_at_once_and_takes_the_others_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urgent_line_is_flushed_with_the_lines_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.telemetry.log_output.FLUSH_SECONDS", 3600)
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream, os.fdopen(reading, "rb") as reader:
@@ -358,7 +360,7 @@ def test_an_event_that_matters_is_urgent(monkeypatch: pytest.MonkeyPatch) -> Non
     assert urgencies == [False, True, False]
 
 
-def test_a_reader_that_is_gone_hinders_nobody() -> None:
+def test_closed_reader_blocks_no_writer() -> None:
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream:
         writer = LineWriter(stream, _dropped)
@@ -412,7 +414,7 @@ def _pieces(stream: TextIO, lines: list[bytes], monkeypatch: pytest.MonkeyPatch)
     return pieces
 
 
-def test_lines_go_out_whole_in_pieces_a_pipe_does_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_written_whole_in_atomic_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [b"%0200d\n" % number for number in range(200)]
     lines.insert(7, b"x" * 9000 + b"\n")
     reading, writing = os.pipe()

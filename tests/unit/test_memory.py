@@ -21,7 +21,7 @@ def test_what_is_held_counts_in_bytes() -> None:
     assert 4 * MIB < before < 8192 * MIB
 
 
-def test_where_the_system_does_not_tell_the_peak_counts_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resident_bytes_fall_back_to_the_peak_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> str:
         raise FileNotFoundError
 

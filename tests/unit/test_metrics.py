@@ -1,4 +1,4 @@
-"""Metrics: what is heard is counted, and told in every format its reader may ask for."""
+"""Metrics: what is heard is counted, and rendered in every format its reader may ask for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as text_fami
 
 from holdfast.core.events import Event, Events, JobDead, JobFailed, LeaseLost, SweepComplete
 from holdfast.core.metric_events import BatchSettled, JobsClaimed, JobsSubmitted, RequestAnswered, StoreAnswered
-from holdfast.telemetry.exposition import expose, wants_json
+from holdfast.telemetry.exposition import expose_metrics, wants_json
 from holdfast.telemetry.metric_types import OTHER
 from holdfast.telemetry.metrics import Metrics
 
@@ -39,14 +39,14 @@ HEARD = (
 def metrics() -> Metrics:
     events = Events()
     metrics = Metrics(events, labels=100)
-    metrics.gauge("worker_slots", lambda: 10)
+    metrics.set_gauge("worker_slots", lambda: 10)
     for event in HEARD:
         events.emit(event)
     return metrics
 
 
-def told(metrics: Metrics, accept: str = "", prefix: str = "holdfast_") -> tuple[str, str]:
-    body, media = expose(metrics.read(), prefix=prefix, accept=accept)
+def rendered(metrics: Metrics, accept: str = "", prefix: str = "holdfast_") -> tuple[str, str]:
+    body, media = expose_metrics(metrics.read(), prefix=prefix, accept=accept)
     return body.decode(), media
 
 
@@ -59,7 +59,7 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 def test_every_event_is_counted_where_it_belongs(metrics: Metrics) -> None:
-    text, media = told(metrics)
+    text, media = rendered(metrics)
     found = samples(text)
 
     def value(name: str, **labels: str) -> float:
@@ -92,7 +92,7 @@ def test_every_event_is_counted_where_it_belongs(metrics: Metrics) -> None:
 
 
 def test_open_metrics_parse_and_say_the_same(metrics: Metrics) -> None:
-    text, media = told(metrics, "application/openmetrics-text; version=1.0.0")
+    text, media = rendered(metrics, "application/openmetrics-text; version=1.0.0")
     families = {family.name: family for family in open_families(text)}
 
     assert media.startswith("application/openmetrics-text; version=1.0.0")
@@ -101,7 +101,7 @@ def test_open_metrics_parse_and_say_the_same(metrics: Metrics) -> None:
 
 
 def test_json_has_every_metric_under_its_name(metrics: Metrics) -> None:
-    text, media = told(metrics, "application/json")
+    text, media = rendered(metrics, "application/json")
     found = {each["name"]: each for each in json.loads(text)["metrics"]}
 
     assert media == "application/json"
@@ -111,7 +111,7 @@ def test_json_has_every_metric_under_its_name(metrics: Metrics) -> None:
 
 
 def test_the_prefix_is_the_settings_own(metrics: Metrics) -> None:
-    text, _ = told(metrics, prefix="atlasqueue_")
+    text, _ = rendered(metrics, prefix="atlasqueue_")
 
     assert "holdfast_" not in text
     assert 'atlasqueue_jobs_submitted_total{task="mail"} 3.0' in text
@@ -121,7 +121,7 @@ def test_task_field_names_the_label_of_the_task() -> None:
     events = Events()
     metrics = Metrics(events, labels=10, tasks=lambda: ["mail"], task_field="job_type")
 
-    text, _ = told(metrics)
+    text, _ = rendered(metrics)
     assert 'holdfast_jobs_dead_total{job_type="mail"} 0.0' in text
     assert 'task="' not in text
 
@@ -129,8 +129,8 @@ def test_task_field_names_the_label_of_the_task() -> None:
 def test_twelve_metrics_are_there_before_anything_happened() -> None:
     """Requirements A83 to A94: a dashboard finds each, if only as a name."""
     metrics = Metrics(Events(), labels=1)
-    metrics.gauge("worker_active_jobs", lambda: 0)
-    text, _ = told(metrics)
+    metrics.set_gauge("worker_active_jobs", lambda: 0)
+    text, _ = rendered(metrics)
     counters = ("submitted", "succeeded", "failed", "dead", "idempotent", "retried")
     wanted = [f"jobs_{each}_total" for each in counters]
     wanted += ["lease_acquired_total", "lease_rejected_total", "worker_active_jobs", "job_duration_seconds"]
@@ -143,18 +143,18 @@ def test_tasks_beyond_the_cap_are_one_series() -> None:
     events = Events()
     metrics = Metrics(events, labels=2)
     events.emit(JobsSubmitted(created={f"task-{number}": 1 for number in range(50)}, absorbed={}))
-    found = samples(told(metrics)[0])
+    found = samples(rendered(metrics)[0])
 
     submitted = {dict(labels)["task"]: n for (name, labels), n in found.items() if "submitted_total" in name}
     assert submitted == {"task-0": 1, "task-1": 1, OTHER: 48}
 
 
-def test_a_label_of_any_text_is_told_as_it_is() -> None:
+def test_label_with_any_text_is_exported_unchanged() -> None:
     events = Events()
     metrics = Metrics(events, labels=2)
     events.emit(JobsSubmitted(created={'a"b\\c\nd': 1}, absorbed={}))
 
-    assert ("holdfast_jobs_submitted_total", frozenset({("task", 'a"b\\c\nd')})) in samples(told(metrics)[0])
+    assert ("holdfast_jobs_submitted_total", frozenset({("task", 'a"b\\c\nd')})) in samples(rendered(metrics)[0])
 
 
 def test_closed_it_counts_no_more() -> None:
@@ -162,8 +162,8 @@ def test_closed_it_counts_no_more() -> None:
     metrics = Metrics(events, labels=2)
     metrics.close()
 
-    assert not events.listens(JobsSubmitted)
-    assert not events.listens(BatchSettled)
+    assert not events.has_subscriber(JobsSubmitted)
+    assert not events.has_subscriber(BatchSettled)
 
 
 @pytest.mark.parametrize(
@@ -178,5 +178,5 @@ def test_closed_it_counts_no_more() -> None:
         ("text/html, application/json", True),
     ],
 )
-def test_json_is_for_those_who_ask_for_it_first(accept: str, json: bool) -> None:
+def test_json_is_served_only_if_preferred(accept: str, json: bool) -> None:
     assert wants_json(accept) is json

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.portal import Portal, drive, forbid_running_loop
+from holdfast.core.portal import Portal, drive_coroutine, forbid_running_loop
 
 
 async def _answer(value: int) -> int:
@@ -23,8 +23,8 @@ def test_what_never_waits_is_driven_in_the_calling_thread() -> None:
     async def where() -> threading.Thread:
         return threading.current_thread()
 
-    assert drive(_nested(41)) == 42
-    assert drive(where()) is threading.current_thread()
+    assert drive_coroutine(_nested(41)) == 42
+    assert drive_coroutine(where()) is threading.current_thread()
 
 
 def test_its_error_is_the_caller_s() -> None:
@@ -32,7 +32,7 @@ def test_its_error_is_the_caller_s() -> None:
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        drive(fail())
+        drive_coroutine(fail())
 
 
 def test_what_waits_for_a_loop_is_refused_and_closed() -> None:
@@ -46,7 +46,7 @@ def test_what_waits_for_a_loop_is_refused_and_closed() -> None:
 
     waiting = wait()
     with pytest.raises(HoldfastError, match="waits for an event loop"):
-        drive(waiting)
+        drive_coroutine(waiting)
     assert ended == ["closed"]
 
 
@@ -60,7 +60,7 @@ def test_blocking_inside_a_loop_is_refused_with_advice() -> None:
     asyncio.run(inside())
 
 
-def test_what_goes_on_in_a_portal_ends_in_peace_before_it() -> None:
+def test_tasks_of_a_portal_end_cleanly_before_it() -> None:
     told: list[str] = []
 
     async def go_on() -> None:
@@ -78,6 +78,6 @@ def test_what_goes_on_in_a_portal_ends_in_peace_before_it() -> None:
 
     portal = Portal(at_exit=last_words)
     task = portal.run(begin())
-    portal.end()
+    portal.stop_thread()
     assert told == ["last words", "what went on"]
     assert task.cancelled()

@@ -57,7 +57,7 @@ async def delays(server: Server, per_second: int, topics: tuple[str, str]) -> li
         at = start + number / per_second
         server.now = max(server.now, at)
         told = len(server.sent)
-        notifications.tell([f"queue:{queue}"] if queue else [], [job_id] if job_id else [])
+        notifications.notify_committed([f"queue:{queue}"] if queue else [], [job_id] if job_id else [])
         while len(server.sent) == told:
             await next_turn()
         found.append(server.sent[-1][0] - at)
@@ -84,10 +84,10 @@ def test_notification_is_prompt_after_the_server_was_stuck(server: Server) -> No
     async def use() -> float:
         notifications = PostgresNotifications(cast("PostgresPool", server))
         for name in ("a", "b"):  # each takes 10 seconds
-            notifications.tell([f"queue:{name}"])
+            notifications.notify_committed([f"queue:{name}"])
             await notifications.flush()
         begun, server.seconds = server.now, 0.001
-        notifications.tell(["queue:c"])
+        notifications.notify_committed(["queue:c"])
         await notifications.flush()
         return server.now - begun
 
@@ -99,7 +99,7 @@ def test_topics_that_come_meanwhile_share_a_notification(server: Server) -> None
     async def use() -> None:
         notifications = PostgresNotifications(cast("PostgresPool", server))
         for name in ("a", "b", "c"):
-            notifications.tell([f"queue:{name}"])
+            notifications.notify_committed([f"queue:{name}"])
         await notifications.flush()
 
     asyncio.run(use())
@@ -113,9 +113,9 @@ def test_lone_job_takes_its_notification_along_after_silence(server: Server) -> 
         went = []
         for gap in (0.0, 0.1, 0.015, 0.015, 0.1):
             server.now += gap
-            along = notifications.along("queue:mail")
+            along = notifications.transaction_notice("queue:mail")
             went.append(bool(along))
-            notifications.came_along(["queue:mail"]) if along else notifications.tell(["queue:mail"])
+            notifications.came_along(["queue:mail"]) if along else notifications.notify_committed(["queue:mail"])
             await notifications.flush()
         return went
 

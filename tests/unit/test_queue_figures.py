@@ -23,9 +23,9 @@ from holdfast.telemetry.queue_metrics import (
     QueueFigures,
     QueueSnapshot,
     SettleRate,
+    gauge_readings,
     lifetime_rate,
     predicted_drain,
-    readings,
 )
 
 
@@ -52,44 +52,44 @@ def test_what_waits_is_run_at_the_rate_of_now(waiting: int, rate: float, seconds
 
 def test_the_rate_is_what_the_workers_ended_between_two_looks() -> None:
     pace = SettleRate()
-    pace.note(0.0, {"a": 1000, "b": 5})
-    assert pace.rate() is None
+    pace.record_counts(0.0, {"a": 1000, "b": 5})
+    assert pace.settle_rate() is None
 
-    pace.note(10.0, {"a": 1100, "b": 5})
-    assert pace.rate() == 10.0
+    pace.record_counts(10.0, {"a": 1100, "b": 5})
+    assert pace.settle_rate() == 10.0
 
-    pace.note(20.0, {"b": 105, "c": 200})  # a has gone, c is new
-    assert pace.rate() == 20.0
+    pace.record_counts(20.0, {"b": 105, "c": 200})  # a has gone, c is new
+    assert pace.settle_rate() == 20.0
 
 
 def test_the_rate_forgets_what_is_longer_ago_than_its_window() -> None:
     pace = SettleRate()
-    pace.note(0.0, {"a": 0})
-    pace.note(10.0, {"a": 10_000})
+    pace.record_counts(0.0, {"a": 0})
+    pace.record_counts(10.0, {"a": 10_000})
     for look in range(1, 5):
-        pace.note(10.0 + look * WINDOW / 2, {"a": 10_000})
+        pace.record_counts(10.0 + look * WINDOW / 2, {"a": 10_000})
 
-    assert pace.rate() == 0.0
+    assert pace.settle_rate() == 0.0
 
 
 def test_a_worker_that_counts_anew_takes_nothing_away() -> None:
     pace = SettleRate()
-    pace.note(0.0, {"a": 1000})
-    pace.note(10.0, {"a": 3})
+    pace.record_counts(0.0, {"a": 1000})
+    pace.record_counts(10.0, {"a": 3})
 
-    assert pace.rate() == 0.0
+    assert pace.settle_rate() == 0.0
 
 
-def test_before_anything_better_is_known_the_rate_is_that_of_the_workers_lives() -> None:
+def test_first_rate_is_the_lifetime_rate_of_workers() -> None:
     assert lifetime_rate([worker("a", 500), worker("b", 100), worker("gone", 9000, alive=False)]) == 6.0
 
 
-def test_queues_beyond_the_cap_are_added_up_and_paused_ones_wait_for_nothing() -> None:
+def test_queues_beyond_the_cap_are_summed() -> None:
     queues = [
         QueueInfo(name=name, paused=paused, states={"queued": queued, "dead": 1}, oldest_ready=timedelta(seconds=age))
         for name, queued, age, paused in (("a", 5, 1, False), ("b", 7, 9, False), ("c", 70, 3, True))
     ]
-    told = shown(readings(QueueSnapshot(queues, [worker("a", 5)], 2.0), LabelLimiter(1)))
+    told = shown(gauge_readings(QueueSnapshot(queues, [worker("a", 5)], 2.0), LabelLimiter(1)))
 
     assert told["store_up"] == {(): 1.0}
     assert told["queue_jobs"]["a", "queued"] == 5
@@ -110,7 +110,7 @@ def test_many_readers_ask_the_store_once(tmp_path: Path, monkeypatch: pytest.Mon
         app.events.subscribe(asked.append, StoreAnswered)
         async with app:
             await app.enqueue("work")
-            figures = QueueFigures(app.opened, labels=10)
+            figures = QueueFigures(app.open_store, labels=10)
             told = [*await asyncio.gather(*(figures.read() for _ in range(20))), await figures.read()]
         return told, [event.verb for event in asked if isinstance(event, StoreAnswered)]
 
@@ -119,7 +119,7 @@ def test_many_readers_ask_the_store_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert {shown(each)["queue_jobs"]["default", "queued"] for each in told} == {1.0}
 
 
-def test_a_store_that_is_away_or_silent_is_told_and_no_reader_fails() -> None:
+def test_unavailable_store_is_reported_without_failing_the_reader() -> None:
     silent = asyncio.Event()
 
     async def away() -> Store:

@@ -60,27 +60,27 @@ def job(**said: Any) -> Job:
     ],
 )  # fmt: skip
 def test_a_path_hides_what_it_leads_to(path: str, changed: dict[str, Any]) -> None:
-    assert json.loads(Redaction([path]).job(job()).payload) == PAYLOAD | changed
+    assert json.loads(Redaction([path]).redact_job(job()).payload) == PAYLOAD | changed
 
 
 def test_whole_parts_can_be_hidden() -> None:
-    told = Redaction(["payload", "result", "metadata"]).job(job())
+    told = Redaction(["payload", "result", "metadata"]).redact_job(job())
     assert [json.loads(text or "") for text in (told.payload, told.result)] == [HIDDEN, HIDDEN]
     assert told.carried.metadata == {HIDDEN: True}
     assert told.carried.tags == ("a",)
-    told = Redaction(["result.token", "metadata.key"]).job(job())
+    told = Redaction(["result.token", "metadata.key"]).redact_job(job())
     assert json.loads(told.result or "") == {"token": HIDDEN, "n": 1}
     assert told.carried.metadata == {"user": "ada", "key": HIDDEN}
 
 
 def test_nothing_named_changes_nothing() -> None:
-    assert Redaction([]).job(job(error="e")) == job(error="e")
-    assert msgspec.structs.replace(Redaction(["payload.x"]).job(job()), payload="") == job(payload="")
+    assert Redaction([]).redact_job(job(error="e")) == job(error="e")
+    assert msgspec.structs.replace(Redaction(["payload.x"]).redact_job(job()), payload="") == job(payload="")
 
 
 def test_error_texts_quote_nothing_that_is_hidden() -> None:
     redaction = Redaction(["payload.card.number", "payload.cards.cvc", "payload.cards.number"])
-    told = redaction.job(job(error="card 4111-1111 of 123456, cvc 99"))
+    told = redaction.redact_job(job(error="card 4111-1111 of 123456, cvc 99"))
     assert told.error == f"card {HIDDEN} of {HIDDEN}, cvc 99"  # what is that short stands in every text
     attempt = Attempt(
         attempt=1,
@@ -93,16 +93,16 @@ def test_error_texts_quote_nothing_that_is_hidden() -> None:
         started_at_us=None,
         ended_at_us=0,
     )
-    [shown] = redaction.attempts(job(), [attempt])
+    [shown] = redaction.redact_attempts(job(), [attempt])
     assert (shown.error, shown.traceback) == (HIDDEN, f"at {HIDDEN}")
     hiding = Redaction(["error"])
-    assert hiding.job(job(error="anything")).error == HIDDEN
-    assert [each.traceback for each in hiding.attempts(job(), [attempt])] == [HIDDEN]
-    assert hiding.job(job()).error is None
+    assert hiding.redact_job(job(error="anything")).error == HIDDEN
+    assert [each.traceback for each in hiding.redact_attempts(job(), [attempt])] == [HIDDEN]
+    assert hiding.redact_job(job()).error is None
 
 
 def test_a_spoiled_payload_is_hidden_whole() -> None:
-    assert json.loads(Redaction(["payload.x"]).job(job(payload="{spoiled")).payload) == HIDDEN
+    assert json.loads(Redaction(["payload.x"]).redact_job(job(payload="{spoiled")).payload) == HIDDEN
 
 
 def line(text: str, fields: str | None) -> LogLine:
@@ -121,12 +121,12 @@ def line(text: str, fields: str | None) -> LogLine:
 )
 def test_log_lines_are_without_what_is_hidden(path: str, text: str, fields: Any) -> None:
     said = {"card": "4111-1111", "of": ["no 4111-1111"], "sum": 123456}
-    (shown,) = Redaction([path]).lines(job(), [line("paid 4111-1111", json.dumps(said))])
+    (shown,) = Redaction([path]).redact_logs(job(), [line("paid 4111-1111", json.dumps(said))])
     assert (shown.text, json.loads(shown.fields or "")) == (text, fields)
-    (bare,) = Redaction([path]).lines(job(), [line("done", None)])
+    (bare,) = Redaction([path]).redact_logs(job(), [line("done", None)])
     assert (bare.text, bare.fields) == (HIDDEN if path == "lines" else "done", None)
 
 
 def test_fields_that_cannot_be_read_are_hidden_whole() -> None:
-    (shown,) = Redaction(["lines.card"]).lines(job(), [line("x", '{"card":')])
+    (shown,) = Redaction(["lines.card"]).redact_logs(job(), [line("x", '{"card":')])
     assert shown.fields == json.dumps(HIDDEN)

@@ -33,7 +33,7 @@ def formulas(draw: st.DrawFn, least_factor: float = 1e-300) -> Retry:
 
 
 POLICIES = formulas() | st.builds(
-    lambda delays, jitter: Retry.listed(delays, jitter=jitter), st.lists(SECONDS, min_size=1, max_size=9), JITTERS
+    lambda delays, jitter: Retry.from_delays(delays, jitter=jitter), st.lists(SECONDS, min_size=1, max_size=9), JITTERS
 )
 
 
@@ -68,24 +68,24 @@ def test_parsed_policy_has_its_schedule(text, delays):
     ],
 )
 def test_parsed_policy_has_its_jitter(text, third):
-    assert tuple(bound.total_seconds() for bound in Retry.parse(text).bounds(3)) == third
+    assert tuple(bound.total_seconds() for bound in Retry.parse(text).delay_bounds(3)) == third
 
 
-def test_the_default_is_five_seconds_doubling_to_an_hour_with_full_jitter():
+def test_default_is_five_seconds_doubling_to_an_hour():
     assert Retry() == Retry.exponential() == Retry.exponential(base=5, factor=2, cap=3600, offset=-1, jitter="full")
     assert seconds(Retry(), 13) == [5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600]
-    assert Retry().bounds(1) == (timedelta(0), timedelta(seconds=5))
+    assert Retry().delay_bounds(1) == (timedelta(0), timedelta(seconds=5))
 
 
 def test_a_list_repeats_its_last_delay():
-    assert seconds(Retry.listed([1, timedelta(seconds=5), 25]), 6) == [1, 5, 25, 25, 25]
+    assert seconds(Retry.from_delays([1, timedelta(seconds=5), 25]), 6) == [1, 5, 25, 25, 25]
     assert seconds(Retry.fixed(10), 4) == [10, 10, 10]
     assert Retry.immediate() == Retry.parse("immediate")
 
 
 def test_full_jitter_uses_the_whole_range():
     rng, policy = random.Random(1), Retry.exponential(base=100)
-    drawn = [policy.delay(1, rng).total_seconds() for _ in range(2000)]
+    drawn = [policy.delay_after(1, rng).total_seconds() for _ in range(2000)]
     assert min(drawn) < 2
     assert max(drawn) > 98
     assert 47 < sum(drawn) / len(drawn) < 53
@@ -93,15 +93,15 @@ def test_full_jitter_uses_the_whole_range():
 
 def test_added_jitter_is_drawn_from_nothing_to_its_bound():
     rng, policy = random.Random(1), Retry.parse("exponential:offset=0,cap=none,jitter=add:2")
-    drawn = [policy.delay(1, rng).total_seconds() for _ in range(2000)]
+    drawn = [policy.delay_after(1, rng).total_seconds() for _ in range(2000)]
     assert 10 <= min(drawn) < 10.05
     assert 11.95 < max(drawn) <= 12
 
 
 @given(POLICIES, FAILURES, st.integers())
 def test_a_delay_is_within_its_bounds_and_the_ceiling(policy, failures, seed):
-    least, most = policy.bounds(failures)
-    assert timedelta(0) <= least <= policy.delay(failures, random.Random(seed)) <= most <= CEILING
+    least, most = policy.delay_bounds(failures)
+    assert timedelta(0) <= least <= policy.delay_after(failures, random.Random(seed)) <= most <= CEILING
 
 
 @given(formulas(least_factor=1.0), st.integers(2, 300))
@@ -120,8 +120,8 @@ def test_a_million_failures_neither_overflow_nor_take_long():
     rng = random.Random(1)
     for factor in (1e-300, 0.5, 1.0, 1.000001, 2, 1000):
         policy = Retry(factor=factor, cap=None, jitter="none")
-        assert timedelta(0) <= policy.delay(10**6, rng) <= CEILING
-    assert Retry(factor=2, cap=None, jitter="none").delay(10**6, rng) == CEILING
+        assert timedelta(0) <= policy.delay_after(10**6, rng) <= CEILING
+    assert Retry(factor=2, cap=None, jitter="none").delay_after(10**6, rng) == CEILING
 
 
 @given(POLICIES)
@@ -143,8 +143,8 @@ def test_a_policy_survives_being_stored_and_being_written(policy):
             "exponential:base=1,offset=0,cap=none,jitter=none,factor=3",
             Retry(base=1, factor=3, offset=0, cap=None, jitter="none"),
         ),
-        ("1,5,25,125", Retry.listed([1, 5, 25, 125])),
-        ("1, 5m, 2h,jitter=full", Retry.listed([1, 300, 7200], jitter="full")),
+        ("1,5,25,125", Retry.from_delays([1, 5, 25, 125])),
+        ("1, 5m, 2h,jitter=full", Retry.from_delays([1, 300, 7200], jitter="full")),
         ("fixed:10", Retry.fixed(10)),
         ("fixed:10s,jitter=scale:0.5:1.5", Retry.fixed(10, jitter="scale:0.5:1.5")),
         ("0", Retry.fixed(0)),
@@ -187,7 +187,7 @@ def test_text_that_is_no_policy_is_refused_with_a_remedy(text, field, hint):
 
 @pytest.mark.parametrize("base", [0, 0.0, 1e-300, 3600])
 def test_base_from_nothing_is_taken(base):
-    assert Retry.exponential(base=base).bounds(10**6)[1] <= timedelta(hours=1)
+    assert Retry.exponential(base=base).delay_bounds(10**6)[1] <= timedelta(hours=1)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_stored_policy_is_read_strictly(stored):
 @pytest.mark.parametrize("delays", [[], [-1], ["1"], [float("nan")], [1e9]])
 def test_a_list_of_delays_is_checked(delays):
     with pytest.raises(Invalid, match=r"retry\.delays"):
-        Retry.listed(delays)
+        Retry.from_delays(delays)
 
 
 @pytest.mark.parametrize("attempts", [0, -1, True, 1.5, 10_001])
@@ -259,5 +259,5 @@ def test_a_schedule_is_for_a_sensible_number_of_attempts(attempts):
 
 def test_delays_may_be_said_as_text():
     assert Retry.fixed("5m") == Retry.fixed(300)
-    assert Retry.listed(["1s", 5, "2h"]).delays == (1, 5, 7200)
+    assert Retry.from_delays(["1s", 5, "2h"]).delays == (1, 5, 7200)
     assert Retry.exponential("2s", cap="1h") == Retry.exponential(2, cap=3600)

@@ -47,19 +47,19 @@ def ask(sidecar: MetricsProcess, method: str, path: str, **headers: str) -> tupl
         connection.close()
 
 
-def test_a_page_is_made_for_who_asks(sidecar: MetricsProcess) -> None:
+def test_page_is_rendered_on_request(sidecar: MetricsProcess) -> None:
     assert ask(sidecar, "GET", "/metrics", Accept="application/json") == (200, "accept: application/json\n")
     assert ask(sidecar, "GET", "/metrics?x=1") == (200, "accept: \n")
     assert ask(sidecar, "HEAD", "/") == (200, "")
 
 
-def test_what_is_not_there_or_cannot_be_is_told(sidecar: MetricsProcess) -> None:
+def test_unknown_path_and_method_are_answered(sidecar: MetricsProcess) -> None:
     assert ask(sidecar, "GET", "/nowhere") == (404, "there are /, /metrics, /missing\n")
     assert ask(sidecar, "POST", "/metrics")[0] == 405
     assert ask(sidecar, "GET", "/missing") == (501, "something is not installed\n")
 
 
-def test_clients_that_send_nothing_or_nonsense_do_not_hold_others_up(sidecar: MetricsProcess) -> None:
+def test_silent_or_malformed_clients_do_not_block_others(sidecar: MetricsProcess) -> None:
     with contextlib.ExitStack() as stack:
         for number in range(100):  # more than are held; probes of Kubernetes wait a second
             silent = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(sidecar))))
@@ -75,7 +75,7 @@ def test_clients_that_send_nothing_or_nonsense_do_not_hold_others_up(sidecar: Me
         assert time.monotonic() - begun < 1 * slowness()
 
 
-def test_a_port_that_is_taken_is_told(sidecar: MetricsProcess) -> None:
+def test_occupied_port_is_reported(sidecar: MetricsProcess) -> None:
     with pytest.raises(ConfigError, match=r"metrics_host, metrics_port: cannot listen on 127\.0\.0\.1:\d+: "):
         MetricsProcess("127.0.0.1", port_of(sidecar), {})
 

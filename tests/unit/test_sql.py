@@ -15,7 +15,7 @@ def load(folder: Path, text: str) -> dict[str, str]:
     return load_statements(file)
 
 
-def test_a_fragment_stands_where_it_is_included_and_is_no_statement(tmp_path: Path) -> None:
+def test_fragment_is_inserted_and_is_no_statement(tmp_path: Path) -> None:
     text = """-- All of them.
 
 -- name: all
@@ -49,6 +49,6 @@ from job where id = :id;
         ),
     ],
 )
-def test_a_name_is_given_once_and_only_a_fragment_is_included(tmp_path: Path, text: str, told: str) -> None:
+def test_names_are_unique_and_only_fragments_are_included(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(ValueError, match=f"queries.sql {told}"):
         load(tmp_path, text)

@@ -63,7 +63,7 @@ def test_without_a_word_of_patience_the_lock_is_waited_for(tmp_path: Path) -> No
     assert asyncio.run(submitting()) == 1
 
 
-def test_the_first_awaited_write_stops_no_event_loop_while_a_blocking_one_waits_for_the_lock(tmp_path: Path) -> None:
+def test_first_async_write_does_not_block_the_event_loop(tmp_path: Path) -> None:
     async def submitting() -> tuple[float, int]:
         store = open_store(f"sqlite:///{tmp_path}/jobs.db")
         await store.open()
@@ -87,7 +87,7 @@ def test_the_first_awaited_write_stops_no_event_loop_while_a_blocking_one_waits_
     assert stored == 2
 
 
-def test_how_durable_it_is_is_told_while_a_write_waits_for_the_lock(tmp_path: Path) -> None:
+def test_durability_is_answered_while_a_write_waits(tmp_path: Path) -> None:
     """A probe for readiness asks, and must not wait for the connection that waits."""
 
     async def asking() -> str:
@@ -131,7 +131,7 @@ def test_closing_waits_for_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("jobs", [1, 50])
-def test_patience_costs_nothing_where_nobody_else_writes(tmp_path: Path, jobs: int) -> None:
+def test_lock_timeout_costs_nothing_without_other_writers(tmp_path: Path, jobs: int) -> None:
     async def submitting() -> int:
         store = open_store(f"sqlite:///{tmp_path}/jobs.db", patience=5.0)
         await store.open()

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.stores.sqlite.encoding import elements
+from holdfast.stores.sqlite.encoding import array_elements
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('[]{},\\":a'),
@@ -20,9 +20,9 @@ VALUES = st.recursive(
 @given(st.lists(VALUES, min_size=1))
 def test_an_array_is_taken_apart_at_its_own_commas(values: list[Any]) -> None:
     array = json.dumps(values, separators=(",", ":"))
-    assert elements(array) == [json.dumps(value, separators=(",", ":")) for value in values]
+    assert array_elements(array) == [json.dumps(value, separators=(",", ":")) for value in values]
 
 
 def test_an_array_may_be_as_deep_as_it_likes() -> None:
     deep = "[" * 5000 + "]" * 5000
-    assert elements(f"[1,{deep},2]") == ["1", deep, "2"]
+    assert array_elements(f"[1,{deep},2]") == ["1", deep, "2"]

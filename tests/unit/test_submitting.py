@@ -44,22 +44,20 @@ def strict(tmp_path: Path) -> Iterator[Holdfast]:
     [{"payload": {"n": 2}}, {"task": "rest"}, {"queue": "slow"}],
     ids=["another payload", "another task", "another queue"],
 )
-def test_a_key_that_stands_for_something_else_is_a_conflict_that_names_the_first(
-    strict: Holdfast, other: dict[str, Any]
-) -> None:
+def test_conflicting_key_names_the_first_job(strict: Holdfast, other: dict[str, Any]) -> None:
     first = strict.sync.enqueue("work", {"n": 1}, key="k")
     with pytest.raises(Conflict, match=f"'k' already stands for job {first.id}"):
         strict.sync.enqueue(**{"task": "work", "payload": {"n": 1}, "key": "k", **other})
     assert strict.sync.count() == 1
 
 
-def test_the_same_key_for_the_same_job_is_the_first_job(strict: Holdfast) -> None:
+def test_same_key_for_the_same_job_returns_the_first(strict: Holdfast) -> None:
     first = strict.sync.enqueue("work", {"n": 1}, key="k")
     again = strict.sync.enqueue("work", {"n": 1}, key="k", priority=5)
     assert (first.created, again.created, again.id) == (True, False, first.id)
 
 
-def test_without_strictness_a_key_stands_for_its_job_whatever_is_asked(app: Holdfast) -> None:
+def test_key_without_strictness_returns_its_job_for_any_request(app: Holdfast) -> None:
     first = app.sync.enqueue("work", {"n": 1}, key="k")
     again = app.sync.enqueue("other", {"n": 2}, key="k")
     assert (again.created, again.id) == (False, first.id)
@@ -81,18 +79,18 @@ def test_a_conflict_in_a_group_is_the_guilty_callers_alone(strict: Holdfast) -> 
 def test_a_batch_with_a_conflict_is_refused_whole(strict: Holdfast, keys: tuple[str, ...]) -> None:
     strict.sync.enqueue("work", {"n": -1}, key="k")
     with pytest.raises(Conflict, match="already stands for"):
-        strict.sync.enqueue_many([strict.draft("work", {"n": n}, key=key) for n, key in enumerate(keys)])
+        strict.sync.enqueue_many([strict.draft_job("work", {"n": n}, key=key) for n, key in enumerate(keys)])
     assert strict.sync.count() == 1
 
 
 def test_a_batch_may_repeat_its_keys_for_the_same_jobs(strict: Holdfast) -> None:
-    jobs = [strict.draft("work", {"n": 1}, key="k"), strict.draft("work", {"n": 1}, key="k")]
+    jobs = [strict.draft_job("work", {"n": 1}, key="k"), strict.draft_job("work", {"n": 1}, key="k")]
     first, second = strict.sync.enqueue_many(jobs)
     assert (first.created, second.created, second.id) == (True, False, first.id)
 
 
 # ── limits ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_submitters_of_a_group_hear_together_that_the_store_is_away(app: Holdfast) -> None:
+def test_grouped_submitters_fail_together_if_the_store_is_down(app: Holdfast) -> None:
     """One by one, each would wait as long as a store waits for its server, after all those before it."""
     tries: list[None] = []
 
@@ -112,7 +110,7 @@ def test_submitters_of_a_group_hear_together_that_the_store_is_away(app: Holdfas
     assert len(tries) == 1
 
 
-def test_submitters_of_a_group_do_not_share_what_one_of_them_alone_has_met(app: Holdfast) -> None:
+def test_grouped_submitters_do_not_share_individual_errors(app: Holdfast) -> None:
     class Held(Unavailable):
         alike = False
 
@@ -123,7 +121,7 @@ def test_submitters_of_a_group_do_not_share_what_one_of_them_alone_has_met(app: 
         await asyncio.sleep(0)
         if len(tries) == 1:
             raise Held("somebody holds its key")
-        return await app.opened()
+        return await app.open_store()
 
     async def submit_all() -> list[object]:
         submitter = Submitter(opened, lambda: app.settings, app.events)
@@ -170,9 +168,7 @@ def submitted_together(app: Holdfast, store: Counting, jobs: Sequence[NewJob]) -
 @pytest.mark.parametrize(
     ("together", "sizes"), [(1, [1]), (16, [1, 15]), (17, [1, 8, 8]), (102, [1, 51, 50]), (1002, [1, 250, 500, 251])]
 )
-def test_many_submitters_of_a_group_go_in_two_transactions_at_a_time(
-    app: Holdfast, together: int, sizes: list[int]
-) -> None:
+def test_many_grouped_submitters_use_two_transactions_at_a_time(app: Holdfast, together: int, sizes: list[int]) -> None:
     store = Counting()
     jobs = [NewJob(id=new_id(), task="work", payload="{}") for _ in range(together)]
 
@@ -183,7 +179,7 @@ def test_many_submitters_of_a_group_go_in_two_transactions_at_a_time(
     assert store.most == (2 if len(sizes) > 2 else 1)
 
 
-def test_a_defect_that_a_group_meets_does_not_strand_those_who_wait(app: Holdfast) -> None:
+def test_defect_in_a_group_does_not_strand_other_submitters(app: Holdfast) -> None:
     jobs = [NewJob(id=new_id(), task="work", payload="{}") for _ in range(602)]
     jobs[3] = NewJob(id=new_id(), task="defect", payload="{}")
 
@@ -192,7 +188,7 @@ def test_a_defect_that_a_group_meets_does_not_strand_those_who_wait(app: Holdfas
     assert Counter(type(answer) for answer in answers) == {RuntimeError: 250, Submitted: 352}
 
 
-def test_submitters_of_a_group_of_which_a_part_is_stored_hear_of_their_own_job(app: Holdfast) -> None:
+def test_partly_stored_group_answers_each_submitter_for_its_job(app: Holdfast) -> None:
     class Half:
         async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
             await asyncio.sleep(0)
@@ -237,7 +233,7 @@ def test_a_key_is_no_longer_than_the_limit(tmp_path: Path) -> None:
     app.sync.close()
 
 
-def test_a_payload_is_no_longer_than_the_limit_whichever_way_it_comes(tmp_path: Path) -> None:
+def test_payload_limit_applies_to_every_way_of_submitting(tmp_path: Path) -> None:
     app = application(tmp_path, payload_limit="1KiB")
 
     @app.task("text")
@@ -249,8 +245,8 @@ def test_a_payload_is_no_longer_than_the_limit_whichever_way_it_comes(tmp_path: 
         lambda: app.sync.enqueue("unregistered", {"words": fits + "w"}),
         lambda: text.sync.enqueue(fits + "w"),
         lambda: text.options(priority=1).sync.enqueue(fits + "w"),
-        lambda: text.job(fits + "w"),
-        lambda: app.draft("text", '{"words":"' + fits + 'w"}'),
+        lambda: text.new_job(fits + "w"),
+        lambda: app.draft_job("text", '{"words":"' + fits + 'w"}'),
     ):
         with pytest.raises(TooLarge, match="payload"):
             submit()
@@ -280,10 +276,10 @@ def test_a_result_is_no_longer_than_the_limit(tmp_path: Path) -> None:
 def endless(app: Holdfast, drawn: list[int]) -> Iterator[NewJob]:
     for number in itertools.count():
         drawn.append(number)
-        yield app.draft("work", {"n": number})
+        yield app.draft_job("work", {"n": number})
 
 
-def test_an_endless_generator_is_stored_batch_by_batch_and_never_drawn_ahead(app: Holdfast) -> None:
+def test_endless_generator_is_stored_batch_by_batch(app: Holdfast) -> None:
     drawn: list[int] = []
 
     async def stream() -> None:
@@ -304,7 +300,7 @@ def test_an_async_iterable_is_stored_in_its_order(app: Holdfast) -> None:
     async def rows() -> AsyncIterator[NewJob]:
         for number in range(25):
             await asyncio.sleep(0)
-            yield app.draft("work", {"n": number})
+            yield app.draft_job("work", {"n": number})
 
     async def store() -> tuple[list[int], list[str]]:
         async with app:
@@ -319,10 +315,10 @@ def test_an_async_iterable_is_stored_in_its_order(app: Holdfast) -> None:
 
 def failing(app: Holdfast) -> Iterator[NewJob]:
     for number in range(25):
-        yield app.draft("work", {"n": number}, priority=0 if number < 15 else 1000)
+        yield app.draft_job("work", {"n": number}, priority=0 if number < 15 else 1000)
 
 
-def test_an_item_that_fails_keeps_the_batches_before_it_and_nothing_of_its_own(app: Holdfast) -> None:
+def test_failing_item_keeps_earlier_batches_and_drops_its_own(app: Holdfast) -> None:
     stored: list[str] = []
 
     async def stream() -> None:
@@ -338,11 +334,11 @@ def test_an_item_that_fails_keeps_the_batches_before_it_and_nothing_of_its_own(a
     assert app.sync.count() == 22
 
 
-def test_one_job_the_store_refuses_takes_its_whole_batch_with_it(app: Holdfast) -> None:
+def test_job_refused_by_the_store_fails_its_whole_batch(app: Holdfast) -> None:
     def jobs() -> Iterator[NewJob]:
         for number in range(9):
             bad = NewJob(id=f"id-{number}", task="work", payload='"\ud800"')
-            yield bad if number == 7 else app.draft("work", {"n": number})
+            yield bad if number == 7 else app.draft_job("work", {"n": number})
 
     with pytest.raises(Invalid, match="surrogate"):
         app.sync.enqueue_many(jobs(), batch=5)
@@ -361,7 +357,7 @@ def test_a_text_is_not_taken_for_a_list_of_tags(app: Holdfast) -> None:
     def work() -> None: ...
 
     for submit in (
-        lambda: work.options(tags="spring").job(),  # type: ignore[arg-type]  # the mistake that is meant
+        lambda: work.options(tags="spring").new_job(),  # type: ignore[arg-type]  # the mistake that is meant
         lambda: app.sync.enqueue("work", tags="spring"),
         lambda: app.task("other", tags="spring"),
     ):
@@ -374,26 +370,26 @@ def test_spans_may_be_said_as_the_settings_say_them(app: Holdfast) -> None:
     @app.task("work", timeout="5m")
     def work() -> None: ...
 
-    job = work.options(delay="90s", key="k", key_for="2h", timeout="500ms").job()
+    job = work.options(delay="90s", key="k", key_for="2h", timeout="500ms").new_job()
     assert (job.delay, job.key_for) == (timedelta(seconds=90), timedelta(hours=2))
     assert job.options is not None
     assert (work.timeout, job.options.timeout) == (300, 0.5)
     with pytest.raises(Invalid, match="delay: '5' is not valid; give seconds as a number"):
-        work.options(delay="5").job()
+        work.options(delay="5").new_job()
     with pytest.raises(Invalid, match=r'delay: .* write a number of seconds, or a span such as "30s"'):
-        work.options(delay="5x").job()
+        work.options(delay="5x").new_job()
 
 
-def test_a_message_that_says_it_all_comes_without_the_errors_behind_it(app: Holdfast) -> None:
+def test_complete_message_hides_the_underlying_errors(app: Holdfast) -> None:
     @app.task("work")
     def work(n: int) -> None: ...
 
     for mistake in (
-        lambda: work.job("1"),  # type: ignore[arg-type]  # the mistake that is meant
-        lambda: app.draft("work", {"n": "1"}),
-        lambda: work.options(delay="5x").job(1),
-        lambda: work.options(delay=1e300).job(1),
-        lambda: work.options(retry="fixed:5x").job(1),
+        lambda: work.new_job("1"),  # type: ignore[arg-type]  # the mistake that is meant
+        lambda: app.draft_job("work", {"n": "1"}),
+        lambda: work.options(delay="5x").new_job(1),
+        lambda: work.options(delay=1e300).new_job(1),
+        lambda: work.options(retry="fixed:5x").new_job(1),
     ):
         with pytest.raises(Invalid) as caught:
             mistake()

@@ -108,7 +108,7 @@ def test_what_cannot_be_a_task_is_refused_at_registration(function: Any, says: s
         Task("bad", function)
 
 
-def test_annotations_are_resolved_at_first_use_and_named_when_they_cannot_be() -> None:
+def test_annotations_resolve_at_first_use_and_errors_name_them() -> None:
     def handler(x: Missing) -> None: ...
 
     task = Task("late", handler)
@@ -129,7 +129,7 @@ def test_an_annotation_no_payload_can_carry_is_refused(annotation: Any) -> None:
 
 
 @pytest.mark.parametrize("annotation", [str | datetime, User | int, Address | Box])
-def test_a_union_that_json_cannot_tell_apart_is_refused(annotation: Any) -> None:
+def test_union_that_json_cannot_distinguish_is_refused(annotation: Any) -> None:
     with pytest.raises(ConfigError, match="parameter 'value': a payload cannot carry"):
         taking(annotation).prepare()
 
@@ -190,7 +190,7 @@ def test_a_registry_has_one_task_per_name() -> None:
     assert registry.get("email.send") is SEND
     assert registry.get("other") is None
     assert "email.send" in registry
-    assert (registry.names(), list(registry), len(registry)) == (["email.send"], [SEND], 1)
+    assert (registry.task_names(), list(registry), len(registry)) == (["email.send"], [SEND], 1)
     with pytest.raises(ConfigError, match=r"registered twice: by .*send \(.*test_task.py:\d+\) and by .*whole \("):
         registry.register(Task("email.send", whole))
     assert registry.get("email.send") is SEND
@@ -266,7 +266,7 @@ def test_a_result_is_read_by_the_return_annotation():
     assert task.decode_result('"of an older version"') == "of an older version"
 
 
-def test_a_return_annotation_that_names_nothing_json_holds_gives_json_values():
+def test_unresolved_return_annotation_gives_plain_json_values():
     def odd() -> Missing:
         return [1]
 

@@ -181,7 +181,7 @@ def test_failures_show_what_was_enqueued(app: Holdfast) -> None:
     assert "add {\"a\":1} queue=default key='k' delay=0:01:00 (scheduled)" in str(missing.value)
 
 
-def test_waiting_for_a_result_while_time_stands_still_is_told_what_to_do(app: Holdfast) -> None:
+def test_waiting_for_a_result_in_frozen_time_is_explained(app: Holdfast) -> None:
     async def run() -> None:
         async with testing.Harness(app, patience=0.1) as harness:
             job = await app.enqueue("fail", {"how": "value"})
@@ -221,7 +221,7 @@ def test_a_harness_that_was_not_entered_says_so(app: Holdfast) -> None:
     asyncio.run(run())
 
 
-def test_outside_a_test_mode_the_real_store_is_not_even_made(app: Holdfast, tmp_path: Path) -> None:
+def test_real_store_is_not_opened_outside_a_test_mode(app: Holdfast, tmp_path: Path) -> None:
     for ask in (testing.enqueued, testing.assert_enqueued, testing.refute_enqueued):
         with pytest.raises(HoldfastError, match=r"testing\.manual\(app\)"):
             ask(app)
@@ -253,7 +253,7 @@ def test_the_guide_kills_a_worker_at_a_point(tmp_path: Path) -> None:
     (command,) = re.findall(r"```sh\n(.*?)  # exits 137\n```", page)
     (tmp_path / "shop.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
     app = Holdfast(f"sqlite:///{tmp_path}/shop.db")
-    app.sync.enqueue_many([app.draft("email.send", {"to": f"{number}@example.com"}) for number in range(300)])
+    app.sync.enqueue_many([app.draft_job("email.send", {"to": f"{number}@example.com"}) for number in range(300)])
     app.sync.close()
     ran = subprocess.run(
         ["bash", "-c", command.replace("holdfast", f"{sys.executable} -m holdfast")],

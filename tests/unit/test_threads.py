@@ -129,14 +129,14 @@ def test_waits_begin_and_end_beside_submissions(tmp_path: Path) -> None:
     app.sync.close()
 
 
-def test_those_who_tell_and_those_who_come_and_go_do_not_meet(tmp_path: Path) -> None:
+def test_notifying_and_registering_threads_do_not_interfere(tmp_path: Path) -> None:
     wakes = Wakes(str(tmp_path / "jobs.db"), lambda: 0)
     wanted = [f"job:{number}" for number in range(50)]
 
     def call(thread: int) -> list[int]:
         for number in range(200):
             if thread < 2:
-                wakes.tell({"queue:default", f"job:{number}"})
+                wakes.notify_committed({"queue:default", f"job:{number}"})
                 wakes.endings_wanted()
             else:
                 wakes.wait_here(wanted, 0.0002, lambda: False)

@@ -252,18 +252,18 @@ def test_bad_timeouts(timeout):
 
 
 @pytest.mark.parametrize("timeout", [-1, 0, "-1s", 1e18, timedelta(days=31)])
-def test_timeout_out_of_bounds_is_told_its_bounds(timeout):
+def test_timeout_out_of_bounds_names_its_bounds(timeout):
     with pytest.raises(Invalid, match=r"timeout: .* give more than 0 seconds and at most 30 days"):
         validation.check_timeout(timeout)
 
 
 @pytest.mark.parametrize("span", ["-1", "-1s", -1, timedelta(seconds=-1)])
-def test_negative_duration_is_told_its_bounds(span):
+def test_negative_duration_names_its_bounds(span):
     with pytest.raises(Invalid, match="give between 0 seconds and 175 years"):
         validation.parse_duration(span)
 
 
-def test_bad_timeout_of_a_task_is_told_with_its_name():
+def test_bad_timeout_of_a_task_names_the_task():
     with pytest.raises(Invalid, match=r"timeout of task 'z': -1 is not valid; give more than 0 seconds"):
         Holdfast("sqlite:///unused.db").task("z", timeout=-1)
 

@@ -61,7 +61,7 @@ def test_rolled_back_neither_job_nor_key_ever_was(app: Holdfast, connection: sql
 def test_a_key_is_the_first_one_s_inside_and_outside(app: Holdfast, connection: sqlite3.Connection) -> None:
     outside = app.sync.enqueue("work", key="old")
     first, second, old = app.sync.enqueue_many(
-        [app.draft("work", {}, key=key) for key in ("new", "new", "old")], connection=connection
+        [app.draft_job("work", {}, key=key) for key in ("new", "new", "old")], connection=connection
     )
     connection.commit()
     assert (first.created, second.created, second.id) == (True, False, first.id)
@@ -81,7 +81,7 @@ def test_many_jobs_are_part_of_it_in_their_order(app: Holdfast, connection: sqli
     @app.task("work")
     def work(number: int) -> None: ...
 
-    jobs = [work.job(number) for number in range(250)]
+    jobs = [work.new_job(number) for number in range(250)]
     handles = app.sync.enqueue_many(iter(jobs), batch=100, connection=connection)
     assert app.sync.count() == 0
     connection.commit()
@@ -150,7 +150,7 @@ def test_bad_input_leaves_the_transaction_as_it_was(app: Holdfast, connection: s
     assert app.sync.count() == 0
 
 
-def test_a_worker_runs_it_within_a_second_of_the_commit_though_nobody_tells_it(
+def test_commit_is_noticed_within_a_second_without_notification(
     app: Holdfast, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller's connection knows nothing of our wake-ups: only the file tells. No datagram goes out."""
@@ -162,7 +162,7 @@ def test_a_worker_runs_it_within_a_second_of_the_commit_though_nobody_tells_it(
 
     async def submit() -> float:
         async with app:
-            worker = Worker(app, settings=app.settings.but(poll="30s"))
+            worker = Worker(app, settings=app.settings.replace_values(poll="30s"))
             running = asyncio.create_task(worker.run())
             await asyncio.sleep(0.3)  # it has looked, found nothing, and sleeps until its poll
             handle = await work.options(connection=connection).enqueue()

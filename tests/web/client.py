@@ -37,7 +37,7 @@ class Api:
 
     def __enter__(self) -> Api:
         self._runner.__enter__()
-        self.run(self.app.opened())
+        self.run(self.app.open_store())
         return self
 
     def __exit__(
@@ -114,14 +114,14 @@ class Api:
     # ── what a worker would do ────────────────────────────────────────────────────────────────────────────────────
     async def claim(self, job_id: str) -> Job:
         """Take this very job, as worker-1."""
-        store = await self.app.opened()
+        store = await self.app.open_store()
         claim = await store.claim("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1), only=[job_id])
         return claim.jobs[0]
 
     async def end(self, job_id: str, outcome: Outcome) -> None:
         """Take this very job and let it end so."""
         job = await self.claim(job_id)
-        store = await self.app.opened()
+        store = await self.app.open_store()
         await store.settle([decide(job, outcome, Retry.fixed(3600), random.Random(0))])
 
     def succeed(self, job_id: str, result: str | None = None) -> None:

@@ -16,7 +16,7 @@ from holdfast import Holdfast
 from holdfast.core.lifecycle import Outcome, decide
 from holdfast.core.models import Job
 from holdfast.core.retry import Retry
-from holdfast.web.server import serving
+from holdfast.web.server import serve_in_loop
 
 PATIENCE = 120.0
 
@@ -90,7 +90,7 @@ async def events(
 async def served(url: str, **settings: Any) -> AsyncIterator[tuple[Holdfast, str]]:
     """The API on a socket, in this event loop; the application and the address."""
     app = Holdfast(url, **{"api_port": 0, **settings})
-    async with serving(app, app.settings) as server:
+    async with serve_in_loop(app, app.settings) as server:
         yield app, server.address
 
 
@@ -101,7 +101,7 @@ def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 async def end(app: Holdfast, job_id: str, outcome: Outcome) -> Job:
     """Take this very job as worker-1, and let it end so."""
-    store = await app.opened()
+    store = await app.open_store()
     claim = await store.claim("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1), only=[job_id])
     (job,) = claim.jobs
     (answer,) = await store.settle([decide(job, outcome, Retry.fixed(3600), random.Random(0))])

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from holdfast.web.fields import Form
-from holdfast.web.openapi import example, refusals_of
+from holdfast.web.openapi import example_body, refusals_of
 from holdfast.web.routing import Operation
 from tests.web.client import JSON, UNKNOWN_ID, Api, check_form
 
@@ -174,7 +174,7 @@ class Asked(NamedTuple):
 def requests(operation: Operation) -> Iterator[Asked]:
     """Garbage in every place of one operation."""
     method, plain = operation.method, _path(operation)
-    body = None if operation.body is None else json.dumps(example(operation.body)).encode()
+    body = None if operation.body is None else json.dumps(example_body(operation.body)).encode()
     for place in _places(operation):
         for text in TEXTS:
             yield Asked(method, _path(operation, {place: text}), body, JSON if body else {})
@@ -196,12 +196,12 @@ def usual(operation: Operation) -> Asked:
     """What is asked as it should be."""
     if operation.body is None:
         return Asked(operation.method, _path(operation))
-    return Asked(operation.method, _path(operation), json.dumps(example(operation.body)).encode(), JSON)
+    return Asked(operation.method, _path(operation), json.dumps(example_body(operation.body)).encode(), JSON)
 
 
 def _spoiled(form: Form) -> Iterator[dict[str, Any]]:
     """The form's example with one field spoiled, and what is inside its fields likewise."""
-    good = example(form)
+    good = example_body(form)
     for field in form.fields:
         for value in VALUES:
             yield {**good, field.name: value}

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from holdfast.web.keys import mint
-from holdfast.web.keys_file import change
+from holdfast.web.keys import new_key
+from holdfast.web.keys_file import change_keys
 from tests.web.client import JSON, Api
 
 
@@ -24,8 +24,8 @@ class Keys:
 
     def make(self, *scopes: str, queues: tuple[str, ...] = (), expires_at: datetime | None = None) -> str:
         """The whole of a new key."""
-        key_id, key, token = mint("a test's", scopes, queues, expires_at)
-        change(self.path, lambda present: {**present, key_id: key})
+        key_id, key, token = new_key("a test's", scopes, queues, expires_at)
+        change_keys(self.path, lambda present: {**present, key_id: key})
         return token
 
 

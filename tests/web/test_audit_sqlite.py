@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.core.events import ApiChange, ApiSubmission, AuditFailed, KeyRefused
-from holdfast.telemetry.audit_file import AuditBroken, AuditFile, add, chained, verify
+from holdfast.telemetry.audit_file import AuditBroken, AuditFile, add, chain_entry, verify
 from tests.interfaces.cli import ROOT, Cli
 from tests.web.client import UNKNOWN_ID, Api
 from tests.web.keyed import Keys, ask, id_of, refused
@@ -125,7 +125,7 @@ def test_large_answers_are_recorded_with_their_ids_too(audited: Audited) -> None
     assert [(event.operation, event.count) for event in audited.told][-1] == ("claim_jobs", 60)
 
 
-def test_who_submits_again_changes_nothing(audited: Audited) -> None:
+def test_repeated_submission_is_recorded_as_no_change(audited: Audited) -> None:
     job = {"task": "work", "payload": {}, "key": "k"}
     for _ in range(2):
         audited.ask("POST", "/v1/jobs", job)
@@ -134,7 +134,7 @@ def test_who_submits_again_changes_nothing(audited: Audited) -> None:
     assert [entry["count"] for entry in audited.done("submit_jobs")] == [1, 1]
 
 
-def test_settlements_are_recorded_by_what_was_said_and_what_came_of_it(audited: Audited) -> None:
+def test_settlements_are_recorded_with_request_and_outcome(audited: Audited) -> None:
     ids = [audited.ask("POST", "/v1/jobs", {"task": "work", "payload": {}}).json()["id"] for _ in range(4)]
     claimed = audited.ask("POST", "/v1/claims", {"worker": "w", "limit": 4}).json()["jobs"]
     tokens = {job["id"]: job["token"] for job in claimed}
@@ -171,7 +171,7 @@ def test_settlements_that_make_no_sense_are_recorded_all_the_same(audited: Audit
     assert audited.ask("POST", "/v1/jobs", {"task": "work", "lines": 5, "settlements": 5}).status_code == 422
 
 
-def test_an_operation_is_recorded_with_all_that_was_changed_and_that_arguments_were_edited(audited: Audited) -> None:
+def test_operation_is_recorded_with_all_changes_and_edits(audited: Audited) -> None:
     jobs = audited.ask("POST", "/v1/jobs/batch", {"jobs": [{"task": "work", "payload": {}}] * 3}).json()["jobs"]
     ids = [job["id"] for job in jobs]
     audited.ask("POST", "/v1/jobs/cancel", {"ids": [*ids, ids[0], UNKNOWN_ID]})
@@ -193,7 +193,7 @@ def test_an_operation_is_recorded_with_all_that_was_changed_and_that_arguments_w
     assert CANARY not in audited.file.read_text()
 
 
-def test_workers_that_were_asked_to_stop_are_recorded_though_another_is_not_there(audited: Audited) -> None:
+def test_stop_request_is_recorded_when_one_worker_is_missing(audited: Audited) -> None:
     audited.ask("POST", "/v1/claims", {"worker": "w"})
     there = f"{id_of(audited.keys.spare)}.w"
     assert audited.ask("POST", "/v1/workers/stop", {"workers": [there, "absent"]}).status_code == 404
@@ -201,7 +201,7 @@ def test_workers_that_were_asked_to_stop_are_recorded_though_another_is_not_ther
     assert (stopping["code"], stopping["ids"], stopping["count"]) == ("not_found", [there], 1)
 
 
-def test_who_was_refused_is_told_and_fills_no_file(audited: Audited) -> None:
+def test_refused_caller_is_reported_and_writes_no_entry(audited: Audited) -> None:
     reader = audited.keys.make("read")
     refused(ask(audited.api, None, "POST", "/v1/jobs", {}), 401, "unauthorized")
     refused(ask(audited.api, reader, "POST", "/v1/jobs", {}), 403, "forbidden")
@@ -241,7 +241,7 @@ def test_without_a_record_nothing_is_changed(audited: Audited, trouble: str, tmp
 
 
 @pytest.mark.parametrize("name", ["nowhere/audit.jsonl", "folder", "keys.toml", "notes.txt"])
-def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
+def test_unwritable_audit_file_is_refused_at_start(tmp_path: Path, name: str) -> None:
     Keys(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "notes.txt").write_text("notes\n")
@@ -252,7 +252,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path, n
     assert (tmp_path / "keys.toml").read_bytes() == before
 
 
-def test_a_job_that_was_deleted_by_its_key_is_recorded_by_its_id(audited: Audited) -> None:
+def test_job_deleted_by_key_is_recorded_by_its_id(audited: Audited) -> None:
     job = audited.ask("POST", "/v1/jobs", {"task": "work", "payload": {}, "key": "r1"}).json()
     audited.ask("POST", "/v1/jobs/cancel", {"ids": [job["id"]]})
     assert audited.ask("DELETE", "/v1/jobs/key:r1").status_code == 204
@@ -269,7 +269,7 @@ def _chain(path: Path, count: int = 5) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True)
 
 
-def test_what_is_changed_taken_out_or_put_in_breaks_the_chain(tmp_path: Path) -> None:
+def test_tampering_breaks_the_hash_chain(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     lines = _chain(path)
     whole = verify(path)
@@ -302,7 +302,7 @@ def test_what_is_changed_taken_out_or_put_in_breaks_the_chain(tmp_path: Path) ->
     assert not verify(path, whole.last).found
 
 
-def test_an_end_that_a_crash_left_is_cut_off_and_told(tmp_path: Path) -> None:
+def test_truncated_tail_is_cut_off_and_reported(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     lines = _chain(path)
     path.write_bytes(b"".join(lines) + lines[0][:40])
@@ -312,7 +312,7 @@ def test_an_end_that_a_crash_left_is_cut_off_and_told(tmp_path: Path) -> None:
     assert verify(path).entries == 7
 
 
-def test_a_file_that_was_put_aside_is_followed_by_one_that_goes_on(tmp_path: Path) -> None:
+def test_rotated_file_is_followed_by_one_that_continues(tmp_path: Path) -> None:
     async def use() -> None:
         file = AuditFile(tmp_path / "audit.jsonl")
         await file.add(b"{}")
@@ -324,7 +324,7 @@ def test_a_file_that_was_put_aside_is_followed_by_one_that_goes_on(tmp_path: Pat
     assert json.loads((tmp_path / "audit.jsonl").read_text())["previous"] == first["hash"]
 
 
-def test_a_file_that_several_had_is_followed_by_one_that_goes_on_behind_its_last_line(tmp_path: Path) -> None:
+def test_shared_file_rotation_continues_after_its_last_line(tmp_path: Path) -> None:
     path, aside = tmp_path / "audit.jsonl", tmp_path / "audit.1"
 
     async def use() -> None:
@@ -339,7 +339,7 @@ def test_a_file_that_several_had_is_followed_by_one_that_goes_on_behind_its_last
     assert verify(path, after=verify(aside).last).entries == 3
 
 
-def test_who_still_adds_to_a_file_put_aside_is_waited_for(tmp_path: Path) -> None:
+def test_rotation_waits_for_a_writer_of_the_old_file(tmp_path: Path) -> None:
     path, aside = tmp_path / "audit.jsonl", tmp_path / "audit.1"
 
     async def use() -> None:
@@ -352,7 +352,7 @@ def test_who_still_adds_to_a_file_put_aside_is_waited_for(tmp_path: Path) -> Non
             while not path.exists():  # noqa: ASYNC110 - the file is made by a thread
                 await asyncio.sleep(0.01)
             first = json.loads(other.readline())["hash"]
-            other.write(chained(first, b"{}")[1])
+            other.write(chain_entry(first, b"{}")[1])
         await adding
 
     asyncio.run(use())

@@ -34,7 +34,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Postgres | Redis]:
         yield server
 
 
-def test_it_starts_while_the_store_is_away_and_finds_it_later(server: Postgres | Redis, tmp_path: Path) -> None:
+def test_api_starts_without_its_store_and_finds_it_later(server: Postgres | Redis, tmp_path: Path) -> None:
     url = server.url()
     server.stop()
     with Served(tmp_path, url) as served, served.client() as client:
@@ -78,7 +78,7 @@ def test_every_operation_says_that_the_store_is_away(server: Postgres | Redis, t
     assert trouble["request_id"]
 
 
-def test_a_wake_up_that_could_not_be_sent_is_told() -> None:
+def test_failed_notification_is_reported_as_delayed_wake_up() -> None:
     with shared().fresh_schema() as schema, Redis() as redis:
         settings = {"transport": "redis_list", "transport_url": redis.url()}
         with Api(shared().url(schema=schema), hurried=True, **settings) as api:

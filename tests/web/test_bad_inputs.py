@@ -36,7 +36,7 @@ def test_every_row_is_refused_whole_on_every_store(api: Api) -> None:
     assert api.count() == 0
 
 
-def test_every_row_has_its_line_or_its_test_or_a_reason() -> None:
+def test_every_row_has_a_case_a_test_or_a_reason() -> None:
     here = {int(bad.id[1:3]) for bad in BAD if bad.id[1:3].isdigit()}
     assert here | set(ELSEWHERE) | set(NOWHERE) >= ROWS
     assert not (here | set(ELSEWHERE)) & set(NOWHERE)

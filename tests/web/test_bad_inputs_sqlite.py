@@ -35,17 +35,20 @@ def test_a_bad_job_spoils_its_whole_batch(bad: Bad, api: Api) -> None:
     assert api.count() == 0
 
 
-def test_b36_a_payload_at_the_limit_is_stored(api: Api) -> None:
+@pytest.mark.rows("B36")
+def test_payload_at_the_limit_is_stored(api: Api) -> None:
     payload = {"x": "y" * (256 * 1024 - 8)}
     assert api.submit(payload=payload)["payload"] == payload
     api.refused("POST", "/v1/jobs", 413, json={"task": "work", "payload": {"x": payload["x"] + "y"}})
 
 
-def test_b37_many_names_are_data(api: Api) -> None:
+@pytest.mark.rows("B37")
+def test_payload_with_many_names_is_stored(api: Api) -> None:
     payload = {f"k{number}": 0 for number in range(20_000)}
     assert api.submit(payload=payload)["payload"] == payload
 
 
+@pytest.mark.rows("B24")
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -76,7 +79,7 @@ def test_b37_many_names_are_data(api: Api) -> None:
         ("POST", "/v1/queues/a.b/dead", 405),
     ],
 )
-def test_b24_paths_and_methods(method: str, path: str, status: int, api: Api) -> None:
+def test_unknown_paths_and_methods_are_refused(method: str, path: str, status: int, api: Api) -> None:
     answer = api.ask(method, path)
     assert answer.status_code == status
     assert ("allow" in answer.headers) == (status == 405)
@@ -88,7 +91,8 @@ def test_head_says_what_get_would(api: Api) -> None:
     assert answer.headers["content-length"] == api.ask("GET", "/health").headers["content-length"]
 
 
-def test_b20_an_endless_body_is_cut_at_the_limit(api: Api) -> None:
+@pytest.mark.rows("B20")
+def test_endless_body_is_cut_at_the_limit(api: Api) -> None:
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -143,7 +147,7 @@ def test_a_request_keeps_a_sensible_id_of_its_own(api: Api) -> None:
         assert api.ask("GET", "/health", headers={"x-request-id": odd}).headers["x-request-id"] != odd
 
 
-def test_an_error_of_ours_tells_nothing_but_its_id(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_reveals_only_its_id(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.core.events import Event, RequestFailed
 
     told: list[Event] = []

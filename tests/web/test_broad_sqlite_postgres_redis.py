@@ -51,7 +51,7 @@ def slow(home: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         yield api
 
 
-def test_a_filter_that_takes_long_is_refused_and_holds_up_nobody_else(slow: Api, home: str) -> None:
+def test_slow_filter_is_refused_without_delaying_others(slow: Api, home: str) -> None:
     job, _ = slow.submit(), slow.dead()
 
     async def timed(method: str, path: str, **said: Any) -> tuple[httpx.Response, float]:
@@ -81,9 +81,7 @@ def test_a_filter_that_takes_long_is_refused_and_holds_up_nobody_else(slow: Api,
     assert shared().execute(f"{running} and pid <> pg_backend_pid()") == [(0,)]
 
 
-def test_a_dry_run_and_the_place_in_the_line_take_no_longer(
-    slow: Api, home: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dry_run_and_queue_position_are_bounded_in_time(slow: Api, home: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "CHOOSE", 0.0 if home.startswith("redis") else 0.2)
     job = slow.submit()
     body = '{"filter": {"tag": "spring"}, "dry_run": true}'
@@ -102,10 +100,10 @@ def test_a_dry_run_and_the_place_in_the_line_take_no_longer(
 
 async def beat(api: Api) -> None:
     """A worker that serves every queue is there."""
-    await (await api.app.opened()).beat(pulse(queues="*"), [], lease_for=timedelta(minutes=1))
+    await (await api.app.open_store()).heartbeat(pulse(queues="*"), [], lease_for=timedelta(minutes=1))
 
 
-def test_nobody_says_a_place_in_a_line_too_long_to_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_position_in_a_very_long_queue_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain, "_COUNTED", 2)
     with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
         first, _, _ = api.submit(), api.submit(), api.submit()
@@ -116,7 +114,7 @@ def test_nobody_says_a_place_in_a_line_too_long_to_look_at(tmp_path: Path, monke
     assert [(each["code"], each["text"]) for each in reasons] == [("place_unknown", text)]
 
 
-def test_dead_letters_are_counted_and_replayed_without_a_look_at_other_jobs(slow: Api) -> None:
+def test_dead_letters_are_counted_and_replayed_without_scanning_others(slow: Api) -> None:
     job_ids = [slow.dead(), slow.dead()]
 
     would = slow.post("/v1/queues/default/dead/replay", {"filter": {"task": "work"}, "dry_run": True})
@@ -128,9 +126,7 @@ def test_dead_letters_are_counted_and_replayed_without_a_look_at_other_jobs(slow
     assert ([each["id"] for each in again["changed"]], again["more"]) == (job_ids[1:], False)
 
 
-def test_a_dry_run_may_take_as_long_as_the_change_and_counts_what_it_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dry_run_counts_within_the_time_of_the_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count, asked = SqliteQuery.count, []
 
     async def limited(self: SqliteQuery, where: Any, *, most: int, seconds: float) -> int:
@@ -150,7 +146,7 @@ def test_a_dry_run_may_take_as_long_as_the_change_and_counts_what_it_can(
 
 
 @pytest.mark.parametrize("error", [TooBroad(1.0), Busy("others look for jobs")], ids=["too broad", "busy"])
-def test_what_was_changed_before_the_search_took_too_long_is_told(
+def test_changes_before_a_search_timeout_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: HoldfastError
 ) -> None:
     """A filter without a state is looked for state by state."""

@@ -125,7 +125,7 @@ def test_a_claim_waits_no_longer_than_the_settings_allow(home: str) -> None:
         assert Worker(api).claim(wait=60) == []
 
 
-def test_an_order_ends_a_wait_and_stays_until_the_worker_leaves(api: Api, worker: Worker) -> None:
+def test_stop_command_ends_a_wait_and_lasts_until_deregistration(api: Api, worker: Worker) -> None:
     async def stop_later() -> Any:
         claiming = asyncio.create_task(api.send("POST", "/v1/claims", json={"worker": "js-1", "wait": 40}))
         await api.until(api.app.workers)
@@ -172,7 +172,7 @@ OUTCOMES: list[tuple[str, dict[str, Any], tuple[str, str | None, int]]] = [
 ]
 
 
-def test_an_outcome_leaves_the_job_where_a_worker_of_ours_would(api: Api, worker: Worker) -> None:
+def test_outcome_leaves_the_job_as_a_python_worker_would(api: Api, worker: Worker) -> None:
     for outcome, said, now in OUTCOMES:
         api.submit()
         job = worker.one()
@@ -200,7 +200,7 @@ def test_a_result_is_kept_as_it_was_given(api: Api, worker: Worker) -> None:
         assert stored(api, job)["result"] == result
 
 
-def test_a_result_that_is_too_large_ends_the_job_as_it_does_with_ours(home: str) -> None:
+def test_result_that_is_too_large_ends_the_job_dead(home: str) -> None:
     with Api(home, result_limit="1KiB") as api:
         worker = Worker(api)
         api.submit()
@@ -209,9 +209,7 @@ def test_a_result_that_is_too_large_ends_the_job_as_it_does_with_ours(home: str)
         assert stored(api, job)["reason"] == "result"
 
 
-def test_a_failure_waits_as_its_own_policy_says_and_its_budget_ends(
-    api: Api, worker: Worker, clock: ManualClock
-) -> None:
+def test_failure_follows_its_retry_policy_until_dead(api: Api, worker: Worker, clock: ManualClock) -> None:
     api.submit(retry="fixed:100", max_attempts=2)
     assert worker.settle(worker.one(), "failed", error=ERROR) == ("accepted", "failed")
     clock.advance(99)
@@ -288,8 +286,8 @@ def test_a_lease_that_ran_out_is_lost(api: Api, worker: Worker, clock: ManualClo
 
 async def recovered(api: Api) -> int:
     """Settle what has expired, as a sweep does."""
-    store = await api.app.opened()
-    expired = await store.expired(limit=10)
+    store = await api.app.open_store()
+    expired = await store.find_expired(limit=10)
     await store.settle([decide(job, Lost(), Retry.fixed(1), random.Random(0)) for job in expired])
     return len(expired)
 
@@ -308,7 +306,7 @@ def test_what_is_extended_is_kept(api: Api, worker: Worker, clock: ManualClock) 
     assert worker.settle(job, "succeeded") == ("accepted", "succeeded")
 
 
-def test_a_cancellation_is_heard_at_the_next_beat(api: Api, worker: Worker) -> None:
+def test_cancellation_is_reported_at_the_next_heartbeat(api: Api, worker: Worker) -> None:
     api.submit()
     job = worker.one()
     api.post(f"/v1/jobs/{job['id']}/cancel")
@@ -333,7 +331,7 @@ def test_a_lease_is_its_worker_s_alone(api: Api, worker: Worker) -> None:
     assert worker.verdicts(job) == ["held"]
 
 
-def test_who_leaves_gives_back_what_it_names(api: Api, worker: Worker) -> None:
+def test_leaving_worker_returns_the_jobs_it_names(api: Api, worker: Worker) -> None:
     for _ in range(3):
         api.submit()
     jobs = worker.claim()
@@ -382,7 +380,7 @@ def test_log_lines_are_kept_with_the_job(api: Api, worker: Worker) -> None:
 
 
 # ── what is told ──────────────────────────────────────────────────────────────────────────────────────────────────
-def test_observers_are_told_what_a_worker_of_ours_tells(api: Api, worker: Worker) -> None:
+def test_events_equal_those_of_a_python_worker(api: Api, worker: Worker) -> None:
     told: list[tuple[str, str]] = []
     kinds = (LeaseAcquired, JobSucceeded, JobFailed, JobDead, JobCancelled, JobReleased, LeaseLost)
     api.app.events.subscribe(lambda event: told.append((event.name, event.job_id)), *kinds)
@@ -402,7 +400,7 @@ def test_observers_are_told_what_a_worker_of_ours_tells(api: Api, worker: Worker
     assert told == expected
 
 
-def test_who_hangs_up_while_it_waits_keeps_nothing(api: Api, worker: Worker) -> None:
+def test_client_disconnected_while_claiming_keeps_no_job(api: Api, worker: Worker) -> None:
     """The client goes at the very moment its claim takes a job."""
     job = api.submit()
     body = [{"type": "http.request", "body": b'{"worker": "gone", "wait": 40}'}]

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.web.keys import revoked
-from holdfast.web.keys_file import change
+from holdfast.web.keys import revoke_key
+from holdfast.web.keys_file import change_keys
 from tests.web.client import Api
 from tests.web.keyed import Keys, ask, id_of, refused
 
@@ -108,11 +108,11 @@ def waited(api: Api, token: str, method: str, path: str, said: Any, meanwhile: C
 
 
 def revoke(keys: Keys, token: str) -> None:
-    change(keys.path, lambda present: {**present, id_of(token): revoked(present[id_of(token)])})
+    change_keys(keys.path, lambda present: {**present, id_of(token): revoke_key(present[id_of(token)])})
 
 
 @pytest.mark.parametrize("beats", [True, False])
-def test_who_waits_with_a_key_that_is_revoked_gets_no_job(home: str, keys: Keys, *, beats: bool) -> None:
+def test_waiting_claim_with_a_revoked_key_gets_no_job(home: str, keys: Keys, *, beats: bool) -> None:
     """Neither one that comes the moment after, nor, where none comes, an answer as if it were good."""
     with Api(home, keys_file=str(keys.path), beat="200ms" if beats else "10s") as api:
         token = keys.make("work")
@@ -128,7 +128,7 @@ def test_who_waits_with_a_key_that_is_revoked_gets_no_job(home: str, keys: Keys,
             assert len(work(api, keys.spare, "", "w", wait=40)["jobs"]) == 1
 
 
-def test_who_waits_for_a_job_with_a_key_that_is_revoked_does_not_see_it(api: Api, keys: Keys) -> None:
+def test_waiting_read_with_a_revoked_key_sees_no_job(api: Api, keys: Keys) -> None:
     token = keys.make("read")
     job_id = submit(api, keys, "default")
 
@@ -140,7 +140,7 @@ def test_who_waits_for_a_job_with_a_key_that_is_revoked_does_not_see_it(api: Api
     refused(answer, 401, "unauthorized")
 
 
-def test_a_limited_key_waits_for_queues_that_are_not_there_yet(api: Api, keys: Keys) -> None:
+def test_limited_key_waits_for_queues_that_appear_later(api: Api, keys: Keys) -> None:
     token = keys.make("work", queues=("mail.*",))
 
     async def meanwhile() -> None:
@@ -162,7 +162,7 @@ def test_a_claim_brings_no_more_jobs_than_it_asks_for(api: Api, keys: Keys, said
     assert len(work(api, token, "", "w", **said)["jobs"]) == number
 
 
-def test_a_limited_key_s_worker_is_listed_with_its_queues_and_counts_for_no_other(api: Api, keys: Keys) -> None:
+def test_worker_with_a_limited_key_is_listed_with_its_queues(api: Api, keys: Keys) -> None:
     token = keys.make("work", "read", queues=("mail.*", "news"))
     work(api, token, "/extend", "early", leases=[])
     work(api, token, "", "w", concurrency=1, running=1)
@@ -177,7 +177,7 @@ def test_a_limited_key_s_worker_is_listed_with_its_queues_and_counts_for_no_othe
     assert "no_worker" not in codes(token, "mail.in")
 
 
-def test_why_tells_a_limited_key_no_numbers_of_all_queues(api: Api, keys: Keys) -> None:
+def test_why_hides_global_numbers_from_a_limited_key(api: Api, keys: Keys) -> None:
     token = keys.make("read", queues=("mail",))
     job_id = submit(api, keys, "mail")
     work(api, keys.spare, "", "w", queues={"other": 1}, concurrency=7, running=7)

@@ -80,7 +80,7 @@ def test_what_is_wrong_is_named_and_nothing_is_changed(api: Api, worker: Worker)
     assert worker.settle(job, "succeeded") == ("accepted", "succeeded")
 
 
-def test_leases_nobody_gave_are_lost(api: Api, worker: Worker) -> None:
+def test_leases_that_were_never_granted_are_lost(api: Api, worker: Worker) -> None:
     waiting = api.submit()
     strange = [
         Lease(UNKNOWN_ID, 1),

@@ -38,7 +38,7 @@ def submit(client: httpx.Client) -> str:
     return job_id
 
 
-def test_a_client_that_hangs_up_while_it_waits_keeps_no_job(home: str, tmp_path: Path) -> None:
+def test_client_that_disconnects_while_waiting_keeps_no_job(home: str, tmp_path: Path) -> None:
     with Served(tmp_path, home) as served, served.client() as client:
         for number in range(3):
             gone = waiting(served, f"gone-{number}")
@@ -48,7 +48,7 @@ def test_a_client_that_hangs_up_while_it_waits_keeps_no_job(home: str, tmp_path:
             assert [(job["id"], job["attempt"]) for job in answer.json()["jobs"]] == [(job_id, 1)]
 
 
-def test_an_api_that_ends_keeps_nobody_waiting(home: str, tmp_path: Path) -> None:
+def test_stopping_api_answers_waiting_claims(home: str, tmp_path: Path) -> None:
     with Served(tmp_path, home, grace="60s") as served:
         claiming = waiting(served, "js-1")
         served.process.send_signal(signal.SIGTERM)

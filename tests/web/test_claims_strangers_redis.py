@@ -12,7 +12,7 @@ IDS = ("01ARZ3NDEKTSV4RRFFQ69G5FAV", "invoice-7", "ünser job", "018f0f5e-7c7a-7
 
 
 @pytest.mark.parametrize("ulids", [False, True])
-def test_a_stranger_s_job_is_run_to_its_end(home: str, ulids: bool) -> None:
+def test_job_with_a_foreign_id_runs_to_its_end(home: str, ulids: bool) -> None:
     keys = Keys(home)
     with Api(home + "&ids=ulid" if ulids else home) as api:
         worker = Worker(api)

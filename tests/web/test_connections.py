@@ -69,7 +69,7 @@ def _answer(told: bytes) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("slow", SLOW, ids=lambda slow: slow.id)
-def test_a_client_that_falls_silent_is_told_and_let_go(hasty: Served, slow: Slow) -> None:
+def test_silent_client_gets_an_answer_and_is_disconnected(hasty: Served, slow: Slow) -> None:
     with hasty.connect() as connection:
         connection.sendall(slow.sent)
         told = _all(connection)
@@ -104,7 +104,7 @@ def test_a_body_that_trickles_after_its_answer_ends_the_connection(hasty: Served
         assert told.startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_client_that_does_not_take_its_answer_is_let_go(tmp_path: Path) -> None:
+def test_client_that_does_not_read_its_answer_is_disconnected(tmp_path: Path) -> None:
     with served(tmp_path) as server, server.client() as client:
         job = client.post("/v1/jobs", json={"task": "work", "payload": {"text": "x" * 200_000}}).json()
         with socket.socket() as connection:
@@ -132,13 +132,13 @@ def test_no_more_connections_are_held_than_the_settings_say(tmp_path: Path) -> N
 
 def test_a_trusted_proxy_is_not_bounded_as_one_client() -> None:
     bounds = ConnectionLimits(most=4, most_of_address=1, head=1.0, body=1.0, proxies=Proxies(["10.0.0.0/8"]))
-    crowd = ConnectionRegistry(bounds)
-    assert [crowd.enters(each) for each in ("10.0.0.1", "10.0.0.1", "192.0.2.1")] == [True, True, True]
-    assert not crowd.enters("192.0.2.1")  # its second
-    assert not crowd.enters("10.0.0.1")  # one more than there may be in all
+    registry = ConnectionRegistry(bounds)
+    assert [registry.add_connection(each) for each in ("10.0.0.1", "10.0.0.1", "192.0.2.1")] == [True, True, True]
+    assert not registry.add_connection("192.0.2.1")  # its second
+    assert not registry.add_connection("10.0.0.1")  # one more than there may be in all
 
 
-def test_who_keeps_silent_gives_way_to_who_asks(tmp_path: Path) -> None:
+def test_silent_connections_give_way_to_active_ones(tmp_path: Path) -> None:
     with served(tmp_path, connections="4", header_timeout="60s") as server, contextlib.ExitStack() as held:
         silent = [held.enter_context(server.connect()) for _ in range(3)]
         silent[1].sendall(HEAD[:40])

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from holdfast import Holdfast
-from holdfast.web import asgi
+from holdfast.web import create_app
 from tests.support.load import TEST_SECONDS, slowness
 
 DEADLINE, LATE = 2.0, 1.0
@@ -20,7 +20,7 @@ JOB = {"task": "work", "payload": {}}
 
 def test_locked_store_fails_the_api_and_delays_the_application(tmp_path: Path) -> None:
     app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
-    api = asgi(app)
+    api = create_app(app)
 
     async def use() -> None:
         async with app, httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://api") as client:
@@ -43,7 +43,7 @@ def test_locked_store_fails_the_api_and_delays_the_application(tmp_path: Path) -
 
 def test_api_and_application_take_turns_at_writing(tmp_path: Path) -> None:
     app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
-    api = asgi(app)
+    api = create_app(app)
     written = {app: 0, api.app: 0}
 
     async def write(each: Holdfast) -> None:

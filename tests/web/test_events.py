@@ -15,7 +15,7 @@ from tests.web.following import end, events, run, served
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_every_ending_is_told_to_who_wants_it_and_after_a_break(home: str) -> None:
+def test_every_end_is_streamed_to_its_subscribers_and_after_reconnect(home: str) -> None:
     async def body() -> None:
         async with served(home) as (app, address):
             async with (
@@ -59,9 +59,9 @@ def test_every_ending_is_told_to_who_wants_it_and_after_a_break(home: str) -> No
     run(body)
 
 
-def test_what_ends_before_the_first_look_is_told(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_ended_before_the_first_read_is_streamed(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long that look takes to begin: the store may be slow just then."""
-    follow = EventBroadcaster.follow
+    follow = EventBroadcaster.subscribe_from
     ended: list[str] = []
 
     async def body() -> None:
@@ -75,7 +75,7 @@ def test_what_ends_before_the_first_look_is_told(home: str, monkeypatch: pytest.
                 async with follow(feed) as follower:
                     yield follower
 
-            monkeypatch.setattr(EventBroadcaster, "follow", late)
+            monkeypatch.setattr(EventBroadcaster, "subscribe_from", late)
             async with events(address) as stream:
                 assert await stream.kinds(1) == [("succeeded", ended[0])]
 

@@ -17,8 +17,8 @@ from holdfast.core.models import JobEvent, JobEvents
 from holdfast.core.retry import Retry
 from holdfast.web import create_app, event_broadcast
 from holdfast.web.event_broadcast import EventBroadcaster, SeenEvents, Subscriber
-from holdfast.web.keys import revoked
-from holdfast.web.keys_file import change
+from holdfast.web.keys import revoke_key
+from holdfast.web.keys_file import change_keys
 from tests.web.following import PATIENCE, end, events, run, served
 from tests.web.keyed import Keys, id_of
 
@@ -46,13 +46,13 @@ def piece(*numbers: int) -> JobEvents:
 
 
 # ── who follows ───────────────────────────────────────────────────────────────────────────────────────────────────
-def test_what_is_repeated_is_told_once() -> None:
+def test_repeated_event_is_reported_once() -> None:
     told = SeenEvents()
-    assert told.new([ending(1), ending(2)]) == [ending(1), ending(2)]
-    assert told.new([ending(2), ending(3)]) == [ending(3)]
+    assert told.filter_new([ending(1), ending(2)]) == [ending(1), ending(2)]
+    assert told.filter_new([ending(2), ending(3)]) == [ending(3)]
 
 
-def test_who_is_far_behind_is_late_and_keeps_nothing() -> None:
+def test_subscriber_far_behind_is_late_and_keeps_nothing() -> None:
     async def body() -> None:
         follower = Subscriber()
         for number in range(1000):
@@ -63,7 +63,7 @@ def test_who_is_far_behind_is_late_and_keeps_nothing() -> None:
     run(body)
 
 
-def test_who_keeps_up_hears_everything_in_turn() -> None:
+def test_subscriber_in_time_receives_everything_in_order() -> None:
     async def body() -> None:
         follower = Subscriber()
         for number in range(1000):
@@ -138,7 +138,7 @@ def test_an_id_that_was_never_given_is_refused(home: str, last: str) -> None:
     run(body)
 
 
-def test_who_was_away_for_too_long_is_told_of_a_gap(home: str) -> None:
+def test_subscriber_away_too_long_receives_a_gap(home: str) -> None:
     async def body() -> None:
         async with served(home) as (app, address), events(address, "1.1") as stream:
             ((kind, _),) = await stream.take(1)
@@ -149,10 +149,10 @@ def test_who_was_away_for_too_long_is_told_of_a_gap(home: str) -> None:
     run(body)
 
 
-def test_an_id_that_somebody_made_up_takes_nothing_from_others(home: str) -> None:
+def test_forged_event_id_takes_nothing_from_others(home: str) -> None:
     async def body() -> None:
         async with served(home) as (app, address):
-            made_up = f"{await (await app.opened()).now_us()}.{10**17 - 1}"
+            made_up = f"{await (await app.open_store()).server_time_us()}.{10**17 - 1}"
             async with events(address, made_up) as first:
                 await first.begun()
                 await asyncio.sleep(0.1)  # until it is the first that is told what happens
@@ -166,12 +166,12 @@ def test_an_id_that_somebody_made_up_takes_nothing_from_others(home: str) -> Non
     run(body)
 
 
-def test_who_makes_up_for_what_they_missed_has_one_look_at_a_time(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catching_up_streams_read_one_at_a_time(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many streams of one key there are: the store has other work."""
 
     async def body() -> None:
         async with Holdfast(home) as app:
-            store = await app.opened()
+            store = await app.open_store()
             endings, at_once = store.query.events, [0, 0]  # now, and at most
 
             async def counted(*given: Any, **named: Any) -> JobEvents:
@@ -183,7 +183,7 @@ def test_who_makes_up_for_what_they_missed_has_one_look_at_a_time(home: str, mon
 
             monkeypatch.setattr(store.query, "events", counted)
             feed_here = EventBroadcaster(app)
-            await asyncio.gather(*[feed_here.missed("key", None) for _ in range(5)])
+            await asyncio.gather(*[feed_here.read_missed("key", None) for _ in range(5)])
             assert at_once == [0, 1]
 
     run(body)
@@ -196,7 +196,7 @@ def test_a_stream_ends_after_its_time_though_it_is_behind(home: str, monkeypatch
         async with served(home, event_stream_for="1ms") as (app, address):
             async with events(address) as stream:
                 await stream.ended()
-            handles = await app.enqueue_many([app.draft("work", {}) for _ in range(100)])
+            handles = await app.enqueue_many([app.draft_job("work", {}) for _ in range(100)])
             await app.cancel(JobFilter())
             async with events(address, stream.id) as again:
                 assert len(await again.take(len(handles))) < len(handles)
@@ -224,7 +224,7 @@ def test_a_long_absence_is_made_up_for(home: str) -> None:
         async with served(home) as (app, address):
             async with events(address) as stream:
                 await stream.begun()
-            handles = await app.enqueue_many([app.draft("work", {}) for _ in range(1200)])
+            handles = await app.enqueue_many([app.draft_job("work", {}) for _ in range(1200)])
             while (await app.cancel(JobFilter(), limit=500)).more:
                 pass
             async with events(address, stream.id) as again:
@@ -265,7 +265,7 @@ def test_a_server_that_stops_ends_its_streams_at_once(home: str) -> None:
     run(body)
 
 
-def test_who_does_not_take_away_what_is_sent_is_cut_off(home: str) -> None:
+def test_subscriber_that_does_not_read_is_disconnected(home: str) -> None:
     async def body() -> None:
         async with served(home, event_streams=1, body_timeout="200ms") as (app, address):
             host, _, port = address.removeprefix("http://").partition(":")
@@ -287,8 +287,8 @@ def test_who_does_not_take_away_what_is_sent_is_cut_off(home: str) -> None:
 
 async def _make_dead_letters(app: Holdfast, number: int) -> None:
     """With errors as long as they may be."""
-    store = await app.opened()
-    await app.enqueue_many([app.draft("work", {}) for _ in range(number)])
+    store = await app.open_store()
+    await app.enqueue_many([app.draft_job("work", {}) for _ in range(number)])
     failed = Failed(error="x" * 4096, retryable=False)
     while jobs := (await store.claim("w", {"*": 500}, limit=500, lease_for=timedelta(minutes=1))).jobs:
         await store.settle([decide(job, failed, Retry.fixed(1), random.Random(0)) for job in jobs])
@@ -323,7 +323,7 @@ _SCOPE = {
 
 
 # ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a_key_for_some_queues_hears_of_these_alone(home: str, tmp_path: Path) -> None:
+def test_limited_key_receives_only_events_of_its_queues(home: str, tmp_path: Path) -> None:
     keys = Keys(tmp_path)
     mail, nothing = keys.make("read", queues=("mail",)), keys.make("submit")
 
@@ -377,13 +377,13 @@ def test_a_stream_ends_with_its_key(home: str, tmp_path: Path) -> None:
     async def body() -> None:
         async with served(home, keys_file=str(keys.path)) as (_, address), events(address, token=token) as stream:
             await stream.begun()
-            change(keys.path, lambda present: {id_of(token): revoked(present[id_of(token)])})
+            change_keys(keys.path, lambda present: {id_of(token): revoke_key(present[id_of(token)])})
             await stream.ended()
 
     run(body)
 
 
-def test_errors_are_not_told_where_settings_hide_something(home: str) -> None:
+def test_errors_are_omitted_if_settings_redact_anything(home: str) -> None:
     async def body() -> None:
         async with served(home, redacted="payload.password") as (app, address), events(address) as stream:
             await stream.begun()

@@ -91,7 +91,7 @@ def test_named_jobs_of_others_are_as_good_as_absent(two: Two) -> None:
     assert ask(two.api, two.admin, "GET", f"/v1/jobs/{two.foreign}").json()["state"] == "queued"
 
 
-def test_a_key_or_an_id_that_another_queue_has_is_a_conflict_without_a_word(two: Two) -> None:
+def test_key_or_id_of_another_queue_is_a_silent_conflict(two: Two) -> None:
     job = {"task": "work", "payload": {}, "queue": "mail"}
     answers = [
         two.ask("POST", "/v1/jobs", job, **{"idempotency-key": "vault-key"}),
@@ -107,7 +107,7 @@ def test_a_key_or_an_id_that_another_queue_has_is_a_conflict_without_a_word(two:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_key_that_another_takes_meanwhile_is_a_conflict_that_says_what_is_stored(
+def test_key_taken_meanwhile_is_a_conflict_naming_what_is_stored(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, strict: bool
 ) -> None:
     keys = Keys(tmp_path)
@@ -132,14 +132,14 @@ def _meanwhile(api: Api, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
 
     async def sent(jobs: Sequence[NewJob]) -> list[Submitted]:
         monkeypatch.setattr(submitter, "_send", send)
-        await send([api.app.draft("work", {"secret": SECRET}, queue="vault", key=key)])
+        await send([api.app.draft_job("work", {"secret": SECRET}, queue="vault", key=key)])
         return await send(jobs)
 
     monkeypatch.setattr(submitter, "_send", sent)
 
 
 def test_a_limited_keys_batch_asks_no_more_than_it_must(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    store: Any = two.api.run(two.api.app.opened())
+    store: Any = two.api.run(two.api.app.open_store())
     asked: list[int] = []
 
     async def count(verb: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -194,7 +194,7 @@ def test_lists_show_the_keys_own_queues(two: Two) -> None:
     assert stats.json()["counts"]["queued"] == 1
 
 
-def test_who_may_not_read_is_shown_what_is_their_own_only(home: str, tmp_path: Path) -> None:
+def test_submitter_without_read_scope_sees_only_its_own_data(home: str, tmp_path: Path) -> None:
     keys = Keys(tmp_path)
     submit = keys.make("submit")
     job = {"task": "work", "payload": {"secret": SECRET}, "key": "one"}

@@ -14,7 +14,7 @@ import pytest
 from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.web.asgi import Api as Application
-from holdfast.web.client_address import Proxies, host_of, is_unforgeable, neighbourhood
+from holdfast.web.client_address import Proxies, address_network, host_of, is_unforgeable
 from holdfast.web.rate_limit import Rate
 from holdfast.web.responses import Refusal
 from tests.web.client import JSON, check_form
@@ -65,7 +65,7 @@ def _front(folder: Path, **settings: Any) -> Iterator[Front]:
 
 
 # ── rates ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a_rate_is_a_burst_and_then_so_many_a_second() -> None:
+def test_rate_allows_a_burst_and_then_so_many_per_second() -> None:
     clock = ManualClock()
     rate = Rate("key", 2, 3, clock)
     taken = [rate.take("a") for _ in range(4)]
@@ -76,7 +76,7 @@ def test_a_rate_is_a_burst_and_then_so_many_a_second() -> None:
     assert [rate.take("a").allowed for _ in range(2)] == [True, False]
     clock.advance(3600)
     assert [rate.take("a").allowed for _ in range(4)] == [True, True, True, False]
-    assert isinstance(rate.refusal(rate.take("a")), Refusal)
+    assert isinstance(rate.rate_refusal(rate.take("a")), Refusal)
 
 
 def test_many_names_take_no_more_memory() -> None:
@@ -148,13 +148,13 @@ def test_bad_keys_make_an_address_wait_and_good_ones_never(tmp_path: Path) -> No
 )
 def test_only_a_trusted_proxys_word_counts(peer: str, said: list[str], client: str) -> None:
     headers = [(b"x-forwarded-for", each.encode()) for each in said]
-    assert Proxies(["10.0.0.0/24", "fd00::/8"]).client(peer, headers) == client
-    assert Proxies([]).client(peer, headers) == peer
+    assert Proxies(["10.0.0.0/24", "fd00::/8"]).client_of(peer, headers) == client
+    assert Proxies([]).client_of(peer, headers) == peer
 
 
 def test_an_ipv6_network_counts_as_one_address() -> None:
-    assert neighbourhood("2001:db8::1") == neighbourhood("2001:db8::2:3") != neighbourhood("2001:db8:0:1::1")
-    assert [neighbourhood(each) for each in ("10.0.0.1", "", "unix")] == ["10.0.0.1", "", "unix"]
+    assert address_network("2001:db8::1") == address_network("2001:db8::2:3") != address_network("2001:db8:0:1::1")
+    assert [address_network(each) for each in ("10.0.0.1", "", "unix")] == ["10.0.0.1", "", "unix"]
 
 
 def test_behind_a_proxy_each_client_has_a_rate(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_an_origin_is_named_exactly(origin: str) -> None:
         ("http://localhost.evil.example", 421),
     ],
 )
-def test_names_that_somebody_could_have_made_up_are_not_answered(tmp_path: Path, site: str, status: int) -> None:
+def test_unknown_host_names_are_refused(tmp_path: Path, site: str, status: int) -> None:
     with _front(tmp_path, checks_hosts=True, allowed_hosts="jobs.example") as front:
         assert front.statuses(1, site=site) == [status]
 

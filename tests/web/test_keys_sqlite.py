@@ -18,8 +18,8 @@ from holdfast.core.events import Events, KeyRefused, KeysRead, KeysUnreadable
 from holdfast.web.asgi import OPERATIONS
 from holdfast.web.key_usage import read_usage, write_usage
 from holdfast.web.keyring import Keyring
-from holdfast.web.keys import _hash, good, judged, mint, revoked, rotated
-from holdfast.web.keys_file import change, read_keys
+from holdfast.web.keys import _hash, check_token, new_key, revoke_key, rotate_key, valid_key_id
+from holdfast.web.keys_file import change_keys, read_keys
 from holdfast.web.principal import SCOPES, Principal
 from holdfast.web.routing import Operation
 from tests.web.client import UNKNOWN_ID, Api
@@ -93,7 +93,7 @@ def _shown(api: Api, **headers: str) -> httpx.Response:
     return api.ask("GET", "/v1/queues", headers={name.replace("_", "-"): text for name, text in headers.items()})
 
 
-def test_a_key_is_shown_as_a_bearer_or_in_a_header_of_its_own(api: Api, tokens: dict[str, str]) -> None:
+def test_key_is_accepted_as_bearer_or_in_its_own_header(api: Api, tokens: dict[str, str]) -> None:
     key = tokens["read"]
     assert _shown(api, authorization=f"Bearer {key}").status_code == 200
     assert _shown(api, authorization=f"bearer  {key} ").status_code == 200
@@ -117,12 +117,12 @@ class Wrong:
             "expired": keys.make("read", expires_at=datetime.now(UTC) - HOUR),
             "rotated out": old,
         }
-        change(
+        change_keys(
             keys.path,
             lambda present: {
                 **present,
-                id_of(gone): revoked(present[id_of(gone)]),
-                id_of(old): rotated(id_of(old), present[id_of(old)], timedelta(0))[0],
+                id_of(gone): revoke_key(present[id_of(gone)]),
+                id_of(old): rotate_key(id_of(old), present[id_of(old)], timedelta(0))[0],
             },
         )
 
@@ -132,7 +132,7 @@ def wrong(keys: Keys) -> Wrong:
     return Wrong(keys)
 
 
-def test_whatever_is_wrong_with_a_key_the_answer_is_the_same(api: Api, wrong: Wrong) -> None:
+def test_every_invalid_key_gets_the_same_answer(api: Api, wrong: Wrong) -> None:
     key = wrong.good
     shown = [{"authorization": f"Bearer {text}"} for text in wrong.bad.values()]
     shown += [{"x-api-key": text} for text in wrong.bad.values()]
@@ -151,13 +151,13 @@ def test_whatever_is_wrong_with_a_key_the_answer_is_the_same(api: Api, wrong: Wr
     refused(api.ask("GET", "/v1/queues", params={"key": key}), 401, "unauthorized")
 
 
-def test_a_key_that_is_too_long_is_refused_before_anybody_looks_at_it(api: Api, wrong: Wrong) -> None:
+def test_too_long_key_is_refused_before_it_is_checked(api: Api, wrong: Wrong) -> None:
     texts = [text + "x" * 1024 * 1024 for text in (wrong.good, wrong.bad["revoked"], "")]
     problems = [api.refused("GET", "/v1/queues", 431, headers={"x-api-key": text}) for text in texts]
     assert {(each["code"], each["detail"]) for each in problems} == {("headers_too_large", "the headers are too large")}
 
 
-def test_on_the_wire_a_key_that_no_header_can_hold_is_refused_alike_whatever_it_is(keys: Keys, wrong: Wrong) -> None:
+def test_key_no_header_can_hold_is_refused_alike(keys: Keys, wrong: Wrong) -> None:
     texts = [wrong.good, *(wrong.bad[name] for name in ("another secret", "no such id", "revoked", "expired"))]
     forms = ("{0}\n{1}", "{0}{1}\n", "{0}\r{1}", "{0}\0{1}", "{0}\r\n {1}", "{0}{1}" + "x" * 40_000)
     head = "GET /v1/queues HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {0}\r\n\r\n"
@@ -193,7 +193,7 @@ def test_a_key_is_compared_whether_there_is_one_or_not(
     present, now = read_keys(keys.path), datetime.now(UTC)
     for name, text in wrong.bad.items():
         done.clear()
-        assert good(present, text, now) is None
+        assert valid_key_id(present, text, now) is None
         is_one = re.fullmatch(r"hf_[a-z2-7]{8}_[0-9a-f]{64}", text)
         assert done == [64 if is_one else 0, (71, 71), (71, 71)], name
 
@@ -205,19 +205,19 @@ def test_the_file_holds_no_key(keys: Keys) -> None:
 
 def test_the_log_says_which_key_was_refused_and_why() -> None:
     now = datetime.now(UTC)
-    key_id, key, token = mint("a test's", ("read",), (), now + 9 * HOUR)
-    newer, other = rotated(key_id, key, HOUR)
-    newest, _ = rotated(key_id, newer, timedelta(0))
+    key_id, key, token = new_key("a test's", ("read",), (), now + 9 * HOUR)
+    newer, other = rotate_key(key_id, key, HOUR)
+    newest, _ = rotate_key(key_id, newer, timedelta(0))
     found = [
-        judged({key_id: newer}, other, now),
-        judged({key_id: newer}, token, now),
-        judged({key_id: newer}, token, now + 2 * HOUR),
-        judged({key_id: newer}, other, now + 9 * HOUR),
-        judged({key_id: revoked(newer)}, other, now + HOUR),
-        judged({key_id: newest}, token, now),
-        judged({}, token, now),
-        judged({key_id: key}, token[3:], now),
-        judged({key_id: key}, "", now),
+        check_token({key_id: newer}, other, now),
+        check_token({key_id: newer}, token, now),
+        check_token({key_id: newer}, token, now + 2 * HOUR),
+        check_token({key_id: newer}, other, now + 9 * HOUR),
+        check_token({key_id: revoke_key(newer)}, other, now + HOUR),
+        check_token({key_id: newest}, token, now),
+        check_token({}, token, now),
+        check_token({key_id: key}, token[3:], now),
+        check_token({key_id: key}, "", now),
     ]
     assert [tuple(each) for each in found] == [
         (key_id, None),
@@ -236,25 +236,25 @@ def test_a_revoked_key_that_is_shown_stands_in_the_log(api: Api, keys: Keys) -> 
     told: list[KeyRefused] = []
     api.app.events.subscribe(told.append, KeyRefused)
     token = keys.make("read")
-    change(keys.path, lambda present: {**present, id_of(token): revoked(present[id_of(token)])})
+    change_keys(keys.path, lambda present: {**present, id_of(token): revoke_key(present[id_of(token)])})
     refused(ask(api, token, "GET", "/v1/queues"), 401, "unauthorized")
     assert [(event.who, event.problem) for event in told] == [(id_of(token), "the key is revoked")]
 
 
 def test_an_expired_a_revoked_and_a_rotated_key() -> None:
-    key_id, key, token = mint("x", ("read",), (), NOW + HOUR)
-    assert good({key_id: key}, token, NOW) == key_id
-    assert good({key_id: key}, token, NOW + HOUR) is None
-    _, key, token = mint("x", ("read",))
-    newer, other = rotated(key_id, key, HOUR)
+    key_id, key, token = new_key("x", ("read",), (), NOW + HOUR)
+    assert valid_key_id({key_id: key}, token, NOW) == key_id
+    assert valid_key_id({key_id: key}, token, NOW + HOUR) is None
+    _, key, token = new_key("x", ("read",))
+    newer, other = rotate_key(key_id, key, HOUR)
     token, now = f"hf_{key_id}_{token.split('_')[2]}", datetime.now(UTC)
-    assert [good({key_id: newer}, each, now) for each in (token, other)] == [key_id, key_id]
-    assert [good({key_id: newer}, each, now + 2 * HOUR) for each in (token, other)] == [None, key_id]
-    at_once, latest = rotated(key_id, newer, timedelta(0))
-    assert [good({key_id: at_once}, each, now) for each in (token, other, latest)] == [None, None, key_id]
-    assert good({key_id: revoked(newer)}, other, datetime.now(UTC)) is None
+    assert [valid_key_id({key_id: newer}, each, now) for each in (token, other)] == [key_id, key_id]
+    assert [valid_key_id({key_id: newer}, each, now + 2 * HOUR) for each in (token, other)] == [None, key_id]
+    at_once, latest = rotate_key(key_id, newer, timedelta(0))
+    assert [valid_key_id({key_id: at_once}, each, now) for each in (token, other, latest)] == [None, None, key_id]
+    assert valid_key_id({key_id: revoke_key(newer)}, other, datetime.now(UTC)) is None
     with pytest.raises(Conflict):
-        rotated(key_id, revoked(newer), HOUR)
+        rotate_key(key_id, revoke_key(newer), HOUR)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_an_expired_a_revoked_and_a_rotated_key() -> None:
 )
 def test_a_key_that_makes_no_sense_is_not_made(name: str, scopes: tuple[str, ...], queues: tuple[str, ...]) -> None:
     with pytest.raises(Invalid):
-        mint(name, scopes, queues)
+        new_key(name, scopes, queues)
 
 
 @pytest.mark.parametrize(
@@ -280,11 +280,11 @@ def test_patterns_match_whole_names(
     patterns: tuple[str, ...], theirs: tuple[str, ...], others: tuple[str, ...]
 ) -> None:
     caller = Principal(key="k", queues=patterns)
-    assert [caller.allows(queue) for queue in (*theirs, *others)] == [True] * len(theirs) + [False] * len(others)
+    assert [caller.allows_queue(queue) for queue in (*theirs, *others)] == [True] * len(theirs) + [False] * len(others)
 
 
 # ── the file ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_the_file_is_followed_and_a_broken_one_keeps_the_last_good_keys(tmp_path: Path) -> None:
+def test_broken_keys_file_keeps_the_last_valid_keys(tmp_path: Path) -> None:
     keys, clock, events, told = Keys(tmp_path), ManualClock(), Events(), []
     events.subscribe(told.append, KeysRead, KeysUnreadable)
     ring = Keyring(keys.path, clock, events)
@@ -304,7 +304,7 @@ def test_the_file_is_followed_and_a_broken_one_keeps_the_last_good_keys(tmp_path
     keys.path.chmod(0o600)
     assert ring.find(newer) is not None
     assert ring.problem is None
-    change(keys.path, lambda present: {**present, id_of(newer): revoked(present[id_of(newer)])})
+    change_keys(keys.path, lambda present: {**present, id_of(newer): revoke_key(present[id_of(newer)])})
     assert ring.find(newer) is None
     kinds = [type(event).__name__ for event in told]
     assert kinds == ["KeysRead", *["KeysUnreadable"] * 4, "KeysRead", "KeysRead"]
@@ -332,7 +332,7 @@ def test_a_file_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> Non
         read_keys(keys.path)
 
 
-def test_what_is_no_file_of_keys_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_invalid_keys_file_is_refused_at_start(tmp_path: Path) -> None:
     for name in ("absent.toml", "."):
         with pytest.raises(ConfigError, match="keys_file"):
             Api(f"sqlite:///{tmp_path}/jobs.db", keys_file=str(tmp_path / name))

@@ -37,7 +37,7 @@ def test_a_job_is_found_by_uuid_ulid_and_key(api: Api) -> None:
         (f"{UNKNOWN_ID}/", 404),
     ],
 )
-def test_what_names_no_job_is_told_from_what_names_nothing(api: Api, reference: str, status: int) -> None:
+def test_unknown_job_differs_from_an_unknown_path(api: Api, reference: str, status: int) -> None:
     api.refused("GET", f"/v1/jobs/{reference}", status)
 
 
@@ -60,8 +60,8 @@ def test_log_lines_come_in_pages(api: Api) -> None:
     job_id = api.submit()["id"]
     job = api.run(api.claim(job_id))
     said = [NewLine(n, timedelta(0), "info", f"line {n}", {2: '{"n":2}'}.get(n)) for n in (1, 2, 3)]
-    store = api.run(api.app.opened())
-    assert api.run(store.record([Record(job.lease, said)])) == [True]
+    store = api.run(api.app.open_store())
+    assert api.run(store.append_logs([Record(job.lease, said)])) == [True]
 
     page = api.get(f"/v1/jobs/{job_id}/lines?limit=2")
 
@@ -85,7 +85,7 @@ def test_log_lines_come_in_pages(api: Api) -> None:
         ("{}/lines?level=info", 422),
     ],
 )
-def test_log_lines_of_nobody_are_refused(api: Api, path: str, status: int) -> None:
+def test_logs_of_an_unknown_cursor_are_refused(api: Api, path: str, status: int) -> None:
     api.refused("GET", f"/v1/jobs/{path.format(api.submit()['id'])}", status)
 
 
@@ -103,7 +103,7 @@ def test_waiting_answers_when_the_job_ends(api: Api) -> None:
     assert api.run(wait_and_end())["result"] == 42
 
 
-def test_waiting_in_vain_answers_with_the_job_as_it_stands(api: Api) -> None:
+def test_wait_that_times_out_returns_the_current_job(api: Api) -> None:
     job_id = api.submit()["id"]
     assert api.get(f"/v1/jobs/{job_id}", wait=1)["state"] == "queued"
     for wrong in ("61", "-1", "1e9", "soon", ""):
@@ -186,7 +186,7 @@ def test_a_wrong_query_is_refused_and_named(api: Api, query: str, field: str) ->
     assert api.refused("GET", f"/v1/jobs?{query}", 422)["field"] == field
 
 
-def test_why_tells_what_holds_a_job_back(api: Api) -> None:
+def test_why_explains_what_delays_a_job(api: Api) -> None:
     job_id = api.submit(queue="mail")["id"]
     api.post("/v1/queues/mail/pause")
     told = api.get(f"/v1/jobs/{job_id}/why")
@@ -208,7 +208,7 @@ def test_why_leaves_open_which_tasks_a_worker_has(home: str, registered: bool, c
         pulse = WorkerHeartbeat(worker="w-1", host="elsewhere", pid=1, queues="*", concurrency=2)
 
         async def beat() -> None:
-            await (await api.app.opened()).beat(pulse, [], lease_for=timedelta(minutes=1))
+            await (await api.app.open_store()).heartbeat(pulse, [], lease_for=timedelta(minutes=1))
 
         api.run(beat())
         assert [reason["code"] for reason in api.get(f"/v1/jobs/{job_id}/why")["reasons"]] == codes

@@ -100,7 +100,7 @@ def test_both_paths_answer_in_every_format(api: Api) -> None:
         assert api.ask("HEAD", path).content == b""
 
 
-def test_what_nobody_serves_makes_one_series(api: Api) -> None:
+def test_unknown_paths_make_one_series(api: Api) -> None:
     for number in range(50):
         api.refused("GET", f"/nowhere/{number}", 404)
         api.run(api.raw(f"M{number}", "/v1/jobs"))
@@ -114,7 +114,7 @@ def test_what_nobody_serves_makes_one_series(api: Api) -> None:
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_with_keys_metrics_are_for_who_may_read_every_queue(tmp_path: Path, opened: bool) -> None:
+def test_metrics_need_a_key_that_reads_every_queue(tmp_path: Path, opened: bool) -> None:
     keys = Keys(tmp_path)
     reader, some, submitter = keys.make("read"), keys.make("read", queues=("mail",)), keys.make("submit")
     url = f"sqlite:///{tmp_path}/jobs.db"
@@ -128,7 +128,7 @@ def test_with_keys_metrics_are_for_who_may_read_every_queue(tmp_path: Path, open
             refused(ask(api, submitter, "GET", "/metrics"), 403, "forbidden")
 
 
-def test_while_the_store_is_away_the_rest_is_told(tmp_path: Path) -> None:
+def test_metrics_are_served_while_the_store_is_down(tmp_path: Path) -> None:
     with (
         Postgres() as server,
         Served(tmp_path, server.url(), metrics_prefix="shop_") as served,

@@ -19,7 +19,7 @@ from holdfast.web import create_app
 JOB = {"task": "work", "payload": {}}
 
 
-def test_it_is_mounted_below_a_path_of_somebody_s_site(home: str) -> None:
+def test_api_is_mounted_below_a_path_of_another_site(home: str) -> None:
     app = Holdfast(home)
 
     @asynccontextmanager
@@ -71,11 +71,11 @@ def test_lifespan_opens_and_closes_the_store(home: str) -> None:
     async def use() -> None:
         said, end, task = await _lifespan(api)
         assert said == ["lifespan.startup.complete"]
-        store = await api.app.opened()
+        store = await api.app.open_store()
         end.set()
         await task
         assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-        assert await api.app.opened() is not store
+        assert await api.app.open_store() is not store
         await api.app.close()
 
     asyncio.run(asyncio.wait_for(use(), 200))
@@ -94,9 +94,9 @@ def test_closing_the_application_closes_the_store_of_its_api(home: str) -> None:
 
     async def use() -> None:
         async with app:
-            store = await api.app.opened()
-            assert store is not await app.opened()
-        assert await api.app.opened() is not store
+            store = await api.app.open_store()
+            assert store is not await app.open_store()
+        assert await api.app.open_store() is not store
         await app.close()
 
     asyncio.run(asyncio.wait_for(use(), 200))
@@ -108,18 +108,18 @@ def test_closing_an_api_leaves_another_one_open(home: str) -> None:
 
     async def use() -> None:
         async with app:
-            store = await other.app.opened()
+            store = await other.app.open_store()
             async with api.app:
                 pass
-            assert await other.app.opened() is store
+            assert await other.app.open_store() is store
 
     asyncio.run(asyncio.wait_for(use(), 200))
 
 
 def test_api_calls_methods_that_its_application_overrides(home: str) -> None:
     class Strict(Holdfast):
-        def draft(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
-            job = super().draft(task, payload, **options)
+        def draft_job(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
+            job = super().draft_job(task, payload, **options)
             raise Invalid("task", job.task, "submit nothing")
 
     app = Strict(home)
@@ -133,16 +133,16 @@ def test_api_calls_methods_that_its_application_overrides(home: str) -> None:
     asyncio.run(asyncio.wait_for(use(), 200))
 
 
-def test_what_somebody_else_opened_stays_open(home: str) -> None:
+def test_application_opened_by_the_site_stays_open(home: str) -> None:
     app = Holdfast(home)
 
     async def use() -> None:
         async with app:
-            store = await app.opened()
+            store = await app.open_store()
             _, end, task = await _lifespan(create_app(app))
             end.set()
             await task
-            assert await app.opened() is store
+            assert await app.open_store() is store
 
     asyncio.run(asyncio.wait_for(use(), 200))
 

@@ -80,7 +80,7 @@ def _inner(value: Any) -> Iterator[dict[str, Any]]:
         yield from _inner(inner)
 
 
-def test_each_enum_is_named_once_and_every_constant_has_a_type() -> None:
+def test_each_enum_is_named_once_and_constants_are_typed() -> None:
     schemas = DOCUMENT["components"]["schemas"]
     enums = [sorted(each["enum"]) for each in _inner(DOCUMENT) if isinstance(each.get("enum"), list)]
     assert len({tuple(each) for each in enums}) == len(enums)

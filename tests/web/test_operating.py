@@ -36,7 +36,7 @@ def test_a_dead_job_is_replayed_with_edited_arguments(api: Api) -> None:
     api.refused("POST", f"/v1/jobs/{UNKNOWN_ID}/replay", 404)
 
 
-def test_edited_arguments_that_do_not_fit_are_named_as_they_were_said(api: Api) -> None:
+def test_edited_arguments_that_do_not_fit_are_named(api: Api) -> None:
     @api.app.task("work")
     async def work(n: int = 1) -> None: ...
 
@@ -45,7 +45,7 @@ def test_edited_arguments_that_do_not_fit_are_named_as_they_were_said(api: Api) 
     assert problem["field"] == "payload.n"
 
 
-def test_a_body_that_is_needed_and_not_there_is_asked_for(api: Api) -> None:
+def test_missing_required_body_is_refused(api: Api) -> None:
     assert api.refused("POST", "/v1/jobs/cancel", 422)["code"] == "body_required"
 
 
@@ -180,7 +180,7 @@ def test_dead_letters_are_replayed_at_a_rate(api: Api) -> None:
     assert {job["attempts"] for job in jobs} == {0}
 
 
-def test_a_replay_at_a_rate_goes_on_behind_those_that_were_refused(api: Api) -> None:
+def test_replay_at_a_rate_skips_refused_jobs(api: Api) -> None:
     dead, queued = [api.dead() for _ in range(2)], [api.submit()["id"] for _ in range(2)]
     asked = {"ids": [queued[0], dead[0], queued[1], dead[1]], "rate": "1/d"}
 
@@ -191,7 +191,7 @@ def test_a_replay_at_a_rate_goes_on_behind_those_that_were_refused(api: Api) -> 
     assert timedelta(days=2, hours=12) < last - datetime.now(UTC) <= timedelta(days=3, hours=1)
 
 
-def test_what_is_told_as_seconds_is_taken_as_after(api: Api) -> None:
+def test_reported_seconds_are_accepted_as_after(api: Api) -> None:
     dead = [api.dead() for _ in range(2)]
     first = api.post("/v1/jobs/replay", {"ids": dead[:1], "rate": "1/d", "after": 31_536_000})
     rest = api.post("/v1/jobs/replay", {"ids": dead[1:], "rate": "1/d", "after": first["seconds"]})
@@ -234,9 +234,9 @@ def test_queues_count_their_jobs_and_are_paused_and_resumed(api: Api) -> None:
 
 def test_workers_are_listed_and_asked_to_stop(api: Api) -> None:
     async def beat() -> None:
-        store = await api.app.opened()
+        store = await api.app.open_store()
         pulse = WorkerHeartbeat(worker="w-1", host="here", pid=1, queues="mail:2", concurrency=2)
-        await store.beat(pulse, [], lease_for=timedelta(minutes=1))
+        await store.heartbeat(pulse, [], lease_for=timedelta(minutes=1))
 
     assert api.get("/v1/workers") == {"workers": []}
     api.run(beat())

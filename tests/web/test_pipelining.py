@@ -103,7 +103,7 @@ def test_what_never_ends_is_cut_off_before_it_is_held(name: str) -> None:
     asyncio.run(scenario())
 
 
-def test_no_more_is_read_while_requests_wait_for_the_answers_before_theirs() -> None:
+def test_reading_pauses_while_requests_wait_for_earlier_answers() -> None:
     async def scenario() -> None:
         server = Server()
         async with server.connected() as (reader, writer), asyncio.timeout(40):

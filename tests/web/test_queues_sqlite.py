@@ -34,7 +34,7 @@ def full(home: str) -> Iterator[Api]:
         yield api
 
 
-def test_a_queue_says_of_which_states_it_may_have_more_and_how_many_end_a_second(full: Api) -> None:
+def test_queue_reports_lower_bounds_and_its_rate(full: Api) -> None:
     full.submit(queue="busy")
     (busy,) = full.get("/v1/queues")["queues"]
     assert (busy["states"]["succeeded"], busy["states"]["queued"], busy["at_least"]) == (10_000, 1, ["succeeded"])
@@ -43,18 +43,18 @@ def test_a_queue_says_of_which_states_it_may_have_more_and_how_many_end_a_second
     assert [shown[name] for name in ("name", "states", "at_least")] == ["busy", busy["states"], busy["at_least"]]
 
 
-def test_a_queue_whose_jobs_were_not_looked_at_is_not_said_to_be_missing(full: Api) -> None:
+def test_queue_without_counted_jobs_is_still_found(full: Api) -> None:
     idle = full.get("/v1/queues/idle")
     assert (set(idle["states"].values()), idle["at_least"], idle["paused"]) == ({0}, ["succeeded"], False)
 
 
 @pytest.mark.parametrize(("queues", "asked"), [(("mail", "news"), 0), (("mail", "news.*"), 1)])
-def test_only_a_key_with_patterns_asks_for_the_names_of_queues(
+def test_only_a_key_with_patterns_reads_queue_names(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queues: tuple[str, ...], asked: int
 ) -> None:
     keys = Keys(tmp_path)
     with Api(home, keys_file=str(keys.path)) as api:
-        store: Any = api.run(api.app.opened())
+        store: Any = api.run(api.app.open_store())
         looks: list[int] = []
         reads = type(store).query
 

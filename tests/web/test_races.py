@@ -57,14 +57,14 @@ def test_everything_at_once_is_answered(home: str) -> None:
     rng = random.Random(7)
     moves = [_move(rng) for _ in range(240)]
 
-    async def one(api: Api, room: asyncio.Semaphore, method: str, path: str, body: Any) -> str | None:
-        async with room:
+    async def one(api: Api, free_slots: asyncio.Semaphore, method: str, path: str, body: Any) -> str | None:
+        async with free_slots:
             answer = await api.send(method, path, **({} if body is None else {"json": body}))
         return None if answer.status_code in EXPECTED else f"{method} {path} {body}: {answer.text}"
 
     async def all_of_them(api: Api) -> list[str]:
-        room = asyncio.Semaphore(24)
-        told = await asyncio.gather(*[one(api, room, *move) for move in moves])
+        free_slots = asyncio.Semaphore(24)
+        told = await asyncio.gather(*[one(api, free_slots, *move) for move in moves])
         return [each for each in told if each is not None]
 
     with Api(home, **BRIEF) as api:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from holdfast.web import claims
-from holdfast.web.openapi import example
+from holdfast.web.openapi import example_body
 from tests.support.load import slowness
 from tests.web.serving import Served, answer_on
 
@@ -28,7 +28,7 @@ def whole(body: bytes = BODY, path: bytes = b"/v1/jobs") -> bytes:
     return HEAD.replace(b"/v1/jobs", path) + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
-CLAIM = json.dumps(example(claims.CLAIM) | {"queues": ["idle"], "wait": 30}).encode()
+CLAIM = json.dumps(example_body(claims.CLAIM) | {"queues": ["idle"], "wait": 30}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def jobs(served: Served, key: str) -> int:
         return int(client.get(f"/v1/jobs/key:{key}").status_code == 200)
 
 
-# ── a crowd of them ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── a stack of them ───────────────────────────────────────────────────────────────────────────────────────────────
 RUDE = {
     "a head that does not end": HEAD[:40],
     "a body that does not come": HEAD + b"Content-Length: 1000\r\n\r\n{",
@@ -65,11 +65,11 @@ RUDE = {
 
 
 @pytest.mark.parametrize("words", RUDE.values(), ids=RUDE)
-def test_a_crowd_holds_nobody_up(served: Served, words: bytes) -> None:
-    with contextlib.ExitStack() as crowd, served.client() as client:
+def test_many_idle_connections_delay_no_other_client(served: Served, words: bytes) -> None:
+    with contextlib.ExitStack() as stack, served.client() as client:
         for _ in range(CROWD if len(words) < 2000 else CROWD // 10):
             with contextlib.suppress(OSError):
-                crowd.enter_context(served.connect()).sendall(words)
+                stack.enter_context(served.connect()).sendall(words)
         took = []
         for _ in range(10):
             begun = time.monotonic()
@@ -78,9 +78,9 @@ def test_a_crowd_holds_nobody_up(served: Served, words: bytes) -> None:
     assert sorted(took)[5] < 5 * slowness()  # milliseconds, on a machine that has nothing else to do
 
 
-def test_bodies_that_trickle_hold_nobody_up(served: Served) -> None:
-    with contextlib.ExitStack() as crowd, served.client() as client:
-        slow = [crowd.enter_context(served.connect()) for _ in range(CROWD)]
+def test_slow_bodies_delay_no_other_client(served: Served) -> None:
+    with contextlib.ExitStack() as stack, served.client() as client:
+        slow = [stack.enter_context(served.connect()) for _ in range(CROWD)]
         for each in slow:
             each.sendall(HEAD + b"Content-Length: 500\r\n\r\n")
         for _ in range(10):
@@ -102,7 +102,7 @@ def test_requests_one_behind_the_other_are_answered_in_their_order(served: Serve
 
 
 @pytest.mark.parametrize("end", [b"", b"GET"])
-def test_who_says_no_more_is_still_answered_or_let_go(served: Served, end: bytes) -> None:
+def test_half_closed_client_is_answered_or_disconnected(served: Served, end: bytes) -> None:
     with served.connect() as connection:
         connection.sendall(whole(json.dumps(JOB | {"key": "half"}).encode()) + end)
         connection.shutdown(socket.SHUT_WR)
@@ -111,7 +111,7 @@ def test_who_says_no_more_is_still_answered_or_let_go(served: Served, end: bytes
         assert client.post("/v1/jobs", json=JOB | {"key": "half"}).status_code in (200, 201)
 
 
-def test_who_goes_away_after_sending_has_a_job_or_none_and_the_key_tells(served: Served) -> None:
+def test_client_that_leaves_after_sending_can_ask_by_key(served: Served) -> None:
     for number in range(20):
         connection = served.connect()
         connection.sendall(whole(json.dumps(JOB | {"key": f"gone-{number}"}).encode()))
@@ -172,7 +172,7 @@ def test_nothing_is_smuggled_in(served: Served, words: bytes) -> None:
     assert jobs(served, "smuggled") == 0, told[:500]
 
 
-def test_those_who_wait_wait(served: Served) -> None:
+def test_waiting_requests_wait(served: Served) -> None:
     with served.client() as client:
         assert client.get("/v1/jobs/key:waited", params={"wait": 1}).json()["state"] == "queued"
         claimed = client.post("/v1/claims", json=json.loads(CLAIM) | {"wait": 0})

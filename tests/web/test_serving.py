@@ -29,13 +29,13 @@ def test_it_serves_and_ends_well_on_sigterm(home: str, tmp_path: Path) -> None:
         assert served.line("api_stopping")["reason"] == "SIGTERM"
 
 
-def test_64_parallel_posts_of_one_key_over_sockets_make_one_job(home: str, tmp_path: Path) -> None:
+def test_64_parallel_posts_of_one_key_make_one_job(home: str, tmp_path: Path) -> None:
     with Served(tmp_path, home) as served:
-        gate, codes, ids = threading.Barrier(64), [], set()
+        barrier, codes, ids = threading.Barrier(64), [], set()
 
         def post() -> None:
             with served.client() as client:
-                gate.wait(30)
+                barrier.wait(30)
                 answer = client.post("/v1/jobs", json=JOB, headers={"Idempotency-Key": "one"})
                 codes.append(answer.status_code)
                 ids.add(answer.json()["id"])
@@ -48,7 +48,7 @@ def test_64_parallel_posts_of_one_key_over_sockets_make_one_job(home: str, tmp_p
         assert (sorted(codes), len(ids)) == ([200] * 63 + [201], 1)
 
 
-def test_a_body_over_the_limit_is_answered_before_it_has_arrived(tmp_path: Path) -> None:
+def test_oversized_body_is_answered_before_it_has_arrived(tmp_path: Path) -> None:
     head = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1073741824\r\n\r\n"
     with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db") as served, served.connect() as connection:
         connection.sendall(head)
@@ -91,7 +91,7 @@ def test_an_address_that_is_not_to_be_served_is_refused(tmp_path: Path, words: l
     assert "Traceback" not in ran.stderr
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_occupied_port_is_reported(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"
     with Served(tmp_path, url) as served:
         ran = Cli(tmp_path).complete("api", "--port", str(served.port))

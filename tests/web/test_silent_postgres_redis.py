@@ -53,7 +53,7 @@ async def _all(api: Api) -> list[tuple[httpx.Response, float]]:
     return await asyncio.gather(*(_asked(api, number) for number in range(CALLERS)))
 
 
-def test_everybody_is_told_in_time_that_the_store_is_silent(home: str, proxy: FaultProxy) -> None:
+def test_silent_store_is_reported_to_every_caller_in_time(home: str, proxy: FaultProxy) -> None:
     url = home.replace(f":{urlsplit(home).port}/", f":{proxy.port}/")
     with Api(url, hurried=True) as api:
         api.run(_all(api))  # connections that are left behind, too, as many as there may be
@@ -70,7 +70,7 @@ def test_everybody_is_told_in_time_that_the_store_is_silent(home: str, proxy: Fa
         assert len({each["key"] for each in stored}) == len(stored), "a retry with its key made a second job"
 
 
-def test_a_store_that_is_silent_from_the_start_is_told(home: str, proxy: FaultProxy) -> None:
+def test_store_silent_from_the_start_is_reported(home: str, proxy: FaultProxy) -> None:
     url = home.replace(f":{urlsplit(home).port}/", f":{proxy.port}/")
     proxy.hold()
     api = Api(url, hurried=True)

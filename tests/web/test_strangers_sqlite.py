@@ -15,7 +15,7 @@ def _submit(api: Api, *types: str) -> None:
     assert api.ask("POST", "/v1/jobs/batch", json={"jobs": jobs}, headers=JSON).status_code == 201
 
 
-def test_a_task_that_the_application_lacks_is_taken_and_told_once(tmp_path: Path) -> None:
+def test_unknown_task_is_accepted_and_reported_once(tmp_path: Path) -> None:
     with Api(f"sqlite:///{tmp_path}/jobs.db") as api:
         told: list[TaskUnknown] = []
         api.app.events.subscribe(told.append, TaskUnknown)

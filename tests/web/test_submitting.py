@@ -73,7 +73,7 @@ def test_201_shows_the_job_before_any_attempt(api: Api, monkeypatch: pytest.Monk
 
     async def claimed_at_once(*args: Any, **kwargs: Any) -> Any:
         handle = await submit(*args, **kwargs)
-        store = await api.app.opened()
+        store = await api.app.open_store()
         await store.claim("w", {"default": 1}, limit=1, lease_for=timedelta(seconds=30))
         return handle
 
@@ -91,7 +91,7 @@ def test_201_shows_the_job_before_any_attempt(api: Api, monkeypatch: pytest.Monk
     }
 
 
-def test_a_known_key_answers_200_with_the_first_job_whatever_the_body(api: Api) -> None:
+def test_known_key_answers_200_with_the_first_job(api: Api) -> None:
     first = api.submit(key="k", payload={"n": 1})
     assert api.submit(200, key="k", payload={"n": 2}, queue="other") == first
     assert api.post("/v1/jobs", {"task": "work", "payload": {}}, 200, Idempotency_Key="k") == first
@@ -235,9 +235,7 @@ def _deleting(api: Api, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     monkeypatch.setattr(api.app, "submit", submitted)
 
 
-def test_a_job_that_is_gone_before_it_is_told_is_told_as_it_was_stored(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_deleted_before_the_answer_is_returned_as_stored(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     said: dict[str, Any] = {"queue": "mail", "priority": 3, "tags": ["a"], "key": "k", "payload": {"n": 1}}
     there = {name: value for name, value in api.submit(**said).items() if name not in ("id", "run_at", "created_at")}
     api.post("/v1/jobs/delete", {"filter": {"queue": "mail"}})
@@ -248,21 +246,21 @@ def test_a_job_that_is_gone_before_it_is_told_is_told_as_it_was_stored(
     assert gone["run_at"] == gone["created_at"]
 
 
-def test_a_delayed_job_that_is_gone_is_told_as_scheduled(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_job_deleted_before_the_answer_is_scheduled(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     _deleting(api, monkeypatch, 2)
     delayed = api.submit(delay=60)
     assert (delayed["state"], delayed["run_at"] > delayed["created_at"]) == ("scheduled", True)
     assert api.submit(run_at="2100-01-01T00:00:00Z")["run_at"] == "2100-01-01T00:00:00.000000Z"
 
 
-def test_a_key_whose_job_is_deleted_meanwhile_makes_a_new_one(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_whose_job_is_deleted_meanwhile_makes_a_new_one(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     first = api.submit(key="k")
     _deleting(api, monkeypatch, 1)
     assert api.submit(201, key="k")["id"] != first["id"]
     assert api.count() == 1
 
 
-def test_a_job_that_cannot_be_read_back_is_told_as_it_was_stored(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_that_cannot_be_read_back_is_returned_as_stored(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(*_: object) -> None:
         raise Unavailable("the store has just gone")
 
@@ -295,7 +293,7 @@ def test_a_batch_is_answered_in_its_order(api: Api) -> None:
     assert api.count() == 3
 
 
-def test_a_batch_with_one_bad_job_stores_nothing_and_names_it(api: Api) -> None:
+def test_batch_with_one_invalid_job_stores_nothing_and_names_it(api: Api) -> None:
     problem = api.refused("POST", "/v1/jobs/batch", 422, json={"jobs": [_job(), _job(), _job(priority=101)]})
     assert (problem["field"], problem["value"]) == ("jobs[2].priority", "101")
     assert problem["detail"].startswith("jobs[2].priority: 101 is not valid")

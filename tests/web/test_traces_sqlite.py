@@ -28,7 +28,7 @@ def stored(api: Api, job_id: str) -> Job:
     return api.run(get())
 
 
-def test_a_submission_over_http_goes_on_in_the_trace_that_the_request_brings(api: Api) -> None:
+def test_submission_continues_the_trace_of_its_request(api: Api) -> None:
     spans = Spans()
     answer = api.post(
         "/v1/jobs", {"task": "work", "payload": {}}, 201, traceparent=PARENT, tracestate="vendor=1,other=2"
@@ -70,7 +70,7 @@ def test_a_header_that_is_no_context_is_ignored(api: Api) -> None:
         assert trace_id_of(stored(api, answer.json()["id"])) == f"{request.context.trace_id:032x}"
 
 
-def test_who_traces_requests_already_gets_no_second_span(api: Api) -> None:
+def test_request_that_is_already_traced_gets_no_second_span(api: Api) -> None:
     spans = Spans()
 
     async def mounted() -> str:
@@ -82,7 +82,7 @@ def test_who_traces_requests_already_gets_no_second_span(api: Api) -> None:
     assert [span.name for span in spans.ended] == ["their own"]
 
 
-def test_probes_are_no_spans_and_failures_are_told(api: Api) -> None:
+def test_health_checks_make_no_spans_and_failures_do(api: Api) -> None:
     spans = Spans()
     api.get("/health")
     api.refused("GET", "/v1/jobs/key:nobody", 404)

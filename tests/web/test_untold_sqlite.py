@@ -28,7 +28,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("error", "status", "code"), ERRORS, ids=lambda value: type(value).__name__)
-def test_no_error_of_the_inside_is_told(error: Exception, status: int, code: str) -> None:
+def test_internal_error_text_is_never_returned(error: Exception, status: int, code: str) -> None:
     answer = answer_to(error, "r1")
     assert (answer.status, f'"code":"{code}"' in answer.body.decode()) == (status, True)
     assert b'"remedy":"' in answer.body
@@ -36,21 +36,21 @@ def test_no_error_of_the_inside_is_told(error: Exception, status: int, code: str
         assert len(word) < 4 or word.encode() not in answer.body, word
 
 
-def test_what_may_have_been_done_is_told_all_the_same() -> None:
+def test_possibly_completed_operation_is_reported() -> None:
     assert b"full; the job may be stored all the same: submit it" in answer_to(ERRORS[-1][0], "r1").body
     assert b"full; it may have been done all the same: look" in answer_to(ERRORS[-2][0], "r1").body
 
 
-def heard(api: Api, kind: type[Event]) -> list[Any]:
+def record_events(api: Api, kind: type[Event]) -> list[Any]:
     events: list[Event] = []
     api.app.events.subscribe(events.append, kind)
     return events
 
 
 @pytest.mark.parametrize("path", ["/health/ready", "/v1/jobs", "/v1/stats"])
-def test_a_file_that_cannot_be_used_is_named_in_the_log_only(tmp_path: Path, path: str) -> None:
+def test_unusable_file_is_named_only_in_the_log(tmp_path: Path, path: str) -> None:
     with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
-        failures = heard(api, RequestFailed)
+        failures = record_events(api, RequestFailed)
 
         async def ask() -> httpx.Response:
             await api.app.close()
@@ -64,14 +64,14 @@ def test_a_file_that_cannot_be_used_is_named_in_the_log_only(tmp_path: Path, pat
         assert [(each.request_id, f"{tmp_path}/jobs.db" in each.error) for each in failures] == [("r-77", True)]
 
 
-def test_why_the_store_is_away_is_in_the_log_under_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_error_is_logged_under_its_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = iter([INSIDE, INSIDE, *(f"{INSIDE} {number}" for number in range(50))])
 
     async def away(*_: object) -> None:
         raise Unavailable(next(texts))
 
     with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
-        told = heard(api, StoreTrouble)
+        told = record_events(api, StoreTrouble)
         monkeypatch.setattr(api.app, "get", away)
         for number in range(20):
             assert INSIDE not in api.ask("GET", "/v1/jobs/key:x", headers={"x-request-id": f"r-{number}"}).text

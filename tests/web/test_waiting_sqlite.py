@@ -31,22 +31,22 @@ def waiting(**settings: int) -> WaitLimiter:
 def test_a_caller_has_so_many_places_and_has_them_back() -> None:
     places = waiting(waiting_per_key=1)
     one, near, far = (Principal(address=each) for each in ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"))
-    with places.entered(one):
-        with pytest.raises(Refusal, match="setting waiting_per_key"), places.entered(near):
+    with places.limit_wait(one):
+        with pytest.raises(Refusal, match="setting waiting_per_key"), places.limit_wait(near):
             pass
-        with places.entered(far), places.entered(Principal(key="k", address="2001:db8::1")):
+        with places.limit_wait(far), places.limit_wait(Principal(key="k", address="2001:db8::1")):
             pass
-    with places.entered(near):
+    with places.limit_wait(near):
         pass
 
 
-def test_some_connections_are_left_to_those_who_do_not_wait() -> None:
+def test_a_quarter_of_connections_is_reserved_for_non_waiters() -> None:
     places = waiting(connections=4)
     with contextlib.ExitStack() as there:
         for name in "abc":
-            there.enter_context(places.entered(Principal(key=name)))
+            there.enter_context(places.limit_wait(Principal(key=name)))
         with pytest.raises(Refusal, match="three quarters"):
-            there.enter_context(places.entered(Principal(key="d")))
+            there.enter_context(places.limit_wait(Principal(key="d")))
 
 
 def test_places_are_counted_whatever_thread_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_places_are_counted_whatever_thread_asks(monkeypatch: pytest.MonkeyPatch
 
     def enter(name: str) -> bool:
         with contextlib.suppress(Refusal):
-            there.enter_context(places.entered(Principal(key=name)))
+            there.enter_context(places.limit_wait(Principal(key=name)))
             return True
         return False
 
@@ -92,7 +92,7 @@ async def until_it_waits(task: asyncio.Task[httpx.Response]) -> None:
 Ask = Callable[..., Awaitable[httpx.Response]]
 
 
-def test_a_key_that_waits_already_is_refused_and_others_are_not(asks: tuple[Api, Ask]) -> None:
+def test_key_at_its_wait_limit_is_refused_and_others_wait(asks: tuple[Api, Ask]) -> None:
     api, ask = asks
 
     async def body() -> None:
@@ -117,7 +117,7 @@ def test_a_key_that_waits_already_is_refused_and_others_are_not(asks: tuple[Api,
     api.run(body())
 
 
-def test_who_is_to_leave_hears_of_it_however_many_wait(asks: tuple[Api, Ask]) -> None:
+def test_stopped_worker_is_answered_however_many_wait(asks: tuple[Api, Ask]) -> None:
     api, ask = asks
 
     async def body() -> None:

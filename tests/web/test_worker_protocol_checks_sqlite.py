@@ -38,7 +38,7 @@ def _tried(check: Check, folder: Path, failed: Failed) -> None:
 
 
 async def _fail(app: Holdfast, failed: Failed) -> None:
-    store = await app.opened()
+    store = await app.open_store()
     while True:
         claim = await store.claim("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
         await store.settle([decide(job, failed, Retry.fixed(0.01), random.Random(0)) for job in claim.jobs])
@@ -68,7 +68,7 @@ def _extended(**verdicts: str) -> Said:
     return Said("extend", 0, {"leases": list(verdicts)}, 200, told)
 
 
-def test_a_settlement_that_was_sent_before_its_lease_was_lost_goes_on() -> None:
+def test_settlement_sent_before_its_lease_was_lost_continues() -> None:
     said = [_extended(a="held"), _settled("a"), _extended(a="lost", b="lost"), _settled("a")]
     assert begun_when_lost(said) == set()
     assert begun_when_lost([*said, _settled("b")]) == {"b"}

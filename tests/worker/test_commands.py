@@ -31,7 +31,7 @@ def drained(app: Holdfast, *argv: str) -> Job:
     return asyncio.run(run())
 
 
-def test_a_middleware_that_raises_fails_the_command_and_not_the_worker(app: Holdfast) -> None:
+def test_middleware_that_raises_fails_only_the_command(app: Holdfast) -> None:
     @app.middleware
     async def broken(job: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:
         raise ValueError("no commands today")
@@ -40,7 +40,7 @@ def test_a_middleware_that_raises_fails_the_command_and_not_the_worker(app: Hold
     assert (job.state, job.error) == (JobState.DEAD, "ValueError: no commands today")
 
 
-def test_a_middleware_sees_what_a_command_returns_and_that_one_fails(app: Holdfast) -> None:
+def test_middleware_sees_a_command_result_and_its_failure(app: Holdfast) -> None:
     seen: list[object] = []
 
     @app.middleware

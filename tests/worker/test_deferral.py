@@ -17,8 +17,8 @@ from holdfast.core.lifecycle import Failed, Released
 from holdfast.core.models import Job, Reason
 from holdfast.tasks import Registry, Task
 from holdfast.telemetry.metrics import Metrics
-from holdfast.views.explain import explain, known
-from holdfast.views.formatting import moment
+from holdfast.views.explain import explain_job, job_facts
+from holdfast.views.formatting import format_moment
 from holdfast.worker.policy import Unfit
 from tests.worker.support import Recorder, harness
 
@@ -177,12 +177,12 @@ async def test_why_explains_a_deferred_job(app: Holdfast, task: str, payload: di
         await harnessed.start()
         await harnessed.advance(100)
         waiting = await job.job()
-        [first, *_] = list(explain(waiting, await known(app, waiting)))
+        [first, *_] = list(explain_job(waiting, await job_facts(app, waiting)))
     assert first.code == "deferred"
     causes = {"no_handler": "no task 'newer.task' is registered", "payload": "argument 'recipient' of task 'mail.send'"}
     assert first.text.startswith(f"deferred since 2031-01-01 00:00:00Z: worker {waiting.worker} cannot run it: ")
     assert causes[reason] in first.text
-    assert f"; next try at {moment(waiting.run_at_us)}; " in first.text
+    assert f"; next try at {format_moment(waiting.run_at_us)}; " in first.text
     assert first.text.endswith(f"; dead ({reason}) at 2031-01-01 01:00:00Z (defer_for 1h)")
     assert (f"holdfast cancel {job.id}, then holdfast replay {job.id} --payload" in first.remedy) == (
         reason == "payload"
@@ -254,9 +254,9 @@ def test_deferral_lasts_an_hour_by_default() -> None:
 )
 def test_payload_that_is_no_object_is_never_deferred(payload: str, deferrable: bool) -> None:
     job = Job("id", "t", "q", payload, 1, 1, 5, 0, 0, 0, 0)
-    assert Unfit.concerns(Failed(error="no", reason=Reason.PAYLOAD, retryable=False), job) is deferrable
-    assert Unfit.concerns(Failed(error="no", reason=Reason.NO_HANDLER, retryable=False), job)
-    assert not Unfit.concerns(Failed(error="no", reason=Reason.RESULT, retryable=False), job)
+    assert Unfit.is_unfit(Failed(error="no", reason=Reason.PAYLOAD, retryable=False), job) is deferrable
+    assert Unfit.is_unfit(Failed(error="no", reason=Reason.NO_HANDLER, retryable=False), job)
+    assert not Unfit.is_unfit(Failed(error="no", reason=Reason.RESULT, retryable=False), job)
 
 
 async def test_unreachable_store_keeps_the_beginning_of_the_deferral(
@@ -265,8 +265,8 @@ async def test_unreachable_store_keeps_the_beginning_of_the_deferral(
     async def away() -> None:
         raise Unavailable("away")
 
-    monkeypatch.setattr(app, "opened", away)
+    monkeypatch.setattr(app, "open_store", away)
     job = Job("id", "t", "q", "{}", 1, 1, 5, 0, 0, 0, 0)
     failed = Failed(error="no", reason=Reason.NO_HANDLER, retryable=False)
-    outcomes = await Unfit(app).settled([job], [failed], app.settings)
+    outcomes = await Unfit(app).settle_unfit([job], [failed], app.settings)
     assert outcomes == [Released(None, timedelta(seconds=2), Reason.NO_HANDLER)]

@@ -11,7 +11,7 @@ from holdfast.core.models import Claim
 from holdfast.worker import Worker
 
 
-def test_a_retry_that_is_due_at_once_is_not_left_behind(tmp_path: Path) -> None:
+def test_drain_runs_a_retry_that_is_due_at_once(tmp_path: Path) -> None:
     """A claim that saw nothing while the only job ran is answered after that job was settled for a retry."""
     app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
 
@@ -23,7 +23,7 @@ def test_a_retry_that_is_due_at_once_is_not_left_behind(tmp_path: Path) -> None:
         async with app:
             handle = await fail.enqueue()
             worker = Worker(app, drain=True)
-            store = await app.opened()
+            store = await app.open_store()
             claim = store.claim
 
             async def answered_late(*args: Any, **kwargs: Any) -> Claim:

@@ -75,7 +75,7 @@ DEAD: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "reason"), [row[1:] for row in DEAD], ids=[row[0] for row in DEAD])
-async def test_what_can_be_read_and_not_run_is_dead_with_its_reason(
+async def test_readable_job_that_cannot_run_is_dead_with_reason(
     app: Holdfast, changes: dict[str, Any], reason: str
 ) -> None:
     job = await spoiled_by(app, changes)
@@ -98,7 +98,7 @@ UNREADABLE: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("changes", [row[1] for row in UNREADABLE], ids=[row[0] for row in UNREADABLE])
-async def test_what_cannot_be_read_is_dead_and_holds_nobody_up(app: Holdfast, changes: dict[str, Any]) -> None:
+async def test_unreadable_job_is_dead_and_delays_no_other(app: Holdfast, changes: dict[str, Any]) -> None:
     job = await spoiled_by(app, changes)
     assert (job.state, job.reason) == (JobState.DEAD, "payload")
     assert "cannot be read" in (job.error or "")
@@ -122,7 +122,7 @@ async def test_what_can_be_run_is_run(app: Holdfast, changes: dict[str, Any]) ->
 @pytest.mark.parametrize(
     "policy", ['{"base": "soon"}', '{"colour": "red"}', '{"base": -1}', '{"jitter": "some"}'], ids=str
 )
-async def test_a_policy_that_cannot_be_read_gives_way_to_the_task_s(app: Holdfast, policy: str) -> None:
+async def test_unreadable_retry_policy_falls_back_to_the_task(app: Holdfast, policy: str) -> None:
     events = Recorder(app)
     job = await spoiled(app, {"task": "break", "options": f'{{"retry": {policy}}}'}, events)
     assert (job.state, job.reason, job.attempts) == (JobState.DEAD, "budget", 2)

@@ -206,7 +206,7 @@ async def test_sync_handlers_run_in_threads_side_by_side(app: Holdfast) -> None:
         assert [await job.result(timeout=0) for job in jobs] == [[number, False, 1] for number in range(6)]
 
 
-async def test_handlers_that_wait_all_run_and_those_that_do_not_leave_the_loop_to_others(app: Holdfast) -> None:
+async def test_waiting_handlers_run_together_and_busy_ones_yield(app: Holdfast) -> None:
     together = asyncio.Barrier(400)
     turns = [0]  # jobs run within each turn of the loop
 

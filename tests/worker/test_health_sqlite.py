@@ -1,4 +1,4 @@
-"""What a worker tells of its health is true, also while a handler blocks it."""
+"""What a worker answers_with of its health is true, also while a handler blocks it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from holdfast.core.errors import ConfigError
 from holdfast.settings.settings import Settings
 from holdfast.worker.metrics_server import MetricsServer
 from holdfast.worker.worker import Worker
-from tests.worker.watching import Watched, tells, until
+from tests.worker.watching import Watched, answers_with, until
 
 
-async def test_a_running_job_is_seen_and_its_duration_is_its_handlers(app: Holdfast) -> None:
+async def test_running_job_is_measured_by_its_handler_duration(app: Holdfast) -> None:
     enough = asyncio.Event()
 
     @app.task("slow")
@@ -42,7 +42,7 @@ async def test_a_running_job_is_seen_and_its_duration_is_its_handlers(app: Holdf
     assert least <= samples["job_duration_seconds_sum", labels] < 25
 
 
-async def test_a_worker_is_well_from_its_first_fetch_until_it_stops(app: Holdfast) -> None:
+async def test_worker_is_ready_from_first_fetch_until_stop(app: Holdfast) -> None:
     async with Watched(app, poll="30ms") as watched:
         await until(lambda: watched.worker.shift.fetched_at is not None)
         assert await watched.status("/health") == await watched.status("/health/ready") == (200, "ok")
@@ -52,7 +52,7 @@ async def test_a_worker_is_well_from_its_first_fetch_until_it_stops(app: Holdfas
         assert await watched.status("/health/live") == (200, "ok")
 
 
-async def test_a_worker_whose_hands_are_full_is_well_while_it_renews(app: Holdfast) -> None:
+async def test_fully_busy_worker_is_ready_while_it_renews(app: Holdfast) -> None:
     @app.task("forever")
     async def forever() -> None:
         await asyncio.Event().wait()
@@ -113,7 +113,7 @@ async def test_a_blocked_worker_still_answers_and_says_so(app: Holdfast) -> None
         await asyncio.to_thread(looking.join)
         assert [json.loads(each)["status"] for each in seen] == ["blocked", "blocked"]
         assert late[0] >= 1
-        await until(lambda: tells(watched, "/health/live", 200, "ok"))
+        await until(lambda: answers_with(watched, "/health/live", 200, "ok"))
 
 
 async def test_without_a_port_nothing_is_counted_or_served(app: Holdfast) -> None:
@@ -129,10 +129,10 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - that it is refused is the test
 @pytest.mark.parametrize(
     ("host", "is_open", "refused"), [(EVERYWHERE, False, True), (EVERYWHERE, True, False), ("localhost", False, False)]
 )
-async def test_a_port_that_others_reach_is_one_that_somebody_wanted(
+async def test_reachable_metrics_port_needs_metrics_open(
     app: Holdfast, host: str, is_open: bool, refused: bool
 ) -> None:
-    settings = app.settings.but(metrics_port=0, metrics_host=host, metrics_open=is_open)
+    settings = app.settings.replace_values(metrics_port=0, metrics_host=host, metrics_open=is_open)
     overseen = MetricsServer(Worker(app, settings=settings).shift)
     with pytest.raises(ConfigError, match="set metrics_open") if refused else contextlib.nullcontext(), overseen:
         assert not refused

@@ -60,7 +60,7 @@ async def test_whose_timeout_counts(app: Holdfast) -> None:
     assert ended == {"the job's": 5, "the task's": 30, "the settings'": 60}
 
 
-async def test_a_handler_that_swallows_its_timeout_has_failed_all_the_same(app: Holdfast) -> None:
+async def test_handler_that_swallows_its_timeout_has_failed(app: Holdfast) -> None:
     @app.task("slow", timeout=30, max_attempts=1)
     async def slow() -> str:
         with contextlib.suppress(asyncio.CancelledError):
@@ -150,9 +150,9 @@ async def test_cancelling_what_was_claimed_and_has_not_started(app: Holdfast) ->
         await long.enqueue("first")
         hand = await harnessed.start()
         second = await long.enqueue("second")
-        shift, store = hand.worker.shift, await app.opened()
+        shift, store = hand.worker.shift, await app.open_store()
         claim = await store.claim(hand.worker.id, {"*": 1}, limit=1, lease_for=app.settings.lease)
-        shift.deliver(claim.jobs, shift.clock.monotonic())
+        shift.deliver_jobs(claim.jobs, shift.clock.monotonic())
         assert await second.cancel() == "running"
         await harnessed.advance(3)
         assert await second.state() == "cancelled"
@@ -160,7 +160,7 @@ async def test_cancelling_what_was_claimed_and_has_not_started(app: Holdfast) ->
     assert ran == ["first"]
 
 
-async def test_a_job_that_fails_while_it_is_being_cancelled_is_not_retried(app: Holdfast) -> None:
+async def test_job_that_fails_while_being_cancelled_is_not_retried(app: Holdfast) -> None:
     @app.task("rude", max_attempts=5, retry=Retry.immediate())
     async def rude() -> None:
         try:
@@ -177,7 +177,7 @@ async def test_a_job_that_fails_while_it_is_being_cancelled_is_not_retried(app: 
     assert (cancelled.state, cancelled.attempts) == ("cancelled", 1)
 
 
-async def test_a_sync_handler_is_told_and_its_job_does_not_wait_for_it(app: Holdfast) -> None:
+async def test_sync_handler_sees_its_timeout_and_does_not_delay_settlement(app: Holdfast) -> None:
     told = threading.Event()
 
     @app.task("blocking", timeout=30, max_attempts=1)

@@ -10,7 +10,7 @@ from holdfast.core.events import JobDead, JobFailed, LeaseLost, SweepComplete
 from tests.worker.support import Recorder, forever, gaps, harness, lose
 
 
-async def test_a_lost_lease_cancels_the_handler_and_what_it_wrote_is_refused(app: Holdfast) -> None:
+async def test_lost_lease_cancels_the_handler_and_refuses_its_writes(app: Holdfast) -> None:
     events = Recorder(app)
     ended: list[str] = []
 
@@ -65,7 +65,7 @@ async def test_a_settlement_that_comes_too_late_changes_nothing(app: Holdfast) -
     assert (lost.job_id, lost.worker_id) == (job.id, first.worker.id)
 
 
-async def test_a_dead_worker_s_job_runs_elsewhere_within_lease_and_sweep(app: Holdfast) -> None:
+async def test_job_of_a_dead_worker_runs_elsewhere_in_time(app: Holdfast) -> None:
     events = Recorder(app)
     runs: list[datetime] = []
 
@@ -90,7 +90,7 @@ async def test_a_dead_worker_s_job_runs_elsewhere_within_lease_and_sweep(app: Ho
     assert first.worker.id in failed.error
 
 
-async def test_a_job_that_loses_every_lease_ends_dead_and_says_why(app: Holdfast) -> None:
+async def test_job_that_loses_every_lease_ends_dead(app: Holdfast) -> None:
     events = Recorder(app)
 
     @app.task("poison", max_attempts=3)
@@ -100,7 +100,7 @@ async def test_a_job_that_loses_every_lease_ends_dead_and_says_why(app: Holdfast
         job = await poison.enqueue()
         for _ in range(2):
             await lose(app, job, harnessed.clock)
-        store = await app.opened()
+        store = await app.open_store()
         claim = await store.claim(
             "last", {"*": 1}, limit=1, lease_for=harnessed.app.settings.lease, startable=1, alone=True
         )
@@ -172,7 +172,7 @@ async def test_leases_are_kept_as_long_as_the_handler_runs(app: Holdfast) -> Non
     assert (done.state, done.attempts, done.claims) == ("succeeded", 1, 1)
 
 
-async def test_a_worker_that_cannot_renew_gives_its_jobs_up_before_another_has_them(app: Holdfast) -> None:
+async def test_worker_that_cannot_renew_stops_before_its_lease_ends(app: Holdfast) -> None:
     ended: list[tuple[str, datetime]] = []
 
     @app.task("long")
@@ -190,7 +190,7 @@ async def test_a_worker_that_cannot_renew_gives_its_jobs_up_before_another_has_t
         await long.enqueue()
         first = await harnessed.start()
         began = harnessed.now
-        first.cut_off("beat")
+        first.cut_off("heartbeat")
         await harnessed.start()
         await harnessed.advance(90)
     assert [what for what, _ in ended] == ["first cancelled", "second began"]

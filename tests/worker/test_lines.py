@@ -21,13 +21,13 @@ from tests.worker.support import Recorder as Events
 from tests.worker.support import harness
 
 
-async def told(app: Holdfast, job_id: str) -> list[tuple[int, str, str, str | None]]:
+async def logged(app: Holdfast, job_id: str) -> list[tuple[int, str, str, str | None]]:
     """Attempt, level, text and fields of each line."""
     return [(line.attempt, line.level, line.text, line.fields) for line in await lines_of(app, job_id)]
 
 
 async def lines_of(app: Holdfast, job_id: str) -> list[LogLine]:
-    page = await app.lines(job_id)
+    page = await app.logs(job_id)
     assert page.cursor is None
     return page.lines
 
@@ -61,19 +61,19 @@ async def test_every_kind_of_handler_logs_with_its_job(app: Holdfast) -> None:
     async def silent() -> None: ...
 
     async with harness(app) as harnessed:
-        assert await told(app, await ran(harnessed, "coroutine")) == [
+        assert await logged(app, await ran(harnessed, "coroutine")) == [
             (1, "info", "begun", None),
             (1, "error", "ended", '{"rows":3,"why":null}'),
         ]
-        assert await told(app, await ran(harnessed, "thread")) == [
+        assert await logged(app, await ran(harnessed, "thread")) == [
             (1, "debug", "begun", None),
             (1, "info", "inside", None),
         ]
-        assert await told(app, await ran(harnessed, "silent")) == []
+        assert await logged(app, await ran(harnessed, "silent")) == []
 
 
 async def test_a_child_process_logs_with_its_job(app: Holdfast) -> None:
-    app.registry.register(executor_tasks.tell)
+    app.registry.register(executor_tasks.write_logs)
 
     @app.middleware
     async def around(context: Context, call_next: Any) -> Any:
@@ -83,7 +83,7 @@ async def test_a_child_process_logs_with_its_job(app: Holdfast) -> None:
         return value
 
     async with harness(app, concurrency=1, patience=20) as harnessed:
-        lines = await told(app, await ran(harnessed, "tell", lines=2))
+        lines = await logged(app, await ran(harnessed, "write_logs", lines=2))
     assert lines == [
         (1, "info", "before", None),
         (1, "warning", "line", '{"number":0,"pid_differs":true}'),
@@ -93,8 +93,8 @@ async def test_a_child_process_logs_with_its_job(app: Holdfast) -> None:
     ]
 
 
-async def test_an_attempt_that_logs_too_much_keeps_its_first_lines_and_says_how_many_there_were(app: Holdfast) -> None:
-    app.registry.register(executor_tasks.tell)
+async def test_attempt_with_too_many_logs_keeps_the_first_lines(app: Holdfast) -> None:
+    app.registry.register(executor_tasks.write_logs)
 
     @app.task("chatty", max_attempts=2, retry=Retry.fixed(1))
     async def chatty(ctx: Context) -> None:
@@ -105,8 +105,8 @@ async def test_an_attempt_that_logs_too_much_keeps_its_first_lines_and_says_how_
 
     many = "6 more lines were dropped: an attempt may keep 2 (job_lines)"
     async with harness(app, concurrency=1, patience=20, job_lines=2) as harnessed:
-        lines = await told(app, await ran(harnessed, "chatty"))
-        (_, _, last) = await texts(app, await ran(harnessed, "tell", lines=7))
+        lines = await logged(app, await ran(harnessed, "chatty"))
+        (_, _, last) = await texts(app, await ran(harnessed, "write_logs", lines=7))
     dropped = "5 more lines were dropped: an attempt may keep 2 (job_lines)"
     each = [("info", "0", None), ("info", "1", None), ("warning", dropped, None)]
     assert lines == [(attempt, *line) for attempt in (1, 2) for line in each]
@@ -130,7 +130,7 @@ class Odd:
     __repr__ = __str__
 
 
-async def test_whatever_is_logged_is_stored_as_text_that_says_what_it_was(app: Holdfast) -> None:
+async def test_any_logged_value_is_stored_as_readable_text(app: Holdfast) -> None:
     circle: list[object] = []
     circle.append(circle)
 
@@ -145,7 +145,7 @@ async def test_whatever_is_logged_is_stored_as_text_that_says_what_it_was(app: H
         ctx.log("text", text="fields may be called so", self=1)
 
     async with harness(app, job_line_size="1KiB") as harnessed:
-        lines = await told(app, await ran(harnessed, "odd"))
+        lines = await logged(app, await ran(harnessed, "odd"))
     cannot = "(Odd: it cannot be shown: RuntimeError)"
     assert [line[2:] for line in lines] == [
         ("NUL \\x00, half a character \\ud800, a line\nbreak", None),
@@ -185,7 +185,7 @@ async def test_lines_wait_for_a_store_that_is_away(app: Holdfast) -> None:
 
     async with harness(app) as harnessed:
         hand = await harnessed.start()
-        hand.cut_off("record", "settle")
+        hand.cut_off("append_logs", "settle")
         jobs = [await one.enqueue(fails) for fails in (True, False)]
         await harnessed.advance(2)
         assert [await texts(app, job.id) for job in jobs] == [[], []]
@@ -195,14 +195,14 @@ async def test_lines_wait_for_a_store_that_is_away(app: Holdfast) -> None:
         assert [await texts(app, job.id) for job in jobs] == [["kept"], ["kept"]]
 
 
-async def test_a_store_that_takes_no_lines_for_now_still_takes_settlements(app: Holdfast) -> None:
+async def test_store_that_refuses_logs_still_accepts_settlements(app: Holdfast) -> None:
     @app.task("one")
     async def one(ctx: Context) -> None:
         ctx.log("kept")
 
     async with harness(app) as harnessed:
         hand = await harnessed.start()
-        hand.cut_off("record")
+        hand.cut_off("append_logs")
         job = await one.enqueue()
         await harnessed.advance(2)
         assert ((await job.job()).state, await texts(app, job.id)) == ("succeeded", [])
@@ -216,12 +216,12 @@ class Refusing:
 
     asked = 0
 
-    async def record(self, records: Sequence[Record]) -> list[bool]:
+    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
         self.asked += 1
         raise Invalid("text", "x", "no")
 
 
-async def test_lines_that_no_store_takes_are_lost_and_told() -> None:
+async def test_logs_refused_by_the_store_are_dropped_and_reported() -> None:
     app, store = Holdfast(), Refusing()
     seen = Events(app)
     recorder = LogWriter(WorkerContext(app, app.settings, "w"), store)  # type: ignore[arg-type]

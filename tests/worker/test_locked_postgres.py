@@ -13,9 +13,7 @@ from holdfast.worker.worker import Worker
 from tests.worker.support import Recorder
 
 
-async def test_a_job_whose_row_is_held_is_settled_once_it_is_free_and_its_neighbours_at_once(
-    app: Holdfast, home: str
-) -> None:
+async def test_locked_job_is_settled_when_free_and_others_at_once(app: Holdfast, home: str) -> None:
     events = Recorder(app)
     all_run, go = asyncio.Barrier(6), asyncio.Event()
 

@@ -17,7 +17,7 @@ from holdfast.core.models import WorkerCommand, WorkerHeartbeat
 from tests.worker.support import harness
 
 
-async def test_a_named_worker_signs_its_jobs_and_others_mint_a_name(app: Holdfast) -> None:
+async def test_named_worker_signs_its_jobs_and_unnamed_mints_one(app: Holdfast) -> None:
     @app.task("quick")
     async def quick() -> None: ...
 
@@ -33,18 +33,18 @@ async def test_a_named_worker_signs_its_jobs_and_others_mint_a_name(app: Holdfas
     assert len({*names, "minted"}) == 4
 
 
-async def test_an_order_for_a_dead_worker_of_the_same_name_stops_nobody(app: Holdfast) -> None:
+async def test_command_for_a_dead_worker_of_the_name_is_ignored(app: Holdfast) -> None:
     @app.task("quick")
     async def quick() -> None: ...
 
     async with harness(app, worker_id="mail-1") as harnessed:
-        store = await app.opened()
+        store = await app.open_store()
         with subprocess.Popen(["true"]) as process:
             dead = WorkerHeartbeat(
                 worker="mail-1", host=socket.gethostname(), pid=process.pid, queues="*", concurrency=1
             )
-        await store.beat(dead, [], lease_for=timedelta(seconds=30))
-        assert await store.order(WorkerCommand.STOP) == ["mail-1"]
+        await store.heartbeat(dead, [], lease_for=timedelta(seconds=30))
+        assert await store.send_command(WorkerCommand.STOP) == ["mail-1"]
         hand = await harnessed.start()
         await harnessed.advance(25)
         job = await quick.enqueue()
@@ -54,11 +54,11 @@ async def test_an_order_for_a_dead_worker_of_the_same_name_stops_nobody(app: Hol
 
 
 @pytest.mark.parametrize("host", ["elsewhere", socket.gethostname()], ids=["elsewhere", "here"])
-async def test_the_name_of_a_living_worker_is_refused_until_its_lease_has_ended(app: Holdfast, host: str) -> None:
+async def test_name_of_a_live_worker_is_refused_until_lease_end(app: Holdfast, host: str) -> None:
     living = WorkerHeartbeat(worker="mail-1", host=host, pid=os.getppid(), queues="*", concurrency=1)
     async with harness(app, worker_id="mail-1") as harnessed:
-        store = await app.opened()
-        await store.beat(living, [], lease_for=timedelta(seconds=30))
+        store = await app.open_store()
+        await store.heartbeat(living, [], lease_for=timedelta(seconds=30))
         with pytest.raises(Unavailable, match="mail-1 is the name of a living worker"):
             await harnessed.start()
         assert [each.pulse.host for each in await app.workers()] == [host]
@@ -68,7 +68,7 @@ async def test_the_name_of_a_living_worker_is_refused_until_its_lease_has_ended(
         assert [(each.pulse.pid, each.alive) for each in await app.workers()] == [(os.getpid(), True)]
 
 
-async def test_a_name_that_is_taken_while_a_worker_starts_is_refused_and_what_was_opened_is_closed(
+async def test_name_taken_during_start_is_refused_and_resources_closed(
     app: Holdfast,
 ) -> None:
     faster = WorkerHeartbeat(worker="mail-1", host="elsewhere", pid=1, queues="*", concurrency=1)
@@ -77,7 +77,7 @@ async def test_a_name_that_is_taken_while_a_worker_starts_is_refused_and_what_wa
     @app.lifespan
     @asynccontextmanager
     async def slow(own: Holdfast) -> AsyncIterator[None]:
-        await (await own.opened()).beat(faster, [], lease_for=timedelta(seconds=30))
+        await (await own.open_store()).heartbeat(faster, [], lease_for=timedelta(seconds=30))
         seen.append("opened")
         yield
         seen.append("closed")

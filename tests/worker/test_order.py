@@ -36,7 +36,7 @@ async def test_delayed_jobs_start_exactly_at_their_instant(app: Holdfast) -> Non
     assert runs["hour"] - began == timedelta(hours=1)
 
 
-async def test_an_idle_worker_starts_a_new_job_without_waiting_for_its_poll(app: Holdfast) -> None:
+async def test_idle_worker_starts_a_new_job_before_its_poll(app: Holdfast) -> None:
     runs: list[datetime] = []
 
     @app.task("now")
@@ -122,9 +122,9 @@ async def test_long_jobs_are_not_hoarded(app: Holdfast) -> None:
     async with harness(app, concurrency=2) as harnessed:
         hand = await harnessed.start()
         for _ in range(30):
-            await app.enqueue_many([short.job() for _ in range(100)])
+            await app.enqueue_many([short.new_job() for _ in range(100)])
             await harnessed.advance(0.01)
-        await app.enqueue_many([long.job() for _ in range(300)])
+        await app.enqueue_many([long.new_job() for _ in range(300)])
         await harnessed.advance(0.1)
         await harnessed.advance(5)
         shift = hand.worker.shift
@@ -158,7 +158,7 @@ async def test_a_follower_neither_promotes_nor_sweeps(app: Holdfast) -> None:
 
     async with harness(app, role="follower") as harnessed:
         plain, delayed = await work.enqueue(), await work.options(delay=60).enqueue()
-        store = await app.opened()
+        store = await app.open_store()
         lost = await work.options(queue="lost").enqueue()
         await store.claim("doomed", {"lost": 1}, limit=1, lease_for=timedelta(seconds=5))
         await harnessed.advance(600)
@@ -170,7 +170,7 @@ async def test_a_follower_neither_promotes_nor_sweeps(app: Holdfast) -> None:
         assert {await delayed.state(), await lost.state()} == {"succeeded"}
 
 
-async def test_due_jobs_of_queues_nobody_serves_become_ready(app: Holdfast) -> None:
+async def test_due_jobs_of_unserved_queues_become_ready(app: Holdfast) -> None:
     @app.task("work")
     async def work() -> None: ...
 

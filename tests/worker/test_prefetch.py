@@ -27,7 +27,7 @@ async def drained(app: Holdfast, most: list[int], *, max_attempts: int, **settin
     async with harness(app, poll="1h", **settings) as harnessed:
         opened.append(harnessed)
         began = harnessed.now
-        jobs = [app.draft("short", {}, max_attempts=max_attempts) for _ in range(JOBS)]
+        jobs = [app.draft_job("short", {}, max_attempts=max_attempts) for _ in range(JOBS)]
         handles = await app.enqueue_many(jobs)
         await harnessed.run_until_idle()
         assert {await each.state() for each in handles} == {"succeeded"}

@@ -36,7 +36,7 @@ from jobs import app
 os.environ[SUPERVISOR_PIPE] = str(os.pipe()[0])
 
 name, value = sys.argv[1:]
-sys.exit(run_worker(app, app.settings.but(**{name: value})))
+sys.exit(run_worker(app, app.settings.replace_values(**{name: value})))
 """
 
 
@@ -60,9 +60,7 @@ def run(folder: Path, *words: str) -> int:
 
 
 @pytest.mark.parametrize(("name", "value"), [("recycle_jobs", "3"), ("recycle_memory", "1MiB")])
-def test_a_supervised_worker_that_has_done_enough_says_so_by_its_exit_code(
-    name: str, value: str, app: Holdfast, tmp_path: Path
-) -> None:
+def test_recycled_worker_reports_it_by_exit_code(name: str, value: str, app: Holdfast, tmp_path: Path) -> None:
     handles = [app.sync.enqueue("who") for _ in range(3)]
     assert run(tmp_path, "-c", CHILD, name, value) == RECYCLE == 84
     assert [handle.sync.state() for handle in handles] == [JobState.SUCCEEDED] * 3

@@ -10,7 +10,7 @@ from tests.support.spoiling import refuse_writes
 from tests.worker.support import Recorder, harness
 
 
-async def test_a_lost_job_that_cannot_be_settled_does_not_keep_others_from_it(app: Holdfast, home: str) -> None:
+async def test_unsettleable_lost_job_does_not_block_others(app: Holdfast, home: str) -> None:
     events = Recorder(app)
 
     @app.task("work")
@@ -18,7 +18,7 @@ async def test_a_lost_job_that_cannot_be_settled_does_not_keep_others_from_it(ap
         return "done"
 
     async with harness(app, sweep="5s") as harnessed:
-        store = await app.opened()
+        store = await app.open_store()
         lost = [await work.enqueue() for _ in range(7)]
         await store.claim("doomed", {"*": 7}, limit=7, lease_for=timedelta(seconds=1))
         frozen = lost.pop(3)

@@ -10,7 +10,7 @@ import pytest
 from holdfast import Dead, Holdfast, JobFailed, Retry, RetryAfter, Snooze
 from holdfast.core.events import JobDead, JobReleased, TaskUnknown
 from holdfast.core.events import JobFailed as AttemptFailed
-from holdfast.core.models import instant
+from holdfast.core.models import to_datetime
 from holdfast.testing import NotIdle
 from tests.worker.support import Recorder, gaps, harness
 
@@ -39,7 +39,7 @@ async def test_retries_follow_the_policy(app: Holdfast, text: str) -> None:
         dead = await job.job()
     assert len(runs) == 7
     for failures, (gap, nominal) in enumerate(zip(gaps(runs), SCHEDULES[text], strict=True), start=1):
-        least, most = policy.bounds(failures)
+        least, most = policy.delay_bounds(failures)
         assert least <= timedelta(seconds=gap) <= most
         assert least <= timedelta(seconds=nominal) <= most
         if policy.jitter == "none":
@@ -68,7 +68,7 @@ async def test_every_failed_attempt_is_recorded(app: Holdfast) -> None:
         (number + 1, "failed", "error", f"ValueError: no {number}") for number in range(3)
     ]
     assert all("test_retries.py" in (each.traceback or "") for each in recorded)
-    assert gaps([instant(each.ended_at_us) for each in recorded]) == [60, 60]
+    assert gaps([to_datetime(each.ended_at_us) for each in recorded]) == [60, 60]
 
 
 async def test_retry_after_goes_before_the_policy_and_counts(app: Holdfast) -> None:
@@ -176,7 +176,7 @@ async def test_a_job_s_own_policy_goes_before_its_task_s(app: Holdfast) -> None:
         raise ValueError
 
     async with harness(app) as harnessed:
-        await flaky.options(retry=Retry.listed([7, 70]), max_attempts=3).enqueue()
+        await flaky.options(retry=Retry.from_delays([7, 70]), max_attempts=3).enqueue()
         await harnessed.run_until_idle()
     assert gaps(runs) == [7, 70]
 
@@ -195,7 +195,7 @@ async def test_error_texts_are_bounded_and_storable(app: Holdfast) -> None:
     assert errors["surrogate"] == "ValueError: \\ud800!"
 
 
-async def test_an_unknown_task_is_warned_of_once_with_what_may_have_been_meant(app: Holdfast) -> None:
+async def test_unknown_task_is_warned_of_once_with_a_suggestion(app: Holdfast) -> None:
     events = Recorder(app)
 
     @app.task("mail.send")
@@ -213,7 +213,7 @@ async def test_an_unknown_task_is_warned_of_once_with_what_may_have_been_meant(a
     assert (told["elsewhere.only"].job_id, told["elsewhere.only"].queue) == (other.id, "default")
 
 
-async def test_a_payload_that_does_not_fit_is_dead_until_replayed_with_another(app: Holdfast) -> None:
+async def test_payload_that_does_not_fit_is_dead_until_replayed(app: Holdfast) -> None:
     async with harness(app, defer_for="0s") as harnessed:
         job = await app.enqueue("late", {"count": "many"})  # nobody here knew the task when it was enqueued
         seen: list[Any] = []

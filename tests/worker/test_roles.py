@@ -11,7 +11,7 @@ from tests.worker.support import harness
 
 
 @pytest.mark.parametrize("queues", ["*", "default", "other"])
-async def test_a_follower_starts_what_falls_due_while_the_leader_is_busy(app: Holdfast, queues: str) -> None:
+async def test_follower_starts_due_jobs_while_the_leader_is_busy(app: Holdfast, queues: str) -> None:
     """A leader with every runner occupied claims nothing; it makes due jobs ready for others all the same."""
     started: list[datetime] = []
 

@@ -12,7 +12,7 @@ from holdfast.core.events import JobReleased, JobSucceeded, WorkerStarted, Worke
 from tests.worker.support import Recorder, forever, harness
 
 
-async def test_what_has_not_started_is_released_at_once_and_what_runs_may_finish(app: Holdfast) -> None:
+async def test_stop_releases_waiting_jobs_and_lets_running_ones_finish(app: Holdfast) -> None:
     started: list[str] = []
 
     @app.task("long")
@@ -26,9 +26,9 @@ async def test_what_has_not_started_is_released_at_once_and_what_runs_may_finish
         await harnessed.advance(1)
         second = await long.enqueue("second")
         shift = hand.worker.shift
-        store = await app.opened()
+        store = await app.open_store()
         claim = await store.claim(hand.worker.id, {"*": 1}, limit=1, lease_for=timedelta(seconds=30))
-        shift.deliver(claim.jobs, shift.clock.monotonic())  # claimed ahead, behind the long one
+        shift.deliver_jobs(claim.jobs, shift.clock.monotonic())  # claimed ahead, behind the long one
         assert await second.state() == "running"
         hand.worker.stop()
         await harnessed.advance(0.01)
@@ -144,7 +144,7 @@ async def test_what_ends_while_the_worker_stops_is_not_lost(app: Holdfast) -> No
 
 
 @pytest.mark.parametrize("moment", range(6))
-async def test_a_stop_at_any_moment_of_a_claim_leaves_nothing_leased(app: Holdfast, moment: int) -> None:
+async def test_stop_during_a_claim_leaves_nothing_leased(app: Holdfast, moment: int) -> None:
     @app.task("quick")
     async def quick() -> None: ...
 
@@ -160,7 +160,7 @@ async def test_a_stop_at_any_moment_of_a_claim_leaves_nothing_leased(app: Holdfa
         assert await app.workers() == []
 
 
-async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_worker(app: Holdfast) -> None:
+async def test_handler_that_ignores_cancellation_does_not_delay_the_worker(app: Holdfast) -> None:
     let_go = asyncio.Event()
 
     @app.task("stubborn")
@@ -223,7 +223,7 @@ async def test_an_order_through_the_store_is_followed(app: Holdfast, drain: bool
     assert stopping.reason == ("drained" if drain else "ordered")
 
 
-async def test_what_a_worker_says_of_itself_is_fresh_while_it_works_and_idle_beats_are_rare(app: Holdfast) -> None:
+async def test_heartbeats_are_frequent_at_work_and_rare_when_idle(app: Holdfast) -> None:
     @app.task("work")
     async def work() -> None: ...
 
@@ -260,7 +260,7 @@ async def test_a_worker_signs_on_and_off(app: Holdfast) -> None:
         assert (info.pulse.worker, info.pulse.concurrency, info.pulse.queues) == (hand.worker.id, 3, "mail:2,default")
         assert info.pulse.succeeded == 1
         (started,) = events.of(WorkerStarted)
-        assert started.store == (await app.opened()).url
+        assert started.store == (await app.open_store()).url
         hand.worker.stop("SIGTERM")
         await harnessed.advance(0)
         assert await app.workers() == []

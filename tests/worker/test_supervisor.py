@@ -218,7 +218,7 @@ say("at once" if not signal.sigpending() else "more than twice")
     assert _run(tmp_path, program, meanwhile=stop_twice) == (0, [])
 
 
-def test_a_child_that_does_not_stop_in_time_is_killed_and_said(tmp_path: Path) -> None:
+def test_child_that_does_not_stop_is_killed_and_reported(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "said")
 
     async def stop() -> None:
@@ -244,7 +244,7 @@ signal.sigtimedwait([signal.SIGUSR1], {seconds})
 
 
 @pytest.mark.parametrize(("before", "after"), [("0s", "1m"), ("1m", "0s")], ids=["raised", "lowered"])
-def test_children_may_take_as_long_as_a_grace_that_has_just_changed(tmp_path: Path, before: str, after: str) -> None:
+def test_children_get_a_grace_period_that_just_changed(tmp_path: Path, before: str, after: str) -> None:
     """Whether they have seen the change or not."""
     os.mkfifo(tmp_path / "said")
     file = tmp_path / "holdfast.toml"
@@ -260,9 +260,7 @@ def test_children_may_take_as_long_as_a_grace_that_has_just_changed(tmp_path: Pa
     assert _run(tmp_path, program, settings=settings, extra_seconds=0.05, meanwhile=change_and_stop) == (0, [])
 
 
-def test_a_grace_that_was_changed_counts_though_the_file_is_broken_since(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_grace_period_survives_a_broken_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "said")
     file = tmp_path / "holdfast.toml"
     file.write_text('grace = "0s"\n')
@@ -270,7 +268,7 @@ def test_a_grace_that_was_changed_counts_though_the_file_is_broken_since(
 
     class Followed(Watch):
         def changed(self) -> Settings | None:
-            newer = super().changed()
+            newer = super().poll_changes()
             if newer is not None:
                 followed.set()
             return newer
@@ -290,7 +288,7 @@ def test_a_grace_that_was_changed_counts_though_the_file_is_broken_since(
     assert _run(tmp_path, program, settings=settings, extra_seconds=0.05, meanwhile=change_break_and_stop) == (0, [])
 
 
-def test_children_are_told_to_stop_though_the_directory_is_gone(tmp_path: Path) -> None:
+def test_children_are_stopped_when_the_directory_is_gone(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "said")
     folder = tmp_path / "release" / "shop"
     folder.mkdir(parents=True)

@@ -30,7 +30,7 @@ def parent_of(span: ReadableSpan) -> tuple[int, int] | None:
     return None if span.parent is None else (span.parent.trace_id, span.parent.span_id)
 
 
-async def test_a_submission_and_each_attempt_are_spans_of_the_submitter_s_trace(app: Holdfast) -> None:
+async def test_submission_and_attempts_are_spans_of_one_trace(app: Holdfast) -> None:
     seen: list[int] = []
 
     @app.task("blocking", queue="mail")
@@ -60,13 +60,13 @@ async def test_a_submission_and_each_attempt_are_spans_of_the_submitter_s_trace(
     await app.close()
 
 
-async def test_a_batch_is_one_span_and_every_job_of_it_is_below(app: Holdfast) -> None:
+async def test_batch_is_one_span_above_all_its_jobs(app: Holdfast) -> None:
     @app.task("small")
     async def small(n: int) -> None: ...
 
     spans = Spans()
     async with harness(app) as harnessed:
-        await app.enqueue_many([small.job(n) for n in range(3)])
+        await app.enqueue_many([small.new_job(n) for n in range(3)])
         await harnessed.run_until_idle()
     (submission,) = spans.named("submit small")
     assert (submission.attributes or {})["messaging.batch.message_count"] == 3
@@ -119,14 +119,14 @@ async def test_a_span_says_how_its_attempt_ended(app: Holdfast) -> None:
     ],
     ids=range(8),
 )
-async def test_a_context_that_is_none_begins_a_trace_of_its_own(app: Holdfast, stored: str) -> None:
+async def test_invalid_trace_context_starts_a_new_trace(app: Holdfast, stored: str) -> None:
     @app.task("small")
     async def small() -> None: ...
 
     job = Job("j", "small", "default", "{}", 1, 1, 5, 0, 0, 0, 0, Options(traceparent=stored, tracestate="=,\0;"))
     spans = Spans()
     assert app.spans is not None
-    app.spans.execution(job, "w").end("succeeded")
+    app.spans.start_execution(job, "w").end_span("succeeded")
     assert trace_id_of(job) is None
     (run,) = spans.named("run small")
     assert (run.parent, list(run.links)) == (None, [])

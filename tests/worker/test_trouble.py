@@ -60,7 +60,7 @@ async def test_the_events_of_a_job_s_life(app: Holdfast) -> None:
     assert (first.worker_id, first.attempt, (first.locked_until - began).total_seconds()) == (worker.id, 1, 30)
 
 
-@pytest.mark.parametrize("verbs", [(), ("claim",), ("settle",), ("expired", "promote"), ("beat",)])
+@pytest.mark.parametrize("verbs", [(), ("claim",), ("settle",), ("find_expired", "promote_due"), ("heartbeat",)])
 async def test_a_store_that_is_away_for_a_while_costs_nothing(app: Holdfast, verbs: tuple[str, ...]) -> None:
     events = Recorder(app)
     runs: list[int] = []
@@ -143,7 +143,7 @@ async def test_a_changed_retry_policy_counts_from_the_next_failure(tmp_path: Pat
     assert gaps(runs) == [100, 7]
 
 
-async def test_a_worker_that_nobody_would_replace_goes_on_and_says_so_once(tmp_path: Path) -> None:
+async def test_unsupervised_worker_continues_and_warns_once(tmp_path: Path) -> None:
     file = tmp_path / "holdfast.toml"
     file.touch()
     app = Holdfast(f"sqlite:///{tmp_path}/unused.db", path=file)
@@ -164,7 +164,7 @@ async def test_a_worker_that_nobody_would_replace_goes_on_and_says_so_once(tmp_p
     assert "holdfast worker start" in told.problem
 
 
-async def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_is_named(tmp_path: Path) -> None:
+async def test_handler_that_blocks_the_loop_keeps_its_lease(tmp_path: Path) -> None:
     """In real time: three short leases long."""
     app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", lease="2s", beat="200ms", sweep="100ms", poll="100ms")
     events = Recorder(app)
@@ -213,7 +213,7 @@ async def test_a_service_that_dies_takes_the_worker_down_loudly(app: Holdfast) -
     assert hand.running.done()
 
 
-async def test_a_runner_that_dies_of_a_bug_takes_the_worker_down(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_runner_crash_stops_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Holdfast()
 
     @app.task("work")
@@ -230,7 +230,7 @@ async def test_a_runner_that_dies_of_a_bug_takes_the_worker_down(monkeypatch: py
             await hand.running
 
 
-async def test_a_subscriber_that_raises_is_told_of_and_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_raising_subscriber_is_reported_and_isolated(caplog: pytest.LogCaptureFixture) -> None:
     app = Holdfast()
 
     @app.task("work")

@@ -32,7 +32,7 @@ def spoil(app: Holdfast, job_id: str, **changes: Any) -> None:
     ],
     ids=str,
 )
-async def test_what_cannot_be_read_is_left_out_and_hides_nobody(app: Holdfast, changes: dict[str, Any]) -> None:
+async def test_unreadable_job_is_omitted_and_hides_no_other(app: Holdfast, changes: dict[str, Any]) -> None:
     good, bad = await app.enqueue("work"), await app.enqueue("work")
     spoil(app, bad.id, **changes)
     assert {job.id for job in (await app.find()).jobs} == {good.id, bad.id}
@@ -55,20 +55,20 @@ async def test_what_cannot_be_read_is_left_out_and_hides_nobody(app: Holdfast, c
     ],
     ids=str,
 )
-async def test_the_schema_refuses_rows_that_nobody_could_handle(app: Holdfast, changes: dict[str, Any]) -> None:
+async def test_schema_refuses_rows_that_cannot_be_handled(app: Holdfast, changes: dict[str, Any]) -> None:
     job = await app.enqueue("work")
     with pytest.raises(sqlite3.IntegrityError):
         spoil(app, job.id, **changes)
     await app.close()
 
 
-async def test_a_lost_job_that_cannot_be_read_does_not_stop_the_sweeper(app: Holdfast) -> None:
+async def test_unreadable_lost_job_does_not_stop_the_sweeper(app: Holdfast) -> None:
     @app.task("work")
     async def work() -> str:
         return "done"
 
     async with harness(app) as harnessed:
-        store = await app.opened()
+        store = await app.open_store()
         bad, lost = await work.enqueue(), await work.enqueue()
         await store.claim("doomed", {"*": 2}, limit=2, lease_for=timedelta(seconds=1))
         spoil(app, bad.id, options="7")

@@ -1,4 +1,4 @@
-"""A worker in the test's own event loop, and what its sidecar tells."""
+"""A worker in the test's own event loop, and what its sidecar answers_with."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class Watched:
-    """A worker in this event loop, and what its sidecar tells."""
+    """A worker in this event loop, and what its sidecar answers_with."""
 
     def __init__(self, app: Holdfast, **settings: Any) -> None:
         self.app = app
-        self.worker = Worker(app, settings=app.settings.but(**{"metrics_port": 0, "grace": "0s", **settings}))
+        self.worker = Worker(
+            app, settings=app.settings.replace_values(**{"metrics_port": 0, "grace": "0s", **settings})
+        )
         self._overseen = MetricsServer(self.worker.shift)
         self._served: list[Event] = []
         app.events.subscribe(self._served.append, MetricsServed)
@@ -84,5 +86,5 @@ async def ended(app: Holdfast, handles: list[JobHandle[Any]]) -> bool:
     return {(await app.get(handle.id)).state for handle in handles} <= {JobState.SUCCEEDED, JobState.DEAD}
 
 
-async def tells(watched: Watched, path: str, code: int, status: str) -> bool:
+async def answers_with(watched: Watched, path: str, code: int, status: str) -> bool:
     return await watched.status(path) == (code, status)

@@ -15,9 +15,9 @@ from holdfast.app import Holdfast
 from holdfast.core.errors import ConfigError
 from holdfast.core.models import TERMINAL, Job, JobState
 from holdfast.web.asgi import Api
-from holdfast.web.keys import mint
-from holdfast.web.keys_file import change
-from holdfast.web.server import serving
+from holdfast.web.keys import new_key
+from holdfast.web.keys_file import change_keys
+from holdfast.web.server import serve_in_loop
 from tools.worker_protocol.recorder import Recorder
 
 LEASE, GRACE, CONCURRENCY = 4, 2, 4
@@ -138,8 +138,8 @@ async def laid_out(folder: Path, command: str, patience: float) -> AsyncIterator
     """A course in an empty folder; what is left of the worker is killed in the end. ``patience``: seconds to wait for
     what should happen soon."""
     keys = folder / "keys.toml"
-    key_id, key, token = mint("conformance", ("work",), (), None)
-    change(keys, lambda present: {**present, key_id: key})
+    key_id, key, token = new_key("conformance", ("work",), (), None)
+    change_keys(keys, lambda present: {**present, key_id: key})
     app = Holdfast(
         f"sqlite:///{folder}/conformance.db",
         api_port=0,
@@ -150,7 +150,7 @@ async def laid_out(folder: Path, command: str, patience: float) -> AsyncIterator
         defer_for="0s",
     )
     recorder = Recorder(Api(app))
-    async with serving(app, app.settings, site=recorder) as served:
+    async with serve_in_loop(app, app.settings, site=recorder) as served:
         environment = {
             "HOLDFAST_API_URL": served.address,
             "HOLDFAST_API_KEY": token,

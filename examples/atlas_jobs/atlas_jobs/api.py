@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from atlas_jobs import counts
 from atlas_jobs.words import status
 from holdfast import Holdfast, HoldfastError, Invalid, Job
-from holdfast.core.models import Attempt, instant
+from holdfast.core.models import Attempt, to_datetime
 from holdfast.web import create_app
 
 RECENT_MINUTES = 5
@@ -73,7 +73,7 @@ class _Routes:
         options: dict[str, Any] = {"key": wanted.idempotency_key if header is None else header}
         if wanted.max_attempts is not None:
             options["max_attempts"] = wanted.max_attempts
-        draft = self._app.draft(wanted.job_type, {"payload": _text(wanted.payload)}, **options)
+        draft = self._app.draft_job(wanted.job_type, {"payload": _text(wanted.payload)}, **options)
         handle = await self._app.submit(draft)
         return _answer(201 if handle.created else 200, await self._job(handle.id))
 
@@ -85,17 +85,17 @@ class _Routes:
         return shown(job, await self._app.attempts(job_id) if job.claims else [])
 
     async def by_worker(self, request: Request) -> Response:
-        return _answer(200, counts.by_worker(await self._app.figures(most=counts.MOST)))
+        return _answer(200, counts.by_worker(await self._app.stats(most=counts.MOST)))
 
     async def by_status(self, request: Request) -> Response:
-        return _answer(200, counts.by_status(await self._app.figures(most=counts.MOST)))
+        return _answer(200, counts.by_status(await self._app.stats(most=counts.MOST)))
 
     async def metrics(self, request: Request) -> ASGIApp:
         """JSON; to a Prometheus, which asks for text, what Holdfast has for it."""
         if "text/plain" in request.headers.get("accept", ""):
             return self.holdfast
         minutes = _minutes(request.query_params)
-        figures = await self._app.figures(minutes=minutes, most=counts.MOST)
+        figures = await self._app.stats(minutes=minutes, most=counts.MOST)
         return _answer(200, counts.metrics(figures, minutes))
 
 
@@ -111,10 +111,10 @@ def shown(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "max_attempts": job.max_attempts,
         "idempotency_key": job.key,
         "last_error": None if job.error is None else _KIND_OF_ERROR.sub("", job.error),
-        "next_run_at": instant(job.run_at_us),
+        "next_run_at": to_datetime(job.run_at_us),
         "worker_id": job.worker,
         "created_at": job.created_at,
-        "updated_at": instant(max(each for each in changed if each is not None)),
+        "updated_at": to_datetime(max(each for each in changed if each is not None)),
     }
 
 

@@ -24,13 +24,13 @@ def everything(group: CountGroup) -> bool:
 
 def by_status(figures: JobStats, which: Which = everything) -> Counts:
     """How many jobs in each status."""
-    return dict(sorted(figures.by(lambda group: status(group.state), which).items()))
+    return dict(sorted(figures.count_by(lambda group: status(group.state), which).items()))
 
 
 def by_worker(figures: JobStats, which: Which = everything) -> dict[str, Counts]:
     """How many jobs in each status, by who claimed them last."""
     found: dict[str, Counts] = {}
-    numbers = figures.by(lambda group: (group.worker or _UNCLAIMED, status(group.state)), which)
+    numbers = figures.count_by(lambda group: (group.worker or _UNCLAIMED, status(group.state)), which)
     for (worker, word), number in sorted(numbers.items()):
         found.setdefault(worker, {})[word] = number
     return found
@@ -38,12 +38,12 @@ def by_worker(figures: JobStats, which: Which = everything) -> dict[str, Counts]
 
 def metrics(figures: JobStats, minutes: int) -> dict[str, Any]:
     """All counts, of one instant; ``recent`` are the jobs that changed within so many minutes."""
-    failures = figures.by(lambda group: group.failures)
+    failures = figures.count_by(lambda group: group.failures)
     return {
         "statusCounts": by_status(figures),
         "byWorker": by_worker(figures),
         "attemptDistribution": {str(number): failures[number] for number in sorted(failures)},
-        "scheduledForRetry": figures.number(lambda group: group.later),
+        "scheduledForRetry": figures.count_jobs(lambda group: group.later),
         "recent": {
             "minutes": minutes,
             "statusCounts": by_status(figures, lambda group: group.recent),

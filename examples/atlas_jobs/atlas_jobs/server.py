@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from atlas_jobs.api import site
 from atlas_jobs.table import prepare
 from holdfast import Holdfast
-from holdfast.web.server import serving as served
+from holdfast.web.server import serve_in_loop as served
 
 
 @asynccontextmanager

@@ -15,11 +15,11 @@ class AtlasQueue(Holdfast):
 
     def draft(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
         """Returns the job that ``enqueue`` would submit; Invalid names the step of its chain that is wrong."""
-        job = super().draft(task, payload, **options)
+        job = super().draft_job(task, payload, **options)
         metadata = job.options.metadata if job.options is not None else None
         for number, step in enumerate(canvas.read_steps(metadata or {})):
             try:
-                super().draft(*step)
+                super().draft_job(*step)
             except Invalid as error:
                 field = "type" if error.field == "task" else error.field
                 raise Invalid(canvas.step_field(number, field), error.value, error.remedy) from None

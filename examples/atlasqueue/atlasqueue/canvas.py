@@ -32,10 +32,10 @@ async def chain(app: Holdfast, *steps: Step, key: str) -> JobHandle[Any]:
 async def group(app: Holdfast, members: Sequence[Step], callback: Step, *, key: str) -> JobHandle[Any]:
     """Submit all of these at once, and ``callback`` once every one of them has succeeded; what waits for that."""
     tag = f"group:{key}"
-    jobs = [app.draft(*step, key=f"{key}/{number}", tags=[tag]) for number, step in enumerate(members)]
+    jobs = [app.draft_job(*step, key=f"{key}/{number}", tags=[tag]) for number, step in enumerate(members)]
     waiting = {"tag": tag, "members": len(jobs)}
     then = {THEN: [_said(callback)]}
-    handles = await app.enqueue_many([*jobs, app.draft(JOIN, waiting, key=key, metadata=then)])
+    handles = await app.enqueue_many([*jobs, app.draft_job(JOIN, waiting, key=key, metadata=then)])
     return handles[-1]
 
 
@@ -61,7 +61,7 @@ def next_job(app: Holdfast, job: Context) -> NewJob | None:
         if not steps:
             return None
         rest = [_said(step) for step in steps[1:]]
-        return app.draft(*steps[0], key=f"{job.id}/then", metadata={THEN: rest})
+        return app.draft_job(*steps[0], key=f"{job.id}/then", metadata={THEN: rest})
     except Invalid as error:
         raise Dead(f"{error}; the handler was not run") from None
 

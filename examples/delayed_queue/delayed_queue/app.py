@@ -24,7 +24,7 @@ class DelayedQueue(Holdfast):
 
     def draft(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
         """Returns the job that ``enqueue`` would submit; Invalid for a payload that no callback could work with."""
-        job = super().draft(task, payload, **options)
+        job = super().draft_job(task, payload, **options)
         if task == CALLBACK:
             wait_seconds(msgspec.json.decode(job.payload).get("payload"), "payload.payload")
         return job

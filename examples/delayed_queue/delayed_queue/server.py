@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 
 from delayed_queue.app import CALLBACK, app, wait_seconds
 from holdfast import HoldfastError, Invalid
-from holdfast.core.models import as_ulid, instant, microseconds
+from holdfast.core.models import as_ulid, to_datetime, to_microseconds
 from holdfast.core.validation import LAST_INSTANT
 from holdfast.telemetry.logs import configure_logs
 from holdfast.web import create_app, responses
@@ -32,7 +32,7 @@ _MAX_BODY = 1 << 20  # bytes
 _BODY_TIMEOUT = 30.0  # seconds
 _OTHERS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _FIELDS = ("payload", "dueTime", "delay")
-_MIN_INSTANT, _MAX_INSTANT = 10**15, microseconds(LAST_INSTANT)  # 2001 to 2199; numbers below are another unit
+_MIN_INSTANT, _MAX_INSTANT = 10**15, to_microseconds(LAST_INSTANT)  # 2001 to 2199; numbers below are another unit
 _UNITS = {"seconds": (1_000_000, 1), "milliseconds": (1_000, 1), "nanoseconds": (1, 1_000)}
 """Microseconds of each unit, as a fraction."""
 
@@ -63,7 +63,7 @@ def _time(said: Mapping[str, Any]) -> dict[str, Any]:
         raise Invalid("dueTime, delay", [due, delay], "give one of the two", "were given together")
     if delay is not None:
         return {"delay": _number("delay", delay, "give seconds from now")}
-    return {} if due is None else {"run_at": instant(_due_time(due))}
+    return {} if due is None else {"run_at": to_datetime(_due_time(due))}
 
 
 def _due_time(value: object) -> int:

@@ -183,12 +183,12 @@ class Place:
 
     def settings(self) -> Settings:
         """What Holdfast runs by. Its settings file is the JSON file, so running workers follow that."""
-        stamp = toml_file.stamp(self.config)
+        stamp = toml_file.file_stamp(self.config)
         loaded = self._load(self.read())
         return Settings(
             Loaded(
-                values={name: loaded.value(name) for name in SETTINGS},
-                sources={name: loaded.source(name) for name in SETTINGS},
+                values={name: loaded.get_value(name) for name in SETTINGS},
+                sources={name: loaded.source_of(name) for name in SETTINGS},
                 file=self.config,
                 stamp=stamp,
                 warnings=loaded.warnings,

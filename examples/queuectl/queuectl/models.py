@@ -69,7 +69,7 @@ def drafted(app: Holdfast, submission: Submission) -> NewJob:
     options = {name: value for name, value in said.items() if value is not None}
     own_id = new_id()
     try:
-        return app.draft("command", _payload(app, submission), id=own_id, key=submission.id or own_id, **options)
+        return app.draft_job("command", _payload(app, submission), id=own_id, key=submission.id or own_id, **options)
     except Invalid as error:
         raise Invalid(_FIELDS.get(error.field, error.field), error.value, error.remedy) from None
 

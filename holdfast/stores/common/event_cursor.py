@@ -45,12 +45,12 @@ class EventCursor(NamedTuple):
         place = "" if self.job_id is None else f".{self.job_id}.{self.claims}"
         return f"{self.looked}.{self.at}{place}"
 
-    def begin(self, earliest_us: int) -> Place:
+    def start_place(self, earliest_us: int) -> Place:
         """Behind which place to go on; not before the earliest instant, whatever it says."""
         place = (self.at - OVERLAP_US, "", 0) if self.job_id is None else (self.at, self.job_id, self.claims)
         return max(place, (earliest_us - OVERLAP_US, "", 0))
 
-    def piece(self, endings: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
+    def events_until(self, endings: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
         """One that ends here."""
         outside = self if self.job_id in (None, LAST) else self._replace(job_id=FIRST, claims=0)
         return JobEvents(endings=endings, mark=str(self), bookmark=str(outside), more=more, gap=gap)
@@ -65,13 +65,13 @@ def place_of(ending: JobEvent) -> Place:
     return ending.ended_at_us, ending.job_id, ending.claims
 
 
-def piece(mark: EventCursor, found: list[JobEvent], limit: int, now_us: int) -> JobEvents:
+def slice_events(mark: EventCursor, found: list[JobEvent], limit: int, now_us: int) -> JobEvents:
     """The first ``limit`` of what was found behind a mark, in order; there may be more of it."""
     if len(found) > limit:
-        return EventCursor(now_us, *place_of(found[limit - 1])).piece(found[:limit], more=True)
+        return EventCursor(now_us, *place_of(found[limit - 1])).events_until(found[:limit], more=True)
     if not found:
-        return mark._replace(looked=now_us).piece([])
-    return EventCursor(now_us, max(mark.at, found[-1].ended_at_us)).piece(found)
+        return mark._replace(looked=now_us).events_until([])
+    return EventCursor(now_us, max(mark.at, found[-1].ended_at_us)).events_until(found)
 
 
 def not_a_mark(text: str) -> Invalid:

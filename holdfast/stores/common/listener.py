@@ -46,7 +46,7 @@ class Listener(ABC):
         the connection does."""
 
     @abstractmethod
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         """A listening connection failed."""
 
     async def wait(self, topics: Sequence[str], timeout: float, settled: Settled) -> None:
@@ -56,7 +56,7 @@ class Listener(ABC):
         news = asyncio.Event()
         awaits_jobs = any(topic.startswith("job:") for topic in topics)
         waiter = Waiter(frozenset(topics), news.set)
-        with self.waiters.listed(waiter):
+        with self.waiters.register_waiter(waiter):
             await self._begin(waiter, deadline)
             while not news.is_set():
                 if awaits_jobs and await settled():
@@ -65,7 +65,7 @@ class Listener(ABC):
                 if left <= 0:
                     return
                 with suppress(TimeoutError):
-                    await within(min(left, _LOOK) if awaits_jobs else left, news.wait())
+                    await run_within(min(left, _LOOK) if awaits_jobs else left, news.wait())
 
     async def _begin(self, waiter: Waiter, deadline: float) -> None:
         """Begin to hear what this waiter waits for; not for long, where there is nothing to hear with."""
@@ -85,22 +85,22 @@ class Listener(ABC):
         """Listen for ever: a connection that fails, or proves dead, is replaced."""
         pause = RETRY
 
-        def began() -> None:
+        def mark_began() -> None:
             nonlocal pause
             pause = RETRY
             self._hearing[kind].set()
-            self.waiters.tell(("queue:*", "due:*", "worker:*", "job:*"))  # whatever came while nobody listened
+            self.waiters.wake_topics(("queue:*", "due:*", "worker:*", "job:*"))  # whatever came while nobody listened
 
         while True:
             try:
-                await self.listen(kind, began)
+                await self.listen(kind, mark_began)
             except self.trouble:
                 # Not told: the polls go on, and the store's own calls say what is wrong with the server.
                 self._hearing[kind].clear()
-                self.lost()
-                pause = await paused(pause)
+                self.connection_lost()
+                pause = await backoff_sleep(pause)
 
-    async def deafen(self, others: Sequence[asyncio.Task[None]] = ()) -> None:
+    async def stop_listening(self, others: Sequence[asyncio.Task[None]] = ()) -> None:
         """Hear no more; these tasks end too."""
         left = {*self._ears.values(), *others}
         while left:  # a driver may lose a cancellation that comes together with an answer
@@ -110,13 +110,13 @@ class Listener(ABC):
         self._ears.clear()
 
 
-async def paused(pause: float) -> float:
+async def backoff_sleep(pause: float) -> float:
     """Sleep for about so many seconds; how many the next time."""
     await asyncio.sleep(pause * random.uniform(0.5, 1.5))
     return min(2 * pause, _RETRY_MOST)
 
 
-async def within(seconds: float, awaited: Awaitable[T]) -> T:
+async def run_within(seconds: float, awaited: Awaitable[T]) -> T:
     """TimeoutError where it takes longer."""
     async with asyncio.timeout(seconds):  # wait_for() of Python 3.11 can lose a cancellation
         return await awaited

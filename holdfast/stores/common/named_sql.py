@@ -56,13 +56,15 @@ def load_statements(source: Traversable) -> dict[str, str]:
         raise ValueError(f"{source.name} names {twice[0]} twice")
     fragments = {name: text for kind, name, text in zip(kinds, names, texts, strict=True) if kind == "fragment"}
 
-    def included(line: re.Match[str]) -> str:
+    def included_text(line: re.Match[str]) -> str:
         if line[1] not in fragments:
             raise ValueError(f"{source.name} includes {line[1]}, which it does not define")
         return fragments[line[1]]
 
     return {
-        name: _INCLUDE.sub(included, text) for name, text in zip(names, texts, strict=True) if name not in fragments
+        name: _INCLUDE.sub(included_text, text)
+        for name, text in zip(names, texts, strict=True)
+        if name not in fragments
     }
 
 

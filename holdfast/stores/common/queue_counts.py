@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from holdfast.core.models import TERMINAL, JobState, QueueInfo
-from holdfast.core.stats import BUCKETS, filled, window
+from holdfast.core.stats import BUCKETS, covered_seconds, full_states
 
 _BY_QUEUE = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED})
 """States of which each queue's own jobs are looked at; of the others, those of all queues together."""
@@ -38,7 +38,7 @@ def queues_of(
         if look.number:
             states[look.queue][look.state] += look.number
     together = [bucket for bucket in BUCKETS if not bucket & _BY_QUEUE]
-    shared = filled(sum(states.values(), Counter()), most, together)
+    shared = full_states(sum(states.values(), Counter()), most, together)
     own = [bucket for bucket in BUCKETS if bucket & _BY_QUEUE]
     rates = _rates(looks, recent, most)
     return {
@@ -47,7 +47,7 @@ def queues_of(
             paused=paused.get(name, False),
             states={state.value: number for state, number in states[name].items()},
             oldest_ready=None,
-            at_least=shared | filled(states[name], most, own),
+            at_least=shared | full_states(states[name], most, own),
             ended_per_second=rates.get(name, 0.0),
         )
         for name in names
@@ -59,7 +59,7 @@ def _rates(looks: Sequence[CountRow], recent: timedelta, most: int) -> Mapping[s
     for state in TERMINAL:
         seen = [look for look in looks if look.state is state]
         whole = sum(look.number for look in seen) < most
-        seconds = window(recent, max((look.age_us for look in seen), default=0) / 1e6, whole=whole)
+        seconds = covered_seconds(recent, max((look.age_us for look in seen), default=0) / 1e6, whole=whole)
         for look in seen:
             rates[look.queue] += look.lately / seconds
     return rates

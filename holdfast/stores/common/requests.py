@@ -62,12 +62,12 @@ class Chosen(NamedTuple):
     guard: Mapping[str, Any] | None  # what a filter chose them by, which must still hold; None: they were named
 
 
-def weight(jobs: int, characters: int = 0) -> float:
+def extra_timeout(jobs: int, characters: int = 0) -> float:
     """Seconds more that a call may take for writing so many jobs with so many characters in all."""
     return jobs / _JOBS_A_SECOND + characters / _CHARACTERS_A_SECOND
 
 
-def named(ids: Sequence[str], limit: int) -> Chosen:
+def select_ids(ids: Sequence[str], limit: int) -> Chosen:
     """Jobs chosen by id."""
     once = list(dict.fromkeys(ids))
     return Chosen(once[:limit], len(once) > limit, None)
@@ -83,7 +83,7 @@ def costs_its_page(where: JobFilter) -> bool:
     return where == JobFilter(states=where.states) and (not where.states or is_unsuccessful(where))
 
 
-def replayable(*, force: bool) -> frozenset[JobState]:
+def replayable_states(*, force: bool) -> frozenset[JobState]:
     """The states a replay may leave."""
     return REPLAYABLE | {JobState.SUCCEEDED} if force else REPLAYABLE
 

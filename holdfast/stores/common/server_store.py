@@ -32,7 +32,7 @@ from holdfast.core.models import (
 )
 from holdfast.core.portal import Portal
 from holdfast.stores.base import AT_ONCE, Query, Selection
-from holdfast.stores.common.requests import Chosen, WorkerClaim, awaited_jobs, named, replayable
+from holdfast.stores.common.requests import Chosen, WorkerClaim, awaited_jobs, replayable_states, select_ids
 
 T = TypeVar("T")
 OpenedT = TypeVar("OpenedT", bound="Opened")
@@ -44,33 +44,33 @@ class Hot(Protocol):
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]: ...
     async def claim(self, wish: WorkerClaim) -> Claim: ...
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]: ...
-    async def beat(
+    async def heartbeat(
         self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply: ...
-    async def record(self, records: Sequence[Record]) -> list[bool]: ...
+    async def append_logs(self, records: Sequence[Record]) -> list[bool]: ...
 
 
 class Operate(Protocol):
     """Operating, and the upkeep anyone may do."""
 
-    async def leave(self, worker: str) -> None: ...
-    async def promote(self, *, limit: int) -> int: ...
-    async def expired(self, *, limit: int) -> list[Job]: ...
+    async def deregister(self, worker: str) -> None: ...
+    async def promote_due(self, *, limit: int) -> int: ...
+    async def find_expired(self, *, limit: int) -> list[Job]: ...
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int: ...
-    async def choose(
+    async def select_jobs(
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False
     ) -> Chosen: ...
     async def cancel(self, chosen: Chosen) -> BulkResult: ...
     async def replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult: ...
     async def delete(self, chosen: Chosen) -> BulkResult: ...
     async def pause(self, queue: str, *, paused: bool) -> None: ...
-    async def order(self, order: WorkerCommand, workers: Sequence[str] | None) -> list[str]: ...
+    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None) -> list[str]: ...
 
 
 class ServerQuery(Query, Protocol):
     """Reads, and what the store itself asks."""
 
-    async def now_us(self) -> int: ...
+    async def server_time_us(self) -> int: ...
     async def any_finished(self, job_ids: Sequence[str]) -> bool: ...
 
 
@@ -159,7 +159,7 @@ class ServedStore(ABC, Generic[OpenedT]):
         portal = self._portal
         if portal is not None and self._process == os.getpid() and not portal.is_here():
             self._portal = None
-            await asyncio.to_thread(portal.end)
+            await asyncio.to_thread(portal.stop_thread)
 
     async def migrate(self) -> list[str]:
         applied, self._migrated = self._migrated, []
@@ -183,7 +183,7 @@ class ServedStore(ABC, Generic[OpenedT]):
                 return
             self._callers -= 1
             if not self._callers and portal.loop not in self._opened:
-                portal.end()  # while nobody can have another: its last words, ``close``, end the one they find
+                portal.stop_thread()  # while nobody can have another: its last words, ``close``, end the one they find
                 self._portal = None
 
     @property
@@ -222,32 +222,34 @@ class ServedStore(ABC, Generic[OpenedT]):
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         return await self._open.hot.settle(settlements) if settlements else []
 
-    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta) -> HeartbeatReply:
-        return await self._open.hot.beat(pulse, leases, lease_for=lease_for)
+    async def heartbeat(
+        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+    ) -> HeartbeatReply:
+        return await self._open.hot.heartbeat(pulse, leases, lease_for=lease_for)
 
-    async def record(self, records: Sequence[Record]) -> list[bool]:
-        return await self._open.hot.record(records) if records else []
+    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
+        return await self._open.hot.append_logs(records) if records else []
 
-    async def leave(self, worker: str) -> None:
-        await self._open.operate.leave(worker)
+    async def deregister(self, worker: str) -> None:
+        await self._open.operate.deregister(worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         opened = self._open
         awaited = awaited_jobs(topics)
 
-        async def settled() -> bool:
+        async def is_settled() -> bool:
             return bool(awaited) and await opened.query.any_finished(awaited)
 
-        await opened.news.wait(topics, timeout, settled)
+        await opened.news.wait(topics, timeout, is_settled)
 
     # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
-    async def promote(self, *, limit: int) -> int:
-        return await self._open.operate.promote(limit=limit)
+    async def promote_due(self, *, limit: int) -> int:
+        return await self._open.operate.promote_due(limit=limit)
 
-    async def expired(self, *, limit: int) -> list[Job]:
-        return await self._open.operate.expired(limit=limit)
+    async def find_expired(self, *, limit: int) -> list[Job]:
+        return await self._open.operate.find_expired(limit=limit)
 
-    async def remind(self) -> int:
+    async def reannounce(self) -> int:
         return 0
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
@@ -267,7 +269,7 @@ class ServedStore(ABC, Generic[OpenedT]):
         limit: int = 1000,
         pace: ReplayRate = AT_ONCE,
     ) -> BulkResult:
-        chosen = await self._chosen(selection, replayable(force=force), limit)
+        chosen = await self._chosen(selection, replayable_states(force=force), limit)
         operate = self._open.operate
         return (
             await operate.replay(chosen, force=force, payload=payload, pace=pace) if chosen.ids else BulkResult([], [])
@@ -281,8 +283,8 @@ class ServedStore(ABC, Generic[OpenedT]):
         self, selection: Selection, legal: frozenset[JobState], limit: int, *, unasked: bool = False
     ) -> Chosen:
         if not isinstance(selection, JobFilter):
-            return named(selection, limit)
-        return await self._open.operate.choose(selection, legal, limit, unasked=unasked)
+            return select_ids(selection, limit)
+        return await self._open.operate.select_jobs(selection, legal, limit, unasked=unasked)
 
     async def pause(self, queue: str) -> None:
         await self._open.operate.pause(queue, paused=True)
@@ -290,13 +292,13 @@ class ServedStore(ABC, Generic[OpenedT]):
     async def resume(self, queue: str) -> None:
         await self._open.operate.pause(queue, paused=False)
 
-    async def order(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
-        return await self._open.operate.order(order, workers)
+    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
+        return await self._open.operate.send_command(order, workers)
 
     @property
     def query(self) -> Query:
         """Reads in the running event loop."""
         return self._open.query
 
-    async def now_us(self) -> int:
-        return await self._open.query.now_us()
+    async def server_time_us(self) -> int:
+        return await self._open.query.server_time_us()

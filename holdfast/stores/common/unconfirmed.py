@@ -23,7 +23,7 @@ class UnconfirmedSettlements:
             self._leases.clear()
         self._leases.update(Lease(each.job_id, each.claims) for each in batch)
 
-    def end(self, batch: Iterable[Settlement]) -> None:
+    def mark_answered(self, batch: Iterable[Settlement]) -> None:
         """These are answered now."""
         if self._leases:
             self._leases.difference_update(Lease(each.job_id, each.claims) for each in batch)
@@ -43,12 +43,12 @@ class UnconfirmedClaims:
         """The answer of a claim of this worker was lost."""
         self._lost.add(worker)
 
-    def since(self, worker: str) -> int | None:
+    def unconfirmed_since(self, worker: str) -> int | None:
         """Since when there may be jobs that this worker took and never heard of. None: there are none, or nobody can
         tell: an earlier process may have had its name, and started its jobs."""
         return self._answered_at.get(worker) if worker in self._lost else None
 
-    def answered(self, worker: str, at: int) -> None:
+    def mark_answered(self, worker: str, at: int) -> None:
         """A claim, of the server's instant ``at``, is answered, and the caller knows of its jobs."""
         self._answered_at[worker] = at
         self._lost.discard(worker)

@@ -18,7 +18,7 @@ class Waiter:
         self.topics = topics
         self.wake = wake
 
-    def hears(self, told: Iterable[str]) -> bool:
+    def matches_topics(self, told: Iterable[str]) -> bool:
         """Whether one of these topics is for this waiter."""
         return any(
             topic in self.topics or (topic.endswith(":*") and self._wants(topic[:-1])) or self._any_of(topic)
@@ -38,7 +38,7 @@ class PendingTopics:
     def __init__(self) -> None:
         self._topics: set[str] = set()
 
-    def keep(self, topics: Iterable[str]) -> None:
+    def keep_topics(self, topics: Iterable[str]) -> None:
         """Nobody heard these. The ending of a job is seen by looking."""
         self._topics.update(topic for topic in topics if not topic.startswith("job:"))
         if len(self._topics) > _MISSED_MOST:
@@ -46,7 +46,7 @@ class PendingTopics:
 
     def take(self, waiter: Waiter) -> bool:
         """Whether there was something for this waiter: it is told once."""
-        missed = {topic for topic in self._topics if waiter.hears((topic,))}
+        missed = {topic for topic in self._topics if waiter.matches_topics((topic,))}
         self._topics -= missed
         return bool(missed)
 
@@ -59,20 +59,20 @@ class Waiters:
         self._missed = PendingTopics()
         self._lock = threading.Lock()
 
-    def tell(self, topics: Iterable[str]) -> None:
+    def wake_topics(self, topics: Iterable[str]) -> None:
         """Wake whoever waits for one of these. From any thread, if their ``wake`` may be called from there."""
         told = [topic for topic in topics if ":" in topic]
         if not told:
             return
         with self._lock:
-            heard = [waiter for waiter in self._listed if waiter.hears(told)]
+            heard = [waiter for waiter in self._listed if waiter.matches_topics(told)]
             if not heard:
-                self._missed.keep(told)
+                self._missed.keep_topics(told)
         for waiter in heard:
             waiter.wake()
 
     @contextmanager
-    def listed(self, waiter: Waiter) -> Iterator[None]:
+    def register_waiter(self, waiter: Waiter) -> Iterator[None]:
         """While this lasts the waiter hears what is told; what it missed, at once."""
         with self._lock:
             self._listed.add(waiter)

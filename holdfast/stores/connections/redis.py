@@ -147,9 +147,9 @@ class RedisPool:
         try:
             async with asyncio.timeout(seconds):
                 if self.server.kind == "sentinel":
-                    found = await link.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.server.service)
+                    found = await link.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.server.service)
                     return None if found is None else (found[0].decode(), int(found[1]))
-                await link.ask("EXISTS", self._prefix)
+                await link.send_command("EXISTS", self._prefix)
                 return given["host"], given["port"]
         except driver.ResponseError as error:
             moved = _MOVED.match(str(error))
@@ -172,7 +172,7 @@ class RedisPool:
                 else:
                     link.close()
                 if isinstance(error, _AWAY) or _is_elsewhere(error):
-                    self.forget()
+                    self.drop_connections()
                 raise
             else:
                 self._give_back(link)
@@ -225,7 +225,7 @@ class RedisPool:
         else:
             self._idle.append(link)
 
-    def forget(self) -> None:
+    def drop_connections(self) -> None:
         """The server has gone, or takes no more writes: so have these. The primary is looked for anew."""
         self._target = None
         while self._idle:
@@ -234,7 +234,7 @@ class RedisPool:
     async def close(self) -> None:
         """Let go of every connection; calls under way fail."""
         self._closed = True
-        self.forget()
+        self.drop_connections()
         for link in list(self._busy):
             link.close()
 
@@ -266,7 +266,7 @@ class RedisPool:
         head: tuple[Argument, ...] = ("EVALSHA", script.sha, len(keys), *keys)
         sent: list[bool] = []
 
-        async def once(link: Wire) -> list[Any]:
+        async def run_once(link: Wire) -> list[Any]:
             sent.append(True)
             commands = [(*head, *piece) for piece in pieces]
             unsure = len(pieces) > 1 and script.sha not in link.scripts
@@ -292,12 +292,12 @@ class RedisPool:
             return replies
 
         return await self.call(
-            once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience, extra=extra
+            run_once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience, extra=extra
         )
 
-    async def command(self, *words: Argument) -> Any:
+    async def run_command(self, *words: Argument) -> Any:
         """What the server answers to one command."""
-        return await self.call(lambda link: link.ask(*words))
+        return await self.call(lambda link: link.send_command(*words))
 
     async def call(
         self,
@@ -333,7 +333,7 @@ class RedisPool:
                     doubt()
                 self._check_tls(error)
                 if isinstance(error, TimeoutError):
-                    self.forget()
+                    self.drop_connections()
                 if max(time.monotonic(), self._connect_at) > give_up or isinstance(error, TimeoutError):
                     asked = "; does that port speak TLS?" if self.server.secure else ""
                     raise Unavailable(f"{self.place} cannot be reached: {_line(error)}{asked}") from error

@@ -43,7 +43,7 @@ class Wire(asyncio.Protocol):
         """Whether there is any use in asking."""
         return not self._transport.is_closing()
 
-    def ask(self, *words: Argument) -> asyncio.Future[Any]:
+    def send_command(self, *words: Argument) -> asyncio.Future[Any]:
         """Send a command; its answer, or the error the server answered."""
         return self._send(_packed(words), None)
 
@@ -75,7 +75,7 @@ class Wire(asyncio.Protocol):
                     self._heard(reply)
                 elif isinstance(reply, hiredis.PushNotification) or not self._asked:
                     continue
-                elif self._asked[0].received(reply):
+                elif self._asked[0].add_reply(reply):
                     self._asked.popleft()
         except driver.InvalidResponse as error:
             self._transport.abort()
@@ -103,7 +103,7 @@ class _Asked:
         self._expected = expected
         self._replies: list[Any] = []
 
-    def received(self, reply: Any) -> bool:
+    def add_reply(self, reply: Any) -> bool:
         """Whether that was the last one."""
         if self._expected is not None:
             self._replies.append(reply)

@@ -67,13 +67,13 @@ class ExternalTransactions:
         """Submit on ``connection``: the jobs exist once its owner commits, and never if they roll back."""
         store = await self._transactional()
         caller = await self._recognised(store, connection)
-        return await _hold(caller, store.submission(jobs))
+        return await _hold(caller, store.submit_steps(jobs))
 
     async def complete(self, connection: object, lease: Lease, result: str | None) -> Settled:
         """End a running job on ``connection``: it has succeeded once its owner commits."""
         store = await self._transactional()
         caller = await self._recognised(store, connection)
-        return await _hold(caller, store.completion(lease, result))
+        return await _hold(caller, store.complete_steps(lease, result))
 
     async def _transactional(self) -> TransactionalStore:
         return cast(TransactionalStore, await self._reach(self._opened()))
@@ -90,7 +90,7 @@ class ExternalTransactions:
                 caller.dialect,
                 f"it is open on another database; this application's jobs are in {store.url}",
             )
-        await _hold(caller, await self._reach(store.recognition()))
+        await _hold(caller, await self._reach(store.verify()))
         if caller.physical is not None:
             known.add(caller.physical)
         return caller
@@ -105,8 +105,10 @@ async def _caller(connection: object) -> ConnectionAdapter:
         raise Invalid(
             "connection", type(connection).__name__, "it belongs to an event loop: await the call there, without .sync"
         )
-    held: Callable[[object], Coroutine[Any, Any, ConnectionAdapter]] = import_module(f"{__name__}.adapters.{kind}").held
-    return await held(connection)
+    adapt: Callable[[object], Coroutine[Any, Any, ConnectionAdapter]] = import_module(
+        f"{__name__}.adapters.{kind}"
+    ).adapt_connection
+    return await adapt(connection)
 
 
 async def _hold(caller: ConnectionAdapter, dialogue: StatementFlow[T]) -> T:

@@ -21,7 +21,7 @@ class ConnectionAdapter(NamedTuple):
     """What stands for the connection to the server as long as that lasts; None: nothing can be remembered of it."""
 
 
-def placed(sql: str, place: str) -> str:
+def with_placeholders(sql: str, place: str) -> str:
     """``sql`` with ``place`` for each ``?``, where ``{}`` in it is the number of the parameter, from 1."""
     numbers = iter(range(1, 1 + sql.count("?")))
     return re.sub(r"\?", lambda _: place.format(next(numbers)), sql)

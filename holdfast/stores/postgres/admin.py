@@ -38,7 +38,7 @@ class Operate:
     async def cancel(self, chosen: Chosen) -> BulkResult:
         """End what waits; flag what runs and tell its worker."""
 
-        async def work(fetch: Fetch) -> tuple[BulkResult, list[str], set[str]]:
+        async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, list[str], set[str]]:
             ids = await self._standing(fetch, chosen)
             unstarted = [row[0] for row in await fetch(self._sql["cancel_unstarted"], ids=ids)]
             running = await fetch(self._sql["cancel_running"], ids=ids)
@@ -47,14 +47,14 @@ class Operate:
             topics = {f"worker:{worker}" for _, worker in running}
             return await self._operated(fetch, ids, changed, chosen), unstarted, topics
 
-        operated, ended, topics = await self._changed(work)
-        self._news.tell(topics, ended)
+        operated, ended, topics = await self._changed(run_in_transaction)
+        self._news.notify_committed(topics, ended)
         return operated
 
     async def replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult:
         """Back to queued with a new budget, or to scheduled where its turn comes later."""
 
-        async def work(fetch: Fetch) -> tuple[BulkResult, set[str]]:
+        async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, set[str]]:
             ids = await self._standing(fetch, chosen)
             turns = {job_id: turn for turn, job_id in enumerate(chosen.ids)}
             laters = [span_us(pace.after + turns[job_id] * pace.every) for job_id in ids]
@@ -63,29 +63,29 @@ class Operate:
             changed = {job_id: STATES[code] for job_id, _, code in rows}
             return await self._operated(fetch, ids, changed, chosen), {queue for _, queue, _ in rows}
 
-        operated, queues = await self._changed(work)
+        operated, queues = await self._changed(run_in_transaction)
         self._tell_ready(queues)
         return operated
 
     async def delete(self, chosen: Chosen) -> BulkResult:
         """Remove jobs with their keys, tags and history."""
 
-        async def work(fetch: Fetch) -> BulkResult:
+        async def run_in_transaction(fetch: Fetch) -> BulkResult:
             ids = await self._standing(fetch, chosen)
             gone = {job_id: STATES[code] for job_id, code in await fetch(self._sql["deletable"], ids=ids)}
             await fetch(self._sql["delete_keys_of"], ids=list(gone), whatever=True)
             await fetch(self._sql["delete_jobs"], ids=list(gone))
             return await self._operated(fetch, ids, gone, chosen)
 
-        return await self._changed(work)
+        return await self._changed(run_in_transaction)
 
     async def _changed(self, work: Callable[[Fetch], Awaitable[T]]) -> T:
         """What ``work`` returns, done in one transaction that may take its time: thousands of log lines and attempts
         may hang on each of its jobs."""
-        await self._links.hear()
+        await self._links.check_alive()
         return await self._links.transaction(work, extra=UPKEEP)
 
-    async def choose(
+    async def select_jobs(
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False
     ) -> Chosen:
         """What a filter matches, read outside of any transaction: that may take long, and nobody waits for it.
@@ -140,24 +140,24 @@ class Operate:
         if not paused:
             self._tell_ready({queue})
 
-    async def order(self, order: WorkerCommand, workers: Sequence[str] | None) -> list[str]:
+    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None) -> list[str]:
         """Write down what living workers are to do, and wake them."""
         names = None if workers is None else list(workers)
         rows = await self._links.fetch(self._sql["order_workers"], order=order.value, workers=names)
-        self._news.tell({f"worker:{worker}" for (worker,) in rows})
+        self._news.notify_committed({f"worker:{worker}" for (worker,) in rows})
         return [worker for (worker,) in rows]
 
     def _tell_ready(self, queues: set[str]) -> None:
         for queue in queues:
             self._ready(queue)
-        self._news.tell({f"queue:{queue}" for queue in queues})
+        self._news.notify_committed({f"queue:{queue}" for queue in queues})
 
     # ── upkeep ────────────────────────────────────────────────────────────────────────────────────────────────
-    async def leave(self, worker: str) -> None:
+    async def deregister(self, worker: str) -> None:
         """Forget a worker that has stopped."""
         await self._links.fetch(self._sql["delete_worker"], worker=worker)
 
-    async def promote(self, *, limit: int) -> int:
+    async def promote_due(self, *, limit: int) -> int:
         """Make due jobs of every queue ready."""
         return sum(map(len, (await self.make_ready(None, limit=limit)).values()))
 
@@ -173,7 +173,7 @@ class Operate:
         self._tell_ready(set(ready))
         return ready
 
-    async def expired(self, *, limit: int) -> list[Job]:
+    async def find_expired(self, *, limit: int) -> list[Job]:
         """Running jobs whose lease ran out."""
         return [shown_job(row) for row in await self._links.fetch(self._sql["expired"], limit=limit, extra=UPKEEP)]
 
@@ -188,7 +188,7 @@ class Operate:
         return pruned
 
     async def _prune_state(self, state: JobState, span: timedelta, limit: int) -> int:
-        async def work(fetch: Fetch) -> int:
+        async def run_in_transaction(fetch: Fetch) -> int:
             rows = await fetch(self._sql["prune_jobs"], state=CODES[state], span=span_us(span), limit=limit)
             keyed = [job_id for job_id, has_key in rows if has_key]
             if keyed:
@@ -197,4 +197,4 @@ class Operate:
                 await fetch(self._sql["delete_jobs"], ids=[row[0] for row in rows])
             return len(rows)
 
-        return await self._links.transaction(work, extra=UPKEEP)
+        return await self._links.transaction(run_in_transaction, extra=UPKEEP)

@@ -78,12 +78,12 @@ class _Queue:
     def expensive(self) -> bool:
         return len(self.costs) == _LOOKS and self.cost >= _EXPENSIVE
 
-    def looked(self, look: ScanResult) -> None:
+    def note_result(self, look: ScanResult) -> None:
         self.costs = (*self.costs, max(0.0, look.seconds - _TAKING * look.number))[-_LOOKS:]
         self.looked_at = look.at
         self.until = look.at + min(LONGEST, max(INTERVAL, _SHARE * self.cost))
 
-    def hasten(self) -> None:
+    def search_earlier(self) -> None:
         self.until = min(self.until, self.looked_at + _SHARE * self.cost)
 
 
@@ -94,14 +94,14 @@ class Cursors:
         self._now = now
         self._queues: dict[str, _Queue] = {}
 
-    def place(self, queue: str) -> QueuePosition:
+    def start_position(self, queue: str) -> QueuePosition:
         """Where a claim of this queue begins."""
         known = self._queues.get(queue)
         if known is None or known.place is None or self._now() >= known.until:
             return START
         return known.place
 
-    def claimed(self, queue: str, look: ScanResult) -> None:
+    def note_claim(self, queue: str, look: ScanResult) -> None:
         """A claim has looked into this queue."""
         known = self._queues.get(queue)
         if known is None:
@@ -109,7 +109,7 @@ class Cursors:
                 self._queues.clear()
             known = self._queues[queue] = _Queue()
         if look.begun == START:
-            known.looked(look)
+            known.note_result(look)
             known.place = look.last
         elif known.place is None or known.place < look.begun:
             return  # another claim went back to the start meanwhile, and has not come as far again
@@ -118,23 +118,23 @@ class Cursors:
         if look.last is None or not (known.expensive or (look.full and look.number >= _LARGE)):
             known.place = None
 
-    def ready(self, queue: str, first: QueuePosition) -> None:
+    def find_ready(self, queue: str, first: QueuePosition) -> None:
         """This process made jobs of the queue ready, the first of them at ``first``: look soon, if that is in front."""
         known = self._queues.get(queue)
         if known is None or known.place is None or first >= known.place:
             return
         if known.expensive:
-            known.hasten()
+            known.search_earlier()
         else:
             known.place = None
 
-    def heard(self, queue: str | None) -> None:
+    def note_new_jobs(self, queue: str | None) -> None:
         """Others made jobs of the queue (None: of some queue) ready, nobody knows where: look earlier."""
         for known in self._queues.values() if queue is None else filter(None, [self._queues.get(queue)]):
-            known.hasten()
+            known.search_earlier()
 
 
-def looks(
+def plan_searches(
     queues: Sequence[str],
     slots: Sequence[int],
     places: Sequence[QueuePosition],

@@ -49,11 +49,11 @@ where n.nspname = $1 and i.indisvalid
 """
 
 
-async def examine(links: PostgresPool, statements: Mapping[str, Query]) -> list[Finding]:
+async def run_checks(links: PostgresPool, statements: Mapping[str, Query]) -> list[Finding]:
     """What is to be said of this store: effective durability first."""
     address = links.address
 
-    async def once(link: Connection) -> list[Finding]:
+    async def run_once(link: Connection) -> list[Finding]:
         through = link.get_server_pid() != await link.fetchval("select pg_backend_pid()")
         return [
             await durability(link),
@@ -63,10 +63,10 @@ async def examine(links: PostgresPool, statements: Mapping[str, Query]) -> list[
             _vacuum(address.schema, await link.fetchrow(_TABLE, address.schema)),
             await _indexes(link, address.schema),
             await _notifications(link),
-            pooler(pooled=address.pooled, through=through),
+            check_pooler(pooled=address.pooled, through=through),
         ]
 
-    findings = await links.call(once)
+    findings = await links.call(run_once)
     ((stuck,),) = await links.fetch(statements["stuck"])
     ((unnamed,),) = await links.fetch(statements["unnamed_queue_jobs"])
     return [*findings, _leases(stuck), unnamed_queue(unnamed, f"{address.schema}.job")]
@@ -142,7 +142,7 @@ async def _notifications(link: Connection) -> Finding:
     return Finding("notifications", "warning", text, "end the oldest transaction of the sessions that listen")
 
 
-def pooler(*, pooled: bool, through: bool) -> Finding:
+def check_pooler(*, pooled: bool, through: bool) -> Finding:
     """``through``: something between us and the server answers in its place."""
     if through and not pooled:
         text = "there is a pooler in between, and the URL does not say so"

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.job_logs import LogLine, Record
-from holdfast.core.models import MICROSECOND, Attempt, Job, JobFilter, NewJob, Options, Settlement, microseconds
+from holdfast.core.models import MICROSECOND, Attempt, Job, JobFilter, NewJob, Options, Settlement, to_microseconds
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import UNREADABLE
 
@@ -195,8 +195,8 @@ def filter_parameters(where: JobFilter) -> dict[str, Any]:
         "reason": where.reason,
         "worker": where.worker,
         "error": text_or_none(where.error),
-        "created_after": None if where.created_after is None else microseconds(where.created_after),
-        "created_before": None if where.created_before is None else microseconds(where.created_before),
+        "created_after": None if where.created_after is None else to_microseconds(where.created_after),
+        "created_before": None if where.created_before is None else to_microseconds(where.created_before),
     }
 
 

@@ -58,7 +58,7 @@ class TransactionSnapshot(NamedTuple):
         """A later one: what is new among the running ones began behind this one."""
         return TransactionSnapshot(at, top, {xid: self.running.get(xid, self.at - LAG_US) for xid in running})
 
-    def low(self, later: TransactionSnapshot) -> int:
+    def earliest_visible(self, later: TransactionSnapshot) -> int:
         """Before which instant nothing is dated that became visible between this one and a later one."""
         over = [low for xid, low in self.running.items() if xid not in later.running]
         return min([self.at - LAG_US, *over])
@@ -91,7 +91,7 @@ class SnapshotCursor(NamedTuple):
         at, job_id, claims = self.place
         return f"{self.seen}~{self.shown}~{at}.{job_id}.{claims}"
 
-    def piece(self, found: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
+    def events_until(self, found: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
         """One that ends here, without attempts of jobs that are just being deleted."""
         outside = self._replace(place=(self.place[0], FIRST, 0))
         there = [each for each in found if each.task]
@@ -117,12 +117,12 @@ class Feed:
         earliest = at - within // MICROSECOND
         if mark is None or mark.is_gap(at, number, earliest):
             begin = await self._begun(at, number, earliest)
-            return SnapshotCursor(begin).piece([], gap=mark is not None)
+            return SnapshotCursor(begin).events_until([], gap=mark is not None)
         shown = mark.shown or mark.seen.followed_by(at, *await self._running())
         found = await self._between(mark, shown, earliest - LAG_US, limit + 1)
         if len(found) > limit:
-            return SnapshotCursor(mark.seen, shown, place_of(found[limit - 1])).piece(found[:limit], more=True)
-        return SnapshotCursor(shown).piece(found)
+            return SnapshotCursor(mark.seen, shown, place_of(found[limit - 1])).events_until(found[:limit], more=True)
+        return SnapshotCursor(shown).events_until(found)
 
     async def _begun(self, at: int, number: int, earliest: int) -> TransactionSnapshot:
         """From now on. A transaction has dated nothing before it began; where that is hidden from our role, or our
@@ -166,7 +166,7 @@ class Feed:
         seen, (at, job_id, claims) = mark.seen, mark.place
         rows = await self._links.fetch(
             self._sql["endings"],
-            low=max(seen.low(shown), at, earliest),
+            low=max(seen.earliest_visible(shown), at, earliest),
             at=at,
             job=job_id,
             claims=claims,

@@ -32,13 +32,13 @@ class Identity(NamedTuple):
     number: str
 
 
-async def identity(links: PostgresPool, statements: Mapping[str, Query]) -> Identity:
+async def database_identity(links: PostgresPool, statements: Mapping[str, Query]) -> Identity:
     """The identity of the store's own database."""
     (row,) = await links.fetch(statements["identity"])
     return Identity(*row)
 
 
-def recognition(statements: Mapping[str, Query], ours: Identity, place: str) -> StatementFlow[None]:
+def verify(statements: Mapping[str, Query], ours: Identity, place: str) -> StatementFlow[None]:
     """Whether the connection is open on the database at ``place``, and its role may use the queue there."""
     ((database, role, found, allowed),) = map(_texts, (yield Statement(statements["find_identity"].sql)))
     if not found or database != ours.database:
@@ -59,7 +59,7 @@ def _another(database: str, place: str) -> Invalid:
     return Invalid("connection", database, f"it is open on another database; this application's jobs are in {place}")
 
 
-def submission(
+def submit_steps(
     statements: Mapping[str, Query], jobs: Sequence[NewJob], now_us: int | None
 ) -> StatementFlow[list[Submitted]]:
     """Store the jobs."""
@@ -88,7 +88,7 @@ def _row(job: NewJob) -> dict[str, Any]:
     }
 
 
-def completion(
+def complete_steps(
     statements: Mapping[str, Query], lease: Lease, result: str | None, now_us: int | None
 ) -> StatementFlow[Settled]:
     """End the job as succeeded, under its lease."""
@@ -97,7 +97,7 @@ def completion(
     return Settled(lease.job_id, lease.claims, accepted, None if state is None else STATES[state])
 
 
-async def completed(links: PostgresPool, statements: Mapping[str, Query], lease: Lease) -> TxOutcome:
+async def tx_outcome(links: PostgresPool, statements: Mapping[str, Query], lease: Lease) -> TxOutcome:
     """What became of it."""
     if not is_id(lease.job_id):
         return TxOutcome.LOST

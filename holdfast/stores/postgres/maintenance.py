@@ -39,7 +39,7 @@ async def migrate(links: PostgresPool, migrations: Sequence[Migration]) -> list[
     """Apply what is missing, one starter at a time; the names of what was applied."""
     schema = links.address.schema
 
-    async def once(link: Connection, *, applying: bool) -> list[str] | None:
+    async def run_once(link: Connection, *, applying: bool) -> list[str] | None:
         _check_server(link)
         try:
             if await _is_current(link, schema, migrations):
@@ -55,13 +55,13 @@ async def migrate(links: PostgresPool, migrations: Sequence[Migration]) -> list[
                 "tables, or let their owner run `holdfast migrate`, or what `holdfast migrate --sql` prints"
             ) from error
 
-    applied = await links.call(functools.partial(once, applying=False))
+    applied = await links.call(functools.partial(run_once, applying=False))
     if applied is None:
-        applied = await links.call(functools.partial(once, applying=True), extra=_PATIENCE * len(migrations))
+        applied = await links.call(functools.partial(run_once, applying=True), extra=_PATIENCE * len(migrations))
     return applied or []
 
 
-async def absent(links: PostgresPool) -> str | None:
+async def missing(links: PostgresPool) -> str | None:
     """What is not there, where opening would make a store; None where there is one."""
     schema = links.address.schema
     # From the catalogue, which every role may read: whether this one may use the schema is for opening to say.
@@ -108,11 +108,11 @@ async def _next(link: Connection, schema: str, migrations: Sequence[Migration]) 
         return None
     await link.execute("set local statement_timeout = 0")  # a new index of a large table takes its time
     await link.execute(f"set local lock_timeout = '{_LOCK_MS}ms'")
-    await link.execute(script(missing, schema), timeout=_PATIENCE)
+    await link.execute(migration_script(missing, schema), timeout=_PATIENCE)
     return missing.name
 
 
-def script(migration: Migration, schema: str) -> str:
+def migration_script(migration: Migration, schema: str) -> str:
     """A migration as the statements that apply it and write that down."""
     note = (
         f"insert into holdfast.migration (number, name, expand) "  # noqa: S608 - our own file's name
@@ -121,9 +121,9 @@ def script(migration: Migration, schema: str) -> str:
     return in_schema(noted_script(migration, note), schema)
 
 
-def printed(migrations: Sequence[Migration], schema: str) -> str:
+def render_migrations(migrations: Sequence[Migration], schema: str) -> str:
     """These migrations for a tool of the user's own; from the first one on with the schema and what it is noted in."""
-    scripts = [script(each, schema) for each in migrations]
+    scripts = [migration_script(each, schema) for each in migrations]
     if migrations[0].number == 1:
         scripts.insert(0, in_schema(f'create schema if not exists "{schema}";\n\n{_TABLE};\n', schema))
     return "\n".join(["-- For one transaction, as the role that Holdfast connects as.\n", *scripts])

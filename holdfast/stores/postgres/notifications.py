@@ -58,22 +58,22 @@ class PostgresNotifications(Listener):
         """Told each queue that others have news of."""
 
     # ── telling ───────────────────────────────────────────────────────────────────────────────────────────────
-    def tell(self, topics: Iterable[str], ended: Sequence[str] = ()) -> None:
+    def notify_committed(self, topics: Iterable[str], ended: Sequence[str] = ()) -> None:
         """Something was committed that these topics stand for, and these jobs have ended."""
         ready = set(topics)
         endings = {f"job:{job_id}" for job_id in ended} if len(ended) <= _NAMED_MOST else {"job:*"}
-        self.waiters.tell(ready | endings)
-        self._voices["ready"].say(ready)
-        self._voices["ended"].say(endings)
+        self.waiters.wake_topics(ready | endings)
+        self._voices["ready"].notify_soon(ready)
+        self._voices["ended"].notify_soon(endings)
 
     def came_along(self, topics: Iterable[str]) -> None:
         """A transaction was committed that took these topics along."""
-        self._voices["ready"].arrived()
-        self.waiters.tell(topics)
+        self._voices["ready"].record_arrival()
+        self.waiters.wake_topics(topics)
 
-    def along(self, topic: str) -> dict[str, str]:
+    def transaction_notice(self, topic: str) -> dict[str, str]:
         """Channel and text of a NOTIFY that a transaction is to take along; empty where its news go after it."""
-        return self._voices["ready"].along(topic)
+        return self._voices["ready"].transaction_notice(topic)
 
     async def flush(self) -> None:
         """Wait until what was told has been sent."""
@@ -86,8 +86,8 @@ class PostgresNotifications(Listener):
             async with asyncio.timeout(1.0):
                 await self.flush()
         except TimeoutError:
-            self.waiters.tell(())  # nobody is told more: the polls find it
-        await self.deafen()
+            self.waiters.wake_topics(())  # nobody is told more: the polls find it
+        await self.stop_listening()
 
     # ── hearing ───────────────────────────────────────────────────────────────────────────────────────────────
     async def listen(self, kind: str, began: Callable[[], None]) -> None:
@@ -99,7 +99,7 @@ class PostgresNotifications(Listener):
         finally:
             link.terminate()
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         """The calls on the other connections find out for themselves."""
 
     async def _prove(self, link: Connection) -> None:
@@ -123,7 +123,7 @@ class PostgresNotifications(Listener):
             kind, _, name = topic.partition(":")
             if kind == "queue":
                 self.on_queue(name)
-        self.waiters.tell(topics)
+        self.waiters.wake_topics(topics)
 
 
 class _Notifier:
@@ -140,7 +140,7 @@ class _Notifier:
         self._took = self._took_before = 0.0
         self._saying: asyncio.Task[None] | None = None
 
-    def along(self, topic: str) -> dict[str, str]:
+    def transaction_notice(self, topic: str) -> dict[str, str]:
         """Channel and payload for the transaction of a lone job; empty if it should be notified of after the commit."""
         news_before, self._news_at = self._news_at, time.monotonic()
         if self._saying is not None or self._news_at - news_before < max(SPARSE, self._interval):
@@ -148,7 +148,7 @@ class _Notifier:
         self._sent_at = self._news_at
         return {"channel": self._channel, "news": f"{self._name}\n{topic}"}
 
-    def arrived(self) -> None:
+    def record_arrival(self) -> None:
         """Records how long the notification sent last took."""
         self._took_before, self._took = self._took, time.monotonic() - self._sent_at
 
@@ -157,7 +157,7 @@ class _Notifier:
         """Seconds between two notifications. One that was slow by itself changes nothing."""
         return max(INTERVAL, min(MAX_INTERVAL, SLOWDOWN * min(self._took, self._took_before)))
 
-    def say(self, topics: set[str]) -> None:
+    def notify_soon(self, topics: set[str]) -> None:
         """Notify of these topics soon."""
         if not topics:
             return
@@ -181,7 +181,7 @@ class _Notifier:
                     text = self._coarse
                 self._sent_at = time.monotonic()
                 await self._links.fetch(_NOTIFY, channel=self._channel, payload=f"{self._name}\n{text}")
-                self.arrived()
+                self.record_arrival()
         except HoldfastError:
             self._pending.clear()  # a hint that is lost costs one poll; the calls that matter say what is wrong
         finally:

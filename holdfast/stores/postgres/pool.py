@@ -242,11 +242,11 @@ class PostgresPool:
         else what nobody waits for would go on there, on more and more connections."""
         self._parting.add(link)
 
-        def end() -> None:
+        def close_link() -> None:
             self._parting.discard(link)
             link.terminate()
 
-        asyncio.get_running_loop().call_later(_PARTING, end)
+        asyncio.get_running_loop().call_later(_PARTING, close_link)
 
     def _give_back(self, link: Connection) -> None:
         if self._closed:
@@ -285,13 +285,13 @@ class PostgresPool:
         arguments = self._arguments(query, values)
         sent: list[bool] = []
 
-        async def once(link: Connection) -> Rows:
+        async def run_once(link: Connection) -> Rows:
             sent.append(True)
             rows: Rows = await link.fetch(query.sql, *arguments)
             return rows
 
         return await self.call(
-            once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience, extra=extra
+            run_once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience, extra=extra
         )
 
     async def search(self, query: Query, turn: Turn, *, seconds: float | None = None, **values: Any) -> Rows:
@@ -304,10 +304,10 @@ class PostgresPool:
         if seconds is None:
             seconds, room = _SEARCH * patience, _SEARCH_ROOM * patience
         else:
-            await self.hear()
+            await self.check_alive()
             room = patience
 
-        async def once(link: Connection) -> Rows:
+        async def run_once(link: Connection) -> Rows:
             await link.execute(f"begin read only; set local statement_timeout = {1000 * seconds:.0f}")
             try:
                 rows: Rows = await link.fetch(query.sql, *arguments)
@@ -324,7 +324,7 @@ class PostgresPool:
         except TimeoutError:
             raise Busy(f"{self._place()} is busy: others look for jobs by a filter; try again") from None
         try:
-            return await self.call(once, extra=seconds - _SEARCH * patience)
+            return await self.call(run_once, extra=seconds - _SEARCH * patience)
         except Unavailable as error:
             if isinstance(error.__cause__, asyncpg.QueryCanceledError):
                 raise TooBroad(seconds) from error
@@ -332,7 +332,7 @@ class PostgresPool:
         finally:
             self._turns[turn].release()
 
-    async def hear(self) -> None:
+    async def check_alive(self) -> None:
         """A sign of life of the server, where somebody waits: ahead of what may take longer than it may be silent."""
         if self._patience is not None:
             await self.call(lambda link: link.execute("select 1"))
@@ -343,7 +343,7 @@ class PostgresPool:
         """Run ``work(fetch)`` in one transaction. It may run more than once, but never again once it is committed."""
         unanswered: list[tuple[Commit, T]] = []  # a commit that was perhaps sent, and what it would mean
 
-        async def once(link: Connection) -> T:
+        async def run_once(link: Connection) -> T:
             async def fetch(query: Query, **values: Any) -> Rows:
                 rows: Rows = await link.fetch(query.sql, *self._arguments(query, values))
                 return rows
@@ -366,7 +366,7 @@ class PostgresPool:
             return result
 
         try:
-            return await self.call(once, extra=extra)
+            return await self.call(run_once, extra=extra)
         except Unavailable as error:
             if not unanswered:
                 raise

@@ -161,7 +161,7 @@ class PostgresQuery(Feed):
         """Whether one of these jobs has ended, or is gone."""
         return not all(map(is_id, job_ids)) or bool(await self._links.fetch(self._sql["over"], ids=job_ids))
 
-    async def now_us(self) -> int:
+    async def server_time_us(self) -> int:
         """The server's clock."""
         ((now,),) = await self._links.fetch(self._sql["clock"])
         return int(now)

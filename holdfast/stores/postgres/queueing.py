@@ -32,9 +32,9 @@ from holdfast.core.models import (
     WorkerHeartbeat,
 )
 from holdfast.stores.base import EVERY_QUEUE
-from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, UNREADABLE, WorkerClaim, weight
+from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, UNREADABLE, WorkerClaim, extra_timeout
 from holdfast.stores.common.unconfirmed import perhaps_stored
-from holdfast.stores.postgres.cursors import END, START, Cursors, QueuePosition, looks
+from holdfast.stores.postgres.cursors import END, START, Cursors, QueuePosition, plan_searches
 from holdfast.stores.postgres.encoding import (
     alike_columns,
     are_alike,
@@ -80,18 +80,18 @@ class Hot:
         self._settling = Settling(links, statements, self._tell)
         news.on_queue = self._heard
 
-    def ready(self, queue: str, first: QueuePosition = START) -> None:
+    def claim_ready(self, queue: str, first: QueuePosition = START) -> None:
         """This process made jobs of the queue ready, none in front of ``first``."""
-        self._cursors.ready(queue, first)
+        self._cursors.find_ready(queue, first)
         self._know(queue)
 
     def _heard(self, queue: str) -> None:
         """Others made something ready in this queue ("*": in some queue)."""
         if queue == EVERY_QUEUE:
             self._known_at = -_REFRESH
-            self._cursors.heard(None)
+            self._cursors.note_new_jobs(None)
         else:
-            self._cursors.heard(queue)
+            self._cursors.note_new_jobs(queue)
             self._know(queue)
 
     def _know(self, queue: str) -> None:
@@ -101,12 +101,12 @@ class Hot:
 
     def _tell(self, firsts: Mapping[str, QueuePosition], ended: Sequence[str] = (), *, heard: bool = False) -> None:
         for queue, first in firsts.items():
-            self.ready(queue, first)
+            self.claim_ready(queue, first)
         topics = {f"queue:{queue}" for queue in firsts}
         if heard:
             self._news.came_along(topics)
         else:
-            self._news.tell(topics, ended)
+            self._news.notify_committed(topics, ended)
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -118,7 +118,7 @@ class Hot:
                 functools.partial(
                     self._links.fetch,
                     doubt=lambda: doubts.append(True),
-                    extra=weight(len(jobs), sum(len(job.payload) for job in jobs)),
+                    extra=extra_timeout(len(jobs), sum(len(job.payload) for job in jobs)),
                 ),
             )
         except Unavailable as error:
@@ -140,7 +140,7 @@ class Hot:
             answers = [Submitted(job_id, created) for _, job_id, created in sorted(rows, key=lambda row: row[0])]
             return answers, False
         if are_alike(jobs):
-            news = self._news.along(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}
+            news = self._news.transaction_notice(f"queue:{jobs[0].queue}") if len(jobs) == 1 else {}
             with suppress(DuplicateKey):
                 await fetch(
                     self._sql["insert_lone_job" if news else "insert_alike_jobs"], **alike_columns(jobs), **news
@@ -207,8 +207,8 @@ class Hot:
     async def _claim_batch(self, claiming: _Claiming, queues: list[str]) -> bool:
         """One statement; whether it held back because something is due."""
         wish = claiming.wish
-        slots = [claiming.slots(queue) for queue in queues]
-        places = [self._cursors.place(queue) for queue in queues]
+        slots = [claiming.wanted_slots(queue) for queue in queues]
+        places = [self._cursors.start_position(queue) for queue in queues]
         room = wish.limit - len(claiming.jobs)
         at = time.monotonic()
         rows = await self._links.fetch(
@@ -241,8 +241,8 @@ class Hot:
         await self._give_back_unanswered(wish, until - (span_us(wish.lease_for) or 0))
         if due:
             return True
-        for queue, look in looks(queues, slots, places, taken, room, at, seconds):
-            self._cursors.claimed(queue, look)
+        for queue, look in plan_searches(queues, slots, places, taken, room, at, seconds):
+            self._cursors.note_claim(queue, look)
         served = {row[_QUEUE] for row in taken[-1:]} | ({held_back} - {None})
         if served:
             self._served = max(served, key=queues.index)
@@ -279,7 +279,7 @@ class Hot:
         else:
             rows = await self._links.fetch(self._sql["promote_queues"], queues=list(claiming.wants), limit=PROMOTE_MOST)
         for queue, rank, run_at, _ in rows:
-            self.ready(queue, QueuePosition(rank, run_at, 0))
+            self.claim_ready(queue, QueuePosition(rank, run_at, 0))
         return len(rows)
 
     @property
@@ -367,18 +367,20 @@ class Hot:
         return await self._settling.settle(settlements)
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
-    async def record(self, records: Sequence[Record]) -> list[bool]:
+    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
         """Keep the lines of leases that stand; which do."""
         possible = [each for each in records if is_id(each.lease.job_id)]
         if len(possible) < len(records):
-            kept = iter(await self.record(possible) if possible else [])
+            kept = iter(await self.append_logs(possible) if possible else [])
             return [is_id(each.lease.job_id) and next(kept) for each in records]
         rows = await self._links.fetch(self._sql["record"], **record_columns(records))
         standing = {turn for (turn,) in rows}
         return [turn in standing for turn in range(1, len(records) + 1)]
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
-    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta) -> HeartbeatReply:
+    async def heartbeat(
+        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+    ) -> HeartbeatReply:
         """Extend what is still held; what each lease has become."""
         rows = await self._links.fetch(
             self._sql["beat"],
@@ -417,7 +419,7 @@ class _Claiming:
         """Whether the claim has all it asked for."""
         return len(self.jobs) >= self.wish.limit
 
-    def slots(self, queue: str) -> int:
+    def wanted_slots(self, queue: str) -> int:
         """How many jobs of this queue are wanted."""
         return self.wants.get(queue, self.wants.get(EVERY_QUEUE, 0))
 

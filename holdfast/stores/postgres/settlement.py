@@ -13,7 +13,7 @@ from operator import attrgetter
 from holdfast.core.errors import HoldfastError
 from holdfast.core.models import TERMINAL, JobState, Settled, Settlement
 from holdfast.stores.common.named_sql import STATES
-from holdfast.stores.common.requests import weight
+from holdfast.stores.common.requests import extra_timeout
 from holdfast.stores.common.unconfirmed import SettlementEvidence, UnconfirmedSettlements, accepted_as
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
 from holdfast.stores.postgres.encoding import from_text, settlement_columns, text_or_none
@@ -58,7 +58,7 @@ class Settling:
         except HoldfastError:
             self._doubts.add([each for each in ordered if each.job_id in answers])  # nobody hears of these answers
             raise
-        self._doubts.end(ordered)
+        self._doubts.mark_answered(ordered)
         return [answers[job_id] for job_id in ids]
 
     async def _settle_in_rounds(self, settlements: Sequence[Settlement]) -> list[Settled]:
@@ -108,7 +108,7 @@ class Settling:
         rows = await self._links.fetch(
             self._sql["settle_succeeded"],
             doubt=lambda: self._doubts.add(batch),
-            extra=weight(len(batch), sum(len(each.result or "") for each in batch)),
+            extra=extra_timeout(len(batch), sum(len(each.result or "") for each in batch)),
             ids=[each.job_id for each in batch],
             claims=[each.claims for each in batch],
             worker=worker or None,
@@ -125,7 +125,7 @@ class Settling:
         rows = await self._links.fetch(
             self._sql["settle_rest"],
             doubt=lambda: self._doubts.add(batch),
-            extra=weight(len(batch)),
+            extra=extra_timeout(len(batch)),
             **settlement_columns(batch),
         )
         ended: list[str] = []

@@ -25,7 +25,7 @@ def in_schema(sql: str, schema: str) -> str:
     return _SCHEMA.sub(f'"{schema}".', sql)
 
 
-def numbered(statements: Mapping[str, str], schema: str) -> dict[str, Query]:
+def number_parameters(statements: Mapping[str, str], schema: str) -> dict[str, Query]:
     """The statements by name. ``:now`` becomes the server's clock, unless a value is given for it."""
     return {name: _numbered(name, in_schema(sql, schema)) for name, sql in statements.items()}
 
@@ -35,8 +35,8 @@ def _numbered(name: str, sql: str) -> Query:
     names = tuple(dict.fromkeys(_PARAMETER.findall(bare)))
     places = {parameter: f"${place}" for place, parameter in enumerate(names, 1)}
 
-    def place(found: re.Match[str]) -> str:
+    def placeholder(found: re.Match[str]) -> str:
         number = places[found[1]]
         return _CLOCK.format(number) if found[1] == "now" else number
 
-    return Query(name, _PARAMETER.sub(place, bare).strip(), names)
+    return Query(name, _PARAMETER.sub(placeholder, bare).strip(), names)

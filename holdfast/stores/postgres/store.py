@@ -24,12 +24,12 @@ from holdfast.stores.common.requests import WorkerClaim
 from holdfast.stores.common.server_store import Opened, ServedStore
 from holdfast.stores.postgres import external_tx, maintenance
 from holdfast.stores.postgres.admin import Operate
-from holdfast.stores.postgres.doctor import durability, examine
+from holdfast.stores.postgres.doctor import durability, run_checks
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import PostgresPool, parse_url
 from holdfast.stores.postgres.query import PostgresQuery
 from holdfast.stores.postgres.queueing import Hot
-from holdfast.stores.postgres.statements import numbered
+from holdfast.stores.postgres.statements import number_parameters
 from holdfast.stores.postgres.transport_queries import Announcing
 
 
@@ -46,7 +46,7 @@ class PostgresStore(ServedStore["_OpenedPostgres"]):
         self.url = self.address.shown
         self.now = now
         here = files("holdfast.stores.postgres")
-        self.sql = numbered(load_statements(here / "queries.sql"), self.address.schema)
+        self.sql = number_parameters(load_statements(here / "queries.sql"), self.address.schema)
         self.migrations = load_migrations(here / "migrations")
         self._identity: external_tx.Identity | None = None
 
@@ -54,30 +54,30 @@ class PostgresStore(ServedStore["_OpenedPostgres"]):
     def _opening(self) -> _OpenedPostgres:
         return _OpenedPostgres(self)
 
-    async def absent(self) -> str | None:
+    async def missing(self) -> str | None:
         links = PostgresPool(self.address, now=None)
         try:
-            return await maintenance.absent(links)
+            return await maintenance.missing(links)
         finally:
             await links.close()
 
     def migration_sql(self, span: str) -> str:
-        return maintenance.printed(chosen_migrations(self.migrations, span), self.address.schema)
+        return maintenance.render_migrations(chosen_migrations(self.migrations, span), self.address.schema)
 
     # ── inside the caller's transaction ───────────────────────────────────────────────────────────────────────
-    async def recognition(self) -> StatementFlow[None]:
+    async def verify(self) -> StatementFlow[None]:
         if self._identity is None:
-            self._identity = await external_tx.identity(self._open.links, self.sql)
-        return external_tx.recognition(self.sql, self._identity, self.url)
+            self._identity = await external_tx.database_identity(self._open.links, self.sql)
+        return external_tx.verify(self.sql, self._identity, self.url)
 
-    def submission(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
-        return external_tx.submission(self.sql, jobs, None if self.now is None else self.now())
+    def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
+        return external_tx.submit_steps(self.sql, jobs, None if self.now is None else self.now())
 
-    def completion(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
-        return external_tx.completion(self.sql, lease, result, None if self.now is None else self.now())
+    def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
+        return external_tx.complete_steps(self.sql, lease, result, None if self.now is None else self.now())
 
-    async def completed(self, lease: Lease) -> TxOutcome:
-        return await external_tx.completed(self._open.links, self.sql, lease)
+    async def tx_outcome(self, lease: Lease) -> TxOutcome:
+        return await external_tx.tx_outcome(self._open.links, self.sql, lease)
 
     # ── for a transport ───────────────────────────────────────────────────────────────────────────────────────
     async def claim_delivered(
@@ -100,17 +100,17 @@ class PostgresStore(ServedStore["_OpenedPostgres"]):
     async def ready_queues(self) -> list[str]:
         return await self._open.announcing.ready_queues()
 
-    async def depths(self, mosts: Mapping[str, int]) -> dict[str, int]:
-        return await self._open.announcing.depths(mosts)
+    async def count_ready(self, mosts: Mapping[str, int]) -> dict[str, int]:
+        return await self._open.announcing.count_ready(mosts)
 
-    async def oldest(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
-        return await self._open.announcing.oldest(queue, limit=limit, aged=aged)
+    async def oldest_ready(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
+        return await self._open.announcing.oldest_ready(queue, limit=limit, aged=aged)
 
-    async def passed(self, queue: str, front: Sequence[str], *, margin: timedelta, limit: int) -> Overtaken:
-        return await self._open.announcing.passed(queue, front, margin=margin, limit=limit)
+    async def find_overtaken(self, queue: str, front: Sequence[str], *, margin: timedelta, limit: int) -> Overtaken:
+        return await self._open.announcing.find_overtaken(queue, front, margin=margin, limit=limit)
 
-    async def places(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
-        return await self._open.announcing.places(job_ids)
+    async def locate_jobs(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
+        return await self._open.announcing.locate_jobs(job_ids)
 
     async def dead_queues(self) -> list[str]:
         return await self._open.announcing.dead_queues()
@@ -118,12 +118,12 @@ class PostgresStore(ServedStore["_OpenedPostgres"]):
     async def newest_dead(self, queue: str, *, limit: int) -> list[str]:
         return await self._open.announcing.newest_dead(queue, limit=limit)
 
-    async def tell(self, topics: Sequence[str]) -> None:
-        self._open.news.tell(topics)
+    async def wake_waiters(self, topics: Sequence[str]) -> None:
+        self._open.news.notify_committed(topics)
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
-        return await examine(self._open.links, self.sql)
+        return await run_checks(self._open.links, self.sql)
 
     async def durability(self) -> Finding:
         return await self._open.links.call(durability)
@@ -151,7 +151,7 @@ class _OpenedPostgres(Opened):
         self.links = PostgresPool(store.address, now=store.now, patience=store.patience)
         self.news = PostgresNotifications(self.links)
         self.hot = Hot(self.links, self.news, store.sql)
-        self.operate = Operate(self.links, self.news, store.sql, self.hot.ready)
+        self.operate = Operate(self.links, self.news, store.sql, self.hot.claim_ready)
         self.query = PostgresQuery(self.links, store.sql)
         self.announcing = Announcing(self.links, store.sql)
         self._migrations = store.migrations

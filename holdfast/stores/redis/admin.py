@@ -47,13 +47,13 @@ class Operate:
         operated = await self._each("cancel", chosen)
         ended = [job_id for job_id, state in operated.changed if state is JobState.CANCELLED]
         # Whose worker runs the others the script knows; those here look.
-        self._news.tell({"worker:*"} if len(ended) < len(operated.changed) else (), ended)
+        self._news.notify_done({"worker:*"} if len(ended) < len(operated.changed) else (), ended)
         return operated
 
     async def replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult:
         """Back to queued with a new budget, or to scheduled where its turn comes later."""
         operated = await self._each("replay", chosen, force=force, payload=payload, pace=pace)
-        self._news.tell({"queue:*"} if operated.changed else ())
+        self._news.notify_done({"queue:*"} if operated.changed else ())
         return operated
 
     async def delete(self, chosen: Chosen) -> BulkResult:
@@ -95,12 +95,12 @@ class Operate:
                 raise
             raise perhaps_done(error) from error
 
-    async def choose(
+    async def select_jobs(
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False
     ) -> Chosen:
         """What a filter matches, oldest first. Only ever states the operation accepts; ``unasked`` leaves out running
         jobs that were asked to stop already, so that a series of calls ends."""
-        jobs = await self._read.oldest(where, legal, limit + 1, unasked=unasked)
+        jobs = await self._read.find_oldest(where, legal, limit + 1, unasked=unasked)
         standing = {job.id: f"{job.state.value} {job.claims}" for job in jobs[:limit]}
         return Chosen(list(standing), len(jobs) > limit, standing)
 
@@ -108,21 +108,21 @@ class Operate:
         """Close or open a queue for claims."""
         await self._links.run(self._scripts["pause"], int(paused), queue)
         if not paused:
-            self._news.tell({f"queue:{queue}"})
+            self._news.notify_done({f"queue:{queue}"})
 
-    async def order(self, order: WorkerCommand, workers: Sequence[str] | None) -> list[str]:
+    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None) -> list[str]:
         """Write down what living workers are to do, and wake them."""
         names = ("all",) if workers is None else ("named", *workers)
         told = [worker.decode() for worker in await self._links.run(self._scripts["order"], order.value, *names)]
-        self._news.tell({f"worker:{worker}" for worker in told})
+        self._news.notify_done({f"worker:{worker}" for worker in told})
         return told
 
     # ── upkeep ────────────────────────────────────────────────────────────────────────────────────────────────
-    async def leave(self, worker: str) -> None:
+    async def deregister(self, worker: str) -> None:
         """Forget a worker that has stopped."""
         await self._links.run(self._scripts["leave"], worker)
 
-    async def promote(self, *, limit: int) -> int:
+    async def promote_due(self, *, limit: int) -> int:
         """Make due jobs of every queue ready."""
         promoted = 0
         while promoted < limit:
@@ -131,12 +131,12 @@ class Operate:
             promoted += number
             if number < piece:
                 break
-        self._news.tell({"queue:*"} if promoted else ())
+        self._news.notify_done({"queue:*"} if promoted else ())
         return promoted
 
-    async def expired(self, *, limit: int) -> list[Job]:
+    async def find_expired(self, *, limit: int) -> list[Job]:
         """Running jobs whose lease ran out. Workers that submit nothing notice here that the server evicts."""
-        await self._eviction.look(self._links)
+        await self._eviction.read_policy(self._links)
         found: list[Job] = []
         while len(found) < limit:
             piece = min(PIECE, limit - len(found))

@@ -79,7 +79,7 @@ class NamespaceKeys:
         key = self.ready if level == 0 else self.ready + b"@%d" % level
         return key if queue == b"default" else key + b":" + queue
 
-    def ghost(self, key: bytes, job: bytes) -> bytes:
+    def tombstone_key(self, key: bytes, job: bytes) -> bytes:
         """What notes that an id stands in a ready list although its job does not belong there."""
         return key.removeprefix(self.ready) + b" " + job
 
@@ -97,7 +97,7 @@ class IndexedJob(NamedTuple):
     ended: int
 
     @classmethod
-    def read(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
+    def from_hash(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
         """From FIELDS. None for what nobody wrote for us: it has no state. ValueError for what makes no sense."""
         state, kind, due, seq, losses, key, ended = fields
         if state is None:
@@ -140,19 +140,19 @@ KEYED = "idempotency keys corrected"
 FORGOTTEN = "remains of jobs that are gone removed"
 
 
-def mends(seen: NamespaceSnapshot) -> list[RepairStep]:
+def plan_repairs(seen: NamespaceSnapshot) -> list[RepairStep]:
     """What makes everything agree; nothing where it does."""
     audit = _Audit(seen)
     found = [
-        *audit.aside(),
+        *audit.check_set_aside(),
         *audit.sorted_sets(),
         *audit.ready_lists(),
-        *audit.successes(),
-        *audit.index(),
-        *audit.keyed(),
-        *audit.remains(),
-        *audit.counts(),
-        *audit.queues(),
+        *audit.check_successes(),
+        *audit.check_index(),
+        *audit.check_keys(),
+        *audit.check_leftovers(),
+        *audit.check_counts(),
+        *audit.check_queues(),
     ]
     meta = seen.hashes.get(seen.names("meta"), {})
     told = [name for name in (b"orphans", b"foreign", b"lost") if name in meta]
@@ -175,7 +175,7 @@ class _Audit:
     def _zset(self, name: str) -> Mapping[bytes, int]:
         return self._seen.zsets.get(self._names(name), {})
 
-    def aside(self) -> Iterator[RepairStep]:
+    def check_set_aside(self) -> Iterator[RepairStep]:
         """What makes no sense goes out of the way, as the scripts do it."""
         for key in self._seen.spoiled:
             yield RepairStep(ASIDE, ("RENAME", key, key + b":foreign:%d" % self._seen.now))
@@ -232,7 +232,7 @@ class _Audit:
         ghosts, ought = self._hash("ghosts"), Counter[bytes]()
         for (key, job), times in standing.items():
             at_home = job in ready and key == self._list_of(job)
-            ought[self._names.ghost(key, job)] = 0 if job in self._by_hand else times - at_home
+            ought[self._names.tombstone_key(key, job)] = 0 if job in self._by_hand else times - at_home
         for ghost in {*ought, *ghosts}:
             if ghosts.get(ghost, b"0") == b"%d" % ought[ghost]:
                 continue
@@ -244,7 +244,7 @@ class _Audit:
     def _list_of(self, job: bytes) -> bytes:
         return self._names.ready_of(self._jobs[job].queue, self._jobs[job].level)
 
-    def successes(self) -> Iterator[RepairStep]:
+    def check_successes(self) -> Iterator[RepairStep]:
         """The ends of successes are in a list; what is stale there does no harm."""
         key = self._names("ended:succeeded")
         there = set(self._seen.lists.get(key, ()))
@@ -252,7 +252,7 @@ class _Audit:
             if kept.state == b"succeeded" and b"%d:%s" % (kept.ended, job) not in there:
                 yield RepairStep(BACK, ("RPUSH", key, b"%d:%s" % (kept.ended, job)))
 
-    def index(self) -> Iterator[RepairStep]:
+    def check_index(self) -> Iterator[RepairStep]:
         """Each job at its own number of submission; one that has none, or another's, gets a new one."""
         last = max([0, *(kept.seq for kept in self._jobs.values())])
         taken: dict[int, bytes] = {}
@@ -282,7 +282,7 @@ class _Audit:
             if not text.isdigit() or int(text) not in chunks:
                 yield RepairStep(INDEXED, ("ZREM", self._names("chunks"), text))
 
-    def keyed(self) -> Iterator[RepairStep]:
+    def check_keys(self) -> Iterator[RepairStep]:
         """Each key stands for a job that says so, or for one that is gone while its lifetime lasts."""
         held = self._hash("keys")
         for key, value in held.items():
@@ -295,7 +295,7 @@ class _Audit:
             if kept.key is not None and held.get(kept.key, b"").partition(b" ")[2] not in self._seen.jobs:
                 yield RepairStep(KEYED, ("HSET", self._names("keys"), kept.key, b"0 " + job))
 
-    def remains(self) -> Iterator[RepairStep]:
+    def check_leftovers(self) -> Iterator[RepairStep]:
         """Records of attempts, and log lines, of nobody."""
         for name in (self._names("attempts:"), self._names("lines:")):
             for key in self._seen.keys:
@@ -303,7 +303,7 @@ class _Audit:
                 if is_one and key.removeprefix(name) not in self._seen.jobs:
                     yield RepairStep(FORGOTTEN, ("DEL", key))
 
-    def counts(self) -> Iterator[RepairStep]:
+    def check_counts(self) -> Iterator[RepairStep]:
         """How many there are, by state and queue."""
         found = Counter(b"%s:%s" % (kept.state, kept.queue) for kept in self._jobs.values())
         counted = self._hash("counts")
@@ -313,7 +313,7 @@ class _Audit:
             elif counted.get(field) != b"%d" % found[field]:
                 yield RepairStep(COUNTED, ("HSET", self._names("counts"), field, found[field]))
 
-    def queues(self) -> Iterator[RepairStep]:
+    def check_queues(self) -> Iterator[RepairStep]:
         """What says where to look: queues and priorities that have something ready, and when the next falls due."""
         known = self._zset("queues")
         for kept in self._jobs.values():

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.core.models import Finding
 from holdfast.stores.connections.redis import Script
-from holdfast.stores.redis.maintenance import ServerInfo, evicts, look
+from holdfast.stores.redis.maintenance import ServerInfo, may_evict, read_server_info
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.url import LEVELS
 
 
-async def examine(links: NamespacePool, scripts: Mapping[str, Script]) -> list[Finding]:
+async def run_checks(links: NamespacePool, scripts: Mapping[str, Script]) -> list[Finding]:
     """What the server's settings and counters say about this store: effective durability first."""
-    facts = await look(links)
+    facts = await read_server_info(links)
     overdue, met, sizes, unnamed = await links.run(scripts["ailing"])
     return [
         durability(facts, links.address.durability),
         Finding("version", "ok", facts.name),
-        eviction(facts),
+        check_eviction(facts),
         _memory(facts.info),
         _persistence(facts.info),
         _log(facts),
@@ -46,18 +46,18 @@ def durability(facts: ServerInfo, declared: str) -> Finding:
     loses = _LOSES["unsynced" if effective == "none" and facts.settings.startswith("appendonly=yes") else effective]
     text = f"{facts.settings}{' WAITAOF' if declared == 'waitaof' else ''} (declared {declared}): {loses}"
     if effective == "none":
-        return Finding("durability", "error", text, facts.remedy("everysec"))
+        return Finding("durability", "error", text, facts.durability_remedy("everysec"))
     if LEVELS.index(effective) < LEVELS.index(declared):
-        return Finding("durability", "error", text, facts.remedy("always"))
+        return Finding("durability", "error", text, facts.durability_remedy("always"))
     if "unknown" in facts.log.values():
         remedy = "give the user the right +config|get: how it syncs its log is taken for granted"
         return Finding("durability", "warning", text, remedy)
     return Finding("durability", "ok", text)
 
 
-def eviction(facts: ServerInfo) -> Finding:
+def check_eviction(facts: ServerInfo) -> Finding:
     """Finding about the eviction policy."""
-    if not evicts(facts.policy):
+    if not may_evict(facts.policy):
         return Finding("eviction", "ok", f"maxmemory-policy={facts.policy or 'hidden'}")
     dropped = facts.info.get("evicted_keys", "0")
     text = f"maxmemory-policy={facts.policy}: a full Redis drops jobs ({dropped} keys evicted since it started)"

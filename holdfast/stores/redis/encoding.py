@@ -23,7 +23,7 @@ from holdfast.core.models import (
     NewJob,
     Options,
     Settlement,
-    microseconds,
+    to_microseconds,
 )
 from holdfast.stores.common.requests import UNREADABLE
 from holdfast.stores.connections.redis import in_pieces
@@ -49,7 +49,7 @@ def span_us(span: timedelta) -> int:
 
 
 # ── into Redis ────────────────────────────────────────────────────────────────────────────────────────────────────
-def submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
+def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
     """A batch as arguments of ``submit``. Invalid for what Redis cannot hold exactly."""
     kinds: dict[str, int] = {}
     rest: list[Argument] = []
@@ -91,7 +91,7 @@ def kind_text(job: NewJob) -> str:
     return f"{job.priority} {most} {job.queue}\n{job.task}"
 
 
-def settlements(batch: Sequence[Settlement]) -> list[Argument]:
+def encode_settlements(batch: Sequence[Settlement]) -> list[Argument]:
     """A batch as arguments of ``settle``."""
     found: list[Argument] = []
     for worker, theirs in groupby(batch, _worker):  # one, or nobody
@@ -152,7 +152,7 @@ def record_pieces(records: Sequence[Record], most: int) -> Iterator[list[tuple[i
         yield piece
 
 
-def said(lease: Lease, lines: Sequence[NewLine]) -> list[Argument]:
+def encode_logs(lease: Lease, lines: Sequence[NewLine]) -> list[Argument]:
     """Log lines as arguments of ``record``."""
     found: list[Argument] = [lease.job_id, lease.claims, len(lines)]
     for line in lines:
@@ -224,7 +224,7 @@ def shown_line(entry: Sequence[Any]) -> LogLine:
     )
 
 
-def readable(text: bytes) -> str:
+def decode_text(text: bytes) -> str:
     """What others may have written, in letters all the same."""
     return text.decode("utf-8", "replace")
 
@@ -261,7 +261,7 @@ def whole_text(fields: Fields, name: bytes) -> str | None:
             if piece is None:
                 break
             text += piece
-    return readable(text)
+    return decode_text(text)
 
 
 def shown_jobs(rows: Iterable[Sequence[Any]], kinds: Kinds) -> list[Shown]:
@@ -271,7 +271,7 @@ def shown_jobs(rows: Iterable[Sequence[Any]], kinds: Kinds) -> list[Shown]:
     for job_id, flat, lease in rows:
         fields = fields_of(flat)
         if (state := state_of(fields.get(b"state", b"queued"))) is not None:
-            shown.append((_int(fields, b"seq") or 0, _shown(readable(job_id), state, fields, lease, kinds)))
+            shown.append((_int(fields, b"seq") or 0, _shown(decode_text(job_id), state, fields, lease, kinds)))
     return shown
 
 
@@ -317,7 +317,7 @@ def _readable_options(text: str | None) -> Options | None:
 
 def _text(fields: Fields, name: bytes) -> str | None:
     value = fields.get(name)
-    return None if value is None else readable(value)
+    return None if value is None else decode_text(value)
 
 
 def _int(fields: Fields, name: bytes) -> int | None:
@@ -345,7 +345,7 @@ def _attempt_of(claims: Any, attempt: Any, worker: Any, started: Any, ended: Any
     )
 
 
-def matches(job: Job, where: JobFilter) -> bool:
+def matches_filter(job: Job, where: JobFilter) -> bool:
     """Whether a filter says this of a job."""
     return (
         (not where.states or job.state in where.states)
@@ -355,6 +355,6 @@ def matches(job: Job, where: JobFilter) -> bool:
         and (where.reason is None or job.reason == where.reason)
         and (where.worker is None or job.worker == where.worker)
         and (where.error is None or (job.error is not None and where.error in job.error))
-        and (where.created_after is None or job.created_at_us > microseconds(where.created_after))
-        and (where.created_before is None or job.created_at_us < microseconds(where.created_before))
+        and (where.created_after is None or job.created_at_us > to_microseconds(where.created_after))
+        and (where.created_before is None or job.created_at_us < to_microseconds(where.created_before))
     )

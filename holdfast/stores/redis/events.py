@@ -22,9 +22,9 @@ class RedisQuery(Read):
     async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
         """What came behind a mark. A piece ends with an instant, however many ended at it, whatever the ``limit``."""
         if after is None:
-            return _from_now(await self.now_us())
+            return _from_now(await self.server_time_us())
         mark = EventCursor.read(after)
-        behind, _, _ = mark.begin(0)
+        behind, _, _ = mark.start_place(0)
         back = within // MICROSECOND + OVERLAP_US
         now_us, gone, *kinds = await self._links.run(self._scripts["endings"], behind, _PIECE, back)
         if mark.is_gap(int(now_us), within):
@@ -32,9 +32,9 @@ class RedisQuery(Read):
         until, more = _until(kinds)
         found = sorted(await self._told(kinds, until), key=place_of)
         if more:
-            return EventCursor(int(now_us), until, LAST).piece(found, more=True, gap=bool(gone))
+            return EventCursor(int(now_us), until, LAST).events_until(found, more=True, gap=bool(gone))
         drained = EventCursor(int(now_us), until) if until else mark._replace(looked=int(now_us))
-        return drained.piece(found, gap=bool(gone))
+        return drained.events_until(found, gap=bool(gone))
 
     async def stats(self, *, recent: timedelta, most: int) -> JobStats:
         """How many jobs there are, of each kind."""
@@ -60,7 +60,7 @@ class RedisQuery(Read):
 
 
 def _from_now(now_us: int, *, gap: bool = False) -> JobEvents:
-    return EventCursor(now_us, now_us, LAST).piece([], gap=gap)
+    return EventCursor(now_us, now_us, LAST).events_until([], gap=gap)
 
 
 def _until(kinds: Sequence[Any]) -> tuple[int, bool]:

@@ -6,7 +6,7 @@ import logging
 import time
 
 from holdfast.core.errors import Unavailable
-from holdfast.stores.redis.maintenance import evicts, parse_info
+from holdfast.stores.redis.maintenance import may_evict, parse_info
 from holdfast.stores.redis.pool import NamespacePool
 
 LOOK_EVERY = 5.0  # seconds
@@ -19,20 +19,20 @@ class EvictionWatch:
         self._look_at = 0.0
         self._policy = ""  # "" unless it evicts
 
-    async def refuse(self, links: NamespacePool) -> None:
+    async def refuse_evicting(self, links: NamespacePool) -> None:
         """Raises Unavailable while the server evicts: it might drop the job that it acknowledges."""
-        await self.look(links)
+        await self.read_policy(links)
         if self._policy:
             raise Unavailable(f"{_description(links, self._policy)}; config set maxmemory-policy noeviction")
 
-    async def look(self, links: NamespacePool) -> None:
+    async def read_policy(self, links: NamespacePool) -> None:
         """Reads the policy unless that was done within ``LOOK_EVERY``; logs a change."""
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_EVERY
-        info = parse_info(await links.command("INFO", "memory"))
+        info = parse_info(await links.run_command("INFO", "memory"))
         policy = info.get("maxmemory_policy", "")
-        before, self._policy = self._policy, policy if evicts(policy) else ""
+        before, self._policy = self._policy, policy if may_evict(policy) else ""
         log = logging.getLogger(__name__)
         if self._policy and not before:
             text = "%s; submissions are refused: config set maxmemory-policy noeviction"

@@ -42,7 +42,7 @@ def redis_store(url: str, now: Callable[[], int] | None, patience: float | None)
     return kind(url, now=now, patience=patience)
 
 
-def written(job_id: str) -> str:
+def encode_id(job_id: str) -> str:
     """A job's id as Redis has it."""
     try:
         return as_ulid(job_id)
@@ -50,7 +50,7 @@ def written(job_id: str) -> str:
         return job_id.removeprefix(_BY_HAND)
 
 
-def read(text: str) -> str:
+def decode_id(text: str) -> str:
     """A job's id from what Redis has; ``written`` turned round."""
     canonical = parse_id(text) if len(text) == 26 else None
     return canonical if canonical is not None and as_ulid(canonical) == text else _BY_HAND + text
@@ -62,11 +62,11 @@ class UlidStore(RedisStore):
     # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         try:
-            answers = await super().submit([replace(job, id=written(job.id)) for job in jobs])
+            answers = await super().submit([replace(job, id=encode_id(job.id)) for job in jobs])
         except Unavailable as error:
-            error.stored = [job_id and read(job_id) for job_id in error.stored]
+            error.stored = [job_id and decode_id(job_id) for job_id in error.stored]
             raise
-        return [Submitted(read(answer.job_id), answer.created) for answer in answers]
+        return [Submitted(decode_id(answer.job_id), answer.created) for answer in answers]
 
     async def claim(
         self,
@@ -88,31 +88,33 @@ class UlidStore(RedisStore):
             lease_for=lease_for,
             startable=startable,
             alone=alone,
-            only=None if only is None else [written(job_id) for job_id in only],
+            only=None if only is None else [encode_id(job_id) for job_id in only],
             promote=promote,
             elsewhere=elsewhere,
         )
         return replace(claim, jobs=_read_jobs(claim.jobs))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        answers = await super().settle([replace(each, job_id=written(each.job_id)) for each in settlements])
+        answers = await super().settle([replace(each, job_id=encode_id(each.job_id)) for each in settlements])
         return [replace(answer, job_id=each.job_id) for answer, each in zip(answers, settlements, strict=True)]
 
-    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta) -> HeartbeatReply:
-        held = [Lease(written(lease.job_id), lease.claims) for lease in leases]
-        return await super().beat(pulse, held, lease_for=lease_for)
+    async def heartbeat(
+        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+    ) -> HeartbeatReply:
+        held = [Lease(encode_id(lease.job_id), lease.claims) for lease in leases]
+        return await super().heartbeat(pulse, held, lease_for=lease_for)
 
-    async def record(self, records: Sequence[Record]) -> list[bool]:
-        return await super().record(
-            [replace(each, lease=Lease(written(each.lease.job_id), each.lease.claims)) for each in records]
+    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
+        return await super().append_logs(
+            [replace(each, lease=Lease(encode_id(each.lease.job_id), each.lease.claims)) for each in records]
         )
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         await super().wait([_written_topic(topic) for topic in topics], timeout=timeout)
 
     # ── maintenance and operating ─────────────────────────────────────────────────────────────────────────────
-    async def expired(self, *, limit: int) -> list[Job]:
-        return _read_jobs(await super().expired(limit=limit))
+    async def find_expired(self, *, limit: int) -> list[Job]:
+        return _read_jobs(await super().find_expired(limit=limit))
 
     async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         return _read_operated(await super().cancel(_written_selection(selection), limit=limit))
@@ -142,13 +144,13 @@ class UlidQuery(ForwardingQuery):
 
     async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
         piece = await self._inner.events(after, limit=limit, within=within)
-        return replace(piece, endings=[replace(each, job_id=read(each.job_id)) for each in piece.endings])
+        return replace(piece, endings=[replace(each, job_id=decode_id(each.job_id)) for each in piece.endings])
 
     async def get(self, job_id: str) -> Job | None:
-        return _read_job(await self._inner.get(written(job_id)))
+        return _read_job(await self._inner.get(encode_id(job_id)))
 
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
-        return [_read_job(job) for job in await self._inner.summaries([written(job_id) for job_id in job_ids])]
+        return [_read_job(job) for job in await self._inner.summaries([encode_id(job_id) for job_id in job_ids])]
 
     async def by_key(self, key: str) -> Job | None:
         return _read_job(await self._inner.by_key(key))
@@ -161,29 +163,29 @@ class UlidQuery(ForwardingQuery):
         return Page(jobs=_read_jobs(page.jobs), cursor=page.cursor)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
-        return await self._inner.attempts(written(job_id))
+        return await self._inner.attempts(encode_id(job_id))
 
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
-        return await self._inner.logs(written(job_id), limit=limit, cursor=cursor)
+        return await self._inner.logs(encode_id(job_id), limit=limit, cursor=cursor)
 
 
 def _read_job(job: Job | None) -> Job | None:
-    return None if job is None else replace(job, id=read(job.id))
+    return None if job is None else replace(job, id=decode_id(job.id))
 
 
 def _read_jobs(jobs: Iterable[Job]) -> list[Job]:
-    return [replace(job, id=read(job.id)) for job in jobs]
+    return [replace(job, id=decode_id(job.id)) for job in jobs]
 
 
 def _read_operated(operated: BulkResult) -> BulkResult:
-    changed = [(read(job_id), state) for job_id, state in operated.changed]
-    refused = [(read(job_id), state) for job_id, state in operated.refused]
+    changed = [(decode_id(job_id), state) for job_id, state in operated.changed]
+    refused = [(decode_id(job_id), state) for job_id, state in operated.refused]
     return BulkResult(changed=changed, refused=refused, more=operated.more)
 
 
 def _written_selection(selection: Selection) -> Selection:
-    return selection if isinstance(selection, JobFilter) else [written(job_id) for job_id in selection]
+    return selection if isinstance(selection, JobFilter) else [encode_id(job_id) for job_id in selection]
 
 
 def _written_topic(topic: str) -> str:
-    return f"job:{written(topic.removeprefix('job:'))}" if topic.startswith("job:") else topic
+    return f"job:{encode_id(topic.removeprefix('job:'))}" if topic.startswith("job:") else topic

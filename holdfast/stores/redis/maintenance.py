@@ -34,7 +34,7 @@ class ServerInfo(NamedTuple):
         told = list(self.log) if self.log[_SPARED] == "yes" else [_APPENDS, _SYNCS]
         return " ".join(f"{name}={self.log[name]}" for name in (told if self.log[_APPENDS] == "yes" else told[:1]))
 
-    def remedy(self, level: str) -> str:
+    def durability_remedy(self, level: str) -> str:
         """What makes it keep what this level means."""
         wanted = {_APPENDS: "yes"}
         if level == "always" or self.log[_SYNCS] == "no":
@@ -50,7 +50,7 @@ _APPENDS, _SYNCS, _SPARED = "appendonly", "appendfsync", "no-appendfsync-on-rewr
 
 async def migrate(links: NamespacePool, scripts: Mapping[str, Script]) -> list[str]:
     """Check the server and make the namespace ours; the names of what was applied."""
-    facts = await look(links)
+    facts = await read_server_info(links)
     _check(facts, links)
     schema = int(await links.run(scripts["open"], SCHEMA))
     if schema < 0:
@@ -62,10 +62,10 @@ async def migrate(links: NamespacePool, scripts: Mapping[str, Script]) -> list[s
     return [] if schema else [_INITIAL]
 
 
-async def absent(links: NamespacePool) -> str | None:
+async def missing(links: NamespacePool) -> str | None:
     """What is not there, where opening would make a store; None where there is one."""
     prefix = links.address.prefix
-    if await links.command("EXISTS", f"{prefix}meta"):
+    if await links.run_command("EXISTS", f"{prefix}meta"):
         return None
     return f"{links.server.shown} has no keys of Holdfast under {prefix!r} yet"
 
@@ -73,7 +73,7 @@ async def absent(links: NamespacePool) -> str | None:
 def _check(facts: ServerInfo, links: NamespacePool) -> None:
     if facts.version < _OLDEST:
         raise ConfigError(f"{facts.name} is too old; Holdfast needs Redis 6.2 or newer, or Valkey")
-    if evicts(facts.policy):
+    if may_evict(facts.policy):
         raise ConfigError(
             f"{links.place} evicts keys when it is full (maxmemory-policy={facts.policy}) and would drop jobs; "
             "config set maxmemory-policy noeviction"
@@ -85,18 +85,18 @@ def _check(facts: ServerInfo, links: NamespacePool) -> None:
     if LEVELS.index(facts.durability) < LEVELS.index(needed):
         raise ConfigError(
             f"{links.place} keeps less than was declared: {facts.settings}, which is durability={facts.durability}, "
-            f"not {declared}; {facts.remedy(needed)}, or accept it: ?durability={facts.durability}"
+            f"not {declared}; {facts.durability_remedy(needed)}, or accept it: ?durability={facts.durability}"
         )
 
 
-def evicts(policy: str) -> bool:
+def may_evict(policy: str) -> bool:
     """Returns True if a full server with this ``maxmemory-policy`` drops keys; False for "", a hidden policy."""
     return policy not in ("", "noeviction")
 
 
-async def look(links: NamespacePool) -> ServerInfo:
+async def read_server_info(links: NamespacePool) -> ServerInfo:
     """Ask the server; CONFIG may be forbidden, then INFO has to do."""
-    info = parse_info(await links.command("INFO"))
+    info = parse_info(await links.run_command("INFO"))
     settings = await _settings(links)
     name = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info.get('redis_version')}"
     version = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:3] if part.isdigit())
@@ -117,7 +117,7 @@ async def _settings(links: NamespacePool) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in (_APPENDS, _SYNCS, _SPARED, "maxmemory-policy"):
         try:
-            reply = await links.command("CONFIG", "GET", name)
+            reply = await links.run_command("CONFIG", "GET", name)
         except ConfigError:  # it is forbidden, or renamed
             return {}
         flat = [word for pair in reply.items() for word in pair] if isinstance(reply, dict) else reply

@@ -16,7 +16,7 @@ from redis import exceptions as driver
 
 from holdfast.core.errors import HoldfastError
 from holdfast.stores.base import EVERY_QUEUE
-from holdfast.stores.common.listener import PROOF, PROVEN_IN, RETRY, Listener, Settled, paused, within
+from holdfast.stores.common.listener import PROOF, PROVEN_IN, RETRY, Listener, Settled, backoff_sleep, run_within
 from holdfast.stores.common.waiters import Waiters
 from holdfast.stores.connections.redis_protocol import Wire
 from holdfast.stores.redis.pool import NamespacePool
@@ -43,13 +43,13 @@ class RedisNotifications(Listener):
         self._links = links
         self._watches: dict[str, _Watch] = {}
 
-    def tell(self, topics: Iterable[str], ended: Iterable[str] = ()) -> None:
+    def notify_done(self, topics: Iterable[str], ended: Iterable[str] = ()) -> None:
         """We have done what these topics stand for, and these jobs have ended."""
-        self.waiters.tell({*topics, *(f"job:{job_id}" for job_id in ended)})
+        self.waiters.wake_topics({*topics, *(f"job:{job_id}" for job_id in ended)})
 
     async def close(self) -> None:
         """Hear no more."""
-        await self.deafen([watch.task for watch in self._watches.values()])
+        await self.stop_listening([watch.task for watch in self._watches.values()])
         self._watches.clear()
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -57,12 +57,12 @@ class RedisNotifications(Listener):
         """Return at news of a topic, when ``settled`` says so, or after ``timeout`` seconds."""
         watches = self._watching(topics)
         for watch in watches:
-            watch.begin()
+            watch.add_waiter()
         try:
             await super().wait(topics, timeout, settled)
         finally:
             for watch in watches:
-                watch.end()
+                watch.remove_waiter()
 
     def _watching(self, topics: Sequence[str]) -> list[_Watch]:
         """Of the queues waited for, the first few: their watches."""
@@ -79,26 +79,26 @@ class RedisNotifications(Listener):
     async def listen(self, kind: str, began: Callable[[], None]) -> None:
         link = await self._links.connect(lambda message: self._heard(kind, message[2].decode()), protocol=2)
         try:
-            await within(PROVEN_IN, link.ask("SUBSCRIBE", self._links.address.prefix + _CHANNELS[kind]))
+            await run_within(PROVEN_IN, link.send_command("SUBSCRIBE", self._links.address.prefix + _CHANNELS[kind]))
             began()
             await self._prove(link)
         finally:
             link.close()
 
-    def lost(self) -> None:
-        self._links.forget()
+    def connection_lost(self) -> None:
+        self._links.drop_connections()
 
     async def _prove(self, link: Wire) -> None:
         """Return never; fail when the connection does."""
         while True:
             with suppress(TimeoutError):
-                await within(PROOF, link.ended.wait())
-            await within(PROVEN_IN, link.ask("PING"))
+                await run_within(PROOF, link.ended.wait())
+            await run_within(PROVEN_IN, link.send_command("PING"))
 
     def _heard(self, kind: str, text: str) -> None:
         sender, *told = text.split("\n")
         if sender != self._links.name:
-            self.waiters.tell([f"job:{job_id}" for job_id in told] if kind == "ended" else told)
+            self.waiters.wake_topics([f"job:{job_id}" for job_id in told] if kind == "ended" else told)
 
 
 class _Watch:
@@ -114,12 +114,12 @@ class _Watch:
         self._wanted = asyncio.Event()
         self.task = asyncio.create_task(self._run(), name=f"holdfast-watch-{queue}")
 
-    def begin(self) -> None:
+    def add_waiter(self) -> None:
         """Somebody waits for the queue."""
         self._waiting += 1
         self._wanted.set()
 
-    def end(self) -> None:
+    def remove_waiter(self) -> None:
         """They wait no more."""
         self._waiting -= 1
         if not self._waiting:
@@ -136,21 +136,21 @@ class _Watch:
                 finally:
                     link.close()
             except _TROUBLE:
-                pause = await paused(pause)
+                pause = await backoff_sleep(pause)
 
     async def _block(self, link: Wire) -> None:
         """Return never; fail when the connection does."""
         pause, known = _PAUSE, b""
         while True:
             await self._wanted.wait()
-            head = await within(PROVEN_IN, link.ask("LINDEX", self._list, 0))
+            head = await run_within(PROVEN_IN, link.send_command("LINDEX", self._list, 0))
             if head is None:
-                blocked = link.ask("BLMOVE", self._list, self._list, "LEFT", "LEFT", str(PROOF))
-                head = await within(PROOF + PROVEN_IN, blocked)
+                blocked = link.send_command("BLMOVE", self._list, self._list, "LEFT", "LEFT", str(PROOF))
+                head = await run_within(PROOF + PROVEN_IN, blocked)
                 if head is None:
                     continue
                 await asyncio.sleep(_GRACE)
-                if head != await within(PROVEN_IN, link.ask("LINDEX", self._list, 0)):
+                if head != await run_within(PROVEN_IN, link.send_command("LINDEX", self._list, 0)):
                     continue  # who pushed it said so, and it was taken
             elif head == known or not known:
                 # It was there before, and nobody takes it: the queue is paused, or its workers are busy.
@@ -159,4 +159,4 @@ class _Watch:
                 pause = min(2 * pause, _PAUSE_MOST)
                 continue
             pause, known = _PAUSE, head
-            self._waiters.tell((self._topic,))
+            self._waiters.wake_topics((self._topic,))

@@ -45,7 +45,7 @@ class NamespacePool(redis.RedisPool):
         self._lost = lost
         self._latest: tuple[int, str] | None = None  # number of submission and id of the last job stored for us
 
-    def stored(self, number: int, job_id: str) -> None:
+    def note_stored(self, number: int, job_id: str) -> None:
         """The server has acknowledged this job. Answers on several connections come in any order."""
         if self._latest is None or number > self._latest[0]:
             self._latest = number, job_id
@@ -57,7 +57,7 @@ class NamespacePool(redis.RedisPool):
             return True
         known = self._latest
         try:
-            lost, stands = await link.ask(
+            lost, stands = await link.send_command(
                 "EVAL", self._lost.text, 5, *self.address.keys, self._instant, self.name, *known
             )
         except driver.ResponseError:

@@ -27,7 +27,7 @@ from holdfast.core.models import (
     WorkerHeartbeat,
     WorkerInfo,
 )
-from holdfast.core.stats import window
+from holdfast.core.stats import covered_seconds
 from holdfast.stores.common.requests import CHOOSE, GLANCED, UNREADABLE, is_unsuccessful, line_page, line_place
 from holdfast.stores.connections.redis import Script, in_pieces
 from holdfast.stores.connections.redis_protocol import Argument
@@ -35,9 +35,9 @@ from holdfast.stores.redis.encoding import (
     Fields,
     Kinds,
     Shown,
+    decode_text,
     fields_of,
-    matches,
-    readable,
+    matches_filter,
     shown_attempts,
     shown_jobs,
     shown_line,
@@ -95,8 +95,8 @@ class Read:
         """The jobs these keys stand for."""
         owners: list[str] = []
         for piece in in_pieces(keys, _PIECE):
-            held = await self._links.command("HMGET", self._prefix + "keys", *piece)
-            owners += ["" if each is None else readable(each).partition(" ")[2] for each in held]
+            held = await self._links.run_command("HMGET", self._prefix + "keys", *piece)
+            owners += ["" if each is None else decode_text(each).partition(" ")[2] for each in held]
         jobs = {job.id: job for _, job in await self._show(list(filter(None, dict.fromkeys(owners))))}
         return [jobs.get(owner) for owner in owners]
 
@@ -108,7 +108,7 @@ class Read:
         if few is not None:
             found = [each for each in few if each[0] < before][: limit + 1]
             shown = await self._show([job.id for _, job in found[:limit]])
-            jobs = [job for _, job in shown if matches(job, where)]  # others have written since
+            jobs = [job for _, job in shown if matches_filter(job, where)]  # others have written since
         else:
             found = []
             async for each in self._newest(where, before, search):
@@ -137,7 +137,7 @@ class Read:
             return len(few)
         number = 0
         async for _, jobs in self._scan("newest", _NEWEST, search, whole=False):
-            number += sum(matches(job, where) for _, job in jobs)
+            number += sum(matches_filter(job, where) for _, job in jobs)
             if number >= most:
                 break
         return number
@@ -147,7 +147,9 @@ class Read:
         usual = self._links.search_for
         return _Search(usual if usual is None or seconds is None else seconds)
 
-    async def oldest(self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool) -> list[Job]:
+    async def find_oldest(
+        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool
+    ) -> list[Job]:
         """The first jobs that match, in one of these states."""
         asked = frozenset(where.states) & legal if where.states else legal
         if not asked:
@@ -159,7 +161,7 @@ class Read:
             return [job for _, job in reversed(few)][:limit]
         found: list[Job] = []
         async for _, jobs in self._scan("oldest", 0, search, whole=False):
-            found += [job for _, job in jobs if matches(job, where) and not (unasked and job.cancelling)]
+            found += [job for _, job in jobs if matches_filter(job, where) and not (unasked and job.cancelling)]
             if len(found) >= limit:
                 break
         return found[:limit]
@@ -170,8 +172,8 @@ class Read:
             if everything:
                 shown = jobs
             else:
-                ids = [job.id for _, job in jobs if matches(job, where)]
-                shown = [each for each in await self._show(ids) if matches(each[1], where)]
+                ids = [job.id for _, job in jobs if matches_filter(job, where)]
+                shown = [each for each in await self._show(ids) if matches_filter(each[1], where)]
             for each in shown:
                 yield each
 
@@ -204,24 +206,24 @@ class Read:
             return None
         ids: list[bytes] = []
         for state in set(where.states):
-            ids += await self._links.command("ZRANGE", f"{self._prefix}ended:{state.value}", 0, _FEW)
+            ids += await self._links.run_command("ZRANGE", f"{self._prefix}ended:{state.value}", 0, _FEW)
         if len(ids) > _FEW:
             return None
         found: list[Shown] = []
         for piece in in_pieces(ids, _PIECE):
             search.go_on()
-            found += [each for each in await self._outlined(piece) if matches(each[1], where)]
+            found += [each for each in await self._outlined(piece) if matches_filter(each[1], where)]
         return sorted(found, key=lambda each: each[0], reverse=True)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         """The attempts of a job that did not succeed."""
-        return shown_attempts(await self._links.command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1))
+        return shown_attempts(await self._links.run_command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1))
 
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
         """A page of what a job has logged."""
         claims, number = line_place(cursor)
         key = f"{self._prefix}lines:{job_id}"
-        entries = await self._links.command("XRANGE", key, f"({claims}-{number}", "+", "COUNT", limit + 1)
+        entries = await self._links.run_command("XRANGE", key, f"({claims}-{number}", "+", "COUNT", limit + 1)
         return line_page([shown_line(entry) for entry in entries], limit)
 
     async def any_finished(self, job_ids: Sequence[str]) -> bool:
@@ -236,8 +238,8 @@ class Read:
         for field, number in fields_of(flat).items():
             state, _, queue = field.partition(b":")
             if (known := state_of(state)) is not None:
-                counts[known, readable(queue)] = whole_number(number)
-        return counts, {readable(queue) for queue in paused}
+                counts[known, decode_text(queue)] = whole_number(number)
+        return counts, {decode_text(queue) for queue in paused}
 
     async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
         """Every queue with its counts, which the server keeps: they cost the same at any size."""
@@ -256,8 +258,8 @@ class Read:
             found, age, told = await self._links.run(self._scripts["lately"], *words)
             looked_at, age_us = looked_at + found, int(age)
             for queue, number in fields_of(told).items():
-                numbers[readable(queue)] += int(number)
-        seconds = window(recent, age_us / 1e6, whole=found < _PIECE)
+                numbers[decode_text(queue)] += int(number)
+        seconds = covered_seconds(recent, age_us / 1e6, whole=found < _PIECE)
         return {queue: number / seconds for queue, number in numbers.items()}
 
     async def _queues(self) -> list[QueueInfo]:
@@ -297,7 +299,7 @@ class Read:
                 found.append(_worker_of(fields_of(flat), alive))
         return sorted(found, key=lambda info: info.started_at_us)
 
-    async def now_us(self) -> int:
+    async def server_time_us(self) -> int:
         """The store's clock."""
         return int(await self._links.run(self._scripts["now"]))
 

@@ -32,7 +32,7 @@ from holdfast.core.models import (
     WorkerHeartbeat,
 )
 from holdfast.stores.base import EVERY_QUEUE
-from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, WorkerClaim, weight
+from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, WorkerClaim, extra_timeout
 from holdfast.stores.common.unconfirmed import (
     SettlementEvidence,
     UnconfirmedClaims,
@@ -45,13 +45,13 @@ from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import (
     Kinds,
     claimed_job,
-    readable,
+    decode_text,
+    encode_logs,
+    encode_settlements,
+    encode_submission,
     record_pieces,
-    said,
-    settlements,
     span_us,
     state_of,
-    submission,
     whole_number,
 )
 from holdfast.stores.redis.eviction import EvictionWatch
@@ -92,16 +92,16 @@ class Hot:
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store the batch, each piece of it whole; nothing of it where one job cannot be stored at all, or the server
         evicts."""
-        await self._eviction.refuse(self._links)
+        await self._eviction.refuse_evicting(self._links)
         whole, pieces = self._links.address.whole, list(in_pieces(jobs, PIECE))
         sent = _Sent()
         try:
             sent.replies = await self._links.run_each(
                 self._scripts["submit"],
-                [submission(piece, whole=whole) for piece in pieces],
-                doubt=sent.doubt,
-                partly=sent.hear,
-                extra=weight(len(jobs), sum(len(job.payload) for job in jobs)),
+                [encode_submission(piece, whole=whole) for piece in pieces],
+                doubt=sent.mark_uncertain,
+                partly=sent.read_replies,
+                extra=extra_timeout(len(jobs), sum(len(job.payload) for job in jobs)),
                 synced=True,
             )
         except Unavailable as error:
@@ -110,7 +110,9 @@ class Hot:
                 told.stored = [answer.job_id if answer.created else None for answer in self._answers(pieces, sent)]
             raise told from error.__cause__
         finally:
-            self._news.tell({f"queue:{job.queue}" for job in jobs})  # a piece may be stored though another was refused
+            self._news.notify_done(
+                {f"queue:{job.queue}" for job in jobs}
+            )  # a piece may be stored though another was refused
         return self._answers(pieces, sent)
 
     def _answers(self, pieces: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
@@ -122,7 +124,7 @@ class Hot:
                 continue
             if len(reply) > len(piece):
                 number, last = reply.pop(), len(piece) - 1 - reply[::-1].index(1)
-                self._links.stored(int(number), piece[last].id)
+                self._links.note_stored(int(number), piece[last].id)
             answers += [
                 Submitted(job.id, bool(each) or sent.doubted)
                 if isinstance(each, int)
@@ -146,7 +148,7 @@ class Hot:
         claiming = _Claiming(wish)
         common = (wish.worker, span_us(wish.lease_for), self._links.address.task)
         while not claiming.over:
-            pieces = [(*common, *arguments) for arguments in claiming.pieces(self._served)]
+            pieces = [(*common, *arguments) for arguments in claiming.script_calls(self._served)]
             try:
                 replies = await self._links.run_each(
                     self._scripts["claim"],
@@ -161,7 +163,7 @@ class Hot:
                     break
                 raise
             for reply in replies:
-                self._served = readable(reply[5])
+                self._served = decode_text(reply[5])
                 claiming.take(await self._readable(reply[0], wish.worker), reply)
         return claiming.claim()
 
@@ -174,7 +176,7 @@ class Hot:
                     wish.worker,
                     span_us(wish.lease_for),
                     self._links.address.task,
-                    *delivery.arguments(),
+                    *delivery.script_arguments(),
                     *ids,
                     doubt=lambda: self._lost.add(wish.worker),
                     extra=wish.limit / CLAIMED_A_SECOND,
@@ -192,7 +194,7 @@ class Hot:
         """What this worker took since the last claim that was answered, but for this one, it never started."""
         if claim.lease_until_us is None or wish.elsewhere:
             return
-        lease, since = span_us(wish.lease_for), self._lost.since(wish.worker)
+        lease, since = span_us(wish.lease_for), self._lost.unconfirmed_since(wish.worker)
         ours = {job.id for job in claim.jobs}
         looked, more = 0, since is not None
         try:
@@ -200,14 +202,16 @@ class Hot:
                 found, others, more = await self._links.run(
                     self._scripts["unheard"], wish.worker, since or 0, lease, looked
                 )
-                released = [_released(readable(job_id), whole_number(claims), wish.worker) for job_id, claims in found]
+                released = [
+                    _released(decode_text(job_id), whole_number(claims), wish.worker) for job_id, claims in found
+                ]
                 released = [each for each in released if each.job_id not in ours]
                 looked += others + len(found) - len(released)
                 if released:
                     await self.settle(released)
         except HoldfastError:
             pass  # then their leases end
-        self._lost.answered(wish.worker, claim.lease_until_us - lease)
+        self._lost.mark_answered(wish.worker, claim.lease_until_us - lease)
 
     async def _readable(self, rows: Sequence[Any], worker: str) -> list[Job]:
         """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
@@ -223,13 +227,13 @@ class Hot:
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
     async def settle(self, batch: Sequence[Settlement]) -> list[Settled]:
         """Apply what is still guarded, in order; what was refused is told where it stands."""
-        pieces = [settlements(piece) for piece in in_pieces(batch, PIECE)]
+        pieces = [encode_settlements(piece) for piece in in_pieces(batch, PIECE)]
         try:
             replies = await self._links.run_each(
                 self._scripts["settle"],
                 pieces,
                 doubt=lambda: self._doubts.add(batch),
-                extra=weight(len(batch), sum(len(each.result or "") for each in batch)),
+                extra=extra_timeout(len(batch), sum(len(each.result or "") for each in batch)),
                 synced=True,
             )
         except HoldfastError:
@@ -252,9 +256,9 @@ class Hot:
                 answers.append(await self._refused(each, state_now))
                 if answers[-1].accepted and answers[-1].state in TERMINAL:
                     ended.append(each.job_id)
-        self._doubts.end(batch)
+        self._doubts.mark_answered(batch)
         # Which queues something became ready in the script knows; whoever waits here for any of them looks.
-        self._news.tell({"queue:*"} if others else (), ended)
+        self._news.notify_done({"queue:*"} if others else (), ended)
         return answers
 
     async def _refused(self, each: Settlement, state: JobState | None) -> Settled:
@@ -276,7 +280,9 @@ class Hot:
         return SettlementEvidence(now, claims, None, record.state, record.reason, record.error)
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
-    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta) -> HeartbeatReply:
+    async def heartbeat(
+        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+    ) -> HeartbeatReply:
         """Extend what is still held; what each lease has become."""
         said = msgspec.structs.asdict(pulse)
         fields = [argument for pair in said.items() for argument in pair]
@@ -299,12 +305,12 @@ class Hot:
         return HeartbeatReply(held=held, order=WorkerCommand(ordered))
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
-    async def record(self, records: Sequence[Record]) -> list[bool]:
+    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
         """Keep the lines of leases that stand; which do. As many lines a script as jobs elsewhere."""
         kept = [True] * len(records)
         for piece in record_pieces(records, PIECE):
             script = self._scripts["record"]
-            arguments = [argument for turn, lines in piece for argument in said(records[turn].lease, lines)]
+            arguments = [argument for turn, lines in piece for argument in encode_logs(records[turn].lease, lines)]
             for (turn, _), standing in zip(piece, await self._links.run(script, *arguments), strict=True):
                 kept[turn] = kept[turn] and bool(standing)
         return kept
@@ -322,7 +328,7 @@ class _Delivery:
         self.jobs: list[Job] = []
         self._until_us: int | None = None
 
-    def arguments(self) -> list[Argument]:
+    def script_arguments(self) -> list[Argument]:
         """What the next script is asked."""
         wish = self._wish
         return [
@@ -359,11 +365,11 @@ class _Sent:
         self.doubted = False
         self.replies: list[Any] = []  # to each piece of the latest try, errors among them; none where it was cut off
 
-    def doubt(self) -> None:
+    def mark_uncertain(self) -> None:
         """A try was cut off, and may have stored the batch: from now on "known" means "created"."""
         self.doubted, self.replies = True, []
 
-    def hear(self, replies: list[Any]) -> None:
+    def read_replies(self, replies: list[Any]) -> None:
         """Some pieces were refused."""
         self.replies = replies
 
@@ -388,7 +394,7 @@ class _Claiming:
         self._due_in = -1
         self._until_us: int | None = None
 
-    def pieces(self, served: str) -> list[list[Argument]]:
+    def script_calls(self, served: str) -> list[list[Argument]]:
         """What the next scripts are asked: one, or, where what the first one takes cannot be too much for any queue, as
         many as it takes. Only the first may take jobs that must start at once; what is behind suspects is looked for by
         one at a time."""

@@ -16,7 +16,14 @@ from redis import exceptions as driver
 from holdfast.core.models import Finding
 from holdfast.stores.connections.redis import DEADLINE, RedisPool, in_pieces
 from holdfast.stores.connections.redis_protocol import Argument, Wire
-from holdfast.stores.redis.consistency import FIELDS, IndexedJob, NamespaceKeys, NamespaceSnapshot, RepairStep, mends
+from holdfast.stores.redis.consistency import (
+    FIELDS,
+    IndexedJob,
+    NamespaceKeys,
+    NamespaceSnapshot,
+    RepairStep,
+    plan_repairs,
+)
 from holdfast.stores.redis.url import RedisAddress
 
 _ALL = 3600.0  # seconds for everything
@@ -49,7 +56,7 @@ def _told(done: Sequence[RepairStep]) -> list[Finding]:
 async def _mended(link: Wire, names: NamespaceKeys, now: int) -> list[RepairStep] | None:
     """What was done; None: something changed meanwhile, and nothing was."""
     await _ask(link, [("WATCH", *(names(name) for name in _WATCHED))])
-    found = mends(await _Reading(link, names).snapshot(now))
+    found = plan_repairs(await _Reading(link, names).snapshot(now))
     *_, answers = await _ask(link, [("MULTI",), *(mend.command for mend in found), ("EXEC",)])
     if answers is None:
         return None
@@ -127,7 +134,7 @@ class _Reading:
                 piece, await _ask(self._link, [("HMGET", key, *FIELDS) for key in piece]), strict=True
             ):
                 try:
-                    found[key.removeprefix(self._names.job)] = IndexedJob.read(fields)
+                    found[key.removeprefix(self._names.job)] = IndexedJob.from_hash(fields)
                 except ValueError:
                     self._spoiled.append(key)
         return found

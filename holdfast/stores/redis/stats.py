@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 from holdfast.core.models import MICROSECOND, Job, JobState
-from holdfast.core.stats import CountGroup, JobStats, gathered
+from holdfast.core.stats import CountGroup, JobStats, merge_groups
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.query import Read
 
@@ -25,9 +25,9 @@ class Counting:
 
     async def count_groups(self, recent: timedelta) -> JobStats:
         """How many jobs there are, of each kind."""
-        now_us = await self._read.now_us()
+        now_us = await self._read.server_time_us()
         since = now_us - recent // MICROSECOND
-        flat = await self._links.command("ZRANGEBYSCORE", self._prefix + "setbacks", since, "+inf")
+        flat = await self._links.run_command("ZRANGEBYSCORE", self._prefix + "setbacks", since, "+inf")
         set_back = {member.partition(b" ")[2].decode("utf-8", "replace") for member in flat}
         groups: list[CountGroup] = []
         seen: set[str] = set()
@@ -37,7 +37,7 @@ class Counting:
             for start in range(0, len(fresh), _PIECE):
                 jobs = await self._read.summaries(fresh[start : start + _PIECE])
                 groups += [_group(job, now_us, since, set_back) for job in jobs if job is not None]
-                groups = gathered(groups)
+                groups = merge_groups(groups)
         return JobStats(groups, self._most)
 
     async def _structures(self) -> AsyncIterator[list[str]]:
@@ -75,7 +75,7 @@ class Counting:
         return found
 
     async def _ids(self, *words: str | int) -> list[str]:
-        return [each.decode("utf-8", "replace") for each in await self._links.command(*words)]
+        return [each.decode("utf-8", "replace") for each in await self._links.run_command(*words)]
 
 
 def _last_of(number: int) -> int:

@@ -37,10 +37,10 @@ class RedisStore(ServedStore["_OpenedRedis"]):
     def _opening(self) -> _OpenedRedis:
         return _OpenedRedis(self)
 
-    async def absent(self) -> str | None:
+    async def missing(self) -> str | None:
         links = NamespacePool(self.address, now=None)
         try:
-            return await maintenance.absent(links)
+            return await maintenance.missing(links)
         finally:
             await links.close()
 
@@ -49,16 +49,16 @@ class RedisStore(ServedStore["_OpenedRedis"]):
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
-        return await doctor.examine(self._open.links, self.scripts)
+        return await doctor.run_checks(self._open.links, self.scripts)
 
     async def durability(self) -> Finding:
-        facts = await maintenance.look(self._open.links)
-        if maintenance.evicts(facts.policy):  # nothing that it keeps is safe
-            return doctor.eviction(facts)
+        facts = await maintenance.read_server_info(self._open.links)
+        if maintenance.may_evict(facts.policy):  # nothing that it keeps is safe
+            return doctor.check_eviction(facts)
         return doctor.durability(facts, self.address.durability)
 
     async def repair(self) -> list[Finding]:
-        return await repair.repair(self.address, await self.now_us())
+        return await repair.repair(self.address, await self.server_time_us())
 
     async def backup(self, path: str) -> None:
         raise ConfigError(

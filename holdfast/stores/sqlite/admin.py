@@ -29,7 +29,7 @@ class Operate:
         running = connection.execute(self._sql["cancel_running"], {"ids": batch}).fetchall()
         transaction.ended += [job_id for (job_id,) in unstarted]
         for _, worker in running:
-            transaction.tell(f"worker:{worker}")
+            transaction.notify_topic(f"worker:{worker}")
         changed = {job_id: JobState.CANCELLED for (job_id,) in unstarted}
         changed |= {job_id: JobState.RUNNING for job_id, _ in running}
         return self._operated(transaction, ids, changed, chosen.more)
@@ -44,7 +44,7 @@ class Operate:
         values |= {"after": span_us(pace.after), "every": span_us(pace.every)}
         rows = connection.execute(self._sql["replay"], values).fetchall()
         for job_id, queue, _ in rows:
-            transaction.tell(f"queue:{queue}")
+            transaction.notify_topic(f"queue:{queue}")
             if payload is not None:
                 self._replace_payload(transaction, job_id, payload)
         return self._operated(transaction, ids, {job_id: STATES[code] for job_id, _, code in rows}, chosen.more)
@@ -70,7 +70,7 @@ class Operate:
             connection.execute(self._sql["delete_keys_of"], {"ids": as_json(ids), "before": keys_until})
         connection.execute(self._sql["delete_jobs"], {"seqs": as_json(seqs)})
 
-    def choose(
+    def select_jobs(
         self,
         reader: sqlite3.Connection,
         where: JobFilter,
@@ -122,33 +122,33 @@ class Operate:
         """Close or open a queue for claims."""
         transaction.connection.execute(self._sql["set_paused"], {"queue": queue, "paused": int(paused)})
         if not paused:
-            transaction.tell(f"queue:{queue}")
+            transaction.notify_topic(f"queue:{queue}")
 
-    def order(self, transaction: Transaction, order: WorkerCommand, workers: Sequence[str] | None) -> list[str]:
+    def send_command(self, transaction: Transaction, order: WorkerCommand, workers: Sequence[str] | None) -> list[str]:
         """Write down what living workers are to do, and wake them."""
         rows = transaction.connection.execute(
             self._sql["order_workers"],
             {"order": order, "now": transaction.now_us, "workers": None if workers is None else as_json(workers)},
         ).fetchall()
         for (worker,) in rows:
-            transaction.tell(f"worker:{worker}")
+            transaction.notify_topic(f"worker:{worker}")
         return [worker for (worker,) in rows]
 
     # ── upkeep ────────────────────────────────────────────────────────────────────────────────────────────────
-    def leave(self, transaction: Transaction, worker: str) -> None:
+    def deregister(self, transaction: Transaction, worker: str) -> None:
         """Forget a worker that has stopped."""
         transaction.connection.execute(self._sql["delete_worker"], {"worker": worker})
 
-    def promote(self, transaction: Transaction, *, limit: int) -> int:
+    def promote_due(self, transaction: Transaction, *, limit: int) -> int:
         """Make due jobs of every queue ready."""
         rows = transaction.connection.execute(
             self._sql["promote_anywhere"], {"now": transaction.now_us, "limit": limit}
         ).fetchall()
         for (queue,) in set(rows):
-            transaction.tell(f"queue:{queue}")
+            transaction.notify_topic(f"queue:{queue}")
         return len(rows)
 
-    def expired(self, reader: sqlite3.Connection, now_us: int, *, limit: int) -> list[Job]:
+    def find_expired(self, reader: sqlite3.Connection, now_us: int, *, limit: int) -> list[Job]:
         """Running jobs whose lease ran out."""
         rows = reader.execute(self._sql["expired"], {"now": now_us, "limit": limit})
         return [read_job(shown) for (shown,) in rows]

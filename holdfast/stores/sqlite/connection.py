@@ -142,7 +142,7 @@ def check_owner(path: str) -> None:
 
 
 @contextmanager
-def translated(path: str) -> Iterator[None]:
+def translate_errors(path: str) -> Iterator[None]:
     """Errors inside of the driver and the operating system become ours, with what to do about them."""
     try:
         yield

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import msgspec
 
-from holdfast.core.models import MICROSECOND, Job, JobFilter, NewJob, microseconds
+from holdfast.core.models import MICROSECOND, Job, JobFilter, NewJob, to_microseconds
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.common.requests import UNREADABLE
 
@@ -24,7 +24,7 @@ _PUNCTUATION = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]')
 _OPTIONS, _PAYLOAD = map(Job.__struct_fields__.index, ("options", "payload"))
 
 
-def elements(array: str) -> list[str]:
+def array_elements(array: str) -> list[str]:
     """The texts of a JSON array's elements, however deep they nest: no decoder of Python's follows as far as SQLite."""
     depth, begun, found = 0, 1, []
     for mark in _PUNCTUATION.finditer(array):
@@ -43,7 +43,7 @@ def read_job(shown: str) -> Job:
     try:
         return decode_job(shown)
     except UNREADABLE:
-        fields = elements(shown)
+        fields = array_elements(shown)
         fields[_OPTIONS] = "null"
         if fields[_PAYLOAD] == "null":
             fields[_PAYLOAD] = '"null"'
@@ -93,6 +93,6 @@ def filter_parameters(where: JobFilter) -> dict[str, object]:
         "reason": where.reason,
         "worker": where.worker,
         "error": where.error,
-        "created_after": None if where.created_after is None else microseconds(where.created_after),
-        "created_before": None if where.created_before is None else microseconds(where.created_before),
+        "created_after": None if where.created_after is None else to_microseconds(where.created_after),
+        "created_before": None if where.created_before is None else to_microseconds(where.created_before),
     }

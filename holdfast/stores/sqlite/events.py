@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.core.models import MICROSECOND, JobEvent, JobEvents
 from holdfast.core.stats import CountGroup, JobStats
-from holdfast.stores.common.event_cursor import LAST, EventCursor, piece
+from holdfast.stores.common.event_cursor import LAST, EventCursor, slice_events
 from holdfast.stores.common.named_sql import STATES
 
 
@@ -28,10 +28,10 @@ class Feed:
         mark = EventCursor.read(after)
         if mark.is_gap(now_us, within):
             return self._from_now(reader, now_us, gap=True)
-        at, job_id, claims = mark.begin(now_us - within // MICROSECOND)
+        at, job_id, claims = mark.start_place(now_us - within // MICROSECOND)
         values = {"at": at, "job": job_id, "claims": claims, "limit": limit + 1}
         found = [_ending(row) for row in reader.execute(self._sql["endings"], values)]
-        return piece(mark, found, limit, now_us)
+        return slice_events(mark, found, limit, now_us)
 
     def stats(self, reader: sqlite3.Connection, now_us: int, *, recent: timedelta, most: int) -> JobStats:
         """How many jobs there are, of each kind."""
@@ -58,7 +58,7 @@ class Feed:
     def _from_now(self, reader: sqlite3.Connection, now_us: int, *, gap: bool = False) -> JobEvents:
         """Behind the last ending there is, not behind now: a caller's open transaction may hold one from before."""
         (last,) = reader.execute(self._sql["last_ended"]).fetchone()
-        return EventCursor(now_us, last or 0, LAST).piece([], gap=gap)
+        return EventCursor(now_us, last or 0, LAST).events_until([], gap=gap)
 
 
 def _ending(row: tuple[Any, ...]) -> JobEvent:

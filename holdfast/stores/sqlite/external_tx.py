@@ -14,7 +14,7 @@ from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
 from holdfast.stores.sqlite.writer import Transaction
 
 
-def recognition(path: str) -> StatementFlow[None]:
+def verify(path: str) -> StatementFlow[None]:
     """Whether the connection is open on this file."""
     rows = yield Statement("pragma database_list")
     file = next((row[2] for row in rows if row[1] == "main"), "")
@@ -26,7 +26,7 @@ def recognition(path: str) -> StatementFlow[None]:
         yield Statement("pragma wal_autocheckpoint=0")  # see connection.py: ours run alone
 
 
-def completion(
+def complete_steps(
     statements: Mapping[str, str], lease: Lease, result: str | None, now: Callable[[], int]
 ) -> StatementFlow[Settled]:
     """End the job as succeeded, under its lease. The clock is read as the one who writes: no other's ending that is
@@ -38,7 +38,7 @@ def completion(
     return Settled(lease.job_id, lease.claims, bool(done), state)
 
 
-def completed(transaction: Transaction, statements: Mapping[str, str], lease: Lease) -> TxOutcome:
+def tx_outcome(transaction: Transaction, statements: Mapping[str, str], lease: Lease) -> TxOutcome:
     """What became of it. Asked by the one writer there can be, it is never still open."""
     standing = transaction.connection.execute(statements["completed"], (lease.job_id,)).fetchone()
     if standing is None or standing[1] != lease.claims:

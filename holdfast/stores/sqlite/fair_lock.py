@@ -28,7 +28,7 @@ class FairLock:
         self._locked = False
         self._doubted_until = 0.0  # somebody is frozen here: until then nobody waits behind them again
 
-    def enter(self) -> None:
+    def acquire_turn(self) -> None:
         """Return when it is this thread's turn; ``leave`` must follow."""
         self._threads.acquire()
         try:
@@ -43,7 +43,7 @@ class FairLock:
             self._threads.release()
             raise
 
-    def leave(self) -> None:
+    def release_turn(self) -> None:
         """The turn is over."""
         if self._locked:
             fcntl.flock(self._lock, fcntl.LOCK_UN)

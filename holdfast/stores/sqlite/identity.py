@@ -28,7 +28,7 @@ class FileIdentity:
         """``connection`` stays open for the life of the process if a file is replaced."""
         self._connection = connection
         connection.execute("select count(*) from sqlite_master").fetchall()  # a new file has them from its first read
-        self.inodes = inodes(path)
+        self.inodes = read_inodes(path)
         self._known = tuple(zip((path, *(path + suffix for suffix in _SIDE_FILES)), self.inodes, strict=True))
         self._log_path, self._index_path = (path + suffix for suffix in _SIDE_FILES)
         self._log = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
@@ -36,7 +36,7 @@ class FileIdentity:
         self._log_has_begun = False
         self.is_replaced = False
 
-    def check(self) -> None:
+    def check_files(self) -> None:
         """Raises ``StoreReplaced`` if a file was removed, replaced or cut to 0 bytes."""
         for path, inode in self._known:
             self._check(path, inode)
@@ -50,7 +50,7 @@ class FileIdentity:
     def keep_if_replaced(self) -> None:
         """Keeps the connection open if a file was replaced since the last call. Called before connections close."""
         with suppress(StoreReplaced, OSError):
-            self.check()
+            self.check_files()
 
     def close(self) -> None:
         """Closes the log. The index stays open: to close it would end the locks that SQLite has on it."""
@@ -88,7 +88,7 @@ class FileIdentity:
         return StoreReplaced(f"{path} {what} while this program had it open; restart this program")
 
 
-def inodes(path: str) -> tuple[int | None, ...]:
+def read_inodes(path: str) -> tuple[int | None, ...]:
     """Inodes of the database, its log and the log's index; None for a missing file."""
     return tuple(_inode(each) for each in (path, *(path + suffix for suffix in _SIDE_FILES)))
 
@@ -109,7 +109,7 @@ def check_side_files(path: str, seconds: float | None = None) -> tuple[int | Non
     """
     _check_not_cut(path)
     deadline = time.monotonic() + (BUSY_SECONDS if seconds is None else min(seconds, BUSY_SECONDS))
-    while None in (seen := inodes(path)):
+    while None in (seen := read_inodes(path)):
         if _settled_alone(path):
             return None
         if time.monotonic() > deadline:

@@ -19,7 +19,7 @@ from holdfast.stores.sqlite.connection import (
     connect,
     create_private,
     file_system,
-    translated,
+    translate_errors,
 )
 from holdfast.stores.sqlite.identity import check_side_files
 
@@ -50,7 +50,7 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], pat
     return [migration.name for migration in missing]
 
 
-def printed(migrations: Sequence[Migration]) -> str:
+def render_migrations(migrations: Sequence[Migration]) -> str:
     """These migrations for a tool of the user's own; from the first one on with the table they are noted in."""
     scripts = []
     for each in migrations:
@@ -70,15 +70,15 @@ def is_current(reader: sqlite3.Connection, migrations: Sequence[Migration]) -> b
     return bool(applied == migrations[-1].number)
 
 
-def absent(path: str) -> str | None:
+def missing(path: str) -> str | None:
     """What is not there, where opening ``path`` would make a store; None where there is one, or a foreign file."""
     # Not the methods of Path: they raise where this user may not look. What hinders opening is for opening to say.
     if os.path.isdir(os.path.dirname(path)) and not os.path.lexists(path):  # noqa: PTH112, PTH120
         return f"there is no database at {path} yet"
     check_place(path)
-    with translated(path):
+    with translate_errors(path):
         check_side_files(path)
-    with translated(path), closing(bare_connection(f"{Path(path).as_uri()}?mode=ro", uri=True)) as reader:
+    with translate_errors(path), closing(bare_connection(f"{Path(path).as_uri()}?mode=ro", uri=True)) as reader:
         (application,) = reader.execute("pragma application_id").fetchone()
         tables = reader.execute("select count(*) from sqlite_master where name = 'holdfast_migration'").fetchone()[0]
     if tables or application not in (0, APPLICATION_ID):
@@ -86,12 +86,12 @@ def absent(path: str) -> str | None:
     return f"the database at {path} has no tables of Holdfast yet"
 
 
-def copy(path: str, target: str) -> None:
+def copy_file(path: str, target: str) -> None:
     """A consistent copy of a live file under a name that must be free. On its own connection: it may take long."""
     file = Path(target)
     if "\0" in target or not file.name:
         raise Invalid("path", target, "name the file to be made")
-    with translated(target):
+    with translate_errors(target):
         if file.exists():
             raise ConfigError(f"{target} exists already; name a file that does not")
         if not file.parent.is_dir():
@@ -115,10 +115,10 @@ def _copy(path: str, file: Path) -> None:
     partial.rename(file)
 
 
-def examine(statements: Mapping[str, str], path: str, now_us: int) -> list[Finding]:
+def run_checks(statements: Mapping[str, str], path: str, now_us: int) -> list[Finding]:
     """What a store on a file can check about itself, but for its durability. It reads the whole file, so on a
     connection of its own."""
-    with translated(path), closing(connect(path)) as reader:
+    with translate_errors(path), closing(connect(path)) as reader:
         return [
             _version(),
             _place(path),

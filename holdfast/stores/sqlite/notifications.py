@@ -58,12 +58,12 @@ class Wakes:
         self._listed_at = (-1, 0)
 
     # ── telling ───────────────────────────────────────────────────────────────────────────────────────────────
-    def tell(self, topics: set[str]) -> None:
+    def notify_committed(self, topics: set[str]) -> None:
         """Something was committed that these topics stand for. From any thread."""
         with self._lock:
-            heard = [waiter for waiter in self._waiters if waiter.hears(topics)]
+            heard = [waiter for waiter in self._waiters if waiter.matches_topics(topics)]
             if not heard:
-                self._missed.keep(topics)
+                self._missed.keep_topics(topics)
         for waiter in heard:
             waiter.wake()
         self._tell_others(topics)
@@ -222,7 +222,7 @@ class Wakes:
     def _receive(self, sock: socket.socket) -> None:
         topics = {topic for topic in _told(sock) if ":" in topic}
         with self._lock:
-            heard = [waiter for waiter in self._waiters if waiter.hears(topics)]
+            heard = [waiter for waiter in self._waiters if waiter.matches_topics(topics)]
         for waiter in heard:
             waiter.wake()
 

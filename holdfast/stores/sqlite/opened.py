@@ -47,8 +47,8 @@ class OpenedSqlite:
         """Run ``look`` on the reader: in its own thread beside an event loop, right here otherwise."""
         loop = running_loop()
         if loop is None:
-            return self.reader.look(look)
-        return await loop.run_in_executor(self.readers, self.reader.look, look)
+            return self.reader.run_search(look)
+        return await loop.run_in_executor(self.readers, self.reader.run_search, look)
 
     async def search(
         self, look: Callable[[sqlite3.Connection], T], where: JobFilter, *, seconds: float | None = None
@@ -87,6 +87,6 @@ def _mark_in_children(opened: OpenedSqlite) -> None:
         inherited = reference()
         if inherited is not None and not inherited.forked:
             inherited.forked = True
-            inherited.writer.abandon()
+            inherited.writer.drop_lock_files()
 
     os.register_at_fork(after_in_child=mark)

@@ -33,11 +33,11 @@ from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import UNREADABLE, WorkerClaim
 from holdfast.stores.sqlite.encoding import (
     INLINE_PAYLOAD,
+    array_elements,
     as_json,
     decode_job,
     decode_jobs,
     decode_seqs,
-    elements,
     encode_json,
     job_row,
     span_us,
@@ -65,10 +65,10 @@ class Hot:
         elif not any(job.key for job in jobs) and self._insert_all(transaction, jobs):
             answers = [Submitted(job.id, True) for job in jobs]
         else:
-            answers = _held(transaction.connection, self.submission(jobs, transaction.now_us))
+            answers = _held(transaction.connection, self.submit_steps(jobs, transaction.now_us))
         for job, answer in zip(jobs, answers, strict=True):
             if answer.created:
-                transaction.tell(f"queue:{job.queue}")
+                transaction.notify_topic(f"queue:{job.queue}")
         return answers
 
     def _insert_plain(self, transaction: Transaction, job: NewJob) -> Submitted:
@@ -100,7 +100,7 @@ class Hot:
         ]
         return [(name, rows) for name, rows in (("insert_payload", large), ("insert_tag", tags)) if rows]
 
-    def submission(self, jobs: Sequence[NewJob], now_us: int) -> StatementFlow[list[Submitted]]:
+    def submit_steps(self, jobs: Sequence[NewJob], now_us: int) -> StatementFlow[list[Submitted]]:
         """The same job by job, as statements anyone's connection can run."""
         answers = []
         for job in jobs:
@@ -125,7 +125,7 @@ class Hot:
         return Submitted(owner, bool(inserted))
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def look(self, reader: sqlite3.Connection, wish: WorkerClaim, now_us: int) -> Claim | None:
+    def search_claim(self, reader: sqlite3.Connection, wish: WorkerClaim, now_us: int) -> Claim | None:
         """An empty claim if a reader sees that there is nothing to take; None if a claim is worth a transaction."""
         queues = [queue for queue, slots in wish.wants.items() if slots > 0]
         every = EVERY_QUEUE in queues
@@ -150,12 +150,12 @@ class Hot:
         until = now_us + span_us(wish.lease_for)
         taken = _Taking(connection, self._sql, wish, now_us, until)
         if wish.only is not None:
-            refused = taken.delivered(wish.only, wants, paused)
+            refused = taken.take_delivered(wish.only, wants, paused)
             return Claim(
                 jobs=taken.jobs, refused=refused, promoted=promoted, held_back=taken.held_back, lease_until_us=until
             )
         for queue, slots in self._in_turn(connection, wants, paused, taken):
-            taken.ready(queue, slots)
+            taken.take_ready(queue, slots)
         return Claim(
             jobs=taken.jobs,
             promoted=promoted,
@@ -262,11 +262,11 @@ class Hot:
         if state in TERMINAL:
             transaction.ended.append(settlement.job_id)
         else:
-            transaction.tell(f"queue:{queue}")
+            transaction.notify_topic(f"queue:{queue}")
         return Settled(settlement.job_id, settlement.claims, True, state, run_at)
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
-    def record(self, transaction: Transaction, records: Sequence[Record]) -> list[bool]:
+    def append_logs(self, transaction: Transaction, records: Sequence[Record]) -> list[bool]:
         """Keep the lines of leases that stand; which do."""
         connection, now_us = transaction.connection, transaction.now_us
         leases = as_json((each.lease.job_id, each.lease.claims) for each in records)
@@ -281,7 +281,7 @@ class Hot:
         return [turn in standing for turn in range(len(records))]
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def beat(
+    def heartbeat(
         self, transaction: Transaction, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
         """Extend what is still held; what each lease has become."""
@@ -337,7 +337,7 @@ class _Taking:
         """Whether the claim has all it asked for."""
         return len(self.jobs) >= (1 if self._wish.alone else self._wish.limit)
 
-    def ready(self, queue: str, slots: int) -> None:
+    def take_ready(self, queue: str, slots: int) -> None:
         """Take from one queue: suspects first (they have waited longest), then the rest."""
         if self._wish.alone:
             self._take("pick_quarantined", queue=queue, limit=1)
@@ -350,7 +350,7 @@ class _Taking:
         if room > 0:
             self._take("pick_ready", queue=queue, limit=room)
 
-    def delivered(self, ids: Sequence[str], wants: Mapping[str, int], paused: set[str]) -> int:
+    def take_delivered(self, ids: Sequence[str], wants: Mapping[str, int], paused: set[str]) -> int:
         """Take just these ids; how many deliveries were refused, repeats included."""
         batch = as_json(dict.fromkeys(ids))
         most = 1 << 30 if self._wish.alone else min(1, self._startable)
@@ -376,18 +376,18 @@ class _Taking:
         counted = len(decode_seqs(seqs)) if pick == "pick_suspect" else last or 0
         if counted > self._startable:
             self.held_back = True
-            number = _prefix(elements(shown), self._startable)
+            number = _prefix(array_elements(shown), self._startable)
             if number == 0:
                 return 0
             seqs = as_json(decode_seqs(seqs)[:number])
-            shown = f"[{','.join(elements(shown)[:number])}]"
+            shown = f"[{','.join(array_elements(shown)[:number])}]"
             counted = self._startable
         self._startable -= counted
         self._connection.execute(self._sql["take"], {"seqs": seqs, **self._lease})
         try:
             jobs = decode_jobs(shown)
         except UNREADABLE:
-            jobs = self._readable(decode_seqs(seqs), elements(shown))
+            jobs = self._readable(decode_seqs(seqs), array_elements(shown))
         self.jobs += jobs
         return len(jobs)
 

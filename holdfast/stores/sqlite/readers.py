@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from holdfast.core.errors import Busy, HoldfastError, TooBroad
-from holdfast.stores.sqlite.connection import connect, translated
+from holdfast.stores.sqlite.connection import connect, translate_errors
 from holdfast.stores.sqlite.identity import FileIdentity
 
 T = TypeVar("T")
@@ -28,10 +28,10 @@ class Reader:
         self._identity = identity
         self._turn = threading.Lock()
 
-    def look(self, look: Callable[[sqlite3.Connection], T]) -> T:
+    def run_search(self, look: Callable[[sqlite3.Connection], T]) -> T:
         """What ``look`` sees."""
-        with self._turn, translated(self._path):
-            self._identity.check()
+        with self._turn, translate_errors(self._path):
+            self._identity.check_files()
             return look(self._connection)
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class Searcher(Reader):
     def search(self, look: Callable[[sqlite3.Connection], T], seconds: float) -> T:
         """What ``look`` sees; TooBroad after so many seconds."""
 
-        def looking(connection: sqlite3.Connection) -> T:
+        def run_looking(connection: sqlite3.Connection) -> T:
             self._ends = time.monotonic() + seconds
             try:
                 return look(connection)
@@ -65,9 +65,9 @@ class Searcher(Reader):
                     raise HoldfastError("the store was closed while it was searched") from error
                 raise TooBroad(seconds) from error
 
-        return self.look(looking)
+        return self.run_search(run_looking)
 
-    def leave(self) -> None:
+    def deregister(self) -> None:
         """Give up what is being looked for and what is still asked: the store is being closed."""
         self._leaving = True
 
@@ -91,7 +91,7 @@ class SearchSlot:
 
     def close(self) -> None:
         """Give up what is searched."""
-        self._searcher.leave()
+        self._searcher.deregister()
         self._thread.shutdown()
         self._searcher.close()
 

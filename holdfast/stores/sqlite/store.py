@@ -32,7 +32,7 @@ from holdfast.core.models import (
     WorkerCommand,
     WorkerHeartbeat,
 )
-from holdfast.core.portal import drive, running_loop
+from holdfast.core.portal import drive_coroutine, running_loop
 from holdfast.stores.base import AT_ONCE, Query, Selection, StatementFlow
 from holdfast.stores.common.named_sql import chosen_migrations, load_migrations, load_statements
 from holdfast.stores.common.requests import (
@@ -40,12 +40,12 @@ from holdfast.stores.common.requests import (
     Chosen,
     WorkerClaim,
     awaited_jobs,
-    named,
-    replayable,
+    replayable_states,
+    select_ids,
 )
 from holdfast.stores.sqlite import external_tx, maintenance
 from holdfast.stores.sqlite.admin import Operate
-from holdfast.stores.sqlite.connection import check_owner, check_place, create_private, translated
+from holdfast.stores.sqlite.connection import check_owner, check_place, create_private, translate_errors
 from holdfast.stores.sqlite.identity import check_side_files
 from holdfast.stores.sqlite.opened import OpenedSqlite
 from holdfast.stores.sqlite.query import Reads, SqliteQuery
@@ -89,11 +89,11 @@ class SQLiteStore:
 
     def _opening(self) -> OpenedSqlite:
         check_place(self.path)
-        with translated(self.path):
+        with translate_errors(self.path):
             create_private(self.path)
             opened = self._opened_together()
             try:
-                if not opened.reader.look(lambda reader: maintenance.is_current(reader, self._migrations)):
+                if not opened.reader.run_search(lambda reader: maintenance.is_current(reader, self._migrations)):
                     opened.migrated = opened.writer.write(self._migrating)
             except BaseException:
                 opened.close()
@@ -110,8 +110,8 @@ class SQLiteStore:
                 return opened
             opened.close()
 
-    async def absent(self) -> str | None:
-        return maintenance.absent(self.path)
+    async def missing(self) -> str | None:
+        return maintenance.missing(self.path)
 
     def _migrating(self, transaction: Transaction) -> list[str]:
         return maintenance.migrate(transaction.connection, self._migrations, self.path)
@@ -128,10 +128,10 @@ class SQLiteStore:
         return applied + await opened.writer.call(self._migrating)
 
     def migration_sql(self, span: str) -> str:
-        return maintenance.printed(chosen_migrations(self._migrations, span))
+        return maintenance.render_migrations(chosen_migrations(self._migrations, span))
 
     def blocking(self, call: Coroutine[Any, Any, T]) -> T:
-        return drive(call)
+        return drive_coroutine(call)
 
     @property
     def _open(self) -> OpenedSqlite:
@@ -169,7 +169,7 @@ class SQLiteStore:
             # Delivered ids are worth a look at the rows themselves: refused ones must be counted.
             None
             if only is not None
-            else lambda: opened.glance.look(lambda reader: self._hot.look(reader, wish, self._now())),
+            else lambda: opened.glance.run_search(lambda reader: self._hot.search_claim(reader, wish, self._now())),
         )
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
@@ -177,55 +177,57 @@ class SQLiteStore:
             return []
         return await self._open.writer.call(lambda transaction: self._hot.settle(transaction, settlements))
 
-    async def beat(self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta) -> HeartbeatReply:
+    async def heartbeat(
+        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+    ) -> HeartbeatReply:
         return await self._open.writer.call(
-            lambda transaction: self._hot.beat(transaction, pulse, leases, lease_for=lease_for)
+            lambda transaction: self._hot.heartbeat(transaction, pulse, leases, lease_for=lease_for)
         )
 
-    async def record(self, records: Sequence[Record]) -> list[bool]:
+    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
         if not records:
             return []
-        return await self._open.writer.call(lambda transaction: self._hot.record(transaction, records))
+        return await self._open.writer.call(lambda transaction: self._hot.append_logs(transaction, records))
 
-    async def leave(self, worker: str) -> None:
-        await self._open.writer.call(lambda transaction: self._operate.leave(transaction, worker))
+    async def deregister(self, worker: str) -> None:
+        await self._open.writer.call(lambda transaction: self._operate.deregister(transaction, worker))
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         opened = self._open
         awaited = awaited_jobs(topics)
 
-        def settled() -> bool:
-            return bool(awaited) and opened.glance.look(lambda reader: self._reads.any_finished(reader, awaited))
+        def is_settled() -> bool:
+            return bool(awaited) and opened.glance.run_search(lambda reader: self._reads.any_finished(reader, awaited))
 
         if running_loop() is None:
-            opened.wakes.wait_here(topics, timeout, settled)
+            opened.wakes.wait_here(topics, timeout, is_settled)
         else:
-            await opened.wakes.wait(topics, timeout, settled)
+            await opened.wakes.wait(topics, timeout, is_settled)
 
     # ── inside the caller's transaction ───────────────────────────────────────────────────────────────────────
-    async def recognition(self) -> StatementFlow[None]:
-        return external_tx.recognition(self.path)
+    async def verify(self) -> StatementFlow[None]:
+        return external_tx.verify(self.path)
 
-    def submission(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
-        self._open.identity.check()
-        return self._hot.submission(jobs, self._now())
+    def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
+        self._open.identity.check_files()
+        return self._hot.submit_steps(jobs, self._now())
 
-    def completion(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
-        self._open.identity.check()
-        return external_tx.completion(self._sql, lease, result, self._now)
+    def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
+        self._open.identity.check_files()
+        return external_tx.complete_steps(self._sql, lease, result, self._now)
 
-    async def completed(self, lease: Lease) -> TxOutcome:
-        return await self._open.writer.call(lambda transaction: external_tx.completed(transaction, self._sql, lease))
+    async def tx_outcome(self, lease: Lease) -> TxOutcome:
+        return await self._open.writer.call(lambda transaction: external_tx.tx_outcome(transaction, self._sql, lease))
 
     # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
-    async def promote(self, *, limit: int) -> int:
-        return await self._open.writer.call(lambda transaction: self._operate.promote(transaction, limit=limit))
+    async def promote_due(self, *, limit: int) -> int:
+        return await self._open.writer.call(lambda transaction: self._operate.promote_due(transaction, limit=limit))
 
-    async def expired(self, *, limit: int) -> list[Job]:
+    async def find_expired(self, *, limit: int) -> list[Job]:
         now_us = self._now()
-        return await self._open.read(lambda reader: self._operate.expired(reader, now_us, limit=limit))
+        return await self._open.read(lambda reader: self._operate.find_expired(reader, now_us, limit=limit))
 
-    async def remind(self) -> int:
+    async def reannounce(self) -> int:
         return 0
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
@@ -247,7 +249,7 @@ class SQLiteStore:
         limit: int = 1000,
         pace: ReplayRate = AT_ONCE,
     ) -> BulkResult:
-        chosen = await self._chosen(selection, replayable(force=force), limit)
+        chosen = await self._chosen(selection, replayable_states(force=force), limit)
         return await self._operated(
             chosen,
             lambda transaction: self._operate.replay(transaction, chosen, force=force, payload=payload, pace=pace),
@@ -261,9 +263,9 @@ class SQLiteStore:
         self, selection: Selection, legal: frozenset[JobState], limit: int, *, unasked: bool = False
     ) -> Chosen:
         if not isinstance(selection, JobFilter):
-            return named(selection, limit)
+            return select_ids(selection, limit)
         return await self._open.search(
-            lambda reader: self._operate.choose(reader, selection, legal, limit, unasked=unasked),
+            lambda reader: self._operate.select_jobs(reader, selection, legal, limit, unasked=unasked),
             selection,
             seconds=CHOOSE,
         )
@@ -277,27 +279,27 @@ class SQLiteStore:
     async def resume(self, queue: str) -> None:
         await self._open.writer.call(lambda transaction: self._operate.pause(transaction, queue, paused=False))
 
-    async def order(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
-        return await self._open.writer.call(lambda transaction: self._operate.order(transaction, order, workers))
+    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
+        return await self._open.writer.call(lambda transaction: self._operate.send_command(transaction, order, workers))
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
-        self._open.identity.check()
+        self._open.identity.check_files()
         durability, now_us = self._open.durability, self._now()
-        return [durability, *await _aside(lambda: maintenance.examine(self._sql, self.path, now_us))]
+        return [durability, *await _aside(lambda: maintenance.run_checks(self._sql, self.path, now_us))]
 
     async def durability(self) -> Finding:
-        self._open.identity.check()
+        self._open.identity.check_files()
         return self._open.durability
 
     async def repair(self) -> list[Finding]:
         return []  # a file holds together or is restored from a backup
 
     async def backup(self, path: str) -> None:
-        self._open.identity.check()
-        await _aside(lambda: maintenance.copy(self.path, path))
+        self._open.identity.check_files()
+        await _aside(lambda: maintenance.copy_file(self.path, path))
 
-    async def now_us(self) -> int:
+    async def server_time_us(self) -> int:
         return self._now()
 
 

@@ -42,7 +42,7 @@ class Transaction:
         self.topics: set[str] = set()
         self.ended: list[str] = []  # ids of jobs that reached a terminal state
 
-    def tell(self, topic: str) -> None:
+    def notify_topic(self, topic: str) -> None:
         """After the commit, wake who waits for this topic."""
         self.topics.add(topic)
 
@@ -77,11 +77,11 @@ class _Pending(Generic[T]):
         self.result: T | None = None
         self.error: Exception | None = None
 
-    def operation(self, transaction: Transaction) -> T | None:
+    def run_operation(self, transaction: Transaction) -> T | None:
         """Do it, unless nobody waits for it any more."""
         return self._operation(transaction) if self._taken.acquire(blocking=False) else None
 
-    def withdraw(self, error: Exception) -> None:
+    def fail_pending(self, error: Exception) -> None:
         """Answer with this error, unless its transaction has begun: then that decides."""
         if self._taken.acquire(blocking=False) and not self.future.done():
             self.future.set_exception(error)
@@ -140,7 +140,7 @@ class Writer:
         if self._locked_out:
             text = f"{self._path} is busy: another program has held its write lock for {self._patience:g} s"
             outcome = "nothing was changed"
-            pending.withdraw(Unavailable(f"{text}; {outcome}", outcome=outcome))
+            pending.fail_pending(Unavailable(f"{text}; {outcome}", outcome=outcome))
         if not pending.future.done():
             pending.loop.call_later(_LOOK, self._lose_patience, pending)
 
@@ -193,7 +193,7 @@ class Writer:
                 late.append(pending)
         _answer(late)
 
-    def abandon(self) -> None:
+    def drop_lock_files(self) -> None:
         """In a forked child: drop the lock files, lest it holds the parent's locks after the parent's death."""
         self._turnstile.close()
 
@@ -223,7 +223,7 @@ class Writer:
         try:
             with self._own:
                 if len(group) == 1:
-                    transaction, group[0].result = self._transact(group[0].operation)
+                    transaction, group[0].result = self._transact(group[0].run_operation)
                 else:
                     transaction = self._together(group)
             self._after(transaction)
@@ -239,7 +239,7 @@ class Writer:
             for pending in group:
                 transaction.connection.execute("savepoint neighbour")
                 try:
-                    pending.result = pending.operation(transaction)
+                    pending.result = pending.run_operation(transaction)
                 except Exception as error:
                     pending.error = translate(error, self._path) if isinstance(error, DRIVER_ERRORS) else error
                     transaction.connection.execute("rollback to neighbour")
@@ -252,9 +252,9 @@ class Writer:
         """One transaction in turn with everyone else, and the checkpoint that may be due after it."""
         connection = self.connection
         self._locked_out = True
-        self._turnstile.enter()
+        self._turnstile.acquire_turn()
         try:
-            self._identity.check()
+            self._identity.check_files()
             before = connection.total_changes
             connection.execute("begin immediate")
             self._locked_out = False
@@ -276,7 +276,7 @@ class Writer:
             raise Unavailable(f"{self._path} cannot be used right now: {error}") from error
         finally:
             self._locked_out = False
-            self._turnstile.leave()
+            self._turnstile.release_turn()
 
     def _checkpoint_if_due(self, changes: int) -> None:
         """Copy the log into the file, every so often.
@@ -305,7 +305,7 @@ class Writer:
             if transaction.ended and self._wakes.endings_wanted():
                 transaction.topics.update(f"job:{job_id}" for job_id in transaction.ended)
             if transaction.topics:
-                self._wakes.tell(transaction.topics)
+                self._wakes.notify_committed(transaction.topics)
         except Exception:
             logging.getLogger(__name__).exception("waking who waits failed; they will look by themselves")
 

@@ -27,9 +27,15 @@ from holdfast.core.lifecycle import Failed, Outcome
 from holdfast.core.models import Lease, Reason
 from holdfast.tasks import CURRENT, Context, JobLog, Registry, Task
 from holdfast.telemetry.traces import open_traces
-from holdfast.worker.executors.child_protocol import ChildRequest, Logged, Setup, frame, reply_of, unframe
+from holdfast.worker.executors.child_protocol import ChildRequest, Logged, Setup, decode_frame, encode_frame, reply_of
 from holdfast.worker.executors.memory import resident_bytes
-from holdfast.worker.executors.outcome import describe, outcome_of, payload_refused, succeeded, trace
+from holdfast.worker.executors.outcome import (
+    describe_error,
+    format_traceback,
+    outcome_of,
+    payload_refused,
+    success_outcome,
+)
 
 _CHUNK = 256 * 1024
 _FAREWELL = 2.0  # seconds for an idle child to end in good order
@@ -45,7 +51,7 @@ def serve(connection: socket.socket) -> None:
     outbox = _Outbox(connection)
     handlers = _Handlers(setup, outbox)
     threading.Thread(target=_end_with_the_worker, args=(connection.fileno(), handlers), daemon=True).start()
-    handlers.warm()
+    handlers.import_handlers()
     try:
         outbox.send(b"")
     except BrokenPipeError:
@@ -75,7 +81,7 @@ class _Inbox:
 
     def next(self) -> bytes | None:
         """The next frame; None once the worker has closed its end."""
-        while (data := unframe(self._buffer)) is None:
+        while (data := decode_frame(self._buffer)) is None:
             received = self._connection.recv(_CHUNK)
             if not received:
                 return None
@@ -99,9 +105,9 @@ class _Outbox:
     def send(self, data: bytes) -> None:
         """Send a frame; OSError where nobody is there to take it."""
         with self._turn:
-            self._connection.sendall(frame(data))
+            self._connection.sendall(encode_frame(data))
 
-    def log(self, logged: Logged) -> None:
+    def send_log(self, logged: Logged) -> None:
         """Send what was logged. A worker that is gone stores nothing, and the handler shall not notice."""
         if self.is_ours:
             with contextlib.suppress(OSError):
@@ -119,7 +125,7 @@ class _Handlers:
         self._spans = open_traces(False)
         self.busy = False
 
-    def warm(self) -> None:
+    def import_handlers(self) -> None:
         """Import what jobs will need. What fails here fails again under the job, and is reported there."""
         for name in [self._setup.app, *self._setup.modules]:
             if name is not None:
@@ -130,7 +136,7 @@ class _Handlers:
         try:
             task = self._find(request.reference, request.job.task)
         except BaseException as error:  # importing runs the application's code
-            return Failed(error=describe(error), reason=Reason.NO_HANDLER, traceback=trace(error))
+            return Failed(error=describe_error(error), reason=Reason.NO_HANDLER, traceback=format_traceback(error))
         try:
             arguments = task.bind(request.job.payload)
         except Invalid as error:
@@ -144,7 +150,7 @@ class _Handlers:
             return outcome_of(error, task)
         finally:
             self.busy = False
-        return succeeded(task, value, self._setup.result_limit)
+        return success_outcome(task, value, self._setup.result_limit)
 
     def _find(self, reference: str, name: str) -> Task[..., Any]:
         task = self._found.get((reference, name))
@@ -154,7 +160,7 @@ class _Handlers:
 
     def open_log(self, lease: Lease) -> JobLog:
         """A log whose lines go to the worker; whose they are it knows."""
-        return JobLog(self._setup.log, lambda _, line: self._outbox.log(Logged(line)))
+        return JobLog(self._setup.log, lambda _, line: self._outbox.send_log(Logged(line)))
 
     def _call(self, task: Task[..., Any], request: ChildRequest, arguments: dict[str, Any]) -> Any:
         current = Context(request.job, opener=self)
@@ -167,8 +173,8 @@ class _Handlers:
         try:
             return self._called(task, current, context, arguments)
         finally:
-            if current.opened_log is not None and (dropped := current.opened_log.end()):
-                self._outbox.log(Logged(dropped=dropped))
+            if current.opened_log is not None and (dropped := current.opened_log.close_log()):
+                self._outbox.send_log(Logged(dropped=dropped))
 
     def _called(
         self, task: Task[..., Any], current: Context, context: contextvars.Context, arguments: dict[str, Any]
@@ -238,7 +244,7 @@ def _import(module: str) -> None:
     try:
         importlib.import_module(module)
     except BaseException as error:  # an application may even call sys.exit
-        sys.stderr.write(f"holdfast: importing {module} in a child process failed: {describe(error)}\n")
+        sys.stderr.write(f"holdfast: importing {module} in a child process failed: {describe_error(error)}\n")
 
 
 def _has_had_its_share(setup: Setup, served: int) -> bool:

@@ -57,12 +57,12 @@ class ChildReply(msgspec.Struct, array_like=True, tag="reply"):
     delay: timedelta | None = None
 
 
-def frame(data: bytes) -> bytes:
+def encode_frame(data: bytes) -> bytes:
     """``data`` with its length before it."""
     return len(data).to_bytes(HEADER) + data
 
 
-def unframe(buffer: bytearray) -> bytes | None:
+def decode_frame(buffer: bytearray) -> bytes | None:
     """Take the first frame out of ``buffer``; None while it is incomplete."""
     if len(buffer) < HEADER:
         return None

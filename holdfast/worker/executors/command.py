@@ -25,12 +25,12 @@ from holdfast.core.errors import Invalid
 from holdfast.core.lifecycle import Failed, Outcome, Released, Succeeded
 from holdfast.core.models import Reason
 from holdfast.tasks.command_policy import CommandPayload, CommandPolicy
-from holdfast.worker.executors.outcome import UNSTARTABLE_DELAY, payload_refused, storable
+from holdfast.worker.executors.outcome import UNSTARTABLE_DELAY, payload_refused, storable_text
 from holdfast.worker.executors.process_group import (
     describe_exit,
     kill_group,
     kill_marked,
-    marked,
+    mark_environment,
     signal_name,
     when_ended,
 )
@@ -50,7 +50,7 @@ async def run_command(payload: str | Mapping[str, object], policy: CommandPolicy
     """
     started = time.monotonic()
     try:
-        command = policy.check(payload)
+        command = policy.parse_command(payload)
     except Invalid as error:
         return payload_refused(error)
     try:
@@ -60,7 +60,7 @@ async def run_command(payload: str | Mapping[str, object], policy: CommandPolicy
     try:
         await running.wait()
     except BaseException:
-        await running.abort()
+        await running.abort_run()
         raise
     await running.finish()
     return _outcome(command, running, time.monotonic() - started)
@@ -105,7 +105,7 @@ class _Capture:
             asyncio.get_running_loop().remove_reader(self._descriptor)
             os.close(self._descriptor)
 
-    def abandon(self) -> None:
+    def close_unused(self) -> None:
         """Close both ends: the command was never started."""
         os.close(self.writer)
         os.close(self._descriptor)
@@ -116,7 +116,7 @@ class _Capture:
 
     @property
     def last_lines(self) -> str:
-        return storable(self._tail.decode("utf-8", "replace").strip(), 4 * _TAIL)[-_TAIL:]
+        return storable_text(self._tail.decode("utf-8", "replace").strip(), 4 * _TAIL)[-_TAIL:]
 
 
 class _Running:
@@ -136,9 +136,9 @@ class _Running:
             outputs = []
             for _ in range(2):
                 outputs.append(_Capture(policy.output_limit))
-                undo.callback(outputs[-1].abandon)
+                undo.callback(outputs[-1].close_unused)
             stdout, stderr = outputs
-            environment, mark = marked(policy.environment_for(command))
+            environment, mark = mark_environment(policy.environment_for(command))
             with _stdin(command.stdin) as stdin:
                 process = subprocess.Popen(
                     command.words,
@@ -146,7 +146,7 @@ class _Running:
                     stdout=stdout.writer,
                     stderr=stderr.writer,
                     env=environment,
-                    cwd=None if command.cwd is None else policy.directory(command.cwd),
+                    cwd=None if command.cwd is None else policy.resolve_directory(command.cwd),
                     start_new_session=True,
                 )
             running = cls(process, mark, stdout, stderr)
@@ -182,7 +182,7 @@ class _Running:
             if held_still:
                 await self._sweep()
 
-    async def abort(self) -> None:
+    async def abort_run(self) -> None:
         """Kill the command and all that descends from it."""
         kill_group(self.process)
         self._stop_reading()
@@ -223,16 +223,16 @@ def _unstartable(command: CommandPayload, error: OSError, path: str) -> Outcome:
     trouble = error.strerror or type(error).__name__
     if error.errno == errno.E2BIG:
         text = f"{program}: {trouble}; pass large input through stdin"
-        return Failed(error=storable(text), reason=Reason.PAYLOAD, retryable=False)
+        return Failed(error=storable_text(text), reason=Reason.PAYLOAD, retryable=False)
     if error.errno in _OURS or error.filename is None:
-        return Released(storable(f"this worker cannot start {program}: {trouble}"), UNSTARTABLE_DELAY)
+        return Released(storable_text(f"this worker cannot start {program}: {trouble}"), UNSTARTABLE_DELAY)
     if error.filename != program:
-        return Failed(error=storable(f"cwd {command.cwd}: {trouble}"))
+        return Failed(error=storable_text(f"cwd {command.cwd}: {trouble}"))
     words = {errno.ENOENT: "command not found", errno.EACCES: "not executable"}.get(error.errno or 0, trouble)
     # A folder on the path that may not be read is EACCES too, though no program of this name is anywhere.
     if error.errno == errno.EACCES and os.sep not in program and shutil.which(program, os.F_OK, path) is None:
         words = "command not found"
-    return Failed(error=storable(f"{program}: {words}"))
+    return Failed(error=storable_text(f"{program}: {words}"))
 
 
 def _outcome(command: CommandPayload, running: _Running, seconds: float) -> Outcome:
@@ -247,7 +247,7 @@ def _outcome(command: CommandPayload, running: _Running, seconds: float) -> Outc
         }
         return Succeeded(msgspec.json.encode(result).decode())
     last_lines = running.stderr.last_lines or running.stdout.last_lines
-    text = storable(f"{describe_exit(code)}{_hint(code)}{': ' if last_lines else ''}{last_lines}")
+    text = storable_text(f"{describe_exit(code)}{_hint(code)}{': ' if last_lines else ''}{last_lines}")
     if code < 0:
         return Failed(error=text, reason=Reason.CRASHED)
     retryable = code not in command.dead_codes and (command.retry_codes is None or code in command.retry_codes)

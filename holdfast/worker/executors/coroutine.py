@@ -25,7 +25,7 @@ class Escaped(Exception):
 
 
 @types.coroutine
-def drive(
+def drive_in_context(
     coroutine: Coroutine[Any, Any, Value], context: contextvars.Context, waits: Callable[[], object]
 ) -> Generator[Any, Any, Value]:
     """Await ``coroutine`` with every one of its steps run in ``context``; its value or exception is ours. ``waits`` is

@@ -45,8 +45,8 @@ def outcome_of(error: BaseException, task: Task[..., Any] | None) -> Outcome:
     try:
         return _meaning(error, task)
     except BaseException as trouble:  # the exception's own attributes and the task's predicates are the application's
-        text = f"{describe(error)} (looking at it raised {describe(trouble)})"
-        return Failed(error=storable(text), traceback=trace(error))
+        text = f"{describe_error(error)} (looking at it raised {describe_error(trouble)})"
+        return Failed(error=storable_text(text), traceback=format_traceback(error))
 
 
 def _meaning(error: BaseException, task: Task[..., Any] | None) -> Outcome:
@@ -54,27 +54,27 @@ def _meaning(error: BaseException, task: Task[..., Any] | None) -> Outcome:
         case Snooze(delay=delay):
             return Snoozed(check_span(delay, "delay"))
         case RetryAfter(delay=delay):
-            return Failed(error=describe(error), delay=check_span(delay, "delay"))
+            return Failed(error=describe_error(error), delay=check_span(delay, "delay"))
         case Dead():
-            return Failed(error=describe(error), reason=Reason.NON_RETRYABLE, retryable=False)
+            return Failed(error=describe_error(error), reason=Reason.NON_RETRYABLE, retryable=False)
         case SystemExit():
             # In a thread or a coroutine it would end the worker; there is no "successful exit" of a handler.
-            return Failed(error=describe(error), reason=Reason.CRASHED, traceback=trace(error))
+            return Failed(error=describe_error(error), reason=Reason.CRASHED, traceback=format_traceback(error))
     retryable = task is None or task.is_retryable(error)
     return Failed(
-        error=describe(error),
+        error=describe_error(error),
         reason=Reason.ERROR if retryable else Reason.NON_RETRYABLE,
-        traceback=trace(error),
+        traceback=format_traceback(error),
         retryable=retryable,
     )
 
 
 def payload_refused(error: Invalid) -> Failed:
     """The payload does not fit the task (``Task.bind`` raised): trying again would change nothing."""
-    return Failed(error=describe(error), reason=Reason.PAYLOAD, retryable=False)
+    return Failed(error=describe_error(error), reason=Reason.PAYLOAD, retryable=False)
 
 
-def succeeded(task: Task[..., Any] | None, value: object, limit: int = RESULT_LIMIT) -> Outcome:
+def success_outcome(task: Task[..., Any] | None, value: object, limit: int = RESULT_LIMIT) -> Outcome:
     """The handler (a command, where ``task`` is None) returned ``value``.
 
     A value that cannot be stored fails the job for good: its work *was* done.
@@ -82,19 +82,21 @@ def succeeded(task: Task[..., Any] | None, value: object, limit: int = RESULT_LI
     try:
         return Succeeded(encode_result(value, limit) if task is None else task.encode_result(value, limit))
     except BaseException as error:  # encoding runs the application's code: models, __str__, properties
-        return Failed(error=describe(error), reason=Reason.RESULT, traceback=trace(error), retryable=False)
+        return Failed(
+            error=describe_error(error), reason=Reason.RESULT, traceback=format_traceback(error), retryable=False
+        )
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """``TypeName: message``, storable anywhere, at most ``ERROR_LIMIT`` characters. Never raises."""
     text = _headline(error)
     if issubclass(type(error), BaseExceptionGroup):  # not isinstance: it asks the exception for its class
         leaves = list(_leaves(error, _LEAVES))
         text = "; ".join([text, *map(_headline, leaves)])
-    return storable(text)
+    return storable_text(text)
 
 
-def trace(error: BaseException) -> str | None:
+def format_traceback(error: BaseException) -> str | None:
     """The traceback from the first frame that is not ours, without local variables; None if there is no such frame."""
     frames = _beyond_ours(_frames_of(error))
     if frames is None:
@@ -102,11 +104,11 @@ def trace(error: BaseException) -> str | None:
     try:
         if _can_be_followed(error):
             lines = traceback.TracebackException(type(error), error, frames, limit=-_FRAMES, compact=True).format()
-            return tail("".join(lines))
+            return traceback_tail("".join(lines))
     except BaseException:  # noqa: S110 - an exception's own attributes may raise: then it is shown without them
         pass
     stack = traceback.format_tb(frames, limit=-_FRAMES)
-    return tail("".join(["Traceback (most recent call last):\n", *stack, _headline(error)]))
+    return traceback_tail("".join(["Traceback (most recent call last):\n", *stack, _headline(error)]))
 
 
 def _can_be_followed(error: BaseException) -> bool:
@@ -130,7 +132,7 @@ def _can_be_followed(error: BaseException) -> bool:
     return True
 
 
-def storable(text: str, limit: int = ERROR_LIMIT) -> str:
+def storable_text(text: str, limit: int = ERROR_LIMIT) -> str:
     """``text`` as every store takes it: no NUL, lone surrogates written out, at most ``limit`` characters."""
     clean = text[:limit].replace("\0", "\\x00")
     return clean.encode("utf-8", "backslashreplace").decode()[:limit]
@@ -163,7 +165,7 @@ def _beyond_ours(frames: TracebackType | None) -> TracebackType | None:
     return frames
 
 
-def tail(text: str) -> str:
+def traceback_tail(text: str) -> str:
     """The end of a traceback, as every store takes it: at most ``TRACEBACK_LIMIT`` bytes."""
     data = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace")
     if len(data) <= TRACEBACK_LIMIT:

@@ -29,9 +29,17 @@ from holdfast.core.events import ChildEnded, Events
 from holdfast.core.lifecycle import Failed, Outcome, Released
 from holdfast.core.models import Job, Reason
 from holdfast.tasks import NOTHING, RESULT_LIMIT, JobLog, Limits, Task
-from holdfast.worker.executors.child_protocol import ChildReply, ChildRequest, Logged, Setup, frame, outcome_in, unframe
-from holdfast.worker.executors.outcome import UNSTARTABLE_DELAY, describe
-from holdfast.worker.executors.process_group import describe_exit, kill_group, kill_marked, marked, when_ended
+from holdfast.worker.executors.child_protocol import (
+    ChildReply,
+    ChildRequest,
+    Logged,
+    Setup,
+    decode_frame,
+    encode_frame,
+    outcome_in,
+)
+from holdfast.worker.executors.outcome import UNSTARTABLE_DELAY, describe_error
+from holdfast.worker.executors.process_group import describe_exit, kill_group, kill_marked, mark_environment, when_ended
 
 _BOOTSTRAP = str(Path(__file__).with_name("bootstrap.py"))
 _CHUNK = 256 * 1024
@@ -92,8 +100,8 @@ class ProcessExecutor:
         try:
             reference = task.reference
         except ConfigError as error:
-            return Failed(error=describe(error), reason=Reason.NO_HANDLER)
-        request = frame(msgspec.msgpack.encode(ChildRequest(reference, job, carrier)))
+            return Failed(error=describe_error(error), reason=Reason.NO_HANDLER)
+        request = encode_frame(msgspec.msgpack.encode(ChildRequest(reference, job, carrier)))
         async with self._places:
             try:
                 child = self._idle.pop() if self._idle else self._spawn()
@@ -101,7 +109,7 @@ class ProcessExecutor:
                 return Released(f"this worker cannot start a child process: {error}", UNSTARTABLE_DELAY)
             self._remember(reference)
             try:
-                reply = await child.ask(request, log)
+                reply = await child.request_reply(request, log)
             except BaseException:
                 child.kill()
                 raise
@@ -115,7 +123,7 @@ class ProcessExecutor:
         children = list(self._children)
         for child in children:
             if child in self._idle:
-                child.dismiss()
+                child.close_connection()
             else:
                 child.kill()
         self._idle.clear()
@@ -128,7 +136,7 @@ class ProcessExecutor:
         if reply is None:
             return Failed(error=f"its process died: {child.cause}", reason=Reason.CRASHED)
         if reply.retiring:
-            child.dismiss()
+            child.close_connection()
             asyncio.get_running_loop().call_later(_FAREWELL, child.kill)
         else:
             self._idle.append(child)
@@ -205,7 +213,7 @@ class _Child:
 
     def _start(self, theirs: socket.socket, setup: Setup) -> None:
         descriptor = theirs.fileno()
-        environment, self._mark = marked(os.environ)
+        environment, self._mark = mark_environment(os.environ)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", _BOOTSTRAP, str(descriptor)],
@@ -224,7 +232,7 @@ class _Child:
             kill_group(self._process)
             self._process.wait()
             raise
-        greeting = frame(json.dumps(sys.path).encode()) + frame(msgspec.msgpack.encode(setup))
+        greeting = encode_frame(json.dumps(sys.path).encode()) + encode_frame(msgspec.msgpack.encode(setup))
         with contextlib.suppress(ConnectionError):  # It has ended already: that is seen, and told, by its burial.
             self._socket.sendall(greeting)
         self._socket.setblocking(False)
@@ -238,7 +246,7 @@ class _Child:
         """How it ended, in words."""
         return describe_exit(self._process.returncode)
 
-    async def ask(self, request: bytes, log: Callable[[], JobLog] | None) -> ChildReply | None:
+    async def request_reply(self, request: bytes, log: Callable[[], JobLog] | None) -> ChildReply | None:
         """Send a request and wait for its reply; None where the child ended instead."""
         if self.buried.done():
             return None
@@ -262,7 +270,7 @@ class _Child:
             self.killed = True
             kill_group(self._process)
 
-    def dismiss(self) -> None:
+    def close_connection(self) -> None:
         """Close the connection: an idle child then ends by itself."""
         self.dismissed = True
         self._hang_up()
@@ -282,7 +290,7 @@ class _Child:
             self._loop.call_later(_PATIENCE[0], kill_group, self._process)
             return False
         self._buffer += data
-        while (message := unframe(self._buffer)) is not None:
+        while (message := decode_frame(self._buffer)) is not None:
             self._receive(message)
         return True
 
@@ -320,4 +328,4 @@ class _Child:
 def _store(logged: Logged, log: JobLog) -> None:
     if logged.line is not None:
         log.take(logged.line)
-    log.miss(logged.dropped)
+    log.count_dropped(logged.dropped)

@@ -22,7 +22,7 @@ MARK = "_HOLDFAST_GROUP"
 """Environment variable that marks what descends from one child, also after it has left the session."""
 
 
-def marked(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
+def mark_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """``environment`` with a fresh mark, and the mark."""
     mark = secrets.token_hex(8)
     return {**environment, MARK: mark}, mark
@@ -96,22 +96,22 @@ def when_ended(process: subprocess.Popen[bytes], ended: Callable[[], None]) -> N
     """
     loop = asyncio.get_running_loop()
 
-    def bury() -> None:
+    def reap_leader() -> None:
         kill_group(process)
         process.wait()  # Returns at once: it is a zombie.
         ended()
 
     descriptor = _pidfd(process.pid)
     if descriptor is None:
-        threading.Thread(target=_report, args=(process.pid, loop, bury), daemon=True).start()
+        threading.Thread(target=_report, args=(process.pid, loop, reap_leader), daemon=True).start()
         return
 
-    def dead() -> None:
+    def leader_ended() -> None:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-        bury()
+        reap_leader()
 
-    loop.add_reader(descriptor, dead)
+    loop.add_reader(descriptor, leader_ended)
 
 
 def _pidfd(pid: int) -> int | None:

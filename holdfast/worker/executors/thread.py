@@ -170,7 +170,7 @@ class LoopThreads(ThreadPoolExecutor):
         for _ in range(self._hired):
             self._tickets.put(None)
 
-    def ended(self, seconds: float) -> int:
+    def wait_calls(self, seconds: float) -> int:
         """Wait so long, blocking, for the calls under way; how many go on."""
         with self._guard:
             calls = list(self._calls)

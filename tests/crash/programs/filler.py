@@ -14,7 +14,7 @@ from tests.crash.ledger import append
 async def main(jobs: int, seconds: float) -> None:
     """Submit them all."""
     async with Holdfast() as app:
-        drafts = [app.draft("crash.work", {"seconds": seconds}) for _ in range(jobs)]
+        drafts = [app.draft_job("crash.work", {"seconds": seconds}) for _ in range(jobs)]
         append(Path(os.environ["CRASH_LEDGER"]), what="filling")
         await app.enqueue_many(drafts, batch=jobs)
 

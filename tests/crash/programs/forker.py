@@ -19,7 +19,7 @@ async def parent(app: Holdfast) -> None:
     """Submit, fork, submit again."""
     for _ in range(5):
         append(LEDGER, what="ack", jobs=[(await app.enqueue("crash.note", {})).id])
-    store = await app.opened()
+    store = await app.open_store()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: it is what this is about
         child = os.fork()
@@ -40,7 +40,7 @@ def in_child(app: Holdfast, store: Store) -> int:
     """0: the parent's store was refused, and the application opened another."""
     asyncio._set_running_loop(None)  # the parent's does not run here
     try:
-        app.block(store.query.count(JobFilter()))
+        app.run_blocking(store.query.count(JobFilter()))
     except ForkedConnection:
         append(LEDGER, what="ack", jobs=[app.sync.enqueue("crash.note", {}).id])
         return 0

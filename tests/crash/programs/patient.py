@@ -79,7 +79,7 @@ async def together(app: Holdfast, name: str, *, bulk: bool) -> None:
             numbers = range(first, first + BATCH)
             keys = [f"{name}-{index}" for index in numbers]
             drafts = [
-                app.draft(TASK, said(name, index), max_attempts=ATTEMPTS, key=key)
+                app.draft_job(TASK, said(name, index), max_attempts=ATTEMPTS, key=key)
                 for index, key in zip(numbers, keys, strict=True)
             ]
             if bulk:

@@ -28,7 +28,7 @@ async def many(app: Holdfast, name: str, first: int, *, bulk: bool) -> None:
     """In batches of one transaction each, or concurrently one by one."""
     async with app:
         for index in itertools.count(first):
-            drafts = [app.draft(TASK, {"by": name, "index": index, "part": part}) for part in range(BATCH)]
+            drafts = [app.draft_job(TASK, {"by": name, "index": index, "part": part}) for part in range(BATCH)]
             if bulk:
                 handles = await app.enqueue_many(drafts, batch=BATCH)
             else:

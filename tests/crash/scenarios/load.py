@@ -50,7 +50,7 @@ class Load:
             self._workers = [process.pid for process in self.fleet.processes]
             names = {f"{mode}-{number}": mode for number, mode in enumerate(MODES)}
             self._submitters = {name: self.fleet.start(SUBMITTER, mode, name) for name, mode in names.items()}
-            self.everybody_works(time.monotonic())
+            self.all_workers_busy(time.monotonic())
             self._undo = undo.pop_all()
         return self
 
@@ -62,7 +62,7 @@ class Load:
         self._undo.__exit__(kind, error, trace)
 
     # ── going on ──────────────────────────────────────────────────────────────────────────────────────────────
-    def everybody_works(self, since: float) -> dict[str, list[float]]:
+    def all_workers_busy(self, since: float) -> dict[str, list[float]]:
         """Wait until every worker has finished a job it began, and every submitter was acknowledged one, since then.
 
         After how many seconds each did."""
@@ -90,7 +90,7 @@ class Load:
         """The store was away from ``gone`` to ``back``: everybody goes on by itself within so many seconds."""
         self._absences += 1
         self._away += back - gone
-        for who, times in self.everybody_works(back).items():
+        for who, times in self.all_workers_busy(back).items():
             self._resumed[who] += times
             self.report.expect(max(times) <= within, f"{who} needed {max(times):.1f} s to go on")
 

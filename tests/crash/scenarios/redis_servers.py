@@ -44,12 +44,12 @@ def power_cuts(folder: Path, *, cuts: int, within: float, seed: int) -> Report:
             away = time.monotonic()
             server.kill()
             server.cut_log(rng.randint(synced, server.written_log.stat().st_size))
-            left, told_before = _on_disk(server, load.report)
+            left, reported_before = _on_disk(server, load.report)
             missing = {job for line in load.fleet.lines("ack") for job in line["jobs"]} - left - gone
             time.sleep(rng.uniform(0.0, DOWN))
             server.start()
             load.resumed(away, time.monotonic(), within=within)
-            told = _told(server) > told_before
+            told = _reported_losses(server) > reported_before
             load.report.expect(told or not missing, f"{len(missing)} acknowledged jobs are gone, and nobody says so")
             gone |= missing
             missed.append(len(missing))
@@ -59,7 +59,7 @@ def power_cuts(folder: Path, *, cuts: int, within: float, seed: int) -> Report:
             "power cuts": cuts,
             "acknowledged jobs gone": sum(missed),
             "cuts with such a loss": sum(map(bool, missed)),
-            "lost writes told": _told(server),
+            "lost writes told": _reported_losses(server),
         }
         return load.judged(SINCE_A_LOSS, gone=gone)
 
@@ -74,7 +74,7 @@ def _on_disk(server: Redis, report: Report) -> tuple[set[str], int]:
     Nothing there contradicts anything else, whoever looks."""
     with server.copy() as copy:
         url = copy.url(namespace=NAMESPACE)
-        keys, told = Keys(url), _told(copy)
+        keys, told = Keys(url), _reported_losses(copy)
         strays = list(keys.strays())
         report.expect(not strays, f"the log's head does not agree with itself: {strays[:3]}")
         jobs = set(keys.jobs())
@@ -96,7 +96,7 @@ async def _examined(url: str) -> tuple[int, Finding, list[Finding]]:
     return counted, next(each for each in findings if each.name == "structures"), mended
 
 
-def _told(server: Redis) -> int:
+def _reported_losses(server: Redis) -> int:
     """How many lost writes the server knows of."""
     return int(server.execute("HGET", f"{{{NAMESPACE}}}:meta", "lost") or 0)
 

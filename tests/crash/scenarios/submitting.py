@@ -18,7 +18,7 @@ def submit(fleet: Fleet, specs: Sequence[Spec]) -> list[str]:
 
     async def store() -> list[str]:
         async with Holdfast(fleet.url) as app:
-            drafts = [app.draft(task, payload, **options) for task, payload, options in specs]
+            drafts = [app.draft_job(task, payload, **options) for task, payload, options in specs]
             return [handle.id for handle in await app.enqueue_many(drafts)]
 
     return asyncio.run(store())

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.stores.base import Rows, Statement
-from holdfast.stores.external_tx.connection_adapter import ConnectionAdapter, placed, refuse_alone, refuse_closed
+from holdfast.stores.external_tx.connection_adapter import (
+    ConnectionAdapter,
+    refuse_alone,
+    refuse_closed,
+    with_placeholders,
+)
 
 if TYPE_CHECKING:
     import asyncpg
 
 
-async def held(connection: asyncpg.Connection) -> ConnectionAdapter:
+async def adapt_connection(connection: asyncpg.Connection) -> ConnectionAdapter:
     """The connection as a caller's: inside ``async with connection.transaction()``."""
     physical = getattr(connection, "_con", connection)  # a pool's proxy has no public way to what it stands for
     if physical is None or connection.is_closed():
@@ -20,7 +25,7 @@ async def held(connection: asyncpg.Connection) -> ConnectionAdapter:
         raise refuse_alone("begin one first: async with connection.transaction()")
 
     async def fetch(statement: Statement) -> Rows:
-        rows = await connection.fetch(placed(statement.sql, "${}"), *statement.parameters)
+        rows = await connection.fetch(with_placeholders(statement.sql, "${}"), *statement.parameters)
         return [tuple(row) for row in rows]
 
     return ConnectionAdapter("postgresql", fetch, physical)

@@ -11,26 +11,26 @@ from psycopg.rows import tuple_row
 from holdfast.stores.base import Rows, Statement
 from holdfast.stores.external_tx.connection_adapter import (
     ConnectionAdapter,
-    placed,
     refuse_alone,
     refuse_closed,
     refuse_failed,
+    with_placeholders,
 )
 
 
-async def held(connection: psycopg.Connection[Any]) -> ConnectionAdapter:
+async def adapt_connection(connection: psycopg.Connection[Any]) -> ConnectionAdapter:
     """The connection as a caller's. Without autocommit the submission begins the transaction, as any statement does."""
-    check(connection)
+    check_connection(connection)
 
     async def fetch(statement: Statement) -> Rows:
         # Not the connection's own kind of cursor: that may have other parameters and other rows.
         with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-            return cursor.execute(placed(statement.sql, "%s").encode(), statement.parameters).fetchall()
+            return cursor.execute(with_placeholders(statement.sql, "%s").encode(), statement.parameters).fetchall()
 
     return ConnectionAdapter("postgresql", fetch, connection)
 
 
-def check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+def check_connection(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     """Conflict for a connection that cannot take a statement into a transaction."""
     if connection.closed:
         raise refuse_closed()

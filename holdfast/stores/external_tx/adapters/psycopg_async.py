@@ -8,17 +8,17 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from holdfast.stores.base import Rows, Statement
-from holdfast.stores.external_tx.adapters.psycopg import check
-from holdfast.stores.external_tx.connection_adapter import ConnectionAdapter, placed
+from holdfast.stores.external_tx.adapters.psycopg import check_connection
+from holdfast.stores.external_tx.connection_adapter import ConnectionAdapter, with_placeholders
 
 
-async def held(connection: psycopg.AsyncConnection[Any]) -> ConnectionAdapter:
+async def adapt_connection(connection: psycopg.AsyncConnection[Any]) -> ConnectionAdapter:
     """The connection as a caller's. Without autocommit the submission begins the transaction, as any statement does."""
-    check(connection)
+    check_connection(connection)
 
     async def fetch(statement: Statement) -> Rows:
         async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-            await cursor.execute(placed(statement.sql, "%s").encode(), statement.parameters)
+            await cursor.execute(with_placeholders(statement.sql, "%s").encode(), statement.parameters)
             return await cursor.fetchall()
 
     return ConnectionAdapter("postgresql", fetch, connection)

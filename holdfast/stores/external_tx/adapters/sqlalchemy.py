@@ -20,29 +20,29 @@ from holdfast.stores.base import Rows, Statement
 from holdfast.stores.external_tx.adapters import sqlite
 from holdfast.stores.external_tx.connection_adapter import (
     ConnectionAdapter,
-    placed,
     refuse_alone,
     refuse_closed,
     refuse_failed,
+    with_placeholders,
 )
 
 
-async def held(connection: Connection | Session | scoped_session[Session]) -> ConnectionAdapter:
+async def adapt_connection(connection: Connection | Session | scoped_session[Session]) -> ConnectionAdapter:
     """The connection, or the session's, as a caller's; the submission begins the transaction, as any statement does."""
     with said_plainly():
         link = connection if isinstance(connection, Connection) else connection.connection()
-        physical = checked(link)
+        physical = check_link(link)
     if isinstance(physical, sqlite3.Connection):
-        return await sqlite.held(physical)
+        return await sqlite.adapt_connection(physical)
 
     async def fetch(statement: Statement) -> Rows:
         with said_plainly():
-            return link.execute(*spoken(statement)).all()
+            return link.execute(*to_text_clause(statement)).all()
 
     return ConnectionAdapter(link.dialect.name, fetch, physical)
 
 
-def checked(link: Connection) -> object:
+def check_link(link: Connection) -> object:
     """What stands for the connection to the server; Conflict for one that would commit by itself."""
     pooled = link.connection
     if getattr(pooled.dbapi_connection, "autocommit", None) is True:
@@ -50,10 +50,10 @@ def checked(link: Connection) -> object:
     return pooled.driver_connection
 
 
-def spoken(statement: Statement) -> tuple[TextClause, dict[str, Any]]:
+def to_text_clause(statement: Statement) -> tuple[TextClause, dict[str, Any]]:
     """A statement as every dialect takes it."""
     names = {f"p{number}": value for number, value in enumerate(statement.parameters, 1)}
-    return text(placed(statement.sql, ":p{}")), names
+    return text(with_placeholders(statement.sql, ":p{}")), names
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from holdfast.stores.base import Rows, Statement
 from holdfast.stores.external_tx.connection_adapter import ConnectionAdapter, refuse_alone, refuse_closed
 
 
-async def held(connection: sqlite3.Connection) -> ConnectionAdapter:
+async def adapt_connection(connection: sqlite3.Connection) -> ConnectionAdapter:
     """The connection as a caller's. Python's own handling begins a transaction by itself, at the first insert."""
     try:
         within = connection.in_transaction

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from holdfast import Holdfast
-from holdfast.stores.base import ForwardingQuery, Query, Store
+from holdfast.stores.base import ForwardingMaintenance, ForwardingQuery, Maintenance, Query, Store
 
 T = TypeVar("T")
 
@@ -48,6 +48,11 @@ class Metered:
     def __init__(self, store: Store, meter: Meter) -> None:
         self._store = store
         self._meter = meter
+
+    @property
+    def maintenance(self) -> Maintenance:
+        """Counted maintenance."""
+        return ForwardingMaintenance(self._store.maintenance, self._count)
 
     @property
     def query(self) -> Query:

@@ -98,7 +98,7 @@ async def _insert(store: Store) -> float:
 async def _look(store: Store) -> float:
     """Seconds of a look for due jobs where none is."""
     began = time.perf_counter()
-    await store.promote_due(limit=200)
+    await store.maintenance.promote_due(limit=200)
     return time.perf_counter() - began
 
 

@@ -5,7 +5,7 @@ Every store keeps these promises:
 1. What ``submit`` answered survives ``kill -9`` of anything at any instant.
 2. At most one live lease per job. A write under a lost or expired lease changes nothing and says so.
 3. Every claim grows ``claims``. ``attempts`` grows with each claim and is given back only by a refunding settlement.
-4. A job whose lease ran out is found by ``expired`` and can be settled by anyone, once.
+4. A job whose lease ran out is found by ``maintenance.find_expired`` and can be settled by anyone, once.
 5. An idempotency key creates at most one job while it lives; every caller gets that job, losers of a race too.
 6. Within a queue: higher priority first, then earlier eligible time, then submission order.
 7. ``claim`` never delivers a job before its ``run_at``.
@@ -22,8 +22,7 @@ Stores raise the errors of ``holdfast.core.errors`` and nothing of their drivers
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -35,7 +34,6 @@ from holdfast.core.models import (
     BulkResult,
     Claim,
     DeliveredClaim,
-    Delivery,
     Finding,
     HeartbeatReply,
     Job,
@@ -183,11 +181,46 @@ class ForwardingQuery:
         return await self._intercept("events", lambda: self._inner.events(after, limit=limit, within=within))
 
 
+class Maintenance(Protocol):
+    """Bounded work that any worker may do at any time."""
+
+    async def promote_due(self, *, limit: int) -> int:
+        """Make due jobs of every queue ready; how many."""
+
+    async def find_expired(self, *, limit: int) -> list[Job]:
+        """Running jobs whose lease ran out. The remedy is ``settle``."""
+
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        """Delete jobs of each terminal state that ended longer ago than given, keys that outlived their job and
+        workers that fell silent long ago; how many jobs."""
+
+
+class ForwardingMaintenance:
+    """Forwards every verb to ``inner``, as ``ForwardingQuery`` does."""
+
+    def __init__(self, inner: Maintenance, intercept: Interceptor = run_directly) -> None:
+        self._inner = inner
+        self._intercept = intercept
+
+    async def promote_due(self, *, limit: int) -> int:
+        return await self._intercept("promote_due", lambda: self._inner.promote_due(limit=limit))
+
+    async def find_expired(self, *, limit: int) -> list[Job]:
+        return await self._intercept("find_expired", lambda: self._inner.find_expired(limit=limit))
+
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        return await self._intercept("prune", lambda: self._inner.prune(ended_for, limit=limit))
+
+
 class Store(Protocol):
     """The durable source of truth."""
 
     url: str
     """As opened, without password."""
+
+    @property
+    def maintenance(self) -> Maintenance:
+        """Family of maintenance, for the running event loop."""
 
     @property
     def query(self) -> Query:
@@ -270,19 +303,9 @@ class Store(Protocol):
         """
 
     # ── maintenance: bounded, safe from anyone at any time ────────────────────────────────────────────────────
-    async def promote_due(self, *, limit: int) -> int:
-        """Make due jobs of every queue ready; how many."""
-
-    async def find_expired(self, *, limit: int) -> list[Job]:
-        """Running jobs whose lease ran out. The remedy is ``settle``."""
-
     async def reannounce(self) -> int:
         """Tell the transport again of ready jobs that it has lost; how many. A store that wakes its waiters itself has
         nothing to tell."""
-
-    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
-        """Delete jobs of each terminal state that ended longer ago than given, keys that outlived their job and
-        workers that fell silent long ago; how many jobs."""
 
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
     async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
@@ -414,71 +437,3 @@ class AnnouncingStore(TransactionalStore, Protocol):
     async def wake_waiters(self, topics: Sequence[str]) -> None:
         """Wake whoever waits for these topics, here or elsewhere. Beside those of ``wait`` there is ``due:QUEUE``: when
         its next job falls due may have changed, or it was resumed."""
-
-
-class Transport(Protocol):
-    """Carries the ids of ready jobs from who made them ready to a worker: a hint. It may lose, repeat or delay, and
-    nothing breaks: the store is the truth. Belongs to one event loop. Raises the errors of ``holdfast.core.errors``."""
-
-    place: str
-    """The server in words."""
-
-    async def probe(self) -> None:
-        """Raise unless everything can be read and written."""
-
-    async def close(self) -> None:
-        """Let go."""
-
-    async def publish(self, ready: Mapping[str, Sequence[str]]) -> None:
-        """These jobs are ready, by queue and in this order."""
-
-    async def receive(self, wants: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
-        """What waits, in the order of its arrival: of each queue at most what it wants, of ``closed`` ones nothing."""
-
-    async def listen(
-        self, queues: Sequence[str], *, closed: Collection[str], timeout: float, stop: asyncio.Event
-    ) -> list[Delivery]:
-        """Wait until something arrives for one of the queues, for ``timeout`` seconds or until ``stop`` is set, and
-        take it. Not to be cancelled: that might lose what it takes."""
-
-    async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        """What these stood for is settled, or was none of ours."""
-
-    async def set_aside(self, deliveries: Sequence[Delivery]) -> str:
-        """Removes messages that hold no job id. Returns where they are kept for inspection; "" for nowhere."""
-
-    async def nack(self, deliveries: Sequence[Delivery]) -> None:
-        """These are for somebody else, the first of them first."""
-
-    async def extend(self, deliveries: Sequence[Delivery]) -> None:
-        """Somebody still works on what these stand for."""
-
-    async def queue_backlogs(self, queues: Sequence[str]) -> dict[str, int]:
-        """How many ids wait for each queue."""
-
-    async def ids(self, queue: str, *, most: int) -> set[str] | None:
-        """All ids that wait for the queue; None where they are more than ``most``."""
-
-    async def peek(self, queue: str, *, most: int) -> tuple[list[str], int]:
-        """Those ids of the queue that come next, and how many ``again`` has announced that may still wait."""
-
-    async def republish(self, queue: str, passed: Overtaken) -> int:
-        """Announce what others have passed by, but for what may still wait since the last time; how many that were."""
-
-    async def dead_letter(self, dead: Mapping[str, Sequence[str]]) -> None:
-        """These jobs, by queue, are dead letters."""
-
-    async def dead_letter_queues(self) -> list[str]:
-        """The queues that have a list of dead letters."""
-
-    async def sync_dead_letters(self, queue: str, dead: Sequence[str]) -> None:
-        """Make a queue's list of dead letters hold exactly these."""
-
-    async def reclaim(self) -> list[Delivery]:
-        """What was delivered to who has died since is ours now. Clears away what nobody needs."""
-
-    async def begin_sweep(self) -> bool:
-        """Whether nobody else sweeps now; then nobody will until ``end_sweep``, or for some seconds."""
-
-    async def end_sweep(self) -> None:
-        """Others may sweep again."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.events import Events
 from holdfast.core.metric_events import StoreAnswered
-from holdfast.stores.base import ForwardingQuery, Query, Store
+from holdfast.stores.base import ForwardingMaintenance, ForwardingQuery, Maintenance, Query, Store
 
 T = TypeVar("T")
 
@@ -29,6 +29,11 @@ class TimedStore:
     def __init__(self, store: Store, events: Events) -> None:
         self._store = store
         self._events = events
+
+    @property
+    def maintenance(self) -> Maintenance:
+        """Maintenance, timed."""
+        return ForwardingMaintenance(self._store.maintenance, self._timed)
 
     @property
     def query(self) -> Query:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from holdfast.core.errors import HoldfastError, Unavailable
-from holdfast.stores.base import ForwardingQuery, Query, Store
+from holdfast.stores.base import ForwardingMaintenance, ForwardingQuery, Maintenance, Query, Store
 from holdfast.stores.sqlite.store import SQLiteStore
 
 T = TypeVar("T")
@@ -192,6 +192,11 @@ class WatchedStore:
         self._gate = gate
         self._heard: dict[frozenset[str], int] = {}
         activity.add_loop()
+
+    @property
+    def maintenance(self) -> Maintenance:
+        """Maintenance, counted and held up."""
+        return ForwardingMaintenance(self._store.maintenance, self._intercept)
 
     @property
     def query(self) -> Query:

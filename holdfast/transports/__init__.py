@@ -19,7 +19,8 @@ from typing import NamedTuple, cast
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.events import Event
-from holdfast.stores.base import AnnouncingStore, Store, Transport
+from holdfast.stores.base import AnnouncingStore, Store
+from holdfast.transports.contract import Transport
 from holdfast.transports.keys import TransportKeys
 from holdfast.transports.session import DeliveryLedger
 from holdfast.transports.transport_store import TransportStore

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.models import Finding, JobState, QueueInfo
-from holdfast.stores.base import Transport
+from holdfast.transports.contract import Transport
 
 _REMEDY = "until it is back, workers poll the store; check transport_url and that server"
 

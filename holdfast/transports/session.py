@@ -17,7 +17,8 @@ from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.events import Event, MalformedMessage, TransportAway, TransportBack
 from holdfast.core.metric_events import MalformedReceived
 from holdfast.core.models import Delivery, Lease, parse_id
-from holdfast.stores.base import EVERY_QUEUE, Transport
+from holdfast.stores.base import EVERY_QUEUE
+from holdfast.transports.contract import Transport
 
 T = TypeVar("T")
 

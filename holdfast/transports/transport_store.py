@@ -4,7 +4,7 @@ but wake-ups, and what it loses the sweep announces again."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -34,8 +34,17 @@ from holdfast.core.models import (
     TxOutcome,
     WorkerHeartbeat,
 )
-from holdfast.stores.base import AT_ONCE, AnnouncingStore, ForwardingQuery, Query, Selection, Transport
+from holdfast.stores.base import (
+    AT_ONCE,
+    AnnouncingStore,
+    ForwardingMaintenance,
+    ForwardingQuery,
+    Maintenance,
+    Query,
+    Selection,
+)
 from holdfast.transports.claiming import Claiming, ClaimQuery
+from holdfast.transports.contract import Transport
 from holdfast.transports.doctor import run_checks
 from holdfast.transports.reconciler import Reconciler
 from holdfast.transports.session import Away, DeliveryLedger, TransportSession
@@ -62,8 +71,6 @@ class TransportStore:
         self.migrate = store.migrate
         self.migration_sql = store.migration_sql
         self.blocking = store.blocking
-        self.find_expired = store.find_expired
-        self.prune = store.prune
         self.cancel = store.cancel
         self.pause = store.pause
         self.send_command = store.send_command
@@ -244,12 +251,6 @@ class TransportStore:
             carrier.news = False
 
     # ── maintenance and operating ─────────────────────────────────────────────────────────────────────────────
-    async def promote_due(self, *, limit: int) -> int:
-        """Make due jobs of every queue ready, and announce them."""
-        ready = await self._store.make_ready(None, limit=limit)
-        await self._announced(ready)
-        return sum(map(len, ready.values()))
-
     async def reannounce(self) -> int:
         """Announce again what the transport has lost."""
         return await self._now().reminder.sweep()
@@ -293,6 +294,11 @@ class TransportStore:
             await self._now().reminder.remind_of(queue)
 
     @property
+    def maintenance(self) -> Maintenance:
+        """The store's maintenance; due jobs are announced too."""
+        return TransportMaintenance(self._store, self._announced)
+
+    @property
     def query(self) -> Query:
         """The store's reads; queues with what waits in the transport."""
         return TransportQuery(self._store.query, self._carrier)
@@ -309,6 +315,21 @@ class TransportStore:
 _LATELY, _COUNTED = timedelta(minutes=1), 100_000  # what the doctor looks at
 _GOES_ON = frozenset({JobState.QUEUED, JobState.DEAD, JobState.FAILED, JobState.SCHEDULED})
 """States in which a settled job is somebody else's business."""
+
+
+class TransportMaintenance(ForwardingMaintenance):
+    """Maintenance of the store; jobs that fall due are announced."""
+
+    def __init__(self, store: AnnouncingStore, announce: Callable[[dict[str, list[str]]], Awaitable[bool]]) -> None:
+        super().__init__(store.maintenance)
+        self._store = store
+        self._announce = announce
+
+    async def promote_due(self, *, limit: int) -> int:
+        """Make due jobs of every queue ready, and announce them."""
+        ready = await self._store.make_ready(None, limit=limit)
+        await self._announce(ready)
+        return sum(map(len, ready.values()))
 
 
 class TransportQuery(ForwardingQuery):

@@ -71,7 +71,7 @@ class Sweeper:
         if self._shift.attentive:
             return 0
         requeued = 0
-        while (promoted := await self._store.promote_due(limit=_BATCH)) == _BATCH:
+        while (promoted := await self._store.maintenance.promote_due(limit=_BATCH)) == _BATCH:
             requeued += promoted
         return requeued + promoted
 
@@ -79,7 +79,7 @@ class Sweeper:
         """Settle every lease that ran out; a worker that renews in between keeps its job."""
         recovered = 0
         limit = _BATCH + len(self._refused)  # which come first, each time
-        while jobs := await self._store.find_expired(limit=limit):
+        while jobs := await self._store.maintenance.find_expired(limit=limit):
             number = await self._recover(jobs)
             recovered += number
             if len(jobs) < limit or not number:
@@ -126,7 +126,7 @@ class Sweeper:
             return 0
         self._pruned_at = now
         pruned = 0
-        while (batch := await self._store.prune(self.retention_by_state(), limit=_BATCH)) > 0:
+        while (batch := await self._store.maintenance.prune(self.retention_by_state(), limit=_BATCH)) > 0:
             pruned += batch
             if batch < _BATCH:
                 break

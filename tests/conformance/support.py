@@ -142,7 +142,7 @@ async def ended(store: Store, state: JobState, **fields: Any) -> str:
 async def lose_all(store: Store, clock: ManualClock) -> dict[str, Settled]:
     """Let every lease run out and settle the lost attempts as a sweeper does; the answers by job."""
     clock.advance(LEASE.total_seconds() + 1)
-    found = await store.find_expired(limit=1000)
+    found = await store.maintenance.find_expired(limit=1000)
     answers = await store.settle([decide(job, Lost(), _NoBackoff(), random.Random(0)) for job in found])
     assert all(answer.accepted for answer in answers)
     return {answer.job_id: answer for answer in answers}

@@ -17,7 +17,7 @@ async def test_a_beat_extends_a_live_lease(store: Store, clock: ManualClock) -> 
         assert await store.heartbeat(pulse(), [job.lease], lease_for=LEASE) == HeartbeatReply([LeaseStatus.HELD])
         assert (await stored(store, job.id)).lease_until_us == clock() + LEASE // timedelta(microseconds=1)
 
-    assert await store.find_expired(limit=10) == []
+    assert await store.maintenance.find_expired(limit=10) == []
     assert (await settle(store, job)).accepted
 
 
@@ -27,7 +27,7 @@ async def test_an_expired_lease_is_not_revived(store: Store, clock: ManualClock)
 
     assert (await store.heartbeat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
 
-    assert [each.id for each in await store.find_expired(limit=10)] == [job.id]
+    assert [each.id for each in await store.maintenance.find_expired(limit=10)] == [job.id]
     assert not (await settle(store, job)).accepted
 
 
@@ -131,12 +131,12 @@ async def test_a_worker_that_leaves_is_forgotten(store: Store) -> None:
 async def test_pruning_forgets_workers_that_fell_silent_long_ago(store: Store, clock: ManualClock) -> None:
     await store.heartbeat(pulse("silent"), [], lease_for=LEASE)
     clock.advance(86_400 - 60)
-    await store.prune({}, limit=100)
+    await store.maintenance.prune({}, limit=100)
     assert [info.pulse.worker for info in await store.query.workers()] == ["silent"]
     clock.advance(60 + 2 * LEASE.total_seconds())
     await store.heartbeat(pulse("alive"), [], lease_for=LEASE)
 
-    await store.prune({}, limit=100)
+    await store.maintenance.prune({}, limit=100)
 
     assert [info.pulse.worker for info in await store.query.workers()] == ["alive"]
 

@@ -23,7 +23,7 @@ async def test_making_ready_in_many_queues_reads_few_other_jobs(store: Store, ho
     keys = Keys(home)
     keys.client.config_resetstat()
 
-    assert await store.promote_due(limit=100) == 20
+    assert await store.maintenance.promote_due(limit=100) == 20
 
     looked = keys.client.info("commandstats")["cmdstat_hmget"]["calls"]
     keys.client.close()

@@ -16,7 +16,9 @@ DAY = timedelta(days=1)
 
 
 async def prune_all(store: Store) -> int:
-    return await store.prune({"succeeded": timedelta(0), "dead": timedelta(0), "cancelled": timedelta(0)}, limit=1000)
+    return await store.maintenance.prune(
+        {"succeeded": timedelta(0), "dead": timedelta(0), "cancelled": timedelta(0)}, limit=1000
+    )
 
 
 async def test_a_key_creates_one_job_and_every_caller_gets_it(store: Store) -> None:

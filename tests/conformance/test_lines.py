@@ -192,7 +192,7 @@ async def test_pruning_a_job_deletes_its_lines(store: Store, clock: ManualClock)
     kept = await ended(store, JobState.DEAD)
     clock.advance(10)
 
-    assert await store.prune({"succeeded": timedelta(seconds=5)}, limit=10) == 1
+    assert await store.maintenance.prune({"succeeded": timedelta(seconds=5)}, limit=10) == 1
 
     assert await store.query.count(JobFilter()) == 1
     await put(store, new_job(id=job.id))

@@ -36,26 +36,26 @@ async def test_promote_makes_due_jobs_of_every_queue_ready(store: Store, clock: 
     await store.settle([failing(retry, delay=5 * SECOND)])
     clock.advance(5)
 
-    assert await store.promote_due(limit=100) == 4
+    assert await store.maintenance.promote_due(limit=100) == 4
 
     assert await states_of(store, [*due, retry.id, later]) == [JobState.QUEUED] * 4 + [JobState.SCHEDULED]
-    assert await store.promote_due(limit=100) == 0
+    assert await store.maintenance.promote_due(limit=100) == 0
 
 
 async def test_promote_is_bounded_and_takes_the_longest_due_first(store: Store, clock: ManualClock) -> None:
     ids = await put(store, *[new_job(delay=n * SECOND) for n in range(10, 0, -1)])
     clock.advance(60)
 
-    assert await store.promote_due(limit=4) == 4
+    assert await store.maintenance.promote_due(limit=4) == 4
     assert await states_of(store, ids) == [JobState.SCHEDULED] * 6 + [JobState.QUEUED] * 4
-    assert [await store.promote_due(limit=4) for _ in range(3)] == [4, 2, 0]
+    assert [await store.maintenance.promote_due(limit=4) for _ in range(3)] == [4, 2, 0]
 
 
 async def test_a_promoted_job_keeps_its_eligible_time(store: Store, clock: ManualClock) -> None:
     when = clock() + 5_000_000
     (job_id,) = await put(store, new_job(delay=5 * SECOND))
     clock.advance(60)
-    await store.promote_due(limit=10)
+    await store.maintenance.promote_due(limit=10)
 
     assert (await stored(store, job_id)).run_at_us == when
 
@@ -65,7 +65,9 @@ async def test_racing_promoters_promote_each_job_once(store: Store, opener: Open
     await put(store, *[new_job(delay=SECOND) for _ in range(100)])
     clock.advance(2)
 
-    assert sum(await asyncio.gather(*[each.promote_due(limit=50) for each in stores for _ in range(3)])) == 100
+    assert (
+        sum(await asyncio.gather(*[each.maintenance.promote_due(limit=50) for each in stores for _ in range(3)])) == 100
+    )
 
 
 async def test_expired_finds_what_the_remedy_needs_to_know(store: Store, clock: ManualClock) -> None:
@@ -76,7 +78,7 @@ async def test_expired_finds_what_the_remedy_needs_to_know(store: Store, clock: 
     live = await running(store)
     clock.advance(LEASE.total_seconds() / 2 + 1)
 
-    found = {each.id: each for each in await store.find_expired(limit=10)}
+    found = {each.id: each for each in await store.maintenance.find_expired(limit=10)}
 
     assert len(found) == 2
     assert live.id not in found
@@ -90,7 +92,7 @@ async def test_expired_is_bounded_and_changes_nothing(store: Store, clock: Manua
     await take(store)
     clock.advance(3600)
 
-    assert len(await store.find_expired(limit=4)) == 4
+    assert len(await store.maintenance.find_expired(limit=4)) == 4
     assert await store.query.count(JobFilter(states=(JobState.RUNNING,))) == 10
 
 
@@ -101,7 +103,7 @@ async def test_racing_sweepers_settle_each_lost_lease_once(store: Store, opener:
     clock.advance(3600)
 
     async def sweep(each: Store) -> int:
-        found = await each.find_expired(limit=100)
+        found = await each.maintenance.find_expired(limit=100)
         lost = [
             ending(job, JobState.QUEUED, reason=Reason.CRASHED, error="lease expired", expired=True) for job in found
         ]
@@ -121,7 +123,7 @@ async def test_each_state_is_kept_as_long_as_it_says(store: Store, clock: Manual
     left = []
     for minutes in (9, 2, 10, 10):
         clock.advance(minutes * 60)
-        await store.prune(keep, limit=100)
+        await store.maintenance.prune(keep, limit=100)
         left.append({state for state, job_id in ids.items() if await store.query.get(job_id)})
 
     assert left == [set(ids), {JobState.DEAD, JobState.CANCELLED}, {JobState.DEAD}, set()]
@@ -132,9 +134,9 @@ async def test_states_that_are_not_named_are_kept_for_ever(store: Store, clock: 
     await ended(store, JobState.SUCCEEDED)
     clock.advance(10 * 365 * 86_400)
 
-    assert await store.prune({"succeeded": HOUR}, limit=100) == 1
+    assert await store.maintenance.prune({"succeeded": HOUR}, limit=100) == 1
     assert await state_of(store, dead) is JobState.DEAD
-    assert await store.prune({}, limit=100) == 0
+    assert await store.maintenance.prune({}, limit=100) == 0
 
 
 async def test_what_has_not_ended_is_never_pruned(store: Store, clock: ManualClock) -> None:
@@ -144,7 +146,7 @@ async def test_what_has_not_ended_is_never_pruned(store: Store, clock: ManualClo
     await store.settle([failing(job, delay=timedelta(days=3650))])
     clock.advance(365 * 86_400)
 
-    assert await store.prune({state.value: timedelta(0) for state in JobState}, limit=100) == 0
+    assert await store.maintenance.prune({state.value: timedelta(0) for state in JobState}, limit=100) == 0
     assert await store.query.count(JobFilter()) == 4
 
 
@@ -154,7 +156,7 @@ async def test_age_counts_from_the_end_of_the_job(store: Store, clock: ManualClo
     await settle(store, job)
     clock.advance(10)
 
-    assert await store.prune({"succeeded": 20 * SECOND}, limit=100) == 0
+    assert await store.maintenance.prune({"succeeded": 20 * SECOND}, limit=100) == 0
 
 
 async def test_pruning_is_bounded(store: Store, clock: ManualClock) -> None:
@@ -162,14 +164,14 @@ async def test_pruning_is_bounded(store: Store, clock: ManualClock) -> None:
     await store.cancel(JobFilter())
     clock.advance(3600)
 
-    assert [await store.prune({"cancelled": MINUTE}, limit=10) for _ in range(4)] == [10, 10, 5, 0]
+    assert [await store.maintenance.prune({"cancelled": MINUTE}, limit=10) for _ in range(4)] == [10, 10, 5, 0]
 
 
 async def test_a_pruned_job_takes_its_history_along(store: Store, clock: ManualClock) -> None:
     job_id = await ended(store, JobState.DEAD)
     assert await store.query.attempts(job_id)
     clock.advance(3600)
-    await store.prune({"dead": MINUTE}, limit=10)
+    await store.maintenance.prune({"dead": MINUTE}, limit=10)
 
     assert await store.query.attempts(job_id) == []
 
@@ -185,12 +187,12 @@ async def test_retention_deletes_no_job_that_is_replayed_meanwhile(
         ids += batch
         await store.cancel(batch)
         clock.advance(1)
-        sweeps = [store.prune({"cancelled": timedelta(0)}, limit=10) for _ in range(4)]
+        sweeps = [store.maintenance.prune({"cancelled": timedelta(0)}, limit=10) for _ in range(4)]
         replays = [others[number % 3].replay([job_id]) for number, job_id in enumerate(batch)]
         counts, answers = await asyncio.gather(asyncio.gather(*sweeps), asyncio.gather(*replays))
         pruned += sum(counts)
         replayed |= {job_id for answer in answers for job_id, _ in answer.changed}
-        pruned += await store.prune({"cancelled": timedelta(0)}, limit=40)
+        pruned += await store.maintenance.prune({"cancelled": timedelta(0)}, limit=40)
 
     assert {job.id for job in await store.query.summaries(ids) if job is not None} == replayed
     assert pruned + len(replayed) == len(ids)
@@ -201,5 +203,5 @@ async def test_a_replayed_job_is_not_pruned_by_its_old_end(store: Store, clock: 
     clock.advance(3600)
     await store.replay([job_id])
 
-    assert await store.prune({"dead": MINUTE}, limit=10) == 0
+    assert await store.maintenance.prune({"dead": MINUTE}, limit=10) == 0
     assert await state_of(store, job_id) is JobState.QUEUED

@@ -42,7 +42,7 @@ async def fill(store: Store, clock: ManualClock) -> None:
     mark = new_id()
     await ended(store, JobState.SUCCEEDED, key=f"outlived-{mark}", key_for=HOUR)
     clock.advance(0.001)
-    await store.prune({"succeeded": timedelta(0)}, limit=1)
+    await store.maintenance.prune({"succeeded": timedelta(0)}, limit=1)
     for queue in QUEUES:
         for priority in (0, 5, -3):
             await put(store, *[new_job(queue=queue, priority=priority) for _ in range(3)])
@@ -128,7 +128,7 @@ async def test_stranded_job_is_an_error_and_runs_after_repair(store: Store, keys
     assert await store.repair() == [Finding("repair", "ok", "2 jobs put back where they belong")]
 
     assert await take_ids(store) == [first, second]
-    assert [job.id for job in await store.find_expired(limit=10)] == [held.id]
+    assert [job.id for job in await store.maintenance.find_expired(limit=10)] == [held.id]
 
 
 @pytest.mark.parametrize("number", [3, 20_000])

@@ -205,7 +205,7 @@ async def test_at_every_instant_exactly_one_side_may_settle(store: Store, clock:
     holder, sweeper = await running(store), await running(store)
     clock.advance(LEASE.total_seconds() + offset_us / 1e6)
 
-    found = {job.id for job in await store.find_expired(limit=10)}
+    found = {job.id for job in await store.maintenance.find_expired(limit=10)}
     by_holder = await settle(store, holder)
     by_sweeper = await settle(store, sweeper, **LOST)
 

@@ -348,8 +348,8 @@ async def test_dropped_table_raises_an_error_of_the_library(opener: Opener, conn
         lambda: take_ids(store),
         lambda: store.query.find(JobFilter()),
         lambda: store.cancel(JobFilter()),
-        lambda: store.find_expired(limit=1),
-        lambda: store.prune({}, limit=1),
+        lambda: store.maintenance.find_expired(limit=1),
+        lambda: store.maintenance.prune({}, limit=1),
     ]
 
     for call in calls:

@@ -58,11 +58,11 @@ async def read_everything(store: Store) -> None:
         await store.query.count(JobFilter(states=(state,), tasks=("work",)))
     await queues(store)
     await store.query.workers()
-    await store.find_expired(limit=100)
+    await store.maintenance.find_expired(limit=100)
     await store.doctor()
-    await store.promote_due(limit=100)
+    await store.maintenance.promote_due(limit=100)
     await store.heartbeat(pulse(), [], lease_for=LATER)
-    await store.prune({"succeeded": LATER, "dead": LATER, "cancelled": LATER}, limit=100)
+    await store.maintenance.prune({"succeeded": LATER, "dead": LATER, "cancelled": LATER}, limit=100)
     for verb in (store.cancel, store.replay, store.delete):
         await verb(JobFilter(tag="none"), limit=10)
 

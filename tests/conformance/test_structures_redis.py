@@ -57,7 +57,7 @@ async def test_job_moves_from_schedule_to_ready_to_leases(store: Store, keys: Ke
     assert (keys.hget(f"job:{job_id}", "payload"), keys.hget(f"job:{job_id}", "dueTime")) == ('{"n":1}', str(due))
 
     clock.advance(3600)
-    assert await store.promote_due(limit=10) == 1
+    assert await store.maintenance.promote_due(limit=10) == 1
     assert (keys.exists("schedule"), keys.type("ready"), keys.lrange("ready", 0, -1)) == (0, "list", [job_id])
 
     (job,) = await take(store)
@@ -135,7 +135,7 @@ async def test_everything_goes_when_all_jobs_are_deleted_or_pruned(
     await put(store, new_job(), new_job(delay=HOUR), new_job(priority=-4))
     await store.cancel(JobFilter(states=(JobState.FAILED,)))
     clock.advance(1)
-    await store.prune({state.value: timedelta(0) for state in JobState}, limit=100)
+    await store.maintenance.prune({state.value: timedelta(0) for state in JobState}, limit=100)
     await store.delete(JobFilter())
     assert await take(store, wants={EVERY_QUEUE: 10}) == []
 
@@ -208,7 +208,7 @@ async def test_id_pushed_by_hand_keeps_its_place_during_promotion(store: Store, 
     clock.advance(2)
     keys.hset("job:by-hand", mapping={"payload": "{}", "task": "work"})
     keys.rpush("ready", "by-hand")
-    assert await store.promote_due(limit=10) == 1
+    assert await store.maintenance.promote_due(limit=10) == 1
 
     assert set(await take_ids(store)) == {first, due, "by-hand"}
 
@@ -237,7 +237,7 @@ async def test_ids_without_a_job_are_dropped_and_reported(store: Store, keys: Ke
 
     assert await take_ids(store, 1) == [job_id]
     while place == "leases" and keys.exists("leases") and keys.zcard("leases") > 1:
-        assert await store.find_expired(limit=100) == []
+        assert await store.maintenance.find_expired(limit=100) == []
     while await take_ids(store):
         pass
     (finding,) = [each for each in await store.doctor() if each.name == "keys"]
@@ -252,7 +252,7 @@ async def test_job_without_its_hash_affects_no_other_job(store: Store, keys: Key
         keys.delete(f"job:{each}")
     clock.advance(3600)
 
-    assert await store.find_expired(limit=10) == []
+    assert await store.maintenance.find_expired(limit=10) == []
     assert await take_ids(store) == [job_id, other]
     assert not (await settle(store, lost)).accepted
     assert len((await store.query.find(JobFilter())).jobs) == 2
@@ -278,8 +278,8 @@ async def test_a_key_of_another_type_is_moved_away_and_reported(store: Store, ke
     await settle(store, jobs[0])
     await settle(store, jobs[1], JobState.DEAD, error="boom", reason=None)
     await store.cancel(later)
-    await store.find_expired(limit=10)
-    await store.prune({}, limit=10)
+    await store.maintenance.find_expired(limit=10)
+    await store.maintenance.prune({}, limit=10)
     await store.send_command(WorkerCommand.STOP)
     await store.pause("other")
 
@@ -437,7 +437,7 @@ async def test_job_costs_at_most_650_bytes_and_frees_them(store: Store, keys: Ke
         await store.settle([ending(job, result='"ok"') for job in jobs])
     finished = (used() - empty) / 1000
     clock.advance(1)
-    assert [await store.prune({"succeeded": timedelta(0)}, limit=1000) for _ in range(2)] == [1000, 0]
+    assert [await store.maintenance.prune({"succeeded": timedelta(0)}, limit=1000) for _ in range(2)] == [1000, 0]
 
     assert waiting <= 650
     assert finished <= 650

@@ -96,7 +96,7 @@ async def test_a_dead_key_is_free_here_too(store: Store, connection: sqlite3.Con
     (job_id,) = await put(store, new_job(key="k", key_for=timedelta(hours=1)))
     await store.cancel([job_id])
     clock.advance(60)
-    await store.prune({"cancelled": timedelta(0)}, limit=10)
+    await store.maintenance.prune({"cancelled": timedelta(0)}, limit=10)
     assert submit(connection, store, [new_job(key="k")]) == [Submitted(job_id, False)]
 
     clock.advance(3600)

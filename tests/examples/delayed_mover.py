@@ -13,11 +13,11 @@ async def move(url: str) -> None:
     """Say who we are when the first are moved; go on until none is left, and then until killed."""
     store = open_store(url)
     await store.open()
-    await store.promote_due(limit=2)
+    await store.maintenance.promote_due(limit=2)
     print(os.getpid(), flush=True)
     moved = 2
     while moved:
-        moved = await store.promote_due(limit=2)
+        moved = await store.maintenance.promote_due(limit=2)
         await asyncio.sleep(0.001)  # on a busy machine, too, the kill comes while there is something left
     await asyncio.Event().wait()
 

@@ -184,6 +184,11 @@ class Blocked:
         self._family = family
 
     @property
+    def maintenance(self) -> Blocked:
+        """Its maintenance."""
+        return Blocked(self._store, "maintenance")
+
+    @property
     def query(self) -> Blocked:
         """Its reads."""
         return Blocked(self._store, "query")

@@ -82,7 +82,7 @@ def test_large_backlog_slows_no_insert_look_or_start(delayed: Delayed, small: De
         assert percentile(many, 0.99) <= 3 * percentile(few, 0.99)
 
         slow = slowness()
-        looks = [_took(lambda: store.promote_due(limit=200)) for _ in range(500)]
+        looks = [_took(lambda: store.maintenance.promote_due(limit=200)) for _ in range(500)]
         assert percentile(looks, 0.99) < 0.010 * max(slow, slowness())
 
         with delayed.workers(LEADER):

@@ -160,10 +160,10 @@ def test_job_is_due_at_its_exact_instant(delayed: Delayed) -> None:
     due = delayed.now() + HOUR
     (job_id,) = delayed.submit(due)
     with delayed.store(now=lambda: due - 1) as before:
-        assert before.promote_due(limit=10) == 0
+        assert before.maintenance.promote_due(limit=10) == 0
     assert delayed.place(job_id) == ["jobs"]
     with delayed.store(now=lambda: due) as then:
-        assert then.promote_due(limit=10) == 1
+        assert then.maintenance.promote_due(limit=10) == 1
     assert delayed.place(job_id) == ["dueJobs"]
 
 
@@ -204,7 +204,7 @@ def test_killed_promotion_loses_and_duplicates_nothing(delayed: Delayed) -> None
         mover.stdin.close()
         assert mover.wait(PATIENCE) == 0
     with delayed.store() as store:
-        while store.promote_due(limit=200):
+        while store.maintenance.promote_due(limit=200):
             pass
     assert delayed.places() == {"jobs": [], "dueJobs": ids, "unackedJobs": []}
     assert delayed.client.hgetall("delayed-queue:counts") == {"queued:default": str(len(ids))}

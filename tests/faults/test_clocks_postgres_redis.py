@@ -81,7 +81,7 @@ async def test_skewed_caller_takes_over_no_live_lease(url: str, skewed: Skewed) 
         await put(owner)
         (job,) = await take(owner, lease_for=HALF_AN_HOUR)
         async with skewed() as store:
-            assert await store.find_expired(limit=10) == []
+            assert await store.maintenance.find_expired(limit=10) == []
             assert await take(store) == []
             lost = decide(job, Lost(), Retry.fixed(1), random.Random(0))
             assert [each.accepted for each in await store.settle([lost])] == [False]
@@ -93,7 +93,7 @@ async def test_skewed_caller_recovers_an_expired_lease(url: str, skewed: Skewed)
         await put(owner)
         (job,) = await take(owner, lease_for=timedelta(milliseconds=1))
         async with skewed() as store:
-            assert [each.id for each in await store.find_expired(limit=10)] == [job.id]
+            assert [each.id for each in await store.maintenance.find_expired(limit=10)] == [job.id]
             assert not (await settle(store, job)).accepted
 
 
@@ -101,7 +101,7 @@ async def test_delay_of_a_skewed_caller_counts_from_the_servers_now(skewed: Skew
     async with skewed() as store:
         (late,) = await put(store, new_job(delay=HALF_AN_HOUR))
         assert seconds_from_now((await stored(store, late)).run_at_us) == pytest.approx(1800, abs=NEAR)
-        assert await store.promote_due(limit=10) == 0
+        assert await store.maintenance.promote_due(limit=10) == 0
         answer = await claim(store)
         assert answer.jobs == []
         assert answer.next_due is not None
@@ -122,15 +122,15 @@ async def test_skewed_caller_prunes_by_the_servers_clock(url: str, skewed: Skewe
     async with opened(url) as owner:
         await settle(owner, await running(owner))
         async with skewed() as store:
-            assert await store.prune({"succeeded": HALF_AN_HOUR}, limit=10) == 0
-            assert await store.prune({"succeeded": timedelta(0)}, limit=10) == 1
+            assert await store.maintenance.prune({"succeeded": HALF_AN_HOUR}, limit=10) == 0
+            assert await store.maintenance.prune({"succeeded": timedelta(0)}, limit=10) == 1
 
 
 async def test_outlived_key_ends_by_the_servers_clock(url: str, skewed: Skewed) -> None:
     async with opened(url) as owner:
         job = await running(owner, key="invoice-7", key_for=HALF_AN_HOUR)
         await settle(owner, job)
-        assert await owner.prune({"succeeded": timedelta(0)}, limit=10) == 1
+        assert await owner.maintenance.prune({"succeeded": timedelta(0)}, limit=10) == 1
         async with skewed() as store:
             (answer,) = await store.submit([new_job(key="invoice-7")])
         assert (answer.job_id, answer.created) == (job.id, False)

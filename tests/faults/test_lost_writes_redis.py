@@ -38,7 +38,7 @@ async def expired(store: Store, number: int) -> list[Job]:
     jobs: list[Job] = []
 
     async def has_expired() -> bool:
-        jobs[:] = await store.find_expired(limit=10)
+        jobs[:] = await store.maintenance.find_expired(limit=10)
         return len(jobs) >= number
 
     await until_true(has_expired, "the leases to run out")

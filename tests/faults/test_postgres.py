@@ -46,7 +46,7 @@ async def test_a_black_hole_is_noticed_by_every_verb(proxy: FaultProxy, proxied_
             store.submit([new_job()]),
             store.settle([failing(job)]),
             store.heartbeat(pulse(), [job.lease], lease_for=LEASE),
-            store.find_expired(limit=1),
+            store.maintenance.find_expired(limit=1),
             store.query.get(job.id),
             store.cancel([job.id]),
         ):

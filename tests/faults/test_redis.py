@@ -113,7 +113,7 @@ async def test_a_half_open_connection_is_noticed_by_every_verb(
             store.submit([new_job()]),
             store.settle([failing(job)]),
             store.heartbeat(pulse(), [job.lease], lease_for=LEASE),
-            store.find_expired(limit=1),
+            store.maintenance.find_expired(limit=1),
             store.query.get(job.id),
             store.cancel([job.id]),
         ):

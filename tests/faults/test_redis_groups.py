@@ -185,7 +185,7 @@ async def _every_verb(store: Store) -> None:
     assert {info.name for info in await queues(store)} == {"default", "mail"}
     assert len((await store.query.find(JobFilter())).jobs) == await store.query.count(JobFilter()) == 5
     assert [each.level for each in await store.doctor()].count("error") == 0
-    assert await store.prune({"succeeded": timedelta(0)}, limit=10) == 1
+    assert await store.maintenance.prune({"succeeded": timedelta(0)}, limit=10) == 1
 
 
 async def test_namespace_occupies_one_cluster_slot_and_moves_with_it() -> None:

@@ -326,7 +326,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 5))
     def sweep(self, limit: int) -> None:
-        found = self.call(self.store.find_expired(limit=limit))
+        found = self.call(self.store.maintenance.find_expired(limit=limit))
         lost = self.model.expired(self.clock())
         assert {job.id for job in found} <= lost
         assert len(found) == min(limit, len(lost))
@@ -338,7 +338,7 @@ class StoreMachine(RuleBasedStateMachine):
     def promote(self, limit: int) -> None:
         self.meet_the_due()
         due = len(self.model.due(self.clock()))
-        assert self.call(self.store.promote_due(limit=limit)) == min(limit, due)
+        assert self.call(self.store.maintenance.promote_due(limit=limit)) == min(limit, due)
 
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
     @rule(numbers=picks)
@@ -375,7 +375,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(keep=st.dictionaries(st.sampled_from(["succeeded", "dead", "cancelled"]), spans), limit=st.integers(1, 5))
     def prune(self, keep: dict[str, timedelta], limit: int) -> None:
         prunable = self.model.prunable(keep, self.clock())
-        pruned = self.call(self.store.prune(keep, limit=limit))
+        pruned = self.call(self.store.maintenance.prune(keep, limit=limit))
         assert pruned == min(limit, len(prunable))
         gone = self.model.jobs.keys() - {job.id for job in self.everything()}
         assert gone <= prunable

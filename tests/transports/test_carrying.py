@@ -39,7 +39,7 @@ async def test_a_delayed_job_is_announced_once_it_is_due(pairing: Pairing) -> No
         store = await app.open_store()
         ids = await put(store, *[new_job(delay=number * SECOND) for number in (3, 1, 2)])
         clock.advance(2.5)
-        assert await store.promote_due(limit=10) == 2
+        assert await store.maintenance.promote_due(limit=10) == 2
         assert pairing.waiting() == [ids[1], ids[2]]
         clock.advance(1)
 
@@ -221,7 +221,7 @@ async def test_a_lost_lease_needs_no_delivery(pairing: Pairing) -> None:
         await put(store)
         (job,) = (await claim(store)).jobs
         clock.advance(31)
-        (lost,) = await sweeper.find_expired(limit=10)
+        (lost,) = await sweeper.maintenance.find_expired(limit=10)
         await sweeper.settle([ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)])
         assert await take(sweeper) == [job.id]
 

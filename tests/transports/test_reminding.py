@@ -199,7 +199,7 @@ async def test_a_suspect_that_was_lost_is_announced_again(pairing: Pairing) -> N
         (job_id,) = await put(store)
         await claim(store, lease_for=timedelta(seconds=1))
         clock.advance(AGED)
-        (lost,) = await store.find_expired(limit=10)
+        (lost,) = await store.maintenance.find_expired(limit=10)
         await store.settle([ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)])
         pairing.forget()
 

@@ -287,7 +287,7 @@ def test_a_lease_that_ran_out_is_lost(api: Api, worker: Worker, clock: ManualClo
 async def recovered(api: Api) -> int:
     """Settle what has expired, as a sweep does."""
     store = await api.app.open_store()
-    expired = await store.find_expired(limit=10)
+    expired = await store.maintenance.find_expired(limit=10)
     await store.settle([decide(job, Lost(), Retry.fixed(1), random.Random(0)) for job in expired])
     return len(expired)
 

@@ -54,7 +54,7 @@ async def lose(app: Holdfast, handle: JobHandle[Any], clock: Any) -> None:
         claim = await store.claim("doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), startable=1, alone=True)
     assert [job.id for job in claim.jobs] == [handle.id]
     clock.advance(2)
-    (expired,) = await store.find_expired(limit=10)
+    (expired,) = await store.maintenance.find_expired(limit=10)
     (answer,) = await store.settle([decide(expired, Lost(), Retry(), random.Random(0))])
     assert answer.accepted
 

@@ -18,7 +18,6 @@ from holdfast.core.models import (
     BulkResult,
     Claim,
     HeartbeatReply,
-    Job,
     JobFilter,
     JobState,
     Lease,
@@ -31,7 +30,7 @@ from holdfast.core.models import (
     WorkerHeartbeat,
 )
 from holdfast.core.portal import Portal
-from holdfast.stores.base import AT_ONCE, Query, Selection
+from holdfast.stores.base import AT_ONCE, Maintenance, Query, Selection
 from holdfast.stores.common.requests import Chosen, WorkerClaim, awaited_jobs, replayable_states, select_ids
 
 T = TypeVar("T")
@@ -54,9 +53,6 @@ class Operate(Protocol):
     """Operating, and the upkeep anyone may do."""
 
     async def deregister(self, worker: str) -> None: ...
-    async def promote_due(self, *, limit: int) -> int: ...
-    async def find_expired(self, *, limit: int) -> list[Job]: ...
-    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int: ...
     async def select_jobs(
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False
     ) -> Chosen: ...
@@ -94,6 +90,7 @@ class Opened(ABC):
     news: ServedNotifications
     hot: Hot
     operate: Operate
+    maintenance: Maintenance
     query: ServerQuery
 
     def __init__(self) -> None:
@@ -243,17 +240,8 @@ class ServedStore(ABC, Generic[OpenedT]):
         await opened.news.wait(topics, timeout, is_settled)
 
     # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
-    async def promote_due(self, *, limit: int) -> int:
-        return await self._open.operate.promote_due(limit=limit)
-
-    async def find_expired(self, *, limit: int) -> list[Job]:
-        return await self._open.operate.find_expired(limit=limit)
-
     async def reannounce(self) -> int:
         return 0
-
-    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
-        return await self._open.operate.prune(ended_for, limit=limit)
 
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
     async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
@@ -294,6 +282,11 @@ class ServedStore(ABC, Generic[OpenedT]):
 
     async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         return await self._open.operate.send_command(order, workers)
+
+    @property
+    def maintenance(self) -> Maintenance:
+        """Maintenance in the running event loop."""
+        return self._open.maintenance
 
     @property
     def query(self) -> Query:

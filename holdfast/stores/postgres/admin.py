@@ -64,7 +64,7 @@ class Operate:
             return await self._operated(fetch, ids, changed, chosen), {queue for _, queue, _ in rows}
 
         operated, queues = await self._changed(run_in_transaction)
-        self._tell_ready(queues)
+        _tell_ready(self._news, self._ready, queues)
         return operated
 
     async def delete(self, chosen: Chosen) -> BulkResult:
@@ -138,7 +138,7 @@ class Operate:
         """Close or open a queue for claims."""
         await self._links.fetch(self._sql["set_paused"], queue=queue, paused=paused)
         if not paused:
-            self._tell_ready({queue})
+            _tell_ready(self._news, self._ready, {queue})
 
     async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None) -> list[str]:
         """Write down what living workers are to do, and wake them."""
@@ -147,15 +147,25 @@ class Operate:
         self._news.notify_committed({f"worker:{worker}" for (worker,) in rows})
         return [worker for (worker,) in rows]
 
-    def _tell_ready(self, queues: set[str]) -> None:
-        for queue in queues:
-            self._ready(queue)
-        self._news.notify_committed({f"queue:{queue}" for queue in queues})
-
-    # ── upkeep ────────────────────────────────────────────────────────────────────────────────────────────────
     async def deregister(self, worker: str) -> None:
         """Forget a worker that has stopped."""
         await self._links.fetch(self._sql["delete_worker"], worker=worker)
+
+
+class PostgresMaintenance:
+    """Family ``maintenance`` of the store."""
+
+    def __init__(
+        self,
+        links: PostgresPool,
+        news: PostgresNotifications,
+        statements: Mapping[str, Query],
+        ready: Callable[[str], None],
+    ) -> None:
+        self._links = links
+        self._news = news
+        self._sql = statements
+        self._ready = ready
 
     async def promote_due(self, *, limit: int) -> int:
         """Make due jobs of every queue ready."""
@@ -170,7 +180,7 @@ class Operate:
         ready: dict[str, list[str]] = {}
         for queue, _, _, job_id in sorted(rows, key=lambda row: row[1:]):
             ready.setdefault(queue, []).append(job_id)
-        self._tell_ready(set(ready))
+        _tell_ready(self._news, self._ready, set(ready))
         return ready
 
     async def find_expired(self, *, limit: int) -> list[Job]:
@@ -198,3 +208,9 @@ class Operate:
             return len(rows)
 
         return await self._links.transaction(run_in_transaction, extra=UPKEEP)
+
+
+def _tell_ready(news: PostgresNotifications, ready: Callable[[str], None], queues: set[str]) -> None:
+    for queue in queues:
+        ready(queue)
+    news.notify_committed({f"queue:{queue}" for queue in queues})

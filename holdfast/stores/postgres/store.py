@@ -23,7 +23,7 @@ from holdfast.stores.common.named_sql import chosen_migrations, load_migrations,
 from holdfast.stores.common.requests import WorkerClaim
 from holdfast.stores.common.server_store import Opened, ServedStore
 from holdfast.stores.postgres import external_tx, maintenance
-from holdfast.stores.postgres.admin import Operate
+from holdfast.stores.postgres.admin import Operate, PostgresMaintenance
 from holdfast.stores.postgres.doctor import durability, run_checks
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import PostgresPool, parse_url
@@ -95,7 +95,7 @@ class PostgresStore(ServedStore["_OpenedPostgres"]):
         return await self._open.hot.claim_delivered(wish)
 
     async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
-        return await self._open.operate.make_ready(queues, limit=limit)
+        return await self._open.maintenance.make_ready(queues, limit=limit)
 
     async def ready_queues(self) -> list[str]:
         return await self._open.announcing.ready_queues()
@@ -146,12 +146,14 @@ class _OpenedPostgres(Opened):
     news: PostgresNotifications
     hot: Hot
     operate: Operate
+    maintenance: PostgresMaintenance
 
     def __init__(self, store: PostgresStore) -> None:
         self.links = PostgresPool(store.address, now=store.now, patience=store.patience)
         self.news = PostgresNotifications(self.links)
         self.hot = Hot(self.links, self.news, store.sql)
         self.operate = Operate(self.links, self.news, store.sql, self.hot.claim_ready)
+        self.maintenance = PostgresMaintenance(self.links, self.news, store.sql, self.hot.claim_ready)
         self.query = PostgresQuery(self.links, store.sql)
         self.announcing = Announcing(self.links, store.sql)
         self._migrations = store.migrations

@@ -117,10 +117,27 @@ class Operate:
         self._news.notify_done({f"worker:{worker}" for worker in told})
         return told
 
-    # ── upkeep ────────────────────────────────────────────────────────────────────────────────────────────────
     async def deregister(self, worker: str) -> None:
         """Forget a worker that has stopped."""
         await self._links.run(self._scripts["leave"], worker)
+
+
+class RedisMaintenance:
+    """Family ``maintenance`` of the store."""
+
+    def __init__(
+        self,
+        links: NamespacePool,
+        news: RedisNotifications,
+        scripts: Mapping[str, Script],
+        kinds: Kinds,
+        eviction: EvictionWatch,
+    ) -> None:
+        self._links = links
+        self._news = news
+        self._scripts = scripts
+        self._kinds = kinds
+        self._eviction = eviction
 
     async def promote_due(self, *, limit: int) -> int:
         """Make due jobs of every queue ready."""

@@ -28,7 +28,7 @@ from holdfast.core.models import (
     as_ulid,
     parse_id,
 )
-from holdfast.stores.base import AT_ONCE, ForwardingQuery, Query, Selection
+from holdfast.stores.base import AT_ONCE, ForwardingMaintenance, ForwardingQuery, Maintenance, Query, Selection
 from holdfast.stores.redis.store import RedisStore
 from holdfast.stores.redis.url import parse_url
 
@@ -113,9 +113,6 @@ class UlidStore(RedisStore):
         await super().wait([_written_topic(topic) for topic in topics], timeout=timeout)
 
     # ── maintenance and operating ─────────────────────────────────────────────────────────────────────────────
-    async def find_expired(self, *, limit: int) -> list[Job]:
-        return _read_jobs(await super().find_expired(limit=limit))
-
     async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         return _read_operated(await super().cancel(_written_selection(selection), limit=limit))
 
@@ -135,8 +132,19 @@ class UlidStore(RedisStore):
         return _read_operated(await super().delete(_written_selection(selection), limit=limit))
 
     @property
+    def maintenance(self) -> Maintenance:
+        return UlidMaintenance(super().maintenance)
+
+    @property
     def query(self) -> Query:
         return UlidQuery(super().query)
+
+
+class UlidMaintenance(ForwardingMaintenance):
+    """Maintenance, with ids as ULIDs in Redis."""
+
+    async def find_expired(self, *, limit: int) -> list[Job]:
+        return _read_jobs(await self._inner.find_expired(limit=limit))
 
 
 class UlidQuery(ForwardingQuery):

@@ -9,7 +9,7 @@ from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.models import Finding
 from holdfast.stores.common.server_store import Opened, ServedStore
 from holdfast.stores.redis import doctor, maintenance, repair
-from holdfast.stores.redis.admin import Operate
+from holdfast.stores.redis.admin import Operate, RedisMaintenance
 from holdfast.stores.redis.encoding import Kinds
 from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.eviction import EvictionWatch
@@ -79,6 +79,7 @@ class _OpenedRedis(Opened):
         self.query = read = RedisQuery(self.links, store.scripts, kinds)
         self.hot = Hot(self.links, self.news, store.scripts, read, kinds, store.eviction)
         self.operate = Operate(self.links, self.news, store.scripts, read, kinds, store.eviction)
+        self.maintenance = RedisMaintenance(self.links, self.news, store.scripts, kinds, store.eviction)
         self._scripts = store.scripts
         super().__init__()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 from holdfast.core.models import BulkResult, Job, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import FORGOTTEN_AFTER, UNSUCCESSFUL, Chosen
 from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, as_json, filter_parameters, read_job, span_us
+from holdfast.stores.sqlite.opened import OpenedSqlite
 from holdfast.stores.sqlite.writer import Transaction
 
 
@@ -169,6 +170,30 @@ class Operate:
         connection.execute(self._sql["prune_keys"], {"now": now_us, "limit": limit})
         connection.execute(self._sql["prune_workers"], {"before": now_us - span_us(FORGOTTEN_AFTER)})
         return pruned
+
+
+class SqliteMaintenance:
+    """Family ``maintenance`` of SQLite."""
+
+    def __init__(self, opened: Callable[[], OpenedSqlite], now: Callable[[], int], operate: Operate) -> None:
+        self._opened = opened
+        self._now = now
+        self._operate = operate
+
+    async def promote_due(self, *, limit: int) -> int:
+        """Make due jobs of every queue ready."""
+        return await self._opened().writer.call(lambda transaction: self._operate.promote_due(transaction, limit=limit))
+
+    async def find_expired(self, *, limit: int) -> list[Job]:
+        """Running jobs whose lease ran out."""
+        now_us = self._now()
+        return await self._opened().read(lambda reader: self._operate.find_expired(reader, now_us, limit=limit))
+
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        """Delete what ended long enough ago, up to ``limit`` jobs in all."""
+        return await self._opened().writer.call(
+            lambda transaction: self._operate.prune(transaction, ended_for, limit=limit)
+        )
 
 
 def _inline(payload: str | None) -> str | None:

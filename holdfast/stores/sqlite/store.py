@@ -19,7 +19,6 @@ from holdfast.core.models import (
     Claim,
     Finding,
     HeartbeatReply,
-    Job,
     JobFilter,
     JobState,
     Lease,
@@ -33,7 +32,7 @@ from holdfast.core.models import (
     WorkerHeartbeat,
 )
 from holdfast.core.portal import drive_coroutine, running_loop
-from holdfast.stores.base import AT_ONCE, Query, Selection, StatementFlow
+from holdfast.stores.base import AT_ONCE, Maintenance, Query, Selection, StatementFlow
 from holdfast.stores.common.named_sql import chosen_migrations, load_migrations, load_statements
 from holdfast.stores.common.requests import (
     CHOOSE,
@@ -44,7 +43,7 @@ from holdfast.stores.common.requests import (
     select_ids,
 )
 from holdfast.stores.sqlite import external_tx, maintenance
-from holdfast.stores.sqlite.admin import Operate
+from holdfast.stores.sqlite.admin import Operate, SqliteMaintenance
 from holdfast.stores.sqlite.connection import check_owner, check_place, create_private, translate_errors
 from holdfast.stores.sqlite.identity import check_side_files
 from holdfast.stores.sqlite.opened import OpenedSqlite
@@ -75,6 +74,7 @@ class SQLiteStore:
         self._hot = Hot(self._sql)
         self._operate = Operate(self._sql)
         self._reads = Reads(self._sql)
+        self.maintenance: Maintenance = SqliteMaintenance(lambda: self._open, self._now, self._operate)
         self.query: Query = SqliteQuery(lambda: self._open, self._now, self._sql)
         self._opened: OpenedSqlite | None = None
         self._lock = threading.Lock()
@@ -220,20 +220,8 @@ class SQLiteStore:
         return await self._open.writer.call(lambda transaction: external_tx.tx_outcome(transaction, self._sql, lease))
 
     # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
-    async def promote_due(self, *, limit: int) -> int:
-        return await self._open.writer.call(lambda transaction: self._operate.promote_due(transaction, limit=limit))
-
-    async def find_expired(self, *, limit: int) -> list[Job]:
-        now_us = self._now()
-        return await self._open.read(lambda reader: self._operate.find_expired(reader, now_us, limit=limit))
-
     async def reannounce(self) -> int:
         return 0
-
-    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
-        return await self._open.writer.call(
-            lambda transaction: self._operate.prune(transaction, ended_for, limit=limit)
-        )
 
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
     async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:

@@ -221,9 +221,9 @@ async def test_waiting_handlers_run_together_and_busy_ones_yield(app: Holdfast) 
         turns[-1] += 1
 
     async with harness(app, concurrency=400) as harnessed:
-        await app.enqueue_many(waiting.job() for _ in range(400))
+        await app.enqueue_many(waiting.new_job() for _ in range(400))
         await harnessed.run_until_idle()
-        await app.enqueue_many(quick.job() for _ in range(400))
+        await app.enqueue_many(quick.new_job() for _ in range(400))
         await harnessed.run_until_idle()
         assert await app.count(JobFilter(states=(JobState.SUCCEEDED,))) == 800
     assert sum(turns) == 400

@@ -19,7 +19,7 @@ async def test_every_job_is_counted_once(app: Holdfast) -> None:
         raise ValueError("it broke")
 
     async with Watched(app) as watched:
-        handles: list[JobHandle[Any]] = await app.enqueue_many([work.job() for _ in range(20)])
+        handles: list[JobHandle[Any]] = await app.enqueue_many([work.new_job() for _ in range(20)])
         handles += [await broken.options(key="one").enqueue(), await broken.options(key="one").enqueue()]
         await until(lambda: ended(app, handles))
         await until(lambda: not watched.worker.shift.held)

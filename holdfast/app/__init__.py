@@ -1,4 +1,4 @@
-"""What an application holds.
+"""The application: what a program creates, registers tasks on and submits jobs with.
 
 application.py   Holdfast: tasks, submitting, reading, operating
 bound.py         a task that knows its application, so that it can be enqueued

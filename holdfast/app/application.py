@@ -210,7 +210,7 @@ class Holdfast(TaskRegistration):
         return draft_job(task, text, draft, self.settings)
 
     def command_policy(self, settings: Settings | None = None) -> CommandPolicy:
-        """What these settings (else the application's) allow of command jobs."""
+        """Returns the policy for command jobs of these settings, or of the application's."""
         settings = settings or self.settings
         return CommandPolicy(
             mode=settings.commands,
@@ -298,7 +298,7 @@ class Holdfast(TaskRegistration):
 
     @requires_loop
     async def count(self, where: JobFilter | None = None) -> int:
-        """How many jobs match."""
+        """Counts the jobs that match."""
         return await (await self.open_store()).query.count(checked_filter(where))
 
     @requires_loop
@@ -323,8 +323,9 @@ class Holdfast(TaskRegistration):
 
     @requires_loop
     async def stats(self, *, minutes: int = 5, most: int = 10_000) -> JobStats:
-        """How many jobs there are, by queue, state, worker and attempts, and to which of them something happened in
-        the last minutes; of each kind at most so many jobs are looked at, however many there are."""
+        """Counts jobs by queue, state, worker and attempts, and to which of them something happened in the last
+        minutes; of each kind at most so many jobs are looked at, however many there are.
+        """
         recent, bound = _looked_at(minutes, most)
         return await (await self.open_store()).query.stats(recent=recent, most=bound)
 
@@ -335,7 +336,7 @@ class Holdfast(TaskRegistration):
 
     @requires_loop
     async def doctor(self) -> list[Finding]:
-        """What the store finds about itself."""
+        """Returns the findings of the store about itself."""
         return await (await self.open_store()).doctor()
 
     @requires_loop

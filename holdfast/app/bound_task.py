@@ -30,7 +30,7 @@ _ELSEWHERE = frozenset({"apply_async", "defer", "delay", "defer_async", "enqueue
 
 
 class BoundTask(Task[P, R], Generic[P, R]):
-    """What ``@app.task`` makes of a function. Calling it just calls the function."""
+    """A function registered by ``@app.task``. Calling it just calls the function."""
 
     __slots__ = ("_app", "_plain")
 
@@ -42,7 +42,7 @@ class BoundTask(Task[P, R], Generic[P, R]):
     if not TYPE_CHECKING:  # to a type checker, other attributes are errors as ever
 
         def __getattr__(self, name: str) -> Any:
-            """What other queues call submitting is answered with what it is called here."""
+            """Explains the name here of a submitting method that other queues have."""
             text = f"{type(self).__name__!r} object has no attribute {name!r}"
             if name in _ELSEWHERE:
                 text += "; to submit a job: await task.enqueue(…), or task.sync.enqueue(…) where there is no event loop"
@@ -154,7 +154,7 @@ class ConfiguredTask(Generic[P, R]):
 
     @property
     def is_within(self) -> bool:
-        """Whether its jobs are submitted inside a transaction of the caller's."""
+        """Returns True if its jobs are submitted inside a transaction of the caller's."""
         return self._connection is not None
 
     @property

@@ -45,12 +45,12 @@ class JobHandle(Generic[R]):
 
     @requires_loop
     async def state(self) -> JobState:
-        """Where the job stands now."""
+        """Returns the job's present state."""
         return (await self._job()).state
 
     @requires_loop
     async def result(self, timeout: float | None = None) -> R:
-        """What the task returned, read by its return annotation (as JSON values, where the task is not registered
+        """Returns the task's result, read by its return annotation (as JSON values, where the task is not registered
         here). Waits up to ``timeout`` seconds (None: for ever).
 
         Raises JobFailed if the job is dead, JobCancelled if it was cancelled, ResultTimeout if it goes on.
@@ -83,7 +83,7 @@ class JobHandle(Generic[R]):
         await self._app.replay_one(self.id, force=force)
 
     async def _hope(self, job: Job) -> str:
-        """What becomes of a job that has not ended: words for whoever waited in vain."""
+        """Describes the chances of an unfinished job, for the message of a timeout."""
         if job.state in (JobState.QUEUED, JobState.SCHEDULED):
             store = await self._app.open_store()
             if not any(worker.alive for worker in await store.query.workers()):

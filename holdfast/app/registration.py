@@ -1,4 +1,4 @@
-"""How an application comes by its tasks, middlewares, lifespan and dependencies."""
+"""Registration of tasks, middlewares, lifespan and dependencies with an application."""
 
 from __future__ import annotations
 

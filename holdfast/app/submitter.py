@@ -50,9 +50,10 @@ _ASKED_MOST = 100  # jobs that are asked for together: each may have a large pay
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a submitter may say about a job beside its task and payload. None: leave it to task and settings; for
-    ``max_attempts`` that is UNSET, and None is no limit. The text "unlimited" is no limit either, where the setting
-    ``max_attempts_limit`` says so too."""
+    """Options of a submission beside task and payload. None: leave it to task and settings; for ``max_attempts`` that
+    is UNSET, and None is no limit. The text "unlimited" is no limit either, where the setting ``max_attempts_limit``
+    says so too.
+    """
 
     id: str | None = None
     queue: str | None = None
@@ -289,7 +290,7 @@ class _Group:
             self._under_way -= 1
 
     def _next_batch(self) -> list[tuple[NewJob, asyncio.Future[Submitted]]]:
-        """Those who still wait for an answer, as many as go together; of many only half, and a second sender starts."""
+        """Returns the waiting submissions of the next batch; of many only half, and a second sender starts."""
         size = min(len(self._waiting), _GROUP_MOST)
         if size >= _HALVED and self._under_way < 2:
             self._start_sender()
@@ -298,7 +299,7 @@ class _Group:
         return [(job, answer) for job, answer in batch if not answer.cancelled()]
 
     def _fail_waiting(self, error: Unavailable) -> None:
-        """Those who wait have waited for the same store: they would wait as long again to hear the same."""
+        """Fails the waiting submissions with the error of their store at once, instead of retrying each."""
         if error.alike:
             waiting, self._waiting = self._waiting, []
             for _, answer in waiting:

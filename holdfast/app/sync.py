@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Blocker(Protocol):
-    """What can run a coroutine to its end for a blocking caller."""
+    """Protocol of an object that runs a coroutine to its end for a blocking caller."""
 
     def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T: ...
 

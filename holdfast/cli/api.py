@@ -41,7 +41,7 @@ def api(session: Session, *, api_host: str | None, api_port: str | None, exposed
 
 
 def _warnings(app: Holdfast) -> Iterator[str]:
-    """What is allowed, and seldom what was meant."""
+    """Yields a warning for each risky setting."""
     from holdfast.web.keys_file import read_keys
 
     with contextlib.suppress(Unavailable):  # that is no reason not to start

@@ -15,7 +15,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 def common_options() -> list[click.Option]:
-    """What may be said before the command's name as well as after it."""
+    """Returns the options that are accepted before and after the command's name."""
 
     def remember_value(context: click.Context, parameter: click.Parameter, value: Any) -> None:
         if value and parameter.name:

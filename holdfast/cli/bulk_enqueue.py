@@ -28,7 +28,7 @@ Report = Callable[[int, int], None]
 
 
 class StreamLine(NamedTuple):
-    """One job of the stream."""
+    """A job of the stream."""
 
     number: int
     end: int  # bytes of the stream up to here
@@ -44,7 +44,7 @@ class StreamStopped(HoldfastError):
 
 
 class Tally:
-    """How far a stream has come."""
+    """Progress of a stream."""
 
     def __init__(self) -> None:
         self.created = 0

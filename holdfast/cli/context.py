@@ -1,4 +1,4 @@
-"""Where one call of the program was told to look: application, store, settings file."""
+"""Context of one call of the program: application, store, settings file."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Session:
 
 
 def _option(name: str) -> str:
-    """What the user wrote for this argument: ``--port`` for ``api_port``."""
+    """Returns the command-line spelling of an argument: ``--port`` for ``api_port``."""
     for parameter in click.get_current_context().command.params:
         if parameter.name == name:
             return parameter.opts[0]
@@ -111,7 +111,7 @@ def url_source(app: Holdfast) -> str:
 
 
 def store_of(app: Holdfast) -> str:
-    """Where the application's jobs are kept, without a password."""
+    """Returns the store's URL without its password."""
     return mask_url(app.new_store().url)
 
 
@@ -137,7 +137,7 @@ def missing_database(app: Holdfast) -> tuple[str, str] | None:
 
 
 def _said_in_code(settings: Settings) -> dict[str, Any]:
-    """What an application's code said about its settings, as arguments for loading them anew."""
+    """Returns the settings that the application's code gave, as arguments for loading them again."""
     said: dict[str, Any] = {}
     for name in SETTINGS:
         if settings.source_of(name) == "argument":

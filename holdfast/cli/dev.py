@@ -125,7 +125,7 @@ class Watcher:
         self.changed = threading.Event()
 
     def has_changed(self) -> bool:
-        """Whether something has changed since the start."""
+        """Returns True if something has changed since the start."""
         if file_versions(self._root) != self._versions:
             self.changed.set()
         return self.changed.is_set()

@@ -91,7 +91,7 @@ def status(session: Session) -> None:
 
 
 def print_queues(queues: Sequence[QueueInfo], *, empty: str) -> None:
-    """One row a queue."""
+    """Prints one row a queue."""
     print_table(*queue_table(queues), empty=empty)
     if any(each.at_least for each in queues):
         print_note("a number with + is the least there can be: no more jobs were counted")
@@ -118,7 +118,7 @@ def _counted(queue: QueueInfo, state: JobState, number: int) -> str:
 
 
 def worker_rows(workers: Iterable[WorkerInfo], now: int) -> list[list[object]]:
-    """One row a worker."""
+    """Returns one row a worker."""
     return [
         [
             each.pulse.worker,
@@ -178,7 +178,7 @@ def print_page(
     cursor: str | None,
     states: tuple[JobState, ...] = (),
 ) -> None:
-    """One page of the jobs that match."""
+    """Prints one page of the jobs that match."""
     page = app.sync.find(app.run_blocking(filters.build_filter(app, states)), limit=limit, cursor=cursor)
     jobs = [*map(Redaction(app.settings.redacted).redact_job, page.jobs)]
     if session.json:
@@ -190,7 +190,7 @@ def print_page(
 
 
 def job_rows(jobs: Iterable[Job]) -> list[list[object]]:
-    """One row a job."""
+    """Returns one row a job."""
     return [
         [
             job.id,

@@ -95,7 +95,7 @@ def _applications(module: ModuleType) -> list[str]:
 
 
 def _failed(what: str, error: BaseException) -> str:
-    """One line that says what happened, then the traceback of the user's code."""
+    """Returns a line that names the failure, then the traceback of the user's code."""
     told = traceback.TracebackException.from_exception(error)
     _keep_user_frames(told)
     summary = "".join(told.format_exception_only()).strip().splitlines()[-1]

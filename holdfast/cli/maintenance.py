@@ -138,7 +138,7 @@ def _about_clock(app: Holdfast) -> Iterator[Finding]:
 
 
 def about_workers(queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> Iterator[Finding]:
-    """Who works, who fell silent, and queues that nobody serves or that are paused with jobs in them."""
+    """Yields findings about silent workers, unserved queues, and paused queues that hold jobs."""
     alive = [worker for worker in workers if worker.alive]
     yield Finding("workers", "ok", f"{len(alive)} alive")
     for worker in workers:

@@ -180,7 +180,7 @@ def _over(turns: PacedCalls) -> str:
 
 
 def print_operated(session: Session, operated: BulkResult, deed: BulkOperation, turns: PacedCalls) -> int:
-    """What was done; 1 if something was refused."""
+    """Prints the result of an operation; returns 1 if something was refused."""
     if session.json:
         count = len(operated.changed)
         print_json({"dry_run": False, "count": count, **_lasting(turns), **to_plain(operated_document(operated))})

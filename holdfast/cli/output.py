@@ -35,7 +35,7 @@ STATE_STYLES: Mapping[str, str] = {
 
 
 class Column(NamedTuple):
-    """One column of a table.
+    """A column of a table.
 
     ``kind``: an "id" or a "number" is never cut or wrapped; a "word" stays on its line, cut if it must be; "text"
     goes on in the next line. ``spare``: left out where the terminal is too narrow, the last one first.
@@ -48,12 +48,12 @@ class Column(NamedTuple):
 
 # ── JSON ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def print_json(document: object) -> None:
-    """One JSON document: spread out on a terminal, else on one line."""
+    """Prints one JSON document: indented on a terminal, else on one line."""
     click.echo(as_json(document, spread=sys.stdout.isatty()))
 
 
 def print_json_line(document: object) -> None:
-    """One line of JSON lines."""
+    """Prints one line of JSON lines."""
     click.echo(as_json(document))
     sys.stdout.flush()
 
@@ -70,7 +70,7 @@ def as_json(document: object, *, spread: bool = False) -> str:
 
 # ── tables ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def make_console(*, stderr: bool = False) -> Console:
-    """Where rich prints: as wide as the terminal, endlessly wide elsewhere. Colours: on a terminal, unless NO_COLOR."""
+    """Returns rich's console: as wide as the terminal, unlimited elsewhere. Colours: on a terminal, unless NO_COLOR."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout

@@ -1,4 +1,4 @@
-"""What a shell is offered for a word: names that can be known without touching a store."""
+"""Shell completion of names that are known without a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be said about a job to be submitted, and submitting it so that Ctrl-C leaves no doubt."""
+"""Options of a submission, and submitting in a way that Ctrl-C leaves no doubt."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def read_payload(text: str | None, limit: int) -> dict[str, Any]:
 
 
 def read_input(limit: int) -> bytes:
-    """What stdin holds, up to one byte more than the limit: an endless one is refused without being read."""
+    """Returns the bytes of stdin, up to one more than the limit: endless input is refused without being read."""
     return standard_input().read(limit + 1)
 
 

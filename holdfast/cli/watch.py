@@ -87,7 +87,7 @@ class _Watcher:
 
     @contextmanager
     def _display(self) -> Iterator[Callable[[object, dict[str, Any], Callable[[dict[str, Any]], str]], None]]:
-        """How a look is shown: redrawn in place on a terminal, else a line where something changed."""
+        """Yields the function that shows a snapshot: redrawn in place on a terminal, else one line a change."""
 
         def print_line(key: object, document: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> None:
             if key != self._shown:
@@ -142,7 +142,7 @@ async def _hear(app: Holdfast, topics: list[str], most: timedelta) -> None:
 
 
 def _steady(status: dict[str, Any]) -> list[dict[str, Any]]:
-    """What of a status changes only when something happens: not ages, not beats."""
+    """Returns the part of a status that changes only with events: no ages, no heartbeats."""
     moving = ("seen_at", "oldest_ready_seconds", "ended_per_second")
     parts = [*status["queues"], *status["workers"]]
     return [{name: value for name, value in part.items() if name not in moving} for part in parts]

@@ -1,4 +1,5 @@
-"""How long things take and when to go on. Which instant it *is* only a store knows (it owns time).
+"""Durations and sleeping; the present instant belongs to the store alone. Which instant it *is* only a store knows (it
+owns time).
 
 ``Clock`` is the interface; ``SystemClock`` is the real one; ``ManualClock`` stands still until a test moves it.
 A test hands the same ``ManualClock`` to the engine as its clock and to the store as its ``now``, so an hour of
@@ -118,13 +119,13 @@ class ManualClock:
             return max(0.0, (waiting[0].due_us - self._now_us) / 1e6) if waiting else None
 
     def is_sleeping(self, task: asyncio.Task[Any]) -> bool:
-        """Whether this task waits for this clock and for nothing else."""
+        """Returns True if this task waits for this clock and for nothing else."""
         with self._lock:
             return any(sleeper.task is task and not sleeper.woken.done() for sleeper in self._sleepers)
 
 
 class _Sleeper(NamedTuple):
-    """One call of ``sleep``, ordered by when it is to be woken."""
+    """A call of ``sleep``, ordered by when it is to be woken."""
 
     due_us: int
     order: int

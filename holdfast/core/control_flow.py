@@ -1,4 +1,4 @@
-"""What a handler raises to say how its attempt ends.
+"""Exceptions by which a handler says how its attempt ends.
 
 HandlerSignal
 ├── RetryAfter(delay)      failed; retry after exactly this delay
@@ -14,7 +14,7 @@ from holdfast.core.validation import check_span
 
 
 class HandlerSignal(Exception):
-    """What a handler raises to say how its attempt ends."""
+    """Base of the exceptions by which a handler says how its attempt ends."""
 
 
 class RetryAfter(HandlerSignal):

@@ -69,7 +69,7 @@ class TooLarge(Invalid):
 
 
 class TooBroad(HoldfastError):
-    """What a filter says was not found in the time that others can be kept waiting. Nothing was changed."""
+    """The search of a filter ran out of its time. Nothing was changed."""
 
     http_status = 422
     code = "too_broad"
@@ -139,7 +139,7 @@ class Unavailable(HoldfastError):
 
 
 class Busy(Unavailable):
-    """So many look for jobs by a filter that this one found no turn. Nothing was changed."""
+    """Too many searches by a filter are under way. Nothing was changed."""
 
     alike = False
 

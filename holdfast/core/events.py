@@ -1,4 +1,5 @@
-"""What can be observed, as records. Rooms emit; logs, metrics and traces subscribe. Nobody listening costs nothing.
+"""Observable events, as records: components emit, logs, metrics and traces subscribe. Rooms emit; logs, metrics and
+traces subscribe. Nobody listening costs nothing.
 
 An event's ``name`` is what a log line calls it; ``level`` is the level a user expects it at.
 """
@@ -455,7 +456,7 @@ Subscriber = Callable[[Event], None]
 
 
 class Events:
-    """Who listens to what. ``listens`` is cheap enough to ask once a batch on the hot path."""
+    """Registry of the subscribers of events. ``listens`` is cheap enough to ask once a batch on the hot path."""
 
     def __init__(self) -> None:
         self._subscribers: dict[type[Event], tuple[Subscriber, ...]] = {}
@@ -473,7 +474,7 @@ class Events:
         return unsubscribe
 
     def has_subscriber(self, kind: type[Event]) -> bool:
-        """Whether anybody wants events of this kind: ask before building many."""
+        """Returns True if anybody wants events of this kind: ask before building many."""
         return bool(self._subscribers.get(kind))
 
     def emit(self, event: Event) -> None:

@@ -53,7 +53,7 @@ _DEEDS = MappingProxyType({"kill": _kill, "freeze": _freeze, "fail": _fail})
 
 
 class InjectedFault:
-    """What happens at one point, and at which coming."""
+    """A fault at one point, and the visit at which it strikes."""
 
     def __init__(self, name: str, deed: str, nth: int = 1) -> None:
         """ConfigError for a point or a deed that there is not."""

@@ -101,7 +101,7 @@ Outcome = Succeeded | Failed | Snoozed | Released | Cancelled | Lost
 
 
 class Backoff(Protocol):
-    """How long to wait after the n-th failure; ``retry.Retry`` is the implementation."""
+    """Protocol of a retry delay; ``retry.Retry`` is the implementation."""
 
     def delay_after(self, failures: int, rng: random.Random) -> timedelta: ...
 
@@ -186,7 +186,7 @@ def _after_loss(job: Job) -> Settlement:
 
 
 def budget_spent(job: Job) -> bool:
-    """Whether the attempt now running is the last one allowed."""
+    """Returns True if the attempt now running is the last one allowed."""
     return job.max_attempts is not None and job.attempts >= job.max_attempts
 
 

@@ -1,4 +1,4 @@
-"""What is only counted: events that no log line tells. Metrics subscribe."""
+"""Metrics-only events, published once per batch. Metrics subscribe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.core.events import Event
 
 
 class Measure(Event, frozen=True, kw_only=True, gc=False):
-    """One observation of a whole batch. Who emits asks ``listens`` first."""
+    """An observation of a whole batch. Who emits asks ``listens`` first."""
 
     level: ClassVar[str] = "debug"
 

@@ -25,7 +25,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 class JobState(StrEnum):
-    """Where a job stands."""  # ``lifecycle.LEGAL`` says which moves there are
+    """The states of a job."""
 
     SCHEDULED = "scheduled"
     WAITING = "waiting"
@@ -88,7 +88,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One job as its store knew it. The first fields are what a claim delivers; the rest come with a read."""
+    """A job as its store knew it. The first fields are what a claim delivers; the rest come with a read."""
 
     id: str
     task: str
@@ -114,7 +114,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cancelling: bool = False  # running, and asked to stop
 
     def __repr__(self) -> str:
-        """What is known of it, instants as people write them."""
+        """Returns the known fields, with instants in readable form."""
         known = [(name, getattr(self, name)) for name in self.__struct_fields__]
         return f"Job({', '.join(_field(name, value) for name, value in known if value is not None)})"
 
@@ -223,7 +223,7 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
 
 
 class TxOutcome(StrEnum):
-    """What became of a job that its handler ended in a transaction of its own."""
+    """Outcome of a job that its handler ended in a transaction of its own."""
 
     KEPT = "kept"  # committed: the job has succeeded
     UNDONE = "undone"  # rolled back, or never sent: the job runs on under its lease
@@ -232,7 +232,7 @@ class TxOutcome(StrEnum):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What one claim brought."""
+    """Result of a claim."""
 
     jobs: list[Job]
     refused: int = 0  # delivered ids (``only=``) that were not claimable
@@ -252,7 +252,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeliveredClaim(msgspec.Struct, frozen=True):
-    """What a claim of delivered ids brought. ``claim.refused`` counts what cannot be claimed by its id any more."""
+    """Result of a claim of delivered ids. ``claim.refused`` counts what cannot be claimed by its id any more."""
 
     claim: Claim
     left: list[str]  # ready, and not taken: their queue is paused, or they were too many
@@ -260,7 +260,7 @@ class DeliveredClaim(msgspec.Struct, frozen=True):
 
 
 class LeaseStatus(StrEnum):
-    """What became of a lease at a beat."""
+    """Outcome of a lease at a beat."""
 
     HELD = "held"
     CANCEL = "cancel"
@@ -268,7 +268,7 @@ class LeaseStatus(StrEnum):
 
 
 class WorkerCommand(StrEnum):
-    """What an operator asks of a worker."""
+    """Commands that an operator sends to a worker."""
 
     NONE = "none"
     DRAIN = "drain"  # work until the queues are empty, then stop
@@ -276,7 +276,7 @@ class WorkerCommand(StrEnum):
 
 
 class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process says of itself at each beat."""
+    """State of a worker process, sent with each heartbeat."""
 
     worker: str
     host: str
@@ -296,7 +296,7 @@ class HeartbeatReply(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
-    """One attempt that did not succeed."""
+    """An attempt that did not succeed."""
 
     claims: int
     attempt: int
@@ -310,7 +310,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One registered worker process."""
+    """A registered worker process."""
 
     pulse: WorkerHeartbeat
     started_at_us: int
@@ -320,7 +320,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue: how many jobs in each state, and the age of the oldest ready one."""
+    """A queue: how many jobs in each state, and the age of the oldest ready one."""
 
     name: str
     paused: bool
@@ -370,7 +370,7 @@ class ReplayRate(msgspec.Struct, frozen=True):
 
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """That a job ended, or that an attempt failed and the job goes on: ``state`` is where it was left then."""
+    """The end of a job, or of a failed attempt after which the job goes on: ``state`` is the state after it."""
 
     job_id: str
     task: str
@@ -398,7 +398,7 @@ class JobEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BulkResult(msgspec.Struct, frozen=True):
-    """What a bounded operation on many jobs did. ``more``: call again, matching jobs are left."""
+    """Result of a bounded operation on many jobs. ``more``: call again, matching jobs are left."""
 
     changed: list[tuple[str, JobState]]  # id and the state it has now
     refused: list[tuple[str, JobState | None]]  # id and the state that does not allow it; None: no such job
@@ -415,7 +415,7 @@ class Overtaken(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One line of ``doctor``."""
+    """A line of ``doctor``."""
 
     name: str
     level: str  # "ok", "warning", "error"

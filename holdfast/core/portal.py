@@ -45,7 +45,7 @@ class Portal:
         atexit.register(self.stop_thread)
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """What ``call`` returns or raises. Interrupted, it is cancelled."""
+        """Returns or raises the outcome of ``call``. Interrupted, it is cancelled."""
         running = asyncio.run_coroutine_threadsafe(call, self.loop)
         try:
             return running.result()
@@ -54,7 +54,7 @@ class Portal:
             raise
 
     def is_here(self) -> bool:
-        """Whether the caller runs on this portal's loop."""
+        """Returns True if the caller runs on this portal's loop."""
         return running_loop() is self.loop
 
     def stop_thread(self) -> None:

@@ -1,4 +1,4 @@
-"""What of a job nobody is shown: the fields that the setting ``redacted`` names, wherever jobs are looked at.
+"""Redaction: hides the fields that the setting ``redacted`` names, wherever jobs are shown.
 
 Handlers, and workers in other languages, get everything. ``*`` in a path is any one field, ``**`` any number of them;
 a list is passed through: ``payload.cards.number`` is the number of every card.
@@ -66,7 +66,7 @@ class Redaction:
         ]
 
     def redact_logs(self, job: Job, lines: Sequence[LogLine]) -> list[LogLine]:
-        """What this job has logged, without what is hidden of its lines, or of the job where they quote it."""
+        """Returns the job's log lines without redacted fields, also where they quote the job."""
         if not self.hides:
             return list(lines)
         hidden = self._hidden(job)
@@ -143,7 +143,7 @@ def _inside(name: str, value: Any, paths: Sequence[Path], hidden: list[Any]) -> 
 
 
 def _onward(name: str, path: Path) -> Iterator[Path]:
-    """What is left of a path behind the field of this name."""
+    """Yields the rest of each path behind the field of this name."""
     if path[0] == "**":
         yield path
         yield from _onward(name, path[1:])

@@ -89,7 +89,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @classmethod
     def from_delays(cls, delays: Iterable[float | timedelta | str], *, jitter: str = "none") -> Retry:
-        """One delay after another; the last repeats."""
+        """Returns a policy of listed delays; the last one repeats."""
         seconds = tuple(_seconds("retry.delays", delay) for delay in delays)
         if not seconds:
             raise Invalid("retry.delays", [], "give at least one delay")
@@ -119,7 +119,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return Retry(**_parse_options(tail))
 
     def __str__(self) -> str:
-        """What ``parse`` reads back."""
+        """Returns the text form that ``parse`` reads."""
         if self.delays:
             return ",".join([*map(_plain, self.delays), *([] if self.jitter == "none" else [f"jitter={self.jitter}"])])
         if self == Retry.immediate():
@@ -134,14 +134,16 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @classmethod
     def from_builtins(cls, stored: object) -> Retry:
-        """What ``to_builtins`` made. Unknown names, wrong types and values out of range are refused."""
+        """Builds a policy from the output of ``to_builtins``. Unknown names, wrong types and values out of range are
+        refused.
+        """
         try:
             return msgspec.convert(stored, cls)
         except msgspec.ValidationError as error:
             raise Invalid("retry", stored, f"give a policy as Retry.to_builtins() writes it: {error}") from None
 
     def delay_after(self, failures: int, rng: random.Random) -> timedelta:
-        """How long to wait after that many failed executions (1 after the first)."""
+        """Returns the delay after that many failed executions (1 after the first)."""
         nominal = self._nominal(failures)
         low, high, more = _spread(self.jitter)
         least, most = self.delay_bounds(failures)
@@ -200,7 +202,7 @@ def _check_delays(delays: object) -> None:
 
 
 def _spread(jitter: object) -> tuple[float, float, float]:
-    """What a jitter does to a delay: times a number from ``low`` to ``high``, and up to ``more`` seconds on top."""
+    """Returns the effect of a jitter: a factor from ``low`` to ``high``, and up to ``more`` seconds added."""
     mode, *numbers = jitter.split(":") if isinstance(jitter, str) else [""]
     match mode, len(numbers):
         case "none", 0:

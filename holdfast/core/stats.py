@@ -26,7 +26,7 @@ BUCKETS: tuple[Kinds, ...] = (
 
 
 class CountGroup(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """So many jobs that are alike. ``later``: they are not due yet. ``recent``: something happened to them lately."""
+    """One row of a grouped count. ``later``: they are not due yet. ``recent``: something happened to them lately."""
 
     queue: str
     state: JobState
@@ -47,7 +47,7 @@ class CountGroup(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class JobStats(msgspec.Struct, frozen=True):
-    """What was counted: of each of the ``BUCKETS`` at most ``most`` jobs, of what has ended the latest."""
+    """Bounded counts: of each of the ``BUCKETS`` at most ``most`` jobs, of ended ones the latest."""
 
     groups: list[CountGroup]
     most: int
@@ -57,13 +57,13 @@ class JobStats(msgspec.Struct, frozen=True):
     """Of ended jobs of all queues, how many seconds ago the first that was counted ended; empty: ``groups`` say it."""
 
     def count_jobs(self, which: Callable[[CountGroup], bool] = lambda group: True) -> int:
-        """How many jobs were counted, of some groups."""
+        """Sums the counts of some groups."""
         return sum(group.number for group in self.groups if which(group))
 
     def count_by(
         self, key: Callable[[CountGroup], K], which: Callable[[CountGroup], bool] = lambda group: True
     ) -> Mapping[K, int]:
-        """How many jobs were counted, of some groups, by what ``key`` says of each."""
+        """Sums the counts of some groups, by what ``key`` says of each."""
         found: Counter[K] = Counter()
         for group in self.groups:
             if which(group):
@@ -76,7 +76,7 @@ class JobStats(msgspec.Struct, frozen=True):
         return full_states(self.count_by(lambda group: group.state), self.most) | self.beyond
 
     def ended_per_second(self, recent: timedelta) -> float:
-        """How many jobs ended a second of late; ``recent``: what was asked for as lately."""
+        """Returns the recent rate of ended jobs a second; ``recent``: the window that was asked for."""
         ages, rate = self.ages or self._ages(), 0.0
         lately = self.count_by(lambda group: group.state, lambda group: group.recent)
         for state in TERMINAL:
@@ -93,7 +93,7 @@ class JobStats(msgspec.Struct, frozen=True):
         return ages
 
     def for_queues(self, allows: Callable[[str], bool]) -> JobStats:
-        """Those of some queues."""
+        """Returns the counts of some queues."""
         own = [group for group in self.groups if allows(group.queue)]
         return JobStats(own, self.most, self.at_least, self.ages or self._ages())
 

@@ -1,4 +1,4 @@
-"""What a single value may be, checked the same at every door: client, CLI, HTTP, settings, import.
+"""Validation of single values, the same for client, CLI, HTTP, settings and import.
 
 ``check_…`` returns the value it was given; ``parse_…`` turns text (or an already typed value) into a value. Both
 raise Invalid, which names the field, the value and the remedy. ``field`` is what the user calls the thing.
@@ -82,7 +82,7 @@ def check_task_name(text: object, field: str = "task") -> str:
 
 
 def check_worker_id(field: str, text: object) -> str:
-    """What a worker process is called in the store."""
+    """Validates a worker's id in the store."""
     if not isinstance(text, str) or not _WORKER_ID.fullmatch(text):
         raise Invalid(field, text, "use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or a digit")
     return text
@@ -94,7 +94,7 @@ def check_key(text: object, field: str = "key", *, limit: int = KEY_LIMIT) -> st
 
 
 def check_tag(text: object, field: str = "tag") -> str:
-    """One tag of a job."""
+    """Validates one tag of a job."""
     return _check_text(field, text, TAG_LIMIT)
 
 
@@ -130,13 +130,13 @@ def check_priority(value: object, field: str = "priority") -> int:
 
 
 def check_timeout(value: object, field: str = "timeout") -> timedelta:
-    """How long one attempt may take: a span as ``check_span`` takes it, above nothing and at most 30 days."""
+    """Validates the timeout of an attempt: a span as ``check_span`` takes it, above 0 and at most 30 days."""
     _refuse_bare_number(value, field)
     return parse_timeout(value, field)
 
 
 def parse_timeout(value: object, field: str = "timeout") -> timedelta:
-    """How long one attempt may take, as ``check_timeout``, and from a command line: bare ``"5"`` is five seconds."""
+    """Parses the timeout of an attempt, also from a command line: a bare ``"5"`` is five seconds."""
     span = _as_span(value, field)
     if span is None or not timedelta(0) < span <= TIMEOUT_LIMIT:
         given = format_duration(value) if isinstance(value, timedelta) else value
@@ -165,7 +165,7 @@ def check_metadata(value: object, field: str = "metadata") -> dict[str, Any]:
 
 
 def is_too_deep(value: object) -> bool:
-    """Whether JSON values stand inside one another in more than ``DEPTH_LIMIT`` levels."""
+    """Returns True if JSON values stand inside one another in more than ``DEPTH_LIMIT`` levels."""
     level: list[Any] = [value]
     for _ in range(DEPTH_LIMIT + 1):
         level = [each for each in level if isinstance(each, dict | list)]
@@ -220,7 +220,7 @@ def _as_span(value: object, field: str) -> timedelta | None:
 
 
 def parse_rate(value: object, field: str = "rate") -> timedelta:
-    """How long from one to the next, at a rate such as ``"10/s"``, ``"90/m"``, ``"500/h"`` or ``"1/d"``."""
+    """Returns the interval of a rate such as ``"10/s"``, ``"90/m"``, ``"500/h"`` or ``"1/d"``."""
     match = _RATE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise Invalid(field, value, 'give how many in a second, minute, hour or day: "10/s", "90/m", "500/h", "1/d"')
@@ -316,7 +316,7 @@ def _split_queues(text: str) -> list[tuple[str, str, str]]:
 
 
 def format_queues(queues: Mapping[str, int | None]) -> str:
-    """What ``parse_queues`` reads."""
+    """Returns the text form that ``parse_queues`` reads."""
     return ",".join(name if share is None else f"{name}:{share}" for name, share in queues.items())
 
 
@@ -346,7 +346,7 @@ def _until(text: str, stop: str, start: int) -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host can reach that address of its own."""
+    """Returns True if only this host can reach that address of its own."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -376,5 +376,5 @@ def with_suggestions(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_plain(text: str) -> bool:
-    """Whether text is one line, without control characters or characters that no file can hold."""
+    """Returns True if text is one line, without control characters or characters that no file can hold."""
     return bool(text) and not re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text)

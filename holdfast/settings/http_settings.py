@@ -18,7 +18,7 @@ from holdfast.settings.types import (
 
 
 class HttpSettings:
-    """How the HTTP API is served."""
+    """Settings of the HTTP API."""
 
     __slots__ = ()
 

@@ -7,7 +7,7 @@ from holdfast.settings.types import HOST, METRIC_PREFIX, TASK_FIELD, duration, o
 
 
 class MetricsSettings:
-    """What a process tells those who watch over it."""
+    """Settings of metrics and health endpoints."""
 
     __slots__ = ()
 

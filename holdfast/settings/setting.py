@@ -1,4 +1,4 @@
-"""One row of the table of settings: a class attribute of ``Settings``."""
+"""Setting: one row of the table of settings, a class attribute of ``Settings``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREFIX = "HOLDFAST_"
 
 
 class Setting(Generic[T]):
-    """One row of the table; on a ``Settings`` it is the value."""
+    """A row of the table; on a ``Settings`` it is the value."""
 
     name: str
     default: T

@@ -53,7 +53,7 @@ FILE_VARIABLE = "HOLDFAST_CONFIG"
 
 
 class ConfigEntry(NamedTuple):
-    """One line of ``config list``."""
+    """A line of ``config list``."""
 
     name: str
     text: str  # as a settings file could say it; passwords hidden
@@ -63,7 +63,7 @@ class ConfigEntry(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What a ``Settings`` is made of."""
+    """The parts that a ``Settings`` is made of."""
 
     values: Mapping[str, Any]
     sources: Mapping[str, str]  # of those that were said
@@ -74,7 +74,7 @@ class Loaded(NamedTuple):
 
 
 class SourcedValue(NamedTuple):
-    """One value as one source gave it."""
+    """A value as one source gave it."""
 
     name: str
     value: object
@@ -82,7 +82,7 @@ class SourcedValue(NamedTuple):
 
 
 class Settings(HttpSettings, MetricsSettings):
-    """What the whole program runs by. Made by ``load``; frozen."""
+    """The settings of the whole program. Made by ``load``; frozen."""
 
     __slots__ = ("__dict__", "_loaded")
     _loaded: Loaded
@@ -298,12 +298,12 @@ class Settings(HttpSettings, MetricsSettings):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is odd but hinders nothing."""
+        """Returns warnings about odd but harmless values."""
         return self._loaded.warnings
 
     @property
     def recycles(self) -> bool:
-        """Whether worker processes are to be replaced in time."""
+        """Returns True if worker processes are to be replaced in time."""
         return self.recycle_jobs is not None or self.recycle_memory is not None
 
     def get_value(self, name: str) -> Any:
@@ -311,7 +311,7 @@ class Settings(HttpSettings, MetricsSettings):
         return self._loaded.values[_known(name)]
 
     def source_of(self, name: str) -> str:
-        """Where the setting was said: ``default``, ``holdfast.toml:3``, ``HOLDFAST_LEASE`` or ``argument``."""
+        """Returns the source of a setting: ``default``, ``holdfast.toml:3``, ``HOLDFAST_LEASE`` or ``argument``."""
         return self._loaded.sources.get(_known(name), "default")
 
     def describe_setting(self, name: str) -> ConfigEntry:
@@ -332,7 +332,7 @@ class Settings(HttpSettings, MetricsSettings):
         }
 
     def replace_values(self, **arguments: object) -> Settings:
-        """These settings with some values said anew, as arguments; ConfigError or Invalid as ``load``."""
+        """Returns a copy with some values replaced, as arguments; raises ConfigError or Invalid like ``load``."""
         values, sources, again = dict(self._loaded.values), dict(self._loaded.sources), self._loaded.again
         for name, value in arguments.items():
             values[name], sources[name] = SETTINGS[_known(name)].kind.parse(name, value), "argument"
@@ -434,7 +434,7 @@ def _read(file: Path, label: str, problems: list[str]) -> toml_file.Document | N
 
 
 def _label(file: Path, folder: Path) -> str:
-    """What messages call the file: short where it lies in the working directory."""
+    """Returns the file's name for messages: short if it lies in the working directory."""
     return str(file.relative_to(folder)) if file.is_relative_to(folder) else str(file)
 
 

@@ -64,7 +64,9 @@ def _open_to_all(folder: Path) -> bool:
 
 
 def _mentions_us(path: Path) -> bool:
-    """Whether a project file has our table; one that cannot be parsed counts if it seems to, so that it is reported."""
+    """Returns True if a project file has our table; one that cannot be parsed counts if it seems to, so that it is
+    reported.
+    """
     if not path.is_file():
         return False
     try:

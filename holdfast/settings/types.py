@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Kind(NamedTuple, Generic[T]):
-    """What a value may be: what the reference calls it, how it is read, how it is shown."""
+    """Type of a setting's value: its name in the reference, its parser, its text form."""
 
     form: str
     parse: Callable[[str, object], T]  # field, value
@@ -76,7 +76,7 @@ def whole_number(least: int, most: int) -> Kind[int]:
 
 
 def one_of(*words: str) -> Kind[str]:
-    """One of these words, in any case."""
+    """A word of a fixed list, in any case."""
 
     def parse(field: str, value: object) -> str:
         for word in words:

@@ -85,8 +85,9 @@ class Query(Protocol):
         """Newest first, by keyset: a page costs the same however deep."""
 
     async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        """How many jobs match, counted up to ``most``. ``seconds``: that it may take where somebody waits, if not as
-        few as any look by a filter."""
+        """Counts the jobs that match, up to ``most``. ``seconds``: that it may take where somebody waits, if not as few
+        as any look by a filter.
+        """
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         """Attempts that did not succeed, oldest first."""
@@ -110,11 +111,12 @@ class Query(Protocol):
     async def workers(self) -> list[WorkerInfo]: ...
 
     async def stats(self, *, recent: timedelta, most: int) -> JobStats:
-        """How many jobs there are by queue, state, worker and attempts, and to which of them something happened within
-        ``recent``; of each of ``stats.BUCKETS`` at most ``most`` jobs are looked at."""
+        """Counts jobs by queue, state, worker and attempts, and to which of them something happened within ``recent``;
+        of each of ``stats.BUCKETS`` at most ``most`` jobs are looked at.
+        """
 
     async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
-        """What ended, and which attempts failed, after a mark; None: from now on, which is no ending yet.
+        """Returns ended jobs and failed attempts after a mark; None: from now on, which has no event yet.
 
         Passes nothing by, however late its transaction is committed, but what was replayed, deleted or pruned before
         anybody asked, and what ended longer than ``within`` ago: nothing leads back further, whoever made up the mark.
@@ -337,7 +339,7 @@ class Store(Protocol):
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
-        """What this store knows to check about itself: effective durability first."""
+        """Returns the store's checks of itself: effective durability first."""
 
     async def durability(self) -> Finding:
         """The first of these alone: what is in effect now."""
@@ -354,8 +356,9 @@ class Store(Protocol):
 
 
 class Statement(msgspec.Struct, frozen=True):
-    """One statement for the caller's own connection. Each ``?`` in it stands for the next parameter; on SQLite also
-    ``?1``, as its own driver has it."""
+    """A statement for the caller's own connection. Each ``?`` in it stands for the next parameter; on SQLite also
+    ``?1``, as its own driver has it.
+    """
 
     sql: str
     parameters: Sequence[object] = ()
@@ -389,7 +392,7 @@ class TransactionalStore(Store, Protocol):
         else can take or settle the job. Not accepted: nothing was changed."""
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
-        """What became of a ``completion`` once its caller had it in hand. Waits for nobody's transaction."""
+        """Outcome of a ``completion`` once its caller had it in hand. Waits for nobody's transaction."""
 
 
 class AnnouncingStore(TransactionalStore, Protocol):
@@ -416,7 +419,7 @@ class AnnouncingStore(TransactionalStore, Protocol):
         """The queues that have ready jobs and are not paused."""
 
     async def count_ready(self, mosts: Mapping[str, int]) -> dict[str, int]:
-        """How many jobs are ready in each of these queues, counted up to the number given with it."""
+        """Returns the number of ready jobs of each of these queues, counted up to the number given with it."""
 
     async def oldest_ready(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
         """Of the first ``limit`` ready jobs of a queue, those that have been so for ``aged`` at least."""

@@ -61,7 +61,7 @@ class EncodingProblem(NamedTuple):
 
 
 class Rule(Enum):
-    """What ``find_fault`` lets pass besides what JSON has."""
+    """Values that ``find_fault`` accepts beside JSON's."""
 
     STRICT = auto()  # nothing: no annotation would turn it back
     LOOSE = auto()  # values with one obvious JSON form: datetime, UUID, Decimal, bytes, dataclasses, models …
@@ -70,7 +70,7 @@ class Rule(Enum):
 
 # ── reading and writing ───────────────────────────────────────────────────────────────────────────────────────────
 def is_model(kind: object) -> TypeGuard[Any]:
-    """Whether ``kind`` is a pydantic model class. Never imports pydantic: without it there is no such class."""
+    """Returns True if ``kind`` is a pydantic model class. Never imports pydantic: without it there is no such class."""
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
 
@@ -374,7 +374,7 @@ def _fields(value: Any) -> dict[str, Any] | None:
 
 
 def path_step(key: object) -> str:
-    """One step of a path: ``.name``, or ``['any text']`` for keys that are no names."""
+    """Returns one step of a path: ``.name``, or ``['any text']`` for keys that are no names."""
     return f".{key}" if isinstance(key, str) and key.isidentifier() and len(key) < 64 else f"[{quote_value(key)}]"
 
 

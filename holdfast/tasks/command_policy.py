@@ -52,7 +52,7 @@ class CommandPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What is executed."""
+        """Returns the executed words."""
         return self.argv if self.argv is not None else ("/bin/sh", "-c", self.shell or "")
 
 

@@ -13,13 +13,13 @@ from holdfast.tasks.job_logger import NOTHING, JobLog
 
 
 class Completer(Protocol):
-    """Who can end a job inside the transaction of its handler."""
+    """Protocol of an object that ends a job inside its handler's transaction."""
 
     async def complete(self, context: Context, connection: Any, result: Any) -> None: ...
 
 
 class LogOpener(Protocol):
-    """Who stores what handlers log."""
+    """Protocol of an object that stores handlers' log lines."""
 
     def open_log(self, lease: Lease) -> JobLog: ...
 
@@ -63,7 +63,7 @@ class Context:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the submitter attached."""
+        """Returns the submitter's metadata."""
         return self.job.carried.metadata or {}
 
     @property

@@ -1,4 +1,4 @@
-"""What a handler logs with its job: ``context.log("fetched", rows=3)``.
+"""Log lines that a handler stores with its job: ``context.log("fetched", rows=3)``.
 
 A call never waits and never fails the handler: whatever cannot be kept as it is, is kept as text that says what it was.
 How much an attempt may say is bounded; what goes beyond is counted.
@@ -17,7 +17,7 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """How much one attempt may log."""
+    """Limits of one attempt's log."""
 
     lines: int
     size: int  # bytes of one line: as many of its text, and of its fields
@@ -27,7 +27,7 @@ NOTHING = Limits(0, 0)
 
 
 class LogEntry(NamedTuple):
-    """One line, as every store takes it."""
+    """A line, as every store takes it."""
 
     level: str
     text: str
@@ -92,7 +92,7 @@ class JobLog:
             self._keep(self._kept, line)
 
     def count_dropped(self, count: int) -> None:
-        """So many lines more were said than there is room for."""
+        """Counts lines that found no room."""
         with self._lock:
             if not self._ended:
                 self._dropped += count

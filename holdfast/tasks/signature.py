@@ -95,13 +95,13 @@ def _problem(function: object) -> str | None:
 
 
 def source_location(function: Callable[..., Any]) -> str:
-    """Where a function stands: ``module.qualname (file:line)``."""
+    """Returns a function's location: ``module.qualname (file:line)``."""
     code = inspect.unwrap(function).__code__
     return f"{function.__module__}.{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
 
 
 class Argument(str):
-    """How errors name an argument for people. ``place``: where it stands in what is submitted, for programs."""
+    """Name of an argument in errors, for people. ``place``: where it stands in what is submitted, for programs."""
 
     __slots__ = ("place",)
     place: str
@@ -113,7 +113,7 @@ class Argument(str):
 
 
 class Signature:
-    """What one task's function takes from a payload. Made once per task, at its first use."""
+    """Parameters of one task's function as read from a payload. Made once per task, at its first use."""
 
     __slots__ = (
         "task",
@@ -215,7 +215,7 @@ class Signature:
         return Invalid(self.field_name(name), Words("a value"), "the worker provides it; leave it out")
 
     def field_name(self, name: str, inside: str = "") -> Argument:
-        """How errors name an argument, or a place inside it (``.a[0]``)."""
+        """Returns the name in errors of an argument, or of a place inside it (``.a[0]``)."""
         shown_name = name if name.isidentifier() and len(name) < 64 else path_step(name)
         return Argument(f"argument '{shown_name}{inside}' of task '{self.task}'", f"payload{path_step(name)}{inside}")
 
@@ -272,7 +272,7 @@ def _missing(field: str) -> Invalid:
 
 
 def _at(value: Any, inside: str) -> Any:
-    """What stands at a place inside a payload's value; what is around it where the place is not told exactly."""
+    """Returns the value at a place inside a payload's value; its surroundings if the place is not exact."""
     for name, index in _STEP.findall(inside):
         try:
             value = value[int(index)] if index else value[name]

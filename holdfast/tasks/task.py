@@ -30,7 +30,7 @@ ErrorMatch = type[BaseException] | Predicate | tuple["type[BaseException] | Pred
 
 
 class Task(Generic[P, R]):
-    """One registered function and how its jobs are to be run. Calling the task just calls the function."""
+    """A registered function and how its jobs are to be run. Calling the task just calls the function."""
 
     __slots__ = (
         "name",
@@ -119,8 +119,7 @@ class Task(Generic[P, R]):
         return encode_result(value, limit)
 
     def decode_result(self, text: str | None) -> Any:
-        """What a stored result stands for, by the function's return annotation; plain JSON values where it does not fit
-        (it was stored by other code)."""
+        """Decodes a stored result by the function's return annotation; returns plain JSON values if it does not fit."""
         if text is None:
             return None
         if self._result is None:
@@ -133,7 +132,7 @@ class Task(Generic[P, R]):
     # ── the call ──────────────────────────────────────────────────────────────────────────────────────────────
     @property
     def needs_context(self) -> bool:
-        """Whether the first parameter is annotated ``Context``."""
+        """Returns True if the first parameter is annotated ``Context``."""
         return self.prepare().needs_context
 
     @property
@@ -143,7 +142,7 @@ class Task(Generic[P, R]):
 
     @property
     def entry(self) -> Callable[..., Any]:
-        """What to call: with the context, if the task needs it, and then with everything by name.
+        """Returns the callable: with the context, if the task needs it, and then everything by name.
 
         It is the function itself, but for one with positional-only parameters.
         """
@@ -169,7 +168,8 @@ class Task(Generic[P, R]):
         )
 
     def is_retryable(self, error: BaseException) -> bool:
-        """Whether another attempt may help: not if ``dead_on`` matches, nor if there is a ``retry_on`` that does not.
+        """Returns True if another attempt may help: not if ``dead_on`` matches, nor if there is a ``retry_on`` that
+        does not.
 
         A predicate that raises does not decide: the error gets a note that says so, and the attempt may be repeated.
         """

@@ -35,7 +35,7 @@ _PAUSE = 0.005  # seconds between looks at a lock
 
 
 class AuditLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of the file."""
+    """A line of the file."""
 
     hash: str
     previous: str
@@ -66,7 +66,7 @@ class AuditBroken(HoldfastError):
 
 
 class Verified(NamedTuple):
-    """What a whole file says."""
+    """Summary of a verified file."""
 
     entries: int
     last: str  # the hash of its last entry; "" where it has none
@@ -228,7 +228,7 @@ def _lock(path: Path, descriptor: int, until: float) -> None:
 
 
 def _end(path: Path, descriptor: int) -> tuple[int, str, int]:
-    """Where the last whole line ends, its hash, and how many bytes of no whole line follow it."""
+    """Returns the end of the last whole line, its hash, and the number of bytes after it."""
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, 2 * _LINE_MOST, max(0, size - 2 * _LINE_MOST))
     whole, newline, torn = tail.rpartition(b"\n")

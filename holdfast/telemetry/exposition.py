@@ -18,7 +18,7 @@ OPEN = "application/openmetrics-text"
 
 
 def wants_json(accept: str) -> bool:
-    """Whether JSON is asked for before anything that Prometheus reads."""
+    """Returns True if JSON is asked for before anything that Prometheus reads."""
     ranges = [each.split(";")[0].strip().lower() for each in accept.split(",")]
     read = {TEXT, OPEN, "application/vnd.google.protobuf"}
     return next((each == JSON for each in ranges if each == JSON or each in read), False)

@@ -1,5 +1,6 @@
-"""What says which job a log record is of, for log pipelines of one's own: a filter for ``logging``, a processor for
-structlog. (What a worker writes itself has these fields anyway.)"""
+"""Job fields for log records in log pipelines of your own: a filter for ``logging``, a processor for structlog. (What a
+worker writes itself has these fields anyway.)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How late an event loop is, where no keeper asks it."""
+"""Lag of an event loop, measured where no heartbeat thread asks it."""
 
 from __future__ import annotations
 

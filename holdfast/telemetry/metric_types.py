@@ -24,7 +24,7 @@ Values = tuple[str, ...]
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric: what it is called, and what it means.
+    """A metric: what it is called, and what it means.
 
     ``place``: which process has it: ``worker``, ``api``, or ``both``.
     """
@@ -38,15 +38,16 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series(msgspec.Struct, frozen=True):
-    """How often each bucket of a histogram was met, and the sum of what was observed. ``counts`` has one more than
-    there are bounds, for what lies beyond the last."""
+    """Counts of a histogram's buckets, and the sum of the observations. ``counts`` has one more than there are bounds,
+    for what lies beyond the last.
+    """
 
     counts: tuple[int, ...]
     total: float
 
     @property
     def count(self) -> int:
-        """How many were observed."""
+        """Returns the number of observations."""
         return sum(self.counts)
 
 
@@ -91,7 +92,7 @@ class Counter:
 
 
 class Histogram:
-    """How values are spread, for each combination of its labels. Used under the lock of who has it."""
+    """Distribution of values, for each combination of its labels. Used under the lock of who has it."""
 
     def __init__(self, family: Family) -> None:
         self.family = family

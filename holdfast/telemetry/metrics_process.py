@@ -22,7 +22,7 @@ _TEXT = "text/plain; charset=utf-8"
 
 
 class MetricsPage(NamedTuple):
-    """What is told of one path."""
+    """Response for one path."""
 
     status: int
     body: bytes
@@ -47,7 +47,7 @@ class MetricsProcess:
 
     @property
     def address(self) -> str:
-        """Where it listens, as a URL."""
+        """Returns the listening URL."""
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

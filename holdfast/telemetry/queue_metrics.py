@@ -1,4 +1,4 @@
-"""What the store says of its queues, for metrics: asked at a bounded price, by one reader for all, and kept a while.
+"""Queue metrics from the store: read at a bounded cost, by one reader for all, and cached.
 
 The rate at which jobs end comes from what the workers count themselves, looked at each time somebody reads.
 """
@@ -35,14 +35,16 @@ LONGEST = 3600.0
 
 # ── rules: pure ───────────────────────────────────────────────────────────────────────────────────────────────────
 class SettleRate:
-    """How many attempts all workers end a second, from what each of them has counted since it started."""
+    """Attempts that all workers end a second, from each worker's count since its start."""
 
     def __init__(self) -> None:
         self._ended: dict[str, int] = {}
         self._steps: deque[tuple[float, int]] = deque()
 
     def record_counts(self, now: float, ended: Mapping[str, int]) -> None:
-        """What the workers say now. One that is gone keeps what it had told; a new one is counted from its start."""
+        """Records the workers' present counts. One that is gone keeps what it had told; a new one is counted from its
+        start.
+        """
         grown = 0 if not self._steps else sum(max(0, n - self._ended.get(who, 0)) for who, n in ended.items())
         self._ended = dict(ended)
         self._steps.append((now, grown))
@@ -72,7 +74,7 @@ def predicted_drain(waiting: int, rate: float) -> float:
 
 
 class QueueSnapshot(NamedTuple):
-    """What was seen at one moment."""
+    """State of the queues at one moment."""
 
     queues: Sequence[QueueInfo]
     workers: Sequence[WorkerInfo]

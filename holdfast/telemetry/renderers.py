@@ -1,4 +1,4 @@
-"""How a log line looks: JSON for programs, pretty for people.
+"""Rendering of log lines: JSON for programs, pretty for people.
 
 One event is one line, whatever the text in it: control and bidirectional characters are escaped, passwords in URLs and
 fields of telling names are hidden. (Pretty lines show a traceback beneath, indented.) An ordinary event costs about a
@@ -39,7 +39,7 @@ class Renderer(Protocol):
     """A way for lines to look."""
 
     def renderer_for(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
-        """What makes the line, its end included, of an event of this kind."""
+        """Returns the function that renders an event of this kind, its line end included."""
         ...
 
     def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
@@ -131,7 +131,7 @@ def _event_fields(event: Event, task_field: str) -> dict[str, Any]:
 
 
 def _pointer(event: Event) -> dict[str, str]:
-    """Where somebody who reads along finds more: a dead job's traceback."""
+    """Returns a pointer to more information: a dead job's traceback."""
     return {"see": f"holdfast show {event.job_id}"} if isinstance(event, JobDead) else {}
 
 

@@ -1,4 +1,4 @@
-"""What was enqueued: reading the store of an application under test, from any kind of test function."""
+"""Enqueued jobs: reads the store of an application under test, from any kind of test function."""
 
 from __future__ import annotations
 

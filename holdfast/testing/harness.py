@@ -30,7 +30,7 @@ class NotIdle(AssertionError):
 
 
 class TestWorker:
-    """One worker of a harness, with a connection of its own, as another process would have."""
+    """A worker of a harness, with a connection of its own, as another process would have."""
 
     __test__ = False  # pytest collects no class of that name
 
@@ -53,7 +53,7 @@ class TestWorker:
 
     @property
     def frozen(self) -> bool:
-        """Whether it is cut off from the store."""
+        """Returns True if it is cut off from the store."""
         return self._gate.frozen
 
     def freeze(self) -> None:
@@ -70,12 +70,12 @@ class TestWorker:
 
     @property
     def starting(self) -> bool:
-        """Whether it has not begun to fetch yet."""
+        """Returns True if it has not begun to fetch yet."""
         return not self.running.done() and not hasattr(self.worker, "fetcher")
 
     @property
     def ending(self) -> bool:
-        """Whether it has been told to stop and only has to put its things away, which takes no manual time."""
+        """Returns True if it has been told to stop and only has to put its things away, which takes no manual time."""
         shift = self.worker.shift
         return shift.stopping.is_set() and not shift.busy and not self.running.done() and not self.frozen
 
@@ -240,7 +240,7 @@ class Harness:
         return [run for run in runs if run.runner is None or not self.clock.is_sleeping(run.runner)]
 
     def _is_stuck(self) -> bool:
-        """Whether all that is left are handlers that wait neither for time nor for a deadline."""
+        """Returns True if all that is left are handlers that wait neither for time nor for a deadline."""
         runs = [run for hand in self._hands for run in hand.runs]
         held = sum(len(hand.worker.shift.held) for hand in self._hands)
         hopeless = [run for run in self._busy() if run.deadline is None]
@@ -274,7 +274,7 @@ class Harness:
 
     # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────
     async def start(self, *, drain: bool = False, **settings: Any) -> TestWorker:
-        """One more worker, beginning now. The first begins by itself when time is first moved."""
+        """Starts one more worker now. The first begins by itself when time is first moved."""
         app = self.app
         if settings:
             app = copy.copy(app)
@@ -293,7 +293,7 @@ class Harness:
 
     @property
     def workers(self) -> list[Worker]:
-        """Those that were started, in that order."""
+        """Returns the started workers, in that order."""
         return [hand.worker for hand in self._hands]
 
     def _have_a_worker(self) -> None:

@@ -16,7 +16,7 @@ _MARK = "_is_lent"
 
 
 def is_lent(app: Holdfast) -> bool:
-    """Whether the application is under test: on a store of its own."""
+    """Returns True if the application is under test: on a store of its own."""
     return _MARK in vars(app)
 
 

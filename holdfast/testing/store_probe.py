@@ -113,7 +113,7 @@ async def _turns() -> None:
 
 
 class CallBarrier:
-    """Where the store calls of one worker may be held up, or refused."""
+    """Barrier at which the store calls of one worker are held up, or refused."""
 
     def __init__(self) -> None:
         self.frozen = False
@@ -149,7 +149,7 @@ def _resolve(opened: asyncio.Future[None]) -> None:
 
 
 class ObservedNotifications:
-    """What the stores of one harness did, for those of them that wait: from any thread and any event loop."""
+    """Notifications by the stores of one harness, for waiters in any thread and event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -167,7 +167,7 @@ class ObservedNotifications:
                 loop.call_soon_threadsafe(_resolve, news)
 
     def notified_count(self, kinds: frozenset[str]) -> int:
-        """How often something happened to topics of these kinds."""
+        """Returns the number of notifications about topics of these kinds."""
         with self._lock:
             return sum(self._told[kind] for kind in kinds)
 

@@ -1,4 +1,4 @@
-"""How workers hear of ready jobs by Redis, while PostgreSQL holds the jobs.
+"""Transports: Redis tells workers of ready jobs, while PostgreSQL holds the jobs.
 
 carried.py      a store whose ready jobs' ids a transport carries: it announces them, and claims what arrives
 claiming.py     one claim of what arrived

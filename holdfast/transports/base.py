@@ -1,4 +1,4 @@
-"""What a list and a stream have in common as transports: keys, scripts, a lock, and how to block for what comes."""
+"""Base of the list and stream transports: keys, scripts, a lock, and blocking reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TROUBLE = (OSError, TimeoutError, EOFError, driver.RedisError)
 
 
 def server_of(url: str, names: TransportKeys) -> Server:
-    """Where the transport is; ConfigError for keys that a cluster would not keep together."""
+    """Returns the transport's server; raises ConfigError for keys that a cluster would not keep together."""
     server, _ = parse_server(url, field="transport_url")
     if server.kind == "cluster":
         tags = {found[1] if (found := re.search(r"\{([^}]+)\}", key)) else "" for key in names}
@@ -74,7 +74,7 @@ class RedisTransport(ABC):
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def run(self, name: str, *arguments: Argument) -> Any:
-        """What a script answers."""
+        """Returns the answer of a script."""
         return await self.links.evaluate(self._scripts[name], self.names, self.consumer, *arguments)
 
     async def run_grouped(self, name: str, grouped: Mapping[str, Sequence[Argument]]) -> None:
@@ -251,5 +251,5 @@ def deliveries_of(flat: Sequence[bytes]) -> list[Delivery]:
 
 
 def text_of(data: bytes) -> str:
-    """Whatever somebody has put there."""
+    """Returns text from bytes of any origin."""
     return data.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""One claim of what a transport delivers: rounds of receiving and claiming until there is no room, or nothing more."""
+"""Claim of delivered jobs: rounds of receiving and claiming until there is no room, or nothing more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROMOTED_MOST = 1000  # due jobs made ready by one claim; more are made ready b
 
 
 class ClaimQuery(msgspec.Struct, frozen=True):
-    """What a claim asks for; see ``Store.claim``."""
+    """Request of a claim; see ``Store.claim``."""
 
     worker: str
     wants: Mapping[str, int]
@@ -32,7 +32,7 @@ class ClaimQuery(msgspec.Struct, frozen=True):
 
 
 class Claiming:
-    """One claim's progress. What it has taken it keeps, whatever happens to the transport meanwhile."""
+    """A claim's progress. What it has taken it keeps, whatever happens to the transport meanwhile."""
 
     def __init__(
         self, store: AnnouncingStore, carrier: TransportSession, in_hand: DeliveryLedger, asked: ClaimQuery
@@ -98,7 +98,7 @@ class Claiming:
         return self._asked.limit - len(self._jobs)
 
     def _wants(self) -> dict[str, int]:
-        """What is still wanted of each queue."""
+        """Returns the number still wanted of each queue."""
         wants = dict(self._asked.wants)
         others = wants.get(EVERY_QUEUE)
         for queue, number in self._taken.items():

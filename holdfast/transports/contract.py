@@ -1,4 +1,4 @@
-"""What a transport promises: Redis LIST and Stream implement it."""
+"""Contract of a transport: Redis LIST and Stream implement it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ class Transport(Protocol):
         """Let go."""
 
     async def publish(self, ready: Mapping[str, Sequence[str]]) -> None:
-        """These jobs are ready, by queue and in this order."""
+        """Publishes ready jobs, by queue and in this order."""
 
     async def receive(self, wants: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
-        """What waits, in the order of its arrival: of each queue at most what it wants, of ``closed`` ones nothing."""
+        """Returns waiting deliveries in the order of arrival: of each queue at most the wanted number, of ``closed``
+        ones none.
+        """
 
     async def listen(
         self, queues: Sequence[str], *, closed: Collection[str], timeout: float, stop: asyncio.Event
@@ -35,31 +37,31 @@ class Transport(Protocol):
         take it. Not to be cancelled: that might lose what it takes."""
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        """What these stood for is settled, or was none of ours."""
+        """Acknowledges deliveries that are settled, or not ours."""
 
     async def set_aside(self, deliveries: Sequence[Delivery]) -> str:
         """Removes messages that hold no job id. Returns where they are kept for inspection; "" for nowhere."""
 
     async def nack(self, deliveries: Sequence[Delivery]) -> None:
-        """These are for somebody else, the first of them first."""
+        """Gives deliveries back for other consumers, the first of them first."""
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
-        """Somebody still works on what these stand for."""
+        """Extends deliveries whose jobs are still in work."""
 
     async def queue_backlogs(self, queues: Sequence[str]) -> dict[str, int]:
-        """How many ids wait for each queue."""
+        """Returns the number of waiting ids of each queue."""
 
     async def ids(self, queue: str, *, most: int) -> set[str] | None:
         """All ids that wait for the queue; None where they are more than ``most``."""
 
     async def peek(self, queue: str, *, most: int) -> tuple[list[str], int]:
-        """Those ids of the queue that come next, and how many ``republish`` has announced that may still wait."""
+        """Returns the next ids of the queue, and the number of ids from ``republish`` that may still wait."""
 
     async def republish(self, queue: str, passed: Overtaken) -> int:
         """Announce what others have passed by, but for what may still wait since the last time; how many that were."""
 
     async def dead_letter(self, dead: Mapping[str, Sequence[str]]) -> None:
-        """These jobs, by queue, are dead letters."""
+        """Adds dead letters, by queue."""
 
     async def dead_letter_queues(self) -> list[str]:
         """The queues that have a list of dead letters."""
@@ -68,10 +70,10 @@ class Transport(Protocol):
         """Make a queue's list of dead letters hold exactly these."""
 
     async def reclaim(self) -> list[Delivery]:
-        """What was delivered to who has died since is ours now. Clears away what nobody needs."""
+        """Takes over the deliveries of dead consumers. Clears away what nobody needs."""
 
     async def begin_sweep(self) -> bool:
-        """Whether nobody else sweeps now; then nobody will until ``end_sweep``, or for some seconds."""
+        """Returns True if nobody else sweeps now; then nobody will until ``end_sweep``, or for some seconds."""
 
     async def end_sweep(self) -> None:
-        """Others may sweep again."""
+        """Ends a sweep, for the next one."""

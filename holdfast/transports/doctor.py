@@ -1,4 +1,4 @@
-"""How a transport is, each finding with its remedy."""
+"""Findings about a transport, each with its remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REMEDY = "until it is back, workers poll the store; check transport_url and tha
 
 
 async def run_checks(transport: Transport, queues: Sequence[QueueInfo]) -> list[Finding]:
-    """Whether it can be used, and how many ids it holds beside how many jobs are ready."""
+    """Checks that the transport is usable, and compares its ids with the ready jobs."""
     names = [queue.name for queue in queues]
     try:
         await transport.probe()

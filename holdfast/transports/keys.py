@@ -1,4 +1,4 @@
-"""What a transport's keys are called."""
+"""Names of a transport's keys."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Reconciler:
         self._mirrored = ""  # the queue whose dead letters were looked at last
 
     async def sweep(self) -> int:
-        """One round; how many jobs were announced again."""
+        """Runs one round; returns the number of jobs announced again."""
         if self._carrier.away:
             return 0
         try:
@@ -108,7 +108,7 @@ class Reconciler:
             await carrier.try_call(carrier.transport.end_sweep())
 
     async def _missing(self, backlog: Mapping[str, int]) -> dict[str, int]:
-        """How many ready jobs of each queue that is not too deep do not wait in the transport."""
+        """Returns the number of ready jobs missing in the transport, of each queue that is not too deep."""
         shallow = {queue: waiting for queue, waiting in backlog.items() if waiting <= ROUND}
         depths = await self._store.count_ready({queue: waiting + ROUND for queue, waiting in shallow.items()})
         missing = {queue: min(ROUND, depths[queue] - waiting) for queue, waiting in shallow.items()}

@@ -10,7 +10,7 @@ from holdfast.transports.base import BlockingReader, RedisTransport, text_of
 
 
 class RedisList(RedisTransport):
-    """What was popped is forgotten: a job whose id was lost on its way is announced again by the next sweep."""
+    """Forgets popped ids: a job whose id was lost on its way is announced again by the next sweep."""
 
     kind = "list"
 

@@ -1,4 +1,4 @@
-"""What one event loop has in hand of its transport, and whether the transport is there."""
+"""Session of one event loop: the deliveries in hand, and the transport's availability."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DeliveryLedger:
 
     @property
     def consumer(self) -> str:
-        """What this process is called where deliveries are acknowledged: another one after a fork."""
+        """Returns the name of this process as a consumer: another one after a fork."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._consumer = f"{socket.gethostname()[:40]}-{self._process}-{uuid4().hex[:8]}"
@@ -104,11 +104,11 @@ class TransportSession:
     # ── whether it is there ───────────────────────────────────────────────────────────────────────────────────
     @property
     def away(self) -> bool:
-        """Whether the transport cannot be used now."""
+        """Returns True if the transport cannot be used now."""
         return not self.back.is_set()
 
     async def call_transport(self, call: Coroutine[Any, Any, T]) -> T:
-        """What the call of the transport answers; Away where it cannot."""
+        """Returns the transport's answer; raises Away if it is unreachable."""
         if self.away:
             call.close()
             raise Away(f"{self.transport.place} is away")
@@ -119,7 +119,7 @@ class TransportSession:
             raise Away(str(error)) from error
 
     async def try_call(self, call: Coroutine[Any, Any, object]) -> bool:
-        """Whether the call of the transport was answered."""
+        """Returns True if the call of the transport was answered."""
         try:
             await self.call_transport(call)
         except Away:
@@ -148,7 +148,7 @@ class TransportSession:
 
     # ── what arrives while somebody waits ─────────────────────────────────────────────────────────────────────
     def queues_with_room(self, queues: Sequence[str]) -> list[str]:
-        """Those of the queues that have room for what arrives."""
+        """Returns the queues that have room for more deliveries."""
         others = self.wants.get(EVERY_QUEUE)
         return [queue for queue in queues if self.wants.get(queue, 1 if others is None else others) > 0]
 
@@ -171,7 +171,7 @@ class TransportSession:
             self.news = self.news or bool(arrived)
 
     async def stop_listening(self) -> None:
-        """Nobody listens any more: all that has arrived is in hand."""
+        """Stops listening: everything delivered is in hand."""
         for stop in self._listening.values():
             stop.set()
         if self._listening:

@@ -99,7 +99,7 @@ class TransportStore:
         await self._store.close()
 
     def _now(self) -> _Here:
-        """What the running event loop holds."""
+        """Returns the state of the running event loop."""
         here = self._here.get(asyncio.get_running_loop())
         if here is None:
             raise HoldfastError("this store is not open; await open() first, or use the application as a context")
@@ -124,8 +124,9 @@ class TransportStore:
         ]
 
     async def _ready_of(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
-        """Those that are ready: whether an instant has come is for the store to tell. Who sleeps until the next job
-        falls due hears of the others."""
+        """Selects the ready jobs: the store alone knows whether an instant has come. Who sleeps until the next job
+        falls due hears of the others.
+        """
         timed = {job.id: job.queue for job in jobs if job.delay is not None or job.run_at_us is not None}
         if not timed:
             return jobs
@@ -199,7 +200,7 @@ class TransportStore:
         return {queue for queue, _ in places.values()}
 
     async def _announced(self, ready: Mapping[str, Sequence[str]]) -> bool:
-        """Whether the transport has heard of all these."""
+        """Returns True if the transport has heard of all these."""
         return not ready or await self._carrier.try_call(self._announce(ready))
 
     async def _announce(self, ready: Mapping[str, Sequence[str]]) -> None:
@@ -218,7 +219,7 @@ class TransportStore:
         return beat
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
-        """What became of a job that its handler has ended; what is over is acknowledged."""
+        """Outcome of a job that its handler has ended; what is over is acknowledged."""
         completion = await self._store.tx_outcome(lease)
         if completion in (TxOutcome.KEPT, TxOutcome.LOST):
             over = self._in_hand.let_go([lease])
@@ -351,7 +352,7 @@ class TransportQuery(ForwardingQuery):
 
 
 class _Here:
-    """What one event loop holds."""
+    """State of one event loop."""
 
     def __init__(self, store: AnnouncingStore, carrier: TransportSession) -> None:
         self.carrier = carrier

@@ -1,4 +1,4 @@
-"""What an operator does to jobs, and on which states."""
+"""Operations on many jobs, and the states they apply to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.core.validation import parse_rate
 
 
 class BulkOperation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done to jobs: how to do it, on which states, and how to say so."""
+    """An operation on many jobs: how to do it, on which states, and how to report it."""
 
     name: str  # of the operation of the application
     done: str
@@ -45,12 +45,12 @@ class PacedCalls:
         self.after = after
 
     def batch_options(self) -> dict[str, Any]:
-        """Those of the next call."""
+        """Returns the options of the next call."""
         paced = {"rate": self._deed.rate, "after": self.after} if self._every or self.after else {}
         return {**self._deed.options, **paced}
 
     def pace_batch(self, number: int) -> None:
-        """So many jobs were changed, or would be."""
+        """Counts so many changed jobs, and waits for the rate."""
         if self._every is not None:
             self.after += number * self._every
 

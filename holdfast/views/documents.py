@@ -129,7 +129,7 @@ class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatedDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operation did."""
+    """Result of an operation."""
 
     changed: Annotated[list[JobSnapshot], Meta(description="Jobs that were changed, as they are now.")]
     refused: Annotated[
@@ -148,7 +148,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FindingDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of ``doctor``."""
+    """A line of ``doctor``."""
 
     name: str
     level: str
@@ -286,7 +286,7 @@ def _more(queues: Sequence[QueueInfo]) -> list[JobState]:
 
 
 def state_totals(queues: Sequence[QueueInfo]) -> dict[str, int]:
-    """How many jobs are in each state, in all of these queues."""
+    """Returns the number of jobs in each state, in all of these queues."""
     counts: Counter[str] = Counter()
     for each in queues:
         counts.update(each.states)
@@ -305,7 +305,7 @@ def status_document(store: str, queues: Sequence[QueueInfo], workers: Sequence[W
 
 
 def operated_document(operated: BulkResult) -> OperatedDocument:
-    """What an operation did."""
+    """Document of an operation's result."""
     return OperatedDocument(
         changed=[JobSnapshot(id=job_id, state=state) for job_id, state in operated.changed],
         refused=[JobSnapshot(id=job_id, state=state) for job_id, state in operated.refused],
@@ -313,5 +313,5 @@ def operated_document(operated: BulkResult) -> OperatedDocument:
 
 
 def finding_document(finding: Finding) -> FindingDocument:
-    """One line of ``doctor``."""
+    """Document of one line of ``doctor``."""
     return FindingDocument(name=finding.name, level=finding.level, text=finding.text, remedy=finding.remedy or None)

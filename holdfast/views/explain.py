@@ -31,7 +31,7 @@ _LATE = timedelta(seconds=3)  # a beat may be late by
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """One reason why a job is where it is, and what to do about it if it should not be."""
+    """A reason why a job is where it is, and what to do about it if it should not be."""
 
     code: Annotated[str, Meta(description="A stable word for it.", examples=["no_worker"])]
     text: str
@@ -59,7 +59,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def job_facts(app: Holdfast, job: Job) -> JobFacts:
-    """What there is to know about a job's chances."""
+    """Returns the facts about a job's chances."""
     from holdfast.worker.executors.process_group import is_gone
 
     store = await app.open_store()
@@ -109,7 +109,7 @@ async def _counted_ahead(store: Store, job: Job) -> int:
 
 
 def serves_queue(worker: WorkerInfo, queue: str) -> bool:
-    """Whether this worker takes jobs of the queue. One whose key is limited says patterns."""
+    """Returns True if this worker takes jobs of the queue. One whose key is limited says patterns."""
     names = [name.partition(":")[0].strip() for name in worker.pulse.queues.split(",")]
     return worker.order is WorkerCommand.NONE and any(fnmatchcase(queue, name) for name in names)
 

@@ -28,7 +28,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def given(self) -> bool:
-        """Whether any was given."""
+        """Returns True if any was given."""
         return self != Filters()
 
     async def build_filter(self, app: Holdfast, states: tuple[JobState, ...] = ()) -> JobFilter:

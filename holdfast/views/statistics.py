@@ -50,7 +50,7 @@ class RecentStatsDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FiguresDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """How many jobs there are, of each kind."""
+    """Counts the jobs of each kind."""
 
     counts: Counts
     at_least: Annotated[
@@ -66,7 +66,7 @@ class FiguresDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures_document(figures: JobStats, minutes: int) -> FiguresDocument:
-    """What was counted."""
+    """Document of the counts."""
     attempts = figures.count_by(lambda group: group.attempts)
     return FiguresDocument(
         counts=_counts(figures),
@@ -106,7 +106,7 @@ def _named(counts: Mapping[JobState, int]) -> dict[str, int]:
 
 
 def _by_worker(groups: list[CountGroup]) -> list[WorkerCounts]:
-    """Those with the most jobs first."""
+    """Returns the workers with the most jobs first."""
     found: dict[str | None, Counter[JobState]] = {}
     for group in groups:
         found.setdefault(group.worker, Counter())[group.state] += group.number

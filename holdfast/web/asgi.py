@@ -153,7 +153,7 @@ class Api:
         return said if operation.raw else form.read(said)
 
     def _hall(self) -> ClaimWaiters:
-        """Where claims wait in this event loop: requests may come on several."""
+        """Returns the waiting claims of the running event loop: requests may come on several."""
         loop = asyncio.get_running_loop()
         hall = self._halls.get(loop)
         if hall is None:

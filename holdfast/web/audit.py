@@ -1,4 +1,4 @@
-"""Who changed what: an event for each call that may change something, and an entry in the audit file before and after.
+"""Audit: an event for each call that may change something, and an entry in the audit file before and after.
 
 The first entry is on disk before anything is changed. Without it nothing is: the call is refused. Entries say which
 operation on which jobs, and how it ended; nothing of payloads, results and errors.
@@ -33,7 +33,7 @@ _TEXT_MOST = 1000
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the audit file says of a call."""
+    """Entry of the audit file about a call."""
 
     at: str
     step: Literal["asked", "done", "refused"]
@@ -51,7 +51,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Problem(msgspec.Struct):
-    """What is looked for in a refusal."""
+    """Fields looked for in a refusal."""
 
     code: str
     stored: list[str | None] = []
@@ -70,7 +70,7 @@ class Audit:
         self._problem = ""
 
     def list_warnings(self) -> list[str]:
-        """What is to be seen to, in words for everybody; the log says more."""
+        """Returns warnings for operators; the log says more."""
         return ["the audit file cannot be written; calls that change something are refused"] if self._problem else []
 
     async def record_request(self, call: RequestContext, operation: Operation) -> None:
@@ -111,7 +111,7 @@ class Audit:
             self._file.add_later(_encode(_entry("refused", call, operation, status=answer.status, **outcome)))
 
     def _is_heard(self, operation: Operation) -> bool:
-        """Whether anybody wants to know: submissions come by the thousand."""
+        """Returns True if anybody wants to know: submissions come by the thousand."""
         return self._file is not None or self._app.events.has_subscriber(_kind(operation))
 
     def _emit(self, call: RequestContext, operation: Operation, status: int, outcome: Mapping[str, Any]) -> None:
@@ -170,7 +170,7 @@ def _target(call: RequestContext) -> str:
 
 
 def _summary(body: Mapping[str, Any], operation: Operation) -> dict[str, Any]:
-    """What was asked for, without what jobs carry, and never long."""
+    """Returns a short summary of the request, without job contents."""
     said: dict[str, Any] = {}
     for name in (*_TOLD, *_TOLD_TOO):
         if name in body:
@@ -190,7 +190,7 @@ def _summary(body: Mapping[str, Any], operation: Operation) -> dict[str, Any]:
 
 
 def _outcome(answer: ApiResponse, call: RequestContext) -> dict[str, Any]:
-    """How a call ended: the code of its refusal, what it changed all the same, as far as that is few, and how many."""
+    """Returns the outcome of a call: the code of its refusal, its changes if they are few, and their number."""
     problem = _decode(answer.body) if answer.status >= 400 else None
     said: dict[str, Any] = {} if problem is None else {"code": problem.code}
     ids = call.changed or ([] if problem is None else [each for each in problem.stored if each is not None])

@@ -48,7 +48,7 @@ class Authenticator:
         self._refused = Rate("address", settings.refused_keys / 60, settings.refused_keys, clock)
 
     def list_warnings(self) -> list[str]:
-        """What is to be seen to, in words for everybody; the log says more."""
+        """Returns warnings for operators; the log says more."""
         if self._keyring is None or self._keyring.problem is None:
             return []
         return ["the file of keys cannot be used as it is; the last good keys are in force"]
@@ -77,7 +77,7 @@ class Authenticator:
             raise Refusal(421, "unknown_host", f"this API is not called {quote_value(said.decode('latin-1'))}", remedy)
 
     def authorize_operation(self, request: ApiRequest, operation: Operation) -> Principal:
-        """Who asks for this operation; Refusal where they may not."""
+        """Returns the principal of this operation; raises Refusal if it is not allowed."""
         self._origins.check_origin(request)
         scope = None if self._metrics_open and operation.group == METRICS else operation.scope
         if self._keyring is None or scope is None:
@@ -98,7 +98,7 @@ class Authenticator:
         return caller
 
     def still_good(self, request: ApiRequest) -> bool:
-        """Whether who was admitted would still be: their key was not revoked since, and has not run out."""
+        """Returns True if who was admitted would still be: their key was not revoked since, and has not run out."""
         return self._keyring is None or self._keyring.find(_shown_key(request)) is not None
 
     def _unauthorized(self, request: ApiRequest, judged: KeyCheck) -> Refusal:

@@ -1,4 +1,4 @@
-"""What a caller may submit, and that no word of a job in another's queue comes back."""
+"""Authorization of submissions, without a word about jobs in other principals' queues."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _taken(stored: Sequence[str | None] = ()) -> Conflict:
 
 
 async def _is_taken(call: RequestContext, jobs: Sequence[NewJob]) -> bool:
-    """Whether one of the keys, or of the ids that the caller gave, is that of a job in another's queue."""
+    """Returns True if one of the keys, or of the ids that the caller gave, is that of a job in another's queue."""
     bodies = call.body.get("jobs", [call.body])
     if await _is_foreign(call, [job.id for job, said in zip(jobs, bodies, strict=True) if "id" in said]):
         return True
@@ -74,7 +74,7 @@ async def _is_taken(call: RequestContext, jobs: Sequence[NewJob]) -> bool:
 
 
 async def _is_foreign(call: RequestContext, ids: Sequence[str]) -> bool:
-    """Whether one of these ids is that of a job in another's queue."""
+    """Returns True if one of these ids is that of a job in another's queue."""
     if not ids:
         return False
     found = await (await call.app.open_store()).query.summaries(ids)

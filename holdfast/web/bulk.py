@@ -49,7 +49,7 @@ _LATEST = int(LONGEST.total_seconds())
 
 
 class BulkAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operation on many jobs did, or would do."""
+    """Result of an operation on many jobs, or of its dry run."""
 
     dry_run: bool
     count: Annotated[int, Meta(description="Jobs that were changed, or would be.", ge=0)]
@@ -333,7 +333,7 @@ async def _matched(
 
 
 async def _is_any_left(app: Holdfast, wheres: Sequence[JobFilter]) -> bool:
-    """Whether more matches; also where that takes too long to find out: the next call finds it out."""
+    """Returns True if more matches; also where that takes too long to find out: the next call finds it out."""
     store = await app.open_store()
     try:
         for where in wheres:

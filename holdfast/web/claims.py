@@ -79,7 +79,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a claim brought."""
+    """Result of a claim."""
 
     jobs: list[ClaimedJob]
     lease: Annotated[float, Meta(description="Seconds for which the jobs are the worker's: extend at a third of it.")]
@@ -174,7 +174,7 @@ def _ask(call: RequestContext, wants: dict[str, int], limit: int, said: About) -
 
 
 def lease_for(call: RequestContext) -> timedelta:
-    """How long leases are to last."""
+    """Returns the duration of leases."""
     asked: timedelta = call.body.get("lease", call.app.settings.lease)
     return asked
 
@@ -186,7 +186,7 @@ def _shown_queues(call: RequestContext, names: Iterable[str]) -> str:
 
 
 def pulse_of(call: RequestContext, said: About, queues: str | None = None) -> WorkerHeartbeat:
-    """What is kept of a worker; what it does not say is what this process knows."""
+    """Returns the stored state of a worker; missing fields come from this process."""
     known = call.fleet.get_worker(worker_of(call))
     known.queues = queues or known.queues or ",".join(call.caller.queues)
     return WorkerHeartbeat(
@@ -228,7 +228,7 @@ async def _heard(call: RequestContext, pulse: WorkerHeartbeat, lease_for: timede
 
 
 class _Visit:
-    """One claim, until it has jobs, has waited enough, is told to stop, or its client has gone."""
+    """A claim, until it has jobs, has waited enough, is told to stop, or its client has gone."""
 
     def __init__(
         self,
@@ -247,7 +247,9 @@ class _Visit:
         self._gone = asyncio.ensure_future(wait_disconnected(call.request))
 
     async def claim_jobs(self, wait: float) -> ClaimResult:
-        """What is taken. Whether this request is cancelled or its client goes: no job stays without anybody."""
+        """Claims jobs; if the request is cancelled or its client leaves, they are given back. Whether this request is
+        cancelled or its client goes: no job stays without anybody.
+        """
         visiting = asyncio.create_task(self._visit(wait), name="holdfast-claim")
         try:
             taken = await asyncio.shield(visiting)
@@ -278,7 +280,7 @@ class _Visit:
             return await self._in_turn(wait)
 
     async def _in_turn(self, wait: float) -> ClaimResult:
-        """What comes of waiting for its turn."""
+        """Waits for the claim's turn and returns its result."""
         place = self._hall.enqueue_claim(self._ask)
         try:
             await self._wait(place, wait)

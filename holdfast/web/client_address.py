@@ -1,4 +1,4 @@
-"""Where a request comes from, and what it calls us."""
+"""Address of a request's client, and the host name it used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
 
 
 class Proxies:
-    """Those whose word on where a request comes from is believed."""
+    """Proxies whose word about the client's address is trusted."""
 
     def __init__(self, networks: Sequence[str]) -> None:
         self._networks: tuple[Network, ...] = tuple(map(ip_network, networks))
@@ -35,7 +35,7 @@ class Proxies:
         return client
 
     def is_trusted(self, text: str) -> bool:
-        """Whether this is the address of one of them."""
+        """Returns True if this is the address of one of them."""
         address = _parsed(text)
         return address is not None and any(
             address in network for network in self._networks if network.version == address.version
@@ -43,7 +43,7 @@ class Proxies:
 
 
 def address_network(text: str) -> str:
-    """What counts as one address: of IPv6 the network that a single host is usually given."""
+    """Returns the network that counts as one address: for IPv6 the usual network of a single host."""
     address = _parsed(text)
     if not isinstance(address, IPv6Address):
         return text
@@ -65,6 +65,7 @@ def host_of(header: bytes) -> str | None:
 
 
 def is_unforgeable(host: str) -> bool:
-    """Whether no page of another site could have got a browser to come here under this name: an address, or a name
-    without a dot, of which nobody outside owns any."""
+    """Returns True if no page of another site could have got a browser to come here under this name: an address, or a
+    name without a dot, of which nobody outside owns any.
+    """
     return _parsed(host) is not None or "." not in host or host.endswith(".localhost")

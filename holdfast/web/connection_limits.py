@@ -24,7 +24,7 @@ _GOODBYE = 1.0  # seconds
 
 
 class ConnectionLimits(NamedTuple):
-    """What connections must keep to."""
+    """Limits of connections."""
 
     most: int
     most_of_address: int
@@ -112,7 +112,7 @@ class BoundedFlowControl(FlowControl):
 
 
 class Connection(HttpToolsProtocol):
-    """One connection."""
+    """A connection."""
 
     crowd: ConnectionRegistry
     _stopping: asyncio.Event

@@ -19,7 +19,7 @@ class Origins:
         self._allowed = frozenset(each.encode() for each in allowed)
 
     def response_headers(self, request: ApiRequest) -> tuple[Header, ...]:
-        """What lets a page of an allowed site read the answer."""
+        """Returns the headers that let a page of an allowed site read the answer."""
         if not self._allowed:
             return ()
         origin = request.headers.get(b"origin")

@@ -1,4 +1,4 @@
-"""What happens, for whoever follows: one look at the store for all of them, as long as there is one."""
+"""Broadcast of events: one reader of the store for all subscribers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SeenEvents:
         self._keys: OrderedDict[tuple[str, int, str], None] = OrderedDict()
 
     def filter_new(self, endings: Iterable[JobEvent]) -> list[JobEvent]:
-        """Those among them that were not told yet."""
+        """Returns the events that were not seen yet."""
         found = []
         for each in endings:
             key = each.job_id, each.claims, each.state
@@ -49,7 +49,7 @@ class SeenEvents:
 
 
 class Subscriber:
-    """One stream's place at the feed."""
+    """A stream's place at the feed."""
 
     def __init__(self) -> None:
         self._pieces: deque[JobEvents] = deque()
@@ -107,9 +107,10 @@ class EventBroadcaster:
             self._followers.discard(follower)
 
     async def read_missed(self, name: str, mark: str | None) -> JobEvents:
-        """What came behind a mark that may be anybody's. Each caller, by name, has one look at a time, and the store
-        then rests for as long as that took: the streams of one key, that want nothing of an hour's endings, cannot keep
-        the store from its work."""
+        """Returns the events after any client's mark. Each caller, by name, has one look at a time, and the store then
+        rests for as long as that took: the streams of one key, that want nothing of an hour's endings, cannot keep
+        the store from its work.
+        """
         turn = self._turns.setdefault(name, asyncio.Lock())
         async with turn:
             begun = self._app.clock.monotonic()
@@ -147,7 +148,7 @@ class EventBroadcaster:
 
 
 class EventBroadcasters:
-    """One for each event loop that requests come on; and how many follow."""
+    """A for each event loop that requests come on; and how many follow."""
 
     def __init__(self, app: Holdfast) -> None:
         self._app = app
@@ -156,7 +157,7 @@ class EventBroadcasters:
         self._counting = threading.Lock()  # the event loops may be several threads'
 
     def for_running_loop(self) -> EventBroadcaster:
-        """That of the running event loop."""
+        """Returns the broadcaster of the running event loop."""
         loop = asyncio.get_running_loop()
         feed = self._feeds.get(loop)
         if feed is None:

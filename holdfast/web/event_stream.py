@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EventDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What an event tells: that a job ended, or that an attempt failed and will be followed by another."""
+    """An event of a job: its end, or a failed attempt that another will follow."""
 
     id: JobId
     task: TaskName
@@ -74,7 +74,7 @@ async def _told(stream: _Stream, begin: JobEvents) -> AsyncGenerator[bytes, None
 
 
 class _Stream:
-    """One client's stream."""
+    """A client's stream."""
 
     def __init__(self, call: RequestContext, feed: EventBroadcaster, name: str) -> None:
         self._call = call
@@ -89,7 +89,7 @@ class _Stream:
         self._hides = bool(call.app.settings.redacted)
 
     async def event_chunks(self, piece: JobEvents) -> AsyncIterator[bytes]:
-        """What was missed since, then what comes."""
+        """Yields missed events, then new ones."""
         yield self._shown(piece) or _position(piece.bookmark)
         while piece.more and self._lasts():
             piece = await self.events_after(piece.mark)
@@ -104,7 +104,7 @@ class _Stream:
                 yield chunk
 
     async def _live(self, follower: Subscriber) -> AsyncIterator[bytes]:
-        """What comes, until it comes too fast for this client."""
+        """Yields new events, until they come too fast for this client."""
         clock = self._call.app.clock
         beat_at = clock.monotonic() + _BEAT
         while not follower.late and self._lasts():
@@ -121,7 +121,7 @@ class _Stream:
         return await self._feed.read_missed(self._name, mark)
 
     def _lasts(self) -> bool:
-        """Whether its time is not over, and its key still good."""
+        """Returns True if its time is not over, and its key still good."""
         return self._call.app.clock.monotonic() < self._over_at and self._call.still()
 
     def _shown(self, piece: JobEvents) -> bytes:
@@ -150,7 +150,7 @@ _GAP = b'event: gap\ndata: {"detail": "some of what happened since that id is no
 
 
 def _position(bookmark: str) -> bytes:
-    """What only says where to go on."""
+    """Returns an event that only carries the position."""
     return b"id: " + bookmark.encode() + b"\n\n"
 
 

@@ -1,4 +1,4 @@
-"""What may be said in a query or a body: each field's schema, example and check in one place.
+"""Fields of queries and bodies: schema, example and check of each in one place.
 
 The schema tells a client what the check takes; ``tests/interfaces`` holds one against the other.
 """
@@ -46,7 +46,7 @@ PAGE_MOST = 500
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that may be said. ``many``: a query may say it several times. ``nullable``: null is a value."""
+    """A thing that may be said. ``many``: a query may say it several times. ``nullable``: null is a value."""
 
     name: str
     schema: Schema
@@ -83,7 +83,7 @@ class Form:
         self._required = [field.name for field in fields if field.required]
 
     def read(self, said: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-        """What was said, checked, by name; Invalid names the field, with ``path`` before it."""
+        """Returns the checked values by name; Invalid names the field, with ``path`` before it."""
         values = {}
         for name, value in said.items():
             check = self._known.get(name)
@@ -99,7 +99,7 @@ class Form:
 
 
 def read_query(text: bytes, fields: Sequence[Field]) -> dict[str, Any]:
-    """What a query says, checked, by name."""
+    """Returns the checked values of a query by name."""
     if not text and not fields:
         return {}
     known = {field.name: field for field in fields}
@@ -228,13 +228,13 @@ def seconds_check(most: int) -> Check:
 
 
 def check_rate(value: Any, field: str) -> str:
-    """How many in which time."""
+    """Validates a rate: a number in a time."""
     parse_rate(value, field)
     return str(value)
 
 
 def choice_check(*words: str) -> Check:
-    """One of these words."""
+    """Validates a word of a fixed list."""
 
     def check_value(value: Any, field: str) -> str:
         if value not in words:
@@ -281,7 +281,7 @@ def check_key_field(value: Any, field: str) -> str:
 
 
 def check_tag_field(value: Any, field: str) -> str:
-    """One tag."""
+    """Validates one tag."""
     return check_tag(text_check(1, 100)(value, field), field)
 
 

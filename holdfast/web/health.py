@@ -1,4 +1,4 @@
-"""Whether this process is there, and whether it can work."""
+"""Liveness and readiness of this process."""
 
 from __future__ import annotations
 

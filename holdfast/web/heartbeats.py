@@ -19,7 +19,7 @@ from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 
 class LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one lease."""
+    """Outcome of one lease."""
 
     id: Annotated[str, Meta(description="Of the job.", examples=[ID])]
     verdict: Annotated[

@@ -1,4 +1,4 @@
-"""What the API counts of itself, and what it knows of the queues: one for each ``Api``."""
+"""Metrics of the API's own requests and of the queues: one for each ``Api``."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _NUMBER_MOST = 1_000_000
 
 
 class LogLinesAnswer(msgspec.Struct, frozen=True):
-    """What became of the lines."""
+    """Outcome of the lines."""
 
     kept: Annotated[bool, Meta(description="false: the lease is lost, and so are the lines.")]
     dropped: Annotated[int, Meta(description="Lines whose number is over the setting `job_lines`.", ge=0)]

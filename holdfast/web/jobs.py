@@ -87,7 +87,7 @@ async def job_story(call: RequestContext, job: Job) -> JobDetails:
 
 
 async def get_job(call: RequestContext) -> ApiResponse:
-    """One job, at once or when it has ended."""
+    """Returns one job, at once or when it has ended."""
     job = await find_job(call, call.path["job_id"])
     wait = call.query.get("wait", 0)
     if wait and job.state not in TERMINAL:

@@ -18,7 +18,7 @@ _SIZE_MOST = 4 * 1024 * 1024
 
 
 def usage_path(keys_file: Path) -> Path:
-    """Where it is kept."""
+    """Returns the path of the usage file."""
     return keys_file.with_name(keys_file.name + ".used")
 
 

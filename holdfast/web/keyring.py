@@ -46,7 +46,7 @@ class Keyring:
         return None if key_id is None else (key_id, keys[key_id])
 
     def check_token(self, token: str) -> KeyCheck:
-        """What this token is, and what is wrong with it."""
+        """Returns the verdict on a token, for the log."""
         return check_token(self.keys, token, datetime.now(UTC))
 
     def _look(self) -> None:

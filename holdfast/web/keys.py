@@ -88,14 +88,14 @@ def revoke_key(key: Key) -> Key:
 
 
 class KeyCheck(NamedTuple):
-    """What a token is: the id of the key whose secret it has, or had, and what is wrong with it."""
+    """Verdict on a token: the id of its key, and its problem, if any."""
 
     key_id: str | None
     problem: str | None
 
 
 def check_token(keys: Mapping[str, Key], token: str, now: datetime) -> KeyCheck:
-    """Whether this token is a key that is good now, and why not: for the log, never for who showed it."""
+    """Checks that a token is a valid key now; the reason is for the log, never for the caller."""
     found = _TOKEN.fullmatch(token)
     key_id, secret = found.groups() if found else ("", "")
     key = keys.get(key_id)
@@ -129,7 +129,7 @@ def id_in(said: str) -> str:
 
 
 def check_scopes(scopes: tuple[str, ...]) -> tuple[Scope, ...]:
-    """These words as scopes."""
+    """Validates words as scopes."""
     for each in scopes:
         if each not in SCOPES:
             remedy = f"there are these: {join_words(SCOPES)}; say --scope once for each{did_you_mean(each, SCOPES)}"
@@ -140,7 +140,7 @@ def check_scopes(scopes: tuple[str, ...]) -> tuple[Scope, ...]:
 
 
 def check_patterns(queues: tuple[str, ...]) -> tuple[str, ...]:
-    """These words as names of queues, or patterns of them."""
+    """Validates words as names of queues, or patterns of them."""
     for each in queues:
         if not _PATTERN.fullmatch(each):
             raise Invalid("queue", each, "give a queue's name, in which * stands for any letters and ? for one")

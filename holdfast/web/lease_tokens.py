@@ -1,4 +1,4 @@
-"""What a worker over HTTP shows of itself and of its jobs: its id, the tokens of its leases, and how it is doing.
+"""Lease tokens and worker fields of a worker over HTTP.
 
 A token says which lease is meant and nothing else: whatever is to be decided is read from the store. Nobody needs to
 guess that a forged one does no harm: a lease counts only for the worker that the store says has it.
@@ -36,7 +36,7 @@ Token = Annotated[str, Meta(description="Stands for the lease; of no other meani
 
 # ── tokens ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def token_of(lease: Lease) -> str:
-    """How a lease is named over HTTP."""
+    """Returns the HTTP form of a lease."""
     return base64.urlsafe_b64encode(f"{lease.claims}.{lease.job_id}".encode()).rstrip(b"=").decode()
 
 
@@ -66,8 +66,7 @@ def check_once(leases: Sequence[Lease], field: str) -> None:
 
 # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def worker_of(call: RequestContext) -> str:
-    """What the worker is called in the store: its own id behind that of its key, so that whatever another key says
-    concerns another worker."""
+    """Returns the worker's id in the store: its own behind the id of its key, so that each key has workers of its own."""
     own: str = call.body["worker"]
     return own if call.caller.key is None else f"{call.caller.key}.{own}"
 
@@ -81,7 +80,9 @@ class LeaseRecord(msgspec.Struct, frozen=True):
 
 
 async def read_leases(store: Store, worker: str, leases: Sequence[Lease]) -> list[LeaseRecord]:
-    """How these leases stand, in their order. ``held``: as far as can be seen; the store has the last word."""
+    """Returns the status of these leases, in their order. ``held``: as far as can be seen; the store has the last
+    word.
+    """
     jobs = await store.query.summaries([lease.job_id for lease in leases])
     return [
         LeaseRecord(lease, job, job is not None and _has(job, worker, lease))
@@ -158,7 +159,7 @@ ABOUT = (
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of itself."""
+    """Fields of a worker about itself."""
 
     host: str
     pid: int = 0
@@ -169,7 +170,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_worker(call: RequestContext) -> About:
-    """What the request says of its worker."""
+    """Reads the worker's fields of a request."""
     said = {field.name: call.body[field.name] for field in ABOUT if field.name in call.body}
     return About(**{"host": call.request.client or "unknown", **said})
 
@@ -187,8 +188,9 @@ def queue_or_star(name: Any, field: str) -> str:
 
 
 async def own_wants(call: RequestContext, wants: dict[str, int]) -> dict[str, int]:
-    """What is wanted, within the caller's queues: a star stands for these alone. A queue that is named and not theirs
-    is refused."""
+    """Returns the wanted jobs within the caller's queues: a star means these alone. A queue that is named and not
+    theirs is refused.
+    """
     for name in wants:
         if name != EVERY:
             call.caller.check_queue(name)

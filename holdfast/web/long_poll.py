@@ -1,4 +1,4 @@
-"""Where claims wait until there is something for them: one look at the store for all of them, in the order they came.
+"""Long polling of claims: one reader of the store for all waiting claims, in the order they came.
 
 Each waiting for itself would have every one of them claim for every job; and what a transport delivers is delivered to
 the process, not to one of its claims.
@@ -25,7 +25,7 @@ _WARY = 60.0  # seconds for which it is remembered that a job waits to be run al
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a claim asks for. ``tasks``: those the worker knows; None: it takes every one. ``idle``: it has no job."""
+    """Request of a claim. ``tasks``: those the worker knows; None: it takes every one. ``idle``: it has no job."""
 
     worker: str
     wants: Mapping[str, int]
@@ -36,7 +36,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimResult(msgspec.Struct, frozen=True):
-    """What it got. ``alone``: its one job is to run with no other beside it. ``quarantined``: such a job waits."""
+    """Result of a claim. ``alone``: its one job runs with no other beside it. ``quarantined``: such a job waits."""
 
     jobs: list[Job]
     alone: bool = False
@@ -71,7 +71,9 @@ class ClaimWaiters:
 
     # ── taking ────────────────────────────────────────────────────────────────────────────────────────────────
     async def take(self, ask: ClaimRequest) -> ClaimResult:
-        """What is there now. To be shielded: what it takes somebody must hear of."""
+        """Takes the jobs that are ready now; call it shielded, since they must reach a caller. To be shielded: what it
+        takes somebody must hear of.
+        """
         if not any(ask.wants.values()):
             return ClaimResult([])
         clock = self._app.clock

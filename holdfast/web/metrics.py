@@ -27,7 +27,7 @@ class MetricSeries(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One metric."""
+    """A metric."""
 
     name: str
     type: Annotated[Literal["counter", "gauge", "histogram"], Meta(title="MetricKind")]

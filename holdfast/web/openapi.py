@@ -61,7 +61,7 @@ REFUSALS = {
 
 
 def with_description(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """These operations, and the one that describes them all."""
+    """Returns the operations and the one that describes them all."""
 
     async def get_openapi(call: RequestContext) -> ApiResponse:
         keys, server = call.app.settings.keys_file is not None, call.request.root_path

@@ -1,4 +1,4 @@
-"""Who asks, and which operations and queues are theirs."""
+"""Principal of a request, with its operations and queues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ EVERY_QUEUE = "*"
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks. ``key``: the id of their key; None where no keys are asked for, and everything is allowed.
+    """Principal of a request. ``key``: the id of their key; None where no keys are asked for, and everything is
+    allowed.
 
     ``queues``: names, or patterns in which ``*`` stands for any letters and ``?`` for one.
     """
@@ -29,20 +30,20 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Who did it, for logs and records."""
+        """Returns the principal's name, for logs and records."""
         return "local" if self.key is None else self.key
 
     @property
     def limited(self) -> bool:
-        """Whether there may be queues that are not theirs."""
+        """Returns True if there may be queues that are not theirs."""
         return EVERY_QUEUE not in self.queues
 
     def has_scope(self, scope: Scope) -> bool:
-        """Whether they may use operations of this scope."""
+        """Returns True if they may use operations of this scope."""
         return scope in self.scopes or "admin" in self.scopes
 
     def allows_queue(self, queue: str) -> bool:
-        """Whether they may see and touch jobs of this queue."""
+        """Returns True if they may see and touch jobs of this queue."""
         return any(fnmatchcase(queue, pattern) for pattern in self.queues)
 
     def check_queue(self, queue: str) -> None:

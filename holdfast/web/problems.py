@@ -25,7 +25,7 @@ RETRY_AFTER = 2
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong, and what to do about it (RFC 9457)."""
+    """A problem and its remedy (RFC 9457)."""
 
     type: Annotated[str, Meta(description="A name for the kind of problem.", examples=["urn:holdfast:problem:invalid"])]
     title: Annotated[str, Meta(description="The status in words.", examples=["Unprocessable Content"])]

@@ -41,7 +41,7 @@ class StopAnswer(msgspec.Struct, frozen=True):
 
 
 class QueuePause(msgspec.Struct, frozen=True):
-    """Whether a queue is paused."""
+    """Returns True if a queue is paused."""
 
     name: str
     paused: bool
@@ -68,7 +68,7 @@ async def find(call: RequestContext) -> ApiResponse:
 
 
 async def get_queue(call: RequestContext) -> ApiResponse:
-    """One queue."""
+    """Returns one queue."""
     name = named_queue(call)
     queues = await call.app.queues()
     found = next((each for each in queues if each.name == name), None) or _unseen(name, queues)

@@ -13,7 +13,7 @@ _NAMES_MOST = 10_000
 
 
 class TokenGrant(NamedTuple):
-    """What became of asking for a token."""
+    """Result of a request for a token."""
 
     allowed: bool
     left: int
@@ -21,8 +21,9 @@ class TokenGrant(NamedTuple):
 
 
 class Rate:
-    """So many a second, and ``burst`` at once. Of many names the least recently seen are forgotten: their bucket is
-    full again, as it would be after a while."""
+    """Rate limiter: so many a second, and ``burst`` at once. Of many names the least recently seen are forgotten: their
+    bucket is full again, as it would be after a while.
+    """
 
     def __init__(self, what: str, per_second: float, burst: int, clock: Clock) -> None:
         self.what = what
@@ -43,7 +44,7 @@ class Rate:
         return TokenGrant(allowed, int(tokens - allowed), 0.0 if allowed else (1 - tokens) / self._per_second)
 
     def rate_headers(self, taken: TokenGrant) -> tuple[Header, Header]:
-        """How an answer tells of it."""
+        """Returns the rate limit's headers."""
         window = math.ceil(self._burst / self._per_second)  # in which an empty bucket fills
         policy = f'"{self.what}";q={self._burst};w={window}'
         return (
@@ -52,7 +53,7 @@ class Rate:
         )
 
     def rate_refusal(self, taken: TokenGrant, detail: str = "") -> Refusal:
-        """What is told where there was no token."""
+        """Returns the refusal for a missing token."""
         seconds = max(1, math.ceil(taken.wait))
         detail = detail or f"these are more requests than one {self.what} may make"
         retry = (b"retry-after", str(seconds).encode())

@@ -37,7 +37,7 @@ _LOCKED = (0.05, 0.1, 0.2, 0.4)  # seconds between looks at jobs that somebody e
 
 
 class RemoteWorker:
-    """What this process remembers of a worker. Nothing depends on it: another process may serve its next request."""
+    """State of a worker in this process. Nothing depends on it: another process may serve its next request."""
 
     __slots__ = ("beaten_at", "failed", "order", "queues", "succeeded")
 
@@ -69,7 +69,7 @@ class RemoteWorkers:
 
     # ── who they are ──────────────────────────────────────────────────────────────────────────────────────────
     def get_worker(self, worker: str) -> RemoteWorker:
-        """What is remembered of this worker; the longest silent ones are forgotten."""
+        """Returns the state of this worker; the longest silent ones are dropped."""
         known = self._known.pop(worker, None) or RemoteWorker()
         self._known[worker] = known
         if len(self._known) > _KNOWN_MOST:
@@ -91,7 +91,7 @@ class RemoteWorkers:
 
     # ── what becomes of their jobs ────────────────────────────────────────────────────────────────────────────
     def decide_settlement(self, ending: RemoteEnding) -> Settlement:
-        """What becomes of the job: decided as for a worker of ours."""
+        """Decides the job's settlement as for a local worker."""
         settings, job = self.app.settings, ending.job
         backoff = backoff_of(job, self.app, settings) if isinstance(ending.outcome, Failed) else settings.retry
         return decide(job, ending.outcome, backoff, self._rng)

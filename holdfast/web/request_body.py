@@ -41,7 +41,7 @@ async def read_document(request: ApiRequest, limit: int, patience: float, *, opt
 
 
 def is_bare(request: ApiRequest) -> bool:
-    """Whether the request announces no body."""
+    """Returns True if the request announces no body."""
     length = request.headers.get(b"content-length", b"0").strip()
     return length in (b"", b"0") and b"transfer-encoding" not in request.headers
 

@@ -28,12 +28,12 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class ApiRequest:
-    """What a client asks. ``headers`` hold the first of each name; ``repeated`` names those that came more than once.
+    """A client's request. ``headers`` hold the first of each name; ``repeated`` names those that came more than once.
     ``id`` is the client's own X-Request-Id where that is a sensible one; ``added`` goes to the answer's headers;
     ``template`` is the path of the operation that was found; ``stopping`` is set when a server that says so stops;
-    ``root_path`` is where the API is mounted, ``path`` the rest as ``route_path`` returns it;
-    ``is_read`` is True once the whole body has arrived;
-    ``over`` is called when nothing more is to be sent, however it ended."""
+    ``root_path`` is where the API is mounted, ``path`` the rest as ``route_path`` returns it; ``is_read`` is True
+    once the whole body has arrived; ``over`` is called when nothing more is to be sent, however it ended.
+    """
 
     __slots__ = (
         "added",
@@ -101,7 +101,7 @@ def new_request_id() -> str:
 
 
 class ApiResponse(msgspec.Struct, frozen=True):
-    """What it is told."""
+    """A response."""
 
     status: int
     body: bytes = b""
@@ -110,7 +110,7 @@ class ApiResponse(msgspec.Struct, frozen=True):
 
 
 class Streamed(ApiResponse, frozen=True, kw_only=True):
-    """One that is told bit by bit, until the chunks end, the client goes or the server stops.
+    """A that is told bit by bit, until the chunks end, the client goes or the server stops.
 
     ``chunk_timeout``: seconds the client may take for a chunk.
     """

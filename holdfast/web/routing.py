@@ -33,7 +33,7 @@ METRICS = "Metrics"
 
 
 class RequestContext(msgspec.Struct, kw_only=True):
-    """One request, understood: what an operation works on."""
+    """A request, understood: what an operation works on."""
 
     app: Holdfast
     caller: Principal
@@ -80,9 +80,10 @@ Handler = Callable[[RequestContext], Awaitable[ApiResponse]]
 
 
 class ResponseSpec(NamedTuple):
-    """One answer an operation may give: the type of its document, what it says, an example of it.
+    """An answer an operation may give: the type of its document, what it says, an example of it.
 
-    ``texts``: media types in which the same may be told as text. ``stream``: it is the data of each event."""
+    ``texts``: media types in which the same may be told as text. ``stream``: it is the data of each event.
+    """
 
     document: Any
     doc: str
@@ -92,7 +93,7 @@ class ResponseSpec(NamedTuple):
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that can be asked.
+    """A thing that can be asked.
 
     ``scope``: what a key must be allowed to do; None: anybody may ask. ``batch``: the body may be that much larger;
     ``results``: it may hold results of jobs. ``raw``: its handler reads the body's fields itself.

@@ -151,7 +151,7 @@ class Serving:
 
 
 def _server_maker(settings: Settings) -> Callable[[Application], Server]:
-    """What makes uvicorn's server; ConfigError where uvicorn or a file of TLS is missing."""
+    """Returns the maker of uvicorn's server; raises ConfigError if uvicorn or a TLS file is missing."""
     try:
         import httptools  # noqa: F401 - without it uvicorn parses in Python, at a third of the speed
         import uvicorn

@@ -41,7 +41,7 @@ _DEAD = (Reason.NON_RETRYABLE, Reason.PAYLOAD, Reason.RESULT, Reason.NO_HANDLER)
 
 
 class SettlementVerdict(StrEnum):
-    """What became of a settlement."""
+    """Outcome of a settlement."""
 
     ACCEPTED = "accepted"
     REPEATED = "repeated"
@@ -50,7 +50,7 @@ class SettlementVerdict(StrEnum):
 
 
 class SettledJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one settlement."""
+    """Outcome of one settlement."""
 
     id: str
     verdict: Annotated[

@@ -170,7 +170,7 @@ class SubmittedJob(JobDocument, frozen=True, kw_only=True):
 
 
 class BatchEntry(msgspec.Struct, frozen=True):
-    """One job of a batch."""
+    """A job of a batch."""
 
     id: JobId
     created: Annotated[bool, Meta(description="false: its key or id stood for this job already.")]

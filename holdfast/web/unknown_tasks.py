@@ -14,7 +14,7 @@ _TOLD = 100  # names that are told: who submits may make up any number
 
 
 class UnknownTaskLog:
-    """One for each ``Api``. Another application, or a worker over HTTP, may have the task: nobody is refused."""
+    """A for each ``Api``. Another application, or a worker over HTTP, may have the task: nobody is refused."""
 
     def __init__(self, app: Holdfast) -> None:
         self._app = app
@@ -23,7 +23,7 @@ class UnknownTaskLog:
         self._known = 0
 
     def record_jobs(self, jobs: Iterable[NewJob]) -> None:
-        """These jobs were submitted."""
+        """Records submitted jobs."""
         known = self._app.registry
         for job in jobs if len(known) else ():
             if job.task not in known and job.task not in self._told and job.task != COMMAND and len(self._told) < _TOLD:

@@ -17,7 +17,7 @@ _RETRY_AFTER = b"5"  # seconds: places become free as jobs come and end
 
 
 class WaitLimiter:
-    """Those of one ``Api``."""
+    """Limiter of waiting requests, one for each ``Api``."""
 
     def __init__(self, settings: Settings) -> None:
         self._most = max(1, settings.connections * 3 // 4)

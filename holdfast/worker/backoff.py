@@ -1,5 +1,6 @@
-"""What every loop does when the store fails it: say so once a try, wait longer each time, go on for ever. Only a store
-whose files were replaced ends the worker: this process cannot open the new ones."""
+"""Backoff of a loop whose store calls fail: one log line a try, growing waits, no end. Only a store whose files were
+replaced ends the worker: this process cannot open the new ones.
+"""
 
 from __future__ import annotations
 

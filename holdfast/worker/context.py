@@ -1,4 +1,5 @@
-"""What the services of one worker share: the jobs in hand, and who wakes whom. No service imports another.
+"""State shared by the services of one worker: the jobs in hand, and wake-ups between services. No service imports
+another.
 
 Every job this worker holds a lease on is in ``held`` from its claim until its settlement was answered. On its way it
 waits in ``buffer``, is in ``running`` while its handler runs, and then its settlement waits in ``outcomes``.
@@ -82,7 +83,7 @@ class TaskRun:
 
     @property
     def completing(self) -> bool:
-        """Whether its handler may have ended the job itself."""
+        """Returns True if its handler may have ended the job itself."""
         return self.context is not None and self.context.completing
 
     def interrupt_run(self, why: StopReason) -> None:
@@ -151,7 +152,7 @@ class WorkerContext:
 
     @property
     def busy(self) -> bool:
-        """Whether any handler runs or waits to."""
+        """Returns True if any handler runs or waits to."""
         return bool(self.running or self.buffer)
 
     # ── jobs go out ───────────────────────────────────────────────────────────────────────────────────────────
@@ -178,7 +179,9 @@ class WorkerContext:
             self.low.set()
 
     def is_stale(self, run: TaskRun, now: float) -> bool:
-        """Whether its lease may have run out unseen: a process that was frozen must not start what it had buffered."""
+        """Returns True if its lease may have run out unseen: a process that was frozen must not start what it had
+        buffered.
+        """
         return now - max(run.since, self.renewed_at) > self.settings.lease.total_seconds() * FENCE
 
     def let_go(self, run: TaskRun) -> None:

@@ -99,7 +99,7 @@ class Fetcher:
 
     # ── claiming ──────────────────────────────────────────────────────────────────────────────────────────────
     def _room(self) -> int:
-        """How many jobs could start within the next moment, beyond those in hand."""
+        """Returns the number of jobs that could start within the next moment, beyond the jobs in hand."""
         shift = self._shift
         self._measure()
         if not shift.settings.prefetch:
@@ -124,7 +124,7 @@ class Fetcher:
 
     @property
     def _places(self) -> int:
-        """How many jobs on their last attempt may come in hand."""
+        """Returns the number of jobs on their last attempt that may be taken."""
         return self._shift.settings.concurrency - self._shift.last_attempts
 
     def free_slots(self, room: int) -> dict[str, int]:

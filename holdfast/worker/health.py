@@ -1,4 +1,4 @@
-"""Whether a worker process is well, as probes ask."""
+"""Health of a worker process, as probes ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a handler is called: its dependencies, the middlewares around it, and the executor that runs it."""
+"""Calling of a handler: its dependencies, middlewares and executor."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class HandlerInvoker:
 
 
 def unwrap_outcome(outcome: Outcome) -> Any:
-    """What a handler that ran elsewhere returned; Ran where it did not."""
+    """Returns the result of a handler that ran elsewhere; raises Ran if it failed."""
     if not isinstance(outcome, Succeeded):
         raise RemoteOutcome(outcome)
     return None if outcome.result is None else msgspec.json.decode(outcome.result)

@@ -1,4 +1,4 @@
-"""What a worker process tells those who watch over it: its metrics and its health, on a port of their own."""
+"""Metrics and health of a worker process, on a port of their own."""
 
 from __future__ import annotations
 

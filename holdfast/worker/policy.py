@@ -1,4 +1,4 @@
-"""What settings and application say of a failed job: its retry policy, and whether another worker may run it."""
+"""Policy for a failed job from settings and application: its retries, and other workers' chances."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Unfit:
 
     @staticmethod
     def is_unfit(outcome: Outcome, job: Job) -> TypeGuard[Failed]:
-        """Whether another worker may run this job though here it has failed."""
+        """Returns True if another worker may run this job though here it has failed."""
         if type(outcome) is not Failed or outcome.retryable or outcome.reason not in UNFIT or job.task == COMMAND:
             return False
         return outcome.reason is Reason.NO_HANDLER or _is_object(job.payload)

@@ -1,4 +1,4 @@
-"""One worker as a process: event loop, signals, exit code."""
+"""A worker as a process: event loop, signals, exit code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What observers are told of claims and settlements: the same whoever runs the jobs, a worker of ours or a program over
-HTTP."""
+"""Events about claims and settlements, the same for local workers and programs over HTTP."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from holdfast.transports.keys import TransportKeys
 
 
 def tell_claim(events: Events, claim: Claim, worker_id: str, lease_for: timedelta) -> None:
-    """What a claim brought."""
+    """Emits the events of a claim."""
     if (claim.jobs or claim.refused) and events.has_subscriber(JobsClaimed):
         _measure_claim(events, claim, lease_for)
     if claim.refused and events.has_subscriber(LeaseRejected):
@@ -85,7 +84,7 @@ def tell_lost(events: Events, job: Job, worker_id: str) -> None:
 def tell_rest(
     events: Events, job: Job, settlement: Settlement, answer: Settled, *, seconds: float, dlq_key: str | None
 ) -> None:
-    """What became of a job whose settlement was accepted, where it is no success."""
+    """Outcome of a job whose settlement was accepted, where it is no success."""
     reason, error = str(settlement.reason or ""), settlement.error or ""
     match answer.state:
         case JobState.FAILED:
@@ -116,7 +115,7 @@ def tell_rest(
 
 
 def tell_recovered(events: Events, job: Job, answer: Settled, dlq_key: str | None) -> None:
-    """What became of a job whose lease ran out."""
+    """Outcome of a job whose lease ran out."""
     error = f"lease expired: worker {job.worker} died, froze or was cut off"
     match answer.state:
         case JobState.CANCELLED:

@@ -173,7 +173,7 @@ class Runner:
             shift.settle(run, outcome)
 
     async def _is_left(self, run: TaskRun) -> bool:
-        """Whether there is still something to settle after a handler that completed its job itself."""
+        """Returns True if there is still something to settle after a handler that completed its job itself."""
         self._shift.wake_runners()
         fate = None
         while fate is None:

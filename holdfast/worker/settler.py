@@ -120,7 +120,7 @@ class Settler:
             measure_settled(shift.events, len(batch), [(run.job.task, run.seconds) for run in succeeded])
 
     def _wait_for(self, run: TaskRun) -> None:
-        """Somebody else has the job in hand: it is tried again until that is over. Its neighbours do not wait."""
+        """Retries a settlement of a locked job; its neighbours do not wait. Its neighbours do not wait."""
         shift = self._shift
         self._look_at = shift.clock.monotonic() + _LOCKED
         if run.lease not in self._locked:

@@ -58,7 +58,7 @@ _HEALTHY_SECONDS = 60.0
 
 # ── policy: pure ──────────────────────────────────────────────────────────────────────────────────────────────────
 class ChildRun(NamedTuple):
-    """One run of a child, and how it ended."""
+    """A run of a child, and how it ended."""
 
     code: int
     """As ``Popen.returncode``: negative for a signal."""
@@ -94,12 +94,14 @@ def next_restart(run: ChildRun, chance: Callable[[], float] = random.random) -> 
 
 
 def is_hopeless(run: ChildRun) -> bool:
-    """Whether the very first run says that the command or the settings are wrong: no restart helps."""
+    """Returns True if the very first run says that the command or the settings are wrong: no restart helps."""
     return run.starts == 1 and run.code in (ConfigError.exit_code, Invalid.exit_code, NAME_TAKEN)
 
 
 def exit_code(code: int, *, asked: bool) -> int:
-    """What a child's last ``returncode`` adds to ours, as a shell would say it. ``asked``: after we told it to stop."""
+    """Returns the exit code that a child's last ``returncode`` adds, as a shell would say it. ``asked``: after we told
+    it to stop.
+    """
     if code in (0, FINISHED, RECYCLE) or (asked and code == -signal.SIGTERM):
         return 0  # One that was told to stop before it could listen ends by the signal itself: nothing had begun.
     if code == NAME_TAKEN:
@@ -227,7 +229,7 @@ class Supervisor:
     async def _run_once(
         self, command: Sequence[str], environment: Mapping[str, str], pipe: int
     ) -> tuple[int, int, str]:
-        """One run of a child from start to end: its pid, its exit code, and that in words."""
+        """Runs a child from start to end: its pid, its exit code, and that in words."""
         ended = asyncio.Event()
         try:
             child = subprocess.Popen(  # noqa: ASYNC220 - returns as soon as the program is started
@@ -271,7 +273,7 @@ def _pipe() -> Iterator[int]:
 
 # ── in the child ──────────────────────────────────────────────────────────────────────────────────────────────────
 def is_supervised() -> bool:
-    """Whether a supervisor started this process, asked before it watches its parent."""
+    """Returns True if a supervisor started this process, asked before it watches its parent."""
     return SUPERVISOR_PIPE in os.environ
 
 

@@ -46,7 +46,7 @@ class Sweeper:
                 self._patience.reset()
 
     async def sweep(self) -> None:
-        """One round. A part that fails does not keep the others from theirs."""
+        """Runs one round. A part that fails does not keep the others from theirs."""
         done = {}
         failed: HoldfastError | None = None
         parts = {
@@ -134,7 +134,7 @@ class Sweeper:
         return pruned
 
     def retention_by_state(self) -> dict[str, timedelta]:
-        """How long ended jobs are kept, by state; what is kept for ever is left out."""
+        """Returns the retention of ended jobs by state, without states kept for ever."""
         settings = self._shift.settings
         spans = {
             JobState.SUCCEEDED: settings.keep_succeeded,

@@ -22,7 +22,7 @@ UNDONE = "the transaction in which it was completed was not committed"
 
 
 class TxCompletion:
-    """What the handlers of one shift ask for by ``context.complete``."""
+    """Completion of jobs in their handlers' transactions, by ``context.complete``."""
 
     def __init__(self, shift: WorkerContext) -> None:
         self._shift = shift
@@ -41,7 +41,7 @@ class TxCompletion:
             )
 
     async def is_lost(self, run: TaskRun) -> bool:
-        """Whether somebody else may have the job: not where it has ended, nor while its transaction holds it."""
+        """Returns True if another worker may have the job: not if it has ended, nor while its transaction holds it."""
         store = cast(TransactionalStore, await self._shift.app.open_store())
         try:
             fate = await store.tx_outcome(run.lease)
@@ -50,7 +50,7 @@ class TxCompletion:
         return fate in (TxOutcome.UNDONE, TxOutcome.LOST)
 
     async def read_outcome(self, run: TaskRun) -> TxOutcome:
-        """What became of the job. Waits while its transaction is open, but for no longer than a lease lasts."""
+        """Outcome of the job. Waits while its transaction is open, but for no longer than a lease lasts."""
         shift = self._shift
         store = cast(TransactionalStore, await shift.app.open_store())
         patience = RetryDelay(shift, "runner")

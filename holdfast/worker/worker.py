@@ -38,7 +38,7 @@ _AFTER_GRACE = 5.0  # seconds for cancelled handlers to clean up
 
 
 class Worker:
-    """One worker process's work. ``run`` returns when it has stopped."""
+    """A worker process's work. ``run`` returns when it has stopped."""
 
     def __init__(
         self, app: Holdfast, *, settings: Settings | None = None, drain: bool = False, supervised: bool = False
@@ -137,7 +137,9 @@ class Worker:
             await self._wind_down(fetching, settling, background, keeper, calls)
 
     async def _open(self, store: Store) -> HandlerInvoker:
-        """What handlers need, and our name in the store. Unavailable where a living worker has that name."""
+        """Prepares the parts that handlers need, and registers the worker's name in the store. Unavailable where a
+        living worker has that name.
+        """
         await self._check_name(store)  # before anything is started for nothing
         calls = HandlerInvoker(self._app, self.shift.settings)
         await calls.open()

@@ -267,7 +267,7 @@ def test_changed_grace_period_survives_a_broken_file(tmp_path: Path, monkeypatch
     followed = asyncio.Event()
 
     class Followed(Watch):
-        def changed(self) -> Settings | None:
+        def poll_changes(self) -> Settings | None:
             newer = super().poll_changes()
             if newer is not None:
                 followed.set()

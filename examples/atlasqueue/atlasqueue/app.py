@@ -13,7 +13,7 @@ from holdfast.core.models import NewJob
 class AtlasQueue(Holdfast):
     """Holdfast that checks the chain of a job when the job is submitted, by whatever client."""
 
-    def draft(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
+    def draft_job(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
         """Returns the job that ``enqueue`` would submit; Invalid names the step of its chain that is wrong."""
         job = super().draft_job(task, payload, **options)
         metadata = job.options.metadata if job.options is not None else None

@@ -22,7 +22,7 @@ SERVER_PORT = "SERVER_PORT"
 class DelayedQueue(Holdfast):
     """Holdfast that checks what a callback is given when the job is submitted, by whatever client."""
 
-    def draft(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
+    def draft_job(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
         """Returns the job that ``enqueue`` would submit; Invalid for a payload that no callback could work with."""
         job = super().draft_job(task, payload, **options)
         if task == CALLBACK:

@@ -26,7 +26,7 @@ Place = tuple[int, str, int]
 
 
 class EventCursor(NamedTuple):
-    """How far somebody has read: to a place, or, where that was all there was, to its instant."""
+    """Position of a reader of events: a place, or an instant where no more was there."""
 
     looked: int
     at: int
@@ -51,17 +51,17 @@ class EventCursor(NamedTuple):
         return max(place, (earliest_us - OVERLAP_US, "", 0))
 
     def events_until(self, endings: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
-        """One that ends here."""
+        """Returns the events up to this position."""
         outside = self if self.job_id in (None, LAST) else self._replace(job_id=FIRST, claims=0)
         return JobEvents(endings=endings, mark=str(self), bookmark=str(outside), more=more, gap=gap)
 
     def is_gap(self, now_us: int, within: timedelta) -> bool:
-        """Whether that is too long ago, or in no past of this store."""
+        """Returns True if that is too long ago, or in no past of this store."""
         return not now_us - within // MICROSECOND <= self.looked <= now_us + OVERLAP_US * 60
 
 
 def place_of(ending: JobEvent) -> Place:
-    """Where an ending stands in the feed."""
+    """Returns the position of an event in the feed."""
     return ending.ended_at_us, ending.job_id, ending.claims
 
 
@@ -75,5 +75,5 @@ def slice_events(mark: EventCursor, found: list[JobEvent], limit: int, now_us: i
 
 
 def not_a_mark(text: str) -> Invalid:
-    """What is raised for it."""
+    """Returns the error for an invalid mark."""
     return Invalid("after", text, "give the id of an event, unchanged")

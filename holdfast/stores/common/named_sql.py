@@ -1,4 +1,4 @@
-"""What the SQL stores share: the codes of states, and named statements and numbered migrations from `.sql` files."""
+"""Parts shared by the SQL stores: codes of states, named statements and numbered migrations from `.sql` files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SPAN = re.compile(r"(\d{1,4})\.\.(\d{1,4})")
 
 
 class Migration(NamedTuple):
-    """One step of the schema: append only, never edited once released."""
+    """A step of the schema: append only, never edited once released."""
 
     number: int
     name: str
@@ -39,7 +39,7 @@ class Migration(NamedTuple):
 
     @property
     def expands(self) -> bool:
-        """Whether it only adds, so that the version before keeps working: its first line says ``-- expand``."""
+        """Returns True if it only adds, so that the version before keeps working: its first line says ``-- expand``."""
         return self.script.startswith("-- expand")
 
 
@@ -80,7 +80,7 @@ def load_migrations(directory: Traversable) -> list[Migration]:
 
 
 def chosen_migrations(migrations: Sequence[Migration], span: str) -> list[Migration]:
-    """Those behind FROM up to TO, given as ``FROM..TO``; Invalid where that names none or one that is not known."""
+    """Returns the migrations of ``FROM..TO``, FROM excluded; raises Invalid for an empty or unknown range."""
     newest = migrations[-1].number
     found = _SPAN.fullmatch(span)
     begin, end = (int(found[1]), int(found[2])) if found else (0, 0)

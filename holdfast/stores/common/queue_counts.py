@@ -1,4 +1,4 @@
-"""What a bounded look at the queues has seen, and what that says of them. Pure, for every store.
+"""Results of a bounded look at the queues, and the counts they allow. Pure, for every store.
 
 SQL stores keep no counters and have no index by queue of what has ended: each job would pay for those.
 """

@@ -1,5 +1,4 @@
-"""What the verb families of every store are handed: a claim's wish, the jobs that an operation is for, and errors of
-jobs that another program spoiled."""
+"""Requests that the verb families of every store receive: claims, selections of jobs, and errors of corrupt jobs."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ _LAST_LINE = (1 << 31) - 1
 
 
 class WorkerClaim(msgspec.Struct, frozen=True):
-    """What a claim asks for; see ``Store.claim``."""
+    """Request of a worker's claim; see ``Store.claim``."""
 
     worker: str
     wants: Mapping[str, int]
@@ -74,12 +73,12 @@ def select_ids(ids: Sequence[str], limit: int) -> Chosen:
 
 
 def is_unsuccessful(where: JobFilter) -> bool:
-    """Whether it asks for dead or cancelled jobs only."""
+    """Returns True if it asks for dead or cancelled jobs only."""
     return bool(where.states) and UNSUCCESSFUL.issuperset(where.states)
 
 
 def costs_its_page(where: JobFilter) -> bool:
-    """Whether finding a page of what matches passes by nothing else: it needs no turn among those who search."""
+    """Returns True if a search reads nothing but its page of matches: it needs no turn among the searches."""
     return where == JobFilter(states=where.states) and (not where.states or is_unsuccessful(where))
 
 

@@ -1,5 +1,4 @@
-"""What the stores on a server have in common: one opening for each event loop, since connections belong to one, and
-every verb handed to its family."""
+"""Base of the stores on a server: one opening for each event loop, since connections belong to one."""
 
 from __future__ import annotations
 
@@ -78,13 +77,13 @@ class ServedNotifications(Protocol):
 
 
 class Closing(Protocol):
-    """What can be let go of."""
+    """Protocol of an object that can be closed."""
 
     async def close(self) -> None: ...
 
 
 class Opened(ABC):
-    """What a store holds for one event loop, and lets go of together. Made in that loop."""
+    """The parts of a store opened for one event loop, closed together. Made in that loop."""
 
     links: Closing
     news: ServedNotifications
@@ -127,7 +126,7 @@ class ServedStore(ABC, Generic[OpenedT]):
 
     @abstractmethod
     def _opening(self) -> OpenedT:
-        """What to hold for the running event loop, not connected yet."""
+        """Returns the parts to hold for the running event loop, not connected yet."""
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def open(self) -> None:

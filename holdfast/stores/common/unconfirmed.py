@@ -24,7 +24,7 @@ class UnconfirmedSettlements:
         self._leases.update(Lease(each.job_id, each.claims) for each in batch)
 
     def mark_answered(self, batch: Iterable[Settlement]) -> None:
-        """These are answered now."""
+        """Marks these settlements as answered."""
         if self._leases:
             self._leases.difference_update(Lease(each.job_id, each.claims) for each in batch)
 
@@ -55,7 +55,7 @@ class UnconfirmedClaims:
 
 
 class SettlementEvidence(NamedTuple):
-    """What became of a job, and of its attempt under one lease."""
+    """Outcome of a job, and of its attempt under one lease."""
 
     state: JobState | None  # of the job; None: it is gone
     claims: int | None
@@ -65,7 +65,7 @@ class SettlementEvidence(NamedTuple):
     error: str | None
 
     def is_running(self, claims: int) -> bool:
-        """Whether it still runs under this lease, or ran when the lease ended."""
+        """Returns True if it still runs under this lease, or ran when the lease ended."""
         return self.claims == claims and self.state is JobState.RUNNING
 
 

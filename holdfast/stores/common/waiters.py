@@ -1,4 +1,4 @@
-"""Who waits for which topics in this process: shared by the stores, whatever carries their news between processes."""
+"""Waiters for topics in this process, shared by the stores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MISSED_MOST = 1000  # topics kept for whoever waits next; a process that only s
 
 
 class Waiter:
-    """One call of ``wait``."""
+    """A call of ``wait``."""
 
     __slots__ = ("topics", "wake")
 
@@ -19,7 +19,7 @@ class Waiter:
         self.wake = wake
 
     def matches_topics(self, told: Iterable[str]) -> bool:
-        """Whether one of these topics is for this waiter."""
+        """Returns True if one of these topics is for this waiter."""
         return any(
             topic in self.topics or (topic.endswith(":*") and self._wants(topic[:-1])) or self._any_of(topic)
             for topic in told
@@ -39,13 +39,15 @@ class PendingTopics:
         self._topics: set[str] = set()
 
     def keep_topics(self, topics: Iterable[str]) -> None:
-        """Nobody heard these. The ending of a job is seen by looking."""
+        """Keeps topics that no waiter took; ends of jobs are found by a look at the store. The ending of a job is seen
+        by looking.
+        """
         self._topics.update(topic for topic in topics if not topic.startswith("job:"))
         if len(self._topics) > _MISSED_MOST:
             self._topics = {"queue:*", "worker:*", "due:*"}
 
     def take(self, waiter: Waiter) -> bool:
-        """Whether there was something for this waiter: it is told once."""
+        """Returns True if there was something for this waiter: it is told once."""
         missed = {topic for topic in self._topics if waiter.matches_topics((topic,))}
         self._topics -= missed
         return bool(missed)

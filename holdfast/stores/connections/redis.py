@@ -60,7 +60,7 @@ class Unconfirmed(Exception):
 
 
 class Script(NamedTuple):
-    """One script as the server knows it."""
+    """A script as the server knows it."""
 
     name: str
     text: str
@@ -113,7 +113,7 @@ class RedisPool:
         return _CONNECT if self._deadline is None else min(_CONNECT, self._deadline * 2 / 3)
 
     async def _primary(self) -> tuple[str, int]:
-        """Where the primary is now, or is said to be."""
+        """Returns the address of the primary."""
         if self.server.kind == "direct":
             return self.server.hosts[0]
         if self._target is None:
@@ -121,7 +121,9 @@ class RedisPool:
         return self._target
 
     async def _located(self) -> tuple[str, int]:
-        """Where the primary is: the first of the URL's hosts to know says it. A silent one leaves the others time."""
+        """Returns the primary's address from the first of the URL's hosts that knows it. A silent one leaves the others
+        time.
+        """
         trouble: Exception = driver.ConnectionError(f"none of them knows a primary called {self.server.service!r}")
         for host, port in self.server.hosts:
             given = {**self.server.options, "host": host, "port": port}
@@ -216,7 +218,9 @@ class RedisPool:
         return link
 
     async def _greet(self, link: Wire) -> bool:
-        """What comes before the first call on each connection. False: it could not be done yet."""
+        """Prepares a new connection before its first call; False if that was not possible yet. False: it could not be
+        done yet.
+        """
         return True
 
     def _give_back(self, link: Wire) -> None:
@@ -240,7 +244,7 @@ class RedisPool:
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def evaluate(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Any:
-        """What the script answers."""
+        """Returns the answer of the script."""
         (reply,) = await self.evaluate_each(script, keys, [arguments])
         return reply
 
@@ -256,8 +260,8 @@ class RedisPool:
         after: Callable[[Wire], Awaitable[object]] | None = None,
         partly: Callable[[list[Any]], object] | None = None,
     ) -> list[Any]:
-        """What the script answers to each of these arguments. They go out one behind the other, none before all of them
-        are known to be what Redis can take; an error of one leaves the others done.
+        """Returns the answer of the script to each of these arguments. They go out one behind the other, none before
+        all of them are known to be what Redis can take; an error of one leaves the others done.
 
         ``doubt``, ``patience``, ``extra``: see ``call``; ``doubt`` is told only once something was sent. ``after`` is
         done on the same connection before the answers count; ``partly`` is told of all answers if one of them is an
@@ -296,7 +300,7 @@ class RedisPool:
         )
 
     async def run_command(self, *words: Argument) -> Any:
-        """What the server answers to one command."""
+        """Returns the server's answer to one command."""
         return await self.call(lambda link: link.send_command(*words))
 
     async def call(

@@ -1,4 +1,4 @@
-"""One connection to Redis: requests go out in order, and their answers come back in order.
+"""Connection to Redis: requests go out in order, and their answers come back in order.
 
 The driver connects, secures and authenticates; from then on we read and write ourselves. Its own connections take
 several times as long for a call, and send no request before the last one was answered.
@@ -40,7 +40,7 @@ class Wire(asyncio.Protocol):
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is any use in asking."""
+        """Returns True if there is any use in asking."""
         return not self._transport.is_closing()
 
     def send_command(self, *words: Argument) -> asyncio.Future[Any]:
@@ -94,7 +94,7 @@ class Wire(asyncio.Protocol):
 
 
 class _Asked:
-    """Who waits for the answer to a command, or for as many answers as are expected."""
+    """A request waiting for its answer, or for as many answers as are expected."""
 
     __slots__ = ("answer", "_expected", "_replies")
 
@@ -104,7 +104,7 @@ class _Asked:
         self._replies: list[Any] = []
 
     def add_reply(self, reply: Any) -> bool:
-        """Whether that was the last one."""
+        """Returns True if that was the last one."""
         if self._expected is not None:
             self._replies.append(reply)
             if len(self._replies) < self._expected:
@@ -125,5 +125,5 @@ def _packed(words: tuple[Argument, ...]) -> bytes:
 
 
 def _error(text: str) -> driver.ResponseError:
-    """What the server says, its code included: the driver would take that off the errors it knows."""
+    """Returns the server's error with its code, which the driver would remove from errors it knows."""
     return driver.NoScriptError(text) if text.startswith("NOSCRIPT") else driver.ResponseError(text)

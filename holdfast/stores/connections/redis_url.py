@@ -1,4 +1,4 @@
-"""Where a Redis is: what a URL says of the server."""
+"""Server part of a Redis URL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PORT, _SENTINEL_PORT = 6379, 26379
 
 
 class Server(NamedTuple):
-    """Where it is and how to get there."""
+    """Address of a server and how to connect to it."""
 
     kind: str
     """``direct``, ``sentinel`` or ``cluster``."""

@@ -46,13 +46,13 @@ _WANTED = (
 
 
 class Reach(Protocol):
-    """How a coroutine of the store's is run from where the caller is: on its event loop, or without one."""
+    """Runs a coroutine of the store from the caller's place: on its event loop, or without one."""
 
     def __call__(self, call: Coroutine[Any, Any, T], /) -> Coroutine[Any, Any, T]: ...
 
 
 class ExternalTransactions:
-    """What an application does inside its callers' transactions.
+    """Operations of an application inside its callers' transactions.
 
     On a connection without an event loop everything happens in the thread of the caller, and nothing there waits for a
     loop: ``portal.drive`` can run it.

@@ -80,15 +80,17 @@ class Operate:
         return await self._changed(run_in_transaction)
 
     async def _changed(self, work: Callable[[Fetch], Awaitable[T]]) -> T:
-        """What ``work`` returns, done in one transaction that may take its time: thousands of log lines and attempts
-        may hang on each of its jobs."""
+        """Returns the result of ``work``, done in one transaction that may take long: thousands of log lines and
+        attempts may belong to each job.
+        """
         await self._links.check_alive()
         return await self._links.transaction(work, extra=UPKEEP)
 
     async def select_jobs(
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False
     ) -> Chosen:
-        """What a filter matches, read outside of any transaction: that may take long, and nobody waits for it.
+        """Selects the jobs that a filter matches, read outside of any transaction: that may take long, and nobody waits
+        for it.
 
         Only ever states the operation accepts; ``unasked`` leaves out running jobs that were asked to stop already, so
         that a series of calls ends.

@@ -1,4 +1,4 @@
-"""Whether a commit that was sent and never answered was done: the server remembers its transactions for long enough."""
+"""Status of a commit that was sent and never answered: the server remembers its transactions for long enough."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ async def begun_commit(link: Any) -> Commit:
 
 
 async def is_committed(link: Any, commit: Commit) -> bool:
-    """Whether it was committed. Unavailable where this server cannot say: it has not ended yet, or was begun on another
-    server, whose numbers this one may have given to others since."""
+    """Returns True if it was committed. Unavailable where this server cannot say: it has not ended yet, or was begun on
+    another server, whose numbers this one may have given to others since.
+    """
     for _ in range(_LOOKS):
         try:
             status, timeline = await link.fetchrow(_ENDED, commit.number)

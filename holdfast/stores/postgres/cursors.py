@@ -1,4 +1,4 @@
-"""Where each queue's claims go on: past the index entries of jobs that were taken and no vacuum has removed yet.
+"""Start positions of each queue's claims: past index entries of taken jobs that no vacuum has removed yet.
 
 A queue of a million jobs leaves as many dead entries at the front of its index while it drains, and with an old
 snapshot open somewhere nothing may clear them: each claim would walk over all of them. So where that is worth it the
@@ -49,7 +49,7 @@ END = QueuePosition((1 << 31) - 1, (1 << 63) - 1, (1 << 63) - 1)
 
 
 class ScanResult(NamedTuple):
-    """What a claim saw of one queue: everything ready from ``begun`` to ``last``, as of ``at``."""
+    """Part of one queue seen by a claim: everything ready from ``begun`` to ``last``, as of ``at``."""
 
     begun: QueuePosition
     last: QueuePosition | None  # of the jobs it took
@@ -95,7 +95,7 @@ class Cursors:
         self._queues: dict[str, _Queue] = {}
 
     def start_position(self, queue: str) -> QueuePosition:
-        """Where a claim of this queue begins."""
+        """Returns the start position of a claim of this queue."""
         known = self._queues.get(queue)
         if known is None or known.place is None or self._now() >= known.until:
             return START
@@ -129,7 +129,7 @@ class Cursors:
             known.place = None
 
     def note_new_jobs(self, queue: str | None) -> None:
-        """Others made jobs of the queue (None: of some queue) ready, nobody knows where: look earlier."""
+        """Notes that other processes made jobs of the queue (None: of some queue) ready: look earlier."""
         for known in self._queues.values() if queue is None else filter(None, [self._queues.get(queue)]):
             known.search_earlier()
 
@@ -143,7 +143,9 @@ def plan_searches(
     at: float,
     seconds: float,
 ) -> Iterator[tuple[str, ScanResult]]:
-    """What a claim of ``room`` jobs saw of each queue. Those whose turn did not come, it has not seen."""
+    """Yields the part of each queue that a claim of ``room`` jobs saw, without unvisited queues. Those whose turn did
+    not come, it has not seen.
+    """
     number = Counter([row[_QUEUE] for row in taken])
     last = {row[_QUEUE]: row for row in taken if not row[_LOSSES]}  # suspects come from an index of their own
     exhausted = len(taken) >= room

@@ -1,4 +1,4 @@
-"""What a server's settings and statistics say about a store in it, each finding with its remedy."""
+"""Findings about a store from its server's settings and statistics, each with its remedy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ where n.nspname = $1 and i.indisvalid
 
 
 async def run_checks(links: PostgresPool, statements: Mapping[str, Query]) -> list[Finding]:
-    """What is to be said of this store: effective durability first."""
+    """Returns all findings about this store: effective durability first."""
     address = links.address
 
     async def run_once(link: Connection) -> list[Finding]:
@@ -73,7 +73,7 @@ async def run_checks(links: PostgresPool, statements: Mapping[str, Query]) -> li
 
 
 async def durability(link: Connection) -> Finding:
-    """What is in effect on a connection."""
+    """Returns the durability in effect on a connection."""
     fsync, commit, pages, standbys = [
         await link.fetchval("select current_setting($1)", name)
         for name in ("fsync", "synchronous_commit", "full_page_writes", "synchronous_standby_names")
@@ -93,7 +93,7 @@ async def durability(link: Connection) -> Finding:
 
 
 async def _transactions(link: Connection) -> Finding:
-    """Who keeps dead rows from being cleared away."""
+    """Finding about transactions that keep dead rows from being removed."""
     row = await link.fetchrow(_OLDEST)
     if row is not None and row[1] >= _OLD_S:
         who, age, remedy = row

@@ -25,7 +25,7 @@ _options = msgspec.json.Decoder(Options).decode
 
 
 def is_id(text: str) -> bool:
-    """Whether a job can have this id at all: PostgreSQL reads a UUID in any spelling, and a job's has one."""
+    """Returns True if a job can have this id at all: PostgreSQL reads a UUID in any spelling, and a job's has one."""
     return _ID.fullmatch(text) is not None
 
 
@@ -37,7 +37,7 @@ def to_text(text: str) -> str:
 
 
 def from_text(text: str) -> str:
-    """What ``to_text`` was given."""
+    """Returns the input of ``to_text``."""
     if _NUL not in text:
         return text
     return _ESCAPED.sub(lambda found: "\0" if found[1] == "0" else _NUL, text)
@@ -93,7 +93,7 @@ def shown_line(row: Sequence[Any]) -> LogLine:
 
 
 def are_alike(jobs: Sequence[NewJob]) -> bool:
-    """Whether these jobs differ in their ids and payloads alone."""
+    """Returns True if these jobs differ in their ids and payloads alone."""
     first = jobs[0]
     return all(
         job.queue == first.queue
@@ -144,8 +144,9 @@ def encode_options(options: Options) -> str:
 
 
 def key_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
-    """What batches with keys have beside the columns of their jobs. The tags stand beside the options once more, for
-    PostgreSQL finds nothing in JSON that holds a NUL anywhere."""
+    """Returns the extra columns of batches with keys. The tags stand beside the options once more, for PostgreSQL finds
+    nothing in JSON that holds a NUL anywhere.
+    """
     return {
         "keys": [text_or_none(job.key) for job in jobs],
         "keep_for": [span_us(job.key_for) for job in jobs],

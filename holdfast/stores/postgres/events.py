@@ -65,7 +65,7 @@ class TransactionSnapshot(NamedTuple):
 
 
 class SnapshotCursor(NamedTuple):
-    """How far somebody has read: all that was ``seen``; and of what is ``shown`` since, up to a place."""
+    """Position of a reader: all that was ``seen``, and of the ``shown`` since, up to a place."""
 
     seen: TransactionSnapshot
     shown: TransactionSnapshot | None = None
@@ -92,13 +92,13 @@ class SnapshotCursor(NamedTuple):
         return f"{self.seen}~{self.shown}~{at}.{job_id}.{claims}"
 
     def events_until(self, found: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
-        """One that ends here, without attempts of jobs that are just being deleted."""
+        """Returns events up to here, without attempts of jobs that are being deleted."""
         outside = self._replace(place=(self.place[0], FIRST, 0))
         there = [each for each in found if each.task]
         return JobEvents(endings=there, mark=str(self), bookmark=str(outside), more=more, gap=gap)
 
     def is_gap(self, at: int, number: int, earliest: int) -> bool:
-        """Whether that is too long ago, or in no past of this server."""
+        """Returns True if that is too long ago, or in no past of this server."""
         known = all(0 < each.top <= number for each in (self.seen, self.shown or self.seen))
         return not known or not earliest <= self.seen.at <= at + _AHEAD_US
 
@@ -111,7 +111,7 @@ class Feed:
         self._sql = statements
 
     async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
-        """What became visible since a mark."""
+        """Returns the events that became visible since a mark."""
         mark = None if after is None else SnapshotCursor.read(after)
         ((at, number),) = await self._links.fetch(self._sql["number"])
         earliest = at - within // MICROSECOND
@@ -141,7 +141,7 @@ class Feed:
         return int(top), [int(xid) for xid in running.split(",") if xid]
 
     async def stats(self, *, recent: timedelta, most: int) -> JobStats:
-        """How many jobs there are, of each kind."""
+        """Counts the jobs of each kind."""
         rows = await self._links.fetch(self._sql["figures"], recent=recent // MICROSECOND, most=most)
         groups = [
             CountGroup(

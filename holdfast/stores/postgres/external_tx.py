@@ -1,4 +1,4 @@
-"""What is said on a caller's own connection: whether it is ours, a submission, that a job has succeeded.
+"""Statements on a caller's own connection: verification, submission, completion.
 
 Each is one call of a function of the schema, with one text: every driver and every session can send that, whatever its
 encoding. In one without an encoding psycopg answers with bytes.
@@ -25,7 +25,7 @@ _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 class Identity(NamedTuple):
-    """What tells one database from every other, copies included."""
+    """Identity of a database, different from that of its copies."""
 
     mark: str
     database: str
@@ -39,7 +39,7 @@ async def database_identity(links: PostgresPool, statements: Mapping[str, Query]
 
 
 def verify(statements: Mapping[str, Query], ours: Identity, place: str) -> StatementFlow[None]:
-    """Whether the connection is open on the database at ``place``, and its role may use the queue there."""
+    """Verifies that the connection is open on the database at ``place``, and that its role may use the queue there."""
     ((database, role, found, allowed),) = map(_texts, (yield Statement(statements["find_identity"].sql)))
     if not found or database != ours.database:
         raise _another(database, place)
@@ -98,7 +98,7 @@ def complete_steps(
 
 
 async def tx_outcome(links: PostgresPool, statements: Mapping[str, Query], lease: Lease) -> TxOutcome:
-    """What became of it."""
+    """Returns the outcome of a completion."""
     if not is_id(lease.job_id):
         return TxOutcome.LOST
     rows = await links.fetch(statements["completed"], id=lease.job_id)

@@ -72,7 +72,7 @@ async def missing(links: PostgresPool) -> str | None:
 
 
 async def _apply(link: Connection, schema: str, migrations: Sequence[Migration]) -> list[str]:
-    """What is missing, each in a transaction of its own: so no lock outlives the change that needs it."""
+    """Applies missing migrations, each in a transaction of its own: no lock outlives the change that needs it."""
     applied = []
     while (name := await _apply_next(link, schema, migrations)) is not None:
         applied.append(name)
@@ -122,7 +122,9 @@ def migration_script(migration: Migration, schema: str) -> str:
 
 
 def render_migrations(migrations: Sequence[Migration], schema: str) -> str:
-    """These migrations for a tool of the user's own; from the first one on with the schema and what it is noted in."""
+    """Renders migrations as SQL for other migration tools; from the first one on with the schema and what it is noted
+    in.
+    """
     scripts = [migration_script(each, schema) for each in migrations]
     if migrations[0].number == 1:
         scripts.insert(0, in_schema(f'create schema if not exists "{schema}";\n\n{_TABLE};\n', schema))
@@ -130,7 +132,7 @@ def render_migrations(migrations: Sequence[Migration], schema: str) -> str:
 
 
 async def _is_current(link: Connection, schema: str, migrations: Sequence[Migration]) -> bool:
-    """Whether the schema has every migration we know. Newer ones that only add do not concern us."""
+    """Returns True if the schema has every migration we know. Newer ones that only add do not concern us."""
     try:
         applied = dict(await link.fetch(in_schema(_APPLIED, schema)))
     except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):

@@ -1,4 +1,4 @@
-"""Who waits for news, and how it reaches them.
+"""Waiters, and the notifications that wake them.
 
 In this process waiters are called directly. In others: by NOTIFY. In the submitting transaction it takes a lock that
 all transactions with news share until they are committed. So only a lone job takes its news along, where its process

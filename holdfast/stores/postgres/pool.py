@@ -67,14 +67,15 @@ _REFUSED = (
 
 
 class Locked(Unavailable):
-    """Somebody's open transaction has held a row for longer than the statement waits."""
+    """Another transaction has held a row for longer than the statement waits."""
 
     alike = False
 
 
 class Turn(Enum):
-    """What a read by a filter is for. Of each kind few go at a time, where somebody waits: the other connections are
-    for everybody else, and what may take long is in the way of its own kind only."""
+    """Purpose of a search by a filter. Of each kind few go at a time, where somebody waits: the other connections are
+    for everybody else, and what may take long is in the way of its own kind only.
+    """
 
     CHANGE = "change"
     UNSUCCESSFUL = "unsuccessful"  # mostly quick
@@ -89,7 +90,7 @@ class DuplicateKey(HoldfastError):
 
 
 class PostgresAddress(NamedTuple):
-    """Where the jobs are: what the URL says."""
+    """Address of the jobs: the parts of a PostgreSQL URL."""
 
     dsn: str
     schema: str

@@ -84,7 +84,7 @@ class PostgresQuery(Feed):
         return await self._links.search(self._sql[name], _turn(where), **values)
 
     async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        """How many jobs match, counted up to ``most``."""
+        """Counts the jobs that match, up to ``most``."""
         turn = _turn(where) if seconds is None else Turn.CHANGE
         values = filter_parameters(where) | {"most": most}
         if not is_unsuccessful(where):
@@ -158,7 +158,7 @@ class PostgresQuery(Feed):
         return found
 
     async def any_finished(self, job_ids: Sequence[str]) -> bool:
-        """Whether one of these jobs has ended, or is gone."""
+        """Returns True if one of these jobs has ended, or is gone."""
         return not all(map(is_id, job_ids)) or bool(await self._links.fetch(self._sql["over"], ids=job_ids))
 
     async def server_time_us(self) -> int:

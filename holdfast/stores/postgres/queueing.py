@@ -86,7 +86,7 @@ class Hot:
         self._know(queue)
 
     def _heard(self, queue: str) -> None:
-        """Others made something ready in this queue ("*": in some queue)."""
+        """Notes that other processes made something ready in this queue ("*": in some queue)."""
         if queue == EVERY_QUEUE:
             self._known_at = -_REFRESH
             self._cursors.note_new_jobs(None)
@@ -205,7 +205,7 @@ class Hot:
                     await asyncio.sleep(_MOMENT)
 
     async def _claim_batch(self, claiming: _Claiming, queues: list[str]) -> bool:
-        """One statement; whether it held back because something is due."""
+        """Runs one statement; returns True if it held back because something is due."""
         wish = claiming.wish
         slots = [claiming.wanted_slots(queue) for queue in queues]
         places = [self._cursors.start_position(queue) for queue in queues]
@@ -398,7 +398,7 @@ class Hot:
 
 
 class _Claiming:
-    """One claim's progress through its queues."""
+    """A claim's progress through its queues."""
 
     def __init__(self, wish: WorkerClaim, wants: Mapping[str, int]) -> None:
         self.wish = wish
@@ -416,11 +416,11 @@ class _Claiming:
 
     @property
     def full(self) -> bool:
-        """Whether the claim has all it asked for."""
+        """Returns True if the claim has all it asked for."""
         return len(self.jobs) >= self.wish.limit
 
     def wanted_slots(self, queue: str) -> int:
-        """How many jobs of this queue are wanted."""
+        """Returns the number of wanted jobs of this queue."""
         return self.wants.get(queue, self.wants.get(EVERY_QUEUE, 0))
 
     def take(self, jobs: list[Job]) -> None:
@@ -456,7 +456,9 @@ def _created(jobs: Sequence[NewJob], rows: Rows) -> list[Submitted]:
 
 
 def _firsts(jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> dict[str, QueuePosition]:
-    """Where the first new job of each queue stands: behind all of its priority, since it is ready from now on."""
+    """Returns the position of the first new job of each queue: behind all of its priority, since it is ready from now
+    on.
+    """
     ranks: dict[str, int] = {}
     for job, answer in zip(jobs, answers, strict=True):
         if answer.created and -job.priority < ranks.get(job.queue, END.rank):

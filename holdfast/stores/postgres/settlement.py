@@ -25,7 +25,7 @@ _job_id = attrgetter("job_id")
 
 
 def _worker(settlement: Settlement) -> str:
-    """Whose lease it is under; empty where the settlement does not say it."""
+    """Returns the worker of the lease; empty if the settlement does not name it."""
     return settlement.worker or ""
 
 
@@ -86,7 +86,7 @@ class Settling:
         return locked
 
     async def _still_locked(self, job_ids: Sequence[str]) -> set[str]:
-        """Those of these jobs that others have in hand, or that are gone."""
+        """Returns the jobs that are locked by other transactions, or gone."""
         rows = await self._links.fetch(self._sql["unlocked"], ids=job_ids) if job_ids else []
         locked = set(job_ids).difference(job_id for (job_id,) in rows)
         if len(self._locked) > _REMEMBERED:
@@ -143,7 +143,7 @@ class Settling:
 
     # ── what was not applied ──────────────────────────────────────────────────────────────────────────────────
     async def _stand(self, refused: Sequence[Settlement], locked: Collection[str], answers: dict[str, Settled]) -> None:
-        """What became of the jobs whose settlement was refused now; some were accepted before, unanswered."""
+        """Outcome of the jobs whose settlement was refused now; some were accepted before, unanswered."""
         rows = await self._links.fetch(
             self._sql["fates"], ids=[each.job_id for each in refused], claims=[each.claims for each in refused]
         )

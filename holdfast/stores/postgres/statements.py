@@ -13,7 +13,7 @@ _CLOCK = "(select coalesce({}::bigint, (extract(epoch from statement_timestamp()
 
 
 class Query(NamedTuple):
-    """One statement and the names of its parameters in their order."""
+    """A statement and the names of its parameters in their order."""
 
     name: str
     sql: str

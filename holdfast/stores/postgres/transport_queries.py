@@ -1,4 +1,4 @@
-"""What is asked of a store whose ready jobs a transport carries: which are ready, how many, what became of others."""
+"""Queries of a transport about ready jobs: which, how many, and overtaken ones."""
 
 from __future__ import annotations
 

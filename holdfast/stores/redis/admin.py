@@ -84,7 +84,7 @@ class Operate:
         return BulkResult(changed=changed, refused=refused, more=chosen.more)
 
     async def _once(self, *arguments: Argument) -> Any:
-        """What the script answers. It may be sent more than once, but does nothing twice."""
+        """Returns the answer of the script. It may be sent more than once, but does nothing twice."""
         doubts: list[bool] = []
         try:
             return await self._links.run(
@@ -98,8 +98,9 @@ class Operate:
     async def select_jobs(
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False
     ) -> Chosen:
-        """What a filter matches, oldest first. Only ever states the operation accepts; ``unasked`` leaves out running
-        jobs that were asked to stop already, so that a series of calls ends."""
+        """Selects the jobs that a filter matches, oldest first. Only ever states the operation accepts; ``unasked``
+        leaves out running jobs that were asked to stop already, so that a series of calls ends.
+        """
         jobs = await self._read.find_oldest(where, legal, limit + 1, unasked=unasked)
         standing = {job.id: f"{job.state.value} {job.claims}" for job in jobs[:limit]}
         return Chosen(list(standing), len(jobs) > limit, standing)

@@ -1,4 +1,4 @@
-"""Whether the keys of a namespace agree with each other, and what makes them agree again. Pure.
+"""Consistency of a namespace's keys, and the steps that repair it. Pure.
 
 The jobs' own hashes are believed. Ready lists are never rewritten: an id that should not stand in one is noted as a
 ghost, and whoever meets it lays it to rest.
@@ -36,7 +36,7 @@ _TYPES_OF_MANY = {
 
 
 class NamespaceKeys:
-    """How the keys of a namespace are called, and of what type each is to be."""
+    """Names and types of a namespace's keys."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.prefix, self.schedule, self.ready, self.leases, self.job = (key.encode() for key in keys)
@@ -63,11 +63,11 @@ class NamespaceKeys:
         return b"hash" if key.startswith(self.job) else None
 
     def is_schedule(self, key: bytes) -> bool:
-        """Whether it is the schedule of some queue."""
+        """Returns True if it is the schedule of some queue."""
         return key == self.schedule or key.startswith(self.schedule + b":")
 
     def is_ready_list(self, key: bytes) -> bool:
-        """Whether it is a ready list of some queue and priority."""
+        """Returns True if it is a ready list of some queue and priority."""
         return key == self.ready or key.startswith((self.ready + b":", self.ready + b"@"))
 
     def schedule_of(self, queue: bytes) -> bytes:
@@ -80,12 +80,12 @@ class NamespaceKeys:
         return key if queue == b"default" else key + b":" + queue
 
     def tombstone_key(self, key: bytes, job: bytes) -> bytes:
-        """What notes that an id stands in a ready list although its job does not belong there."""
+        """Returns the key of a tombstone: an id in a ready list whose job does not belong there."""
         return key.removeprefix(self.ready) + b" " + job
 
 
 class IndexedJob(NamedTuple):
-    """What a job's hash says of where it belongs."""
+    """Index-related fields of a job's hash."""
 
     state: bytes
     queue: bytes
@@ -125,7 +125,7 @@ class NamespaceSnapshot(NamedTuple):
 
 
 class RepairStep(NamedTuple):
-    """One command, and what it is good for."""
+    """A command, and what it is good for."""
 
     what: str
     command: tuple[Argument, ...]
@@ -141,7 +141,7 @@ FORGOTTEN = "remains of jobs that are gone removed"
 
 
 def plan_repairs(seen: NamespaceSnapshot) -> list[RepairStep]:
-    """What makes everything agree; nothing where it does."""
+    """Returns the steps that make everything agree; empty if everything does."""
     audit = _Audit(seen)
     found = [
         *audit.check_set_aside(),
@@ -160,7 +160,7 @@ def plan_repairs(seen: NamespaceSnapshot) -> list[RepairStep]:
 
 
 class _Audit:
-    """One comparison."""
+    """A comparison."""
 
     def __init__(self, seen: NamespaceSnapshot) -> None:
         self._seen = seen
@@ -176,7 +176,7 @@ class _Audit:
         return self._seen.zsets.get(self._names(name), {})
 
     def check_set_aside(self) -> Iterator[RepairStep]:
-        """What makes no sense goes out of the way, as the scripts do it."""
+        """Sets meaningless entries aside, as the scripts do."""
         for key in self._seen.spoiled:
             yield RepairStep(ASIDE, ("RENAME", key, key + b":foreign:%d" % self._seen.now))
 
@@ -304,7 +304,7 @@ class _Audit:
                     yield RepairStep(FORGOTTEN, ("DEL", key))
 
     def check_counts(self) -> Iterator[RepairStep]:
-        """How many there are, by state and queue."""
+        """Checks the counters by state and queue."""
         found = Counter(b"%s:%s" % (kept.state, kept.queue) for kept in self._jobs.values())
         counted = self._hash("counts")
         for field in {*found, *counted}:
@@ -314,7 +314,7 @@ class _Audit:
                 yield RepairStep(COUNTED, ("HSET", self._names("counts"), field, found[field]))
 
     def check_queues(self) -> Iterator[RepairStep]:
-        """What says where to look: queues and priorities that have something ready, and when the next falls due."""
+        """Checks the hints where to look: queues and priorities with ready jobs, and the next due instant."""
         known = self._zset("queues")
         for kept in self._jobs.values():
             if kept.state != b"queued":

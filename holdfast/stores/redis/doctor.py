@@ -1,4 +1,4 @@
-"""What a server says of itself, and its keys of each other; each finding with its remedy."""
+"""Findings of a server about itself and of its keys about each other, each with its remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.stores.redis.url import LEVELS
 
 
 async def run_checks(links: NamespacePool, scripts: Mapping[str, Script]) -> list[Finding]:
-    """What the server's settings and counters say about this store: effective durability first."""
+    """Returns findings from the server's settings and counters: effective durability first."""
     facts = await read_server_info(links)
     overdue, met, sizes, unnamed = await links.run(scripts["ailing"])
     return [
@@ -41,7 +41,7 @@ _LOSES = {
 
 
 def durability(facts: ServerInfo, declared: str) -> Finding:
-    """What is in effect, compared with what was declared."""
+    """Compares the durability in effect with the declared one."""
     effective = "always" if declared == "waitaof" and facts.durability != "none" else facts.durability
     loses = _LOSES["unsynced" if effective == "none" and facts.settings.startswith("appendonly=yes") else effective]
     text = f"{facts.settings}{' WAITAOF' if declared == 'waitaof' else ''} (declared {declared}): {loses}"
@@ -151,7 +151,7 @@ _REPAIR = "holdfast doctor --repair"
 
 
 def _agreement(sizes: Sequence[tuple[str, int, int]]) -> Finding:
-    """Whether there is an entry for each job where its state says, and none besides."""
+    """Checks that each job has its index entries, and that there are no others."""
     wrong = [f"{counted} jobs are {name} and {held} stand there" for name, counted, held in sizes if counted != held]
     if not wrong:
         return Finding("structures", "ok", "each structure holds as many jobs as are counted")

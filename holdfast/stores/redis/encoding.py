@@ -82,7 +82,7 @@ def _when(job: NewJob) -> str:
 
 
 def kind_text(job: NewJob) -> str:
-    """What never changes of a job, as its hash holds it."""
+    """Returns the constant fields of a job, as its hash holds them."""
     if abs(job.priority) > _LEVELS:
         raise Invalid("priority", job.priority, f"give from -{_LEVELS} to {_LEVELS}")
     if "\n" in job.queue:
@@ -225,7 +225,7 @@ def shown_line(entry: Sequence[Any]) -> LogLine:
 
 
 def decode_text(text: bytes) -> str:
-    """What others may have written, in letters all the same."""
+    """Decodes text that another program may have written."""
     return text.decode("utf-8", "replace")
 
 
@@ -346,7 +346,7 @@ def _attempt_of(claims: Any, attempt: Any, worker: Any, started: Any, ended: Any
 
 
 def matches_filter(job: Job, where: JobFilter) -> bool:
-    """Whether a filter says this of a job."""
+    """Returns True if a filter says this of a job."""
     return (
         (not where.states or job.state in where.states)
         and (where.queue is None or job.queue == where.queue)

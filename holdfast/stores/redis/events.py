@@ -20,7 +20,9 @@ class RedisQuery(Read):
     """The verbs, over the store's scripts."""
 
     async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
-        """What came behind a mark. A piece ends with an instant, however many ended at it, whatever the ``limit``."""
+        """Returns the events after a mark. A piece ends with an instant, however many ended at it, whatever the
+        ``limit``.
+        """
         if after is None:
             return _from_now(await self.server_time_us())
         mark = EventCursor.read(after)
@@ -37,7 +39,7 @@ class RedisQuery(Read):
         return drained.events_until(found, gap=bool(gone))
 
     async def stats(self, *, recent: timedelta, most: int) -> JobStats:
-        """How many jobs there are, of each kind."""
+        """Counts the jobs of each kind."""
         return await Counting(self._links, self, most).count_groups(recent)
 
     async def _told(self, kinds: Sequence[Any], until: int) -> list[JobEvent]:

@@ -16,7 +16,7 @@ _OLDEST, _WAITAOF = (6, 2), (7, 2)
 
 
 class ServerInfo(NamedTuple):
-    """What the server says of itself."""
+    """Facts that the server reports about itself."""
 
     name: str
     version: tuple[int, ...]
@@ -30,12 +30,12 @@ class ServerInfo(NamedTuple):
 
     @property
     def settings(self) -> str:
-        """Those that matter, as they are."""
+        """Returns the relevant settings as text."""
         told = list(self.log) if self.log[_SPARED] == "yes" else [_APPENDS, _SYNCS]
         return " ".join(f"{name}={self.log[name]}" for name in (told if self.log[_APPENDS] == "yes" else told[:1]))
 
     def durability_remedy(self, level: str) -> str:
-        """What makes it keep what this level means."""
+        """Returns the server settings that this level needs."""
         wanted = {_APPENDS: "yes"}
         if level == "always" or self.log[_SYNCS] == "no":
             wanted[_SYNCS] = level if level == "always" else "everysec"

@@ -1,4 +1,4 @@
-"""Who waits for news, and how it reaches them.
+"""Waiters, and the notifications that wake them.
 
 In this process waiters are called directly. The scripts publish what they did, one message a call, to the others, on a
 channel for each kind of news, so that nobody is woken by what others wait for. Beside that, a process that waits for a
@@ -115,7 +115,7 @@ class _Watch:
         self.task = asyncio.create_task(self._run(), name=f"holdfast-watch-{queue}")
 
     def add_waiter(self) -> None:
-        """Somebody waits for the queue."""
+        """Adds a waiter for the queue."""
         self._waiting += 1
         self._wanted.set()
 

@@ -83,8 +83,9 @@ class NamespacePool(redis.RedisPool):
         extra: float = 0.0,
         synced: bool = False,
     ) -> Any:
-        """What the script answers. ``doubt``, ``patience``, ``extra``: see ``call``; ``synced``: answer when disk and
-        replicas have it, as was declared."""
+        """Returns the answer of the script. ``doubt``, ``patience``, ``extra``: see ``call``; ``synced``: answer when
+        disk and replicas have it, as was declared.
+        """
         (reply,) = await self.run_each(script, [arguments], doubt=doubt, patience=patience, extra=extra, synced=synced)
         return reply
 
@@ -99,7 +100,7 @@ class NamespacePool(redis.RedisPool):
         synced: bool = False,
         partly: Callable[[list[Any]], object] | None = None,
     ) -> list[Any]:
-        """What the script answers to each of these arguments; see ``evaluate_each``."""
+        """Returns the answer of the script to each of these arguments; see ``evaluate_each``."""
         keys = self.address.keys
         said: tuple[Argument, ...] = (self._instant, self.name)
         confirmed = synced and (self.address.durability == "waitaof" or self.address.replicas)

@@ -53,7 +53,7 @@ _SAMPLE = 2_000  # ended jobs of a state that are looked at for how many end a s
 
 
 class _Search:
-    """One look through many jobs."""
+    """A look through many jobs."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = math.inf if seconds is None else seconds
@@ -119,7 +119,7 @@ class Read:
         return Page(jobs=jobs, cursor=str(found[limit - 1][0]) if len(found) > limit else None)
 
     async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        """How many jobs match, counted up to ``most``."""
+        """Counts the jobs that match, up to ``most``."""
         if where == JobFilter(states=where.states, queue=where.queue):
             counts, _ = await self._counted()
             number = sum(
@@ -143,7 +143,7 @@ class Read:
         return number
 
     def _search(self, seconds: float | None = None) -> _Search:
-        """One that may take as long as any, or so many seconds; where nobody waits, for ever."""
+        """Returns a search limited to these seconds; without a limit if no caller waits."""
         usual = self._links.search_for
         return _Search(usual if usual is None or seconds is None else seconds)
 
@@ -227,7 +227,7 @@ class Read:
         return line_page([shown_line(entry) for entry in entries], limit)
 
     async def any_finished(self, job_ids: Sequence[str]) -> bool:
-        """Whether one of these jobs has ended, or is gone."""
+        """Returns True if one of these jobs has ended, or is gone."""
         states = await self._links.run(self._scripts["states"], *job_ids)
         return any(each is None or state_of(each[0]) in TERMINAL for each in states)
 
@@ -250,7 +250,7 @@ class Read:
         return [msgspec.structs.replace(queue, ended_per_second=rates[queue.name]) for queue in await self._queues()]
 
     async def _ended(self, state: JobState, recent: timedelta, most: int) -> dict[str, float]:
-        """How many jobs of each queue came to this state a second."""
+        """Returns the rate a second at which jobs of each queue reached this state."""
         numbers: Counter[str] = Counter()
         looked_at, found, age_us = 0, _PIECE, 0
         while looked_at < most and found == _PIECE and age_us < recent // MICROSECOND:

@@ -116,7 +116,7 @@ class Hot:
         return self._answers(pieces, sent)
 
     def _answers(self, pieces: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
-        """What became of each job; those of a piece that was refused are not stored."""
+        """Outcome of each job; those of a piece that was refused are not stored."""
         answers: list[Submitted] = []
         for piece, reply in zip(pieces, sent.replies, strict=True):
             if not isinstance(reply, list):
@@ -191,7 +191,7 @@ class Hot:
         return delivery.claim(len(only))
 
     async def _give_back_unheard(self, wish: WorkerClaim, claim: Claim) -> None:
-        """What this worker took since the last claim that was answered, but for this one, it never started."""
+        """Gives back the jobs of unanswered claims, which were never started, except for this claim's."""
         if claim.lease_until_us is None or wish.elsewhere:
             return
         lease, since = span_us(wish.lease_for), self._lost.unconfirmed_since(wish.worker)
@@ -262,7 +262,7 @@ class Hot:
         return answers
 
     async def _refused(self, each: Settlement, state: JobState | None) -> Settled:
-        """What was refused now; some was accepted before, unanswered."""
+        """Returns the verdict on settlements refused now; some were accepted before, unanswered."""
         accepted = accepted_as(each, await self._fate(each)) if each in self._doubts else None
         if accepted is not None:
             return Settled(each.job_id, each.claims, True, accepted)
@@ -317,7 +317,7 @@ class Hot:
 
 
 class _Delivery:
-    """One claim of delivered ids, and its progress through its scripts."""
+    """A claim of delivered ids, and its progress through its scripts."""
 
     def __init__(self, wish: WorkerClaim) -> None:
         self._wish = wish
@@ -329,7 +329,7 @@ class _Delivery:
         self._until_us: int | None = None
 
     def script_arguments(self) -> list[Argument]:
-        """What the next script is asked."""
+        """Returns the arguments of the next script."""
         wish = self._wish
         return [
             (1 if wish.alone else wish.limit) - len(self.jobs),
@@ -359,7 +359,7 @@ class _Delivery:
 
 
 class _Sent:
-    """What is known of a batch that is stored piece by piece."""
+    """Progress of a batch that is stored piece by piece."""
 
     def __init__(self) -> None:
         self.doubted = False
@@ -375,7 +375,7 @@ class _Sent:
 
 
 class _Claiming:
-    """One claim's progress through its scripts."""
+    """A claim's progress through its scripts."""
 
     def __init__(self, wish: WorkerClaim) -> None:
         self._wish = wish
@@ -395,9 +395,9 @@ class _Claiming:
         self._until_us: int | None = None
 
     def script_calls(self, served: str) -> list[list[Argument]]:
-        """What the next scripts are asked: one, or, where what the first one takes cannot be too much for any queue, as
-        many as it takes. Only the first may take jobs that must start at once; what is behind suspects is looked for by
-        one at a time."""
+        """Returns the arguments of the next scripts: one, or several if the first one's jobs fit every queue. Only the
+        first may take jobs that must start at once; what is behind suspects is looked for by one at a time.
+        """
         wish = self._wish
         left = 1 if wish.alone else wish.limit - len(self.jobs)
         ample = not self._passed and all(slots == 0 or slots >= left for slots in (*self._slots.values(), self._star))

@@ -77,7 +77,7 @@ async def _ask(link: Wire, commands: Iterable[tuple[Argument, ...]]) -> list[Any
 
 
 class _Reading:
-    """One walk through a namespace, a little at a time: others are served in between."""
+    """A walk through a namespace, a little at a time: others are served in between."""
 
     def __init__(self, link: Wire, names: NamespaceKeys) -> None:
         self._link = link

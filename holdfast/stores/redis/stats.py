@@ -14,7 +14,7 @@ _PIECE = 200
 
 
 class Counting:
-    """One count."""
+    """A count."""
 
     def __init__(self, links: NamespacePool, read: Read, most: int) -> None:
         self._links = links
@@ -24,7 +24,7 @@ class Counting:
         _, self._schedule, self._ready, self._leases, _ = links.address.keys
 
     async def count_groups(self, recent: timedelta) -> JobStats:
-        """How many jobs there are, of each kind."""
+        """Counts the jobs of each kind."""
         now_us = await self._read.server_time_us()
         since = now_us - recent // MICROSECOND
         flat = await self._links.run_command("ZRANGEBYSCORE", self._prefix + "setbacks", since, "+inf")

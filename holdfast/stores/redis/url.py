@@ -1,4 +1,4 @@
-"""Where the jobs are: what a Redis URL says."""
+"""Address of the jobs: the parts of a Redis URL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWN = ("namespace", "prefix", "durability", "replicas", "task", "payload", "ids
 
 
 class RedisAddress(NamedTuple):
-    """Where the jobs are, how to get there, and what their keys are called."""
+    """Address of the jobs, connection options, and key names."""
 
     server: Server
     keys: tuple[str, ...]
@@ -37,7 +37,7 @@ class RedisAddress(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What every key begins with."""
+        """Returns the prefix of every key."""
         return self.keys[0]
 
 

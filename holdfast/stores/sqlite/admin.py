@@ -80,7 +80,8 @@ class Operate:
         *,
         unasked: bool = False,
     ) -> Chosen:
-        """What a filter matches, read outside of any transaction: that may take long, and nobody waits for it.
+        """Selects the jobs that a filter matches, read outside of any transaction: that may take long, and nobody waits
+        for it.
 
         Only ever states the operation accepts; ``unasked`` leaves out running jobs that were asked to stop already, so
         that a series of calls ends.

@@ -151,7 +151,7 @@ def translate_errors(path: str) -> Iterator[None]:
 
 
 def translate(error: Exception, path: str) -> HoldfastError:
-    """What an error of SQLite, or of the system under it, means to a caller."""
+    """Translates an error of SQLite, or of the system under it, for callers."""
     if isinstance(error, OSError):
         text = error.strerror or str(error)
         if error.errno in _MISPLACED:

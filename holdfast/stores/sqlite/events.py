@@ -22,7 +22,7 @@ class Feed:
     def events(
         self, reader: sqlite3.Connection, now_us: int, after: str | None, *, limit: int, within: timedelta
     ) -> JobEvents:
-        """What came behind a mark."""
+        """Returns the events after a mark."""
         if after is None:
             return self._from_now(reader, now_us)
         mark = EventCursor.read(after)
@@ -34,7 +34,7 @@ class Feed:
         return slice_events(mark, found, limit, now_us)
 
     def stats(self, reader: sqlite3.Connection, now_us: int, *, recent: timedelta, most: int) -> JobStats:
-        """How many jobs there are, of each kind."""
+        """Counts the jobs of each kind."""
         values = {"now": now_us, "since": now_us - recent // MICROSECOND, "most": most}
         groups = [
             CountGroup(

@@ -1,4 +1,4 @@
-"""What is said on a caller's own connection, beside submissions: whether it is ours, and that a job has succeeded."""
+"""Statements on a caller's own connection beside submissions: verification and completion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.stores.sqlite.writer import Transaction
 
 
 def verify(path: str) -> StatementFlow[None]:
-    """Whether the connection is open on this file."""
+    """Verifies that the connection is open on this file."""
     rows = yield Statement("pragma database_list")
     file = next((row[2] for row in rows if row[1] == "main"), "")
     if not file or not Path(file).samefile(path):
@@ -39,7 +39,7 @@ def complete_steps(
 
 
 def tx_outcome(transaction: Transaction, statements: Mapping[str, str], lease: Lease) -> TxOutcome:
-    """What became of it. Asked by the one writer there can be, it is never still open."""
+    """Returns the outcome of a completion. Asked by the one writer there can be, it is never still open."""
     standing = transaction.connection.execute(statements["completed"], (lease.job_id,)).fetchone()
     if standing is None or standing[1] != lease.claims:
         return TxOutcome.LOST

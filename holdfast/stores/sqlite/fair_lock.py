@@ -1,4 +1,4 @@
-"""Whose turn it is to write, between processes.
+"""Fair lock for writing, between processes.
 
 SQLite's own lock keeps writers correct but not fair: whoever just released it takes it again, and a process can starve
 (measured: 60,000 jobs to none). So a writer first takes the *turn*, then the *lock*, then gives up the turn: one that
@@ -60,7 +60,7 @@ def _open(path: str) -> int:
 
 
 def _take(file: int, deadline: float) -> bool:
-    """Whether the lock was had before the deadline."""
+    """Returns True if the lock was had before the deadline."""
     looks = 0
     while True:
         try:

@@ -51,7 +51,7 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], pat
 
 
 def render_migrations(migrations: Sequence[Migration]) -> str:
-    """These migrations for a tool of the user's own; from the first one on with the table they are noted in."""
+    """Renders migrations as SQL for other migration tools; from the first one on with the table they are noted in."""
     scripts = []
     for each in migrations:
         note = f"insert into holdfast_migration (number, name) values ({each.number}, '{each.name}');"  # noqa: S608 - ours
@@ -62,7 +62,7 @@ def render_migrations(migrations: Sequence[Migration]) -> str:
 
 
 def is_current(reader: sqlite3.Connection, migrations: Sequence[Migration]) -> bool:
-    """Whether the file already has this very schema, seen without a write."""
+    """Returns True if the file already has this very schema, seen without a write."""
     try:
         (applied,) = reader.execute("select max(number) from holdfast_migration").fetchone()
     except sqlite3.OperationalError:  # no such table: a file without our schema
@@ -116,8 +116,9 @@ def _copy(path: str, file: Path) -> None:
 
 
 def run_checks(statements: Mapping[str, str], path: str, now_us: int) -> list[Finding]:
-    """What a store on a file can check about itself, but for its durability. It reads the whole file, so on a
-    connection of its own."""
+    """Returns the checks of a store file except for its durability. It reads the whole file, so on a connection of its
+    own.
+    """
     with translate_errors(path), closing(connect(path)) as reader:
         return [
             _version(),
@@ -131,7 +132,7 @@ def run_checks(statements: Mapping[str, str], path: str, now_us: int) -> list[Fi
 
 
 def durability(writer: sqlite3.Connection) -> Finding:
-    """What is in effect on the connection that writes."""
+    """Returns the durability in effect on the writer's connection."""
     (journal,) = writer.execute("pragma journal_mode").fetchone()
     (level,) = writer.execute("pragma synchronous").fetchone()
     name = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}.get(level, str(level))

@@ -1,4 +1,4 @@
-"""Who waits for news, and how it reaches them.
+"""Waiters, and the notifications that wake them.
 
 In this process: waiters are called directly. In others: a datagram after each commit to the socket of every process
 that waits (0.8 ms from commit, 0.1 % idle). The sockets lie in a private folder under the temporary folder, one per
@@ -30,7 +30,7 @@ _MOST = 8192  # bytes of a datagram; more endings than fit are told as job:*
 
 
 class _Waiter(Waiter):
-    """One that looks at the file, too."""
+    """A that looks at the file, too."""
 
     __slots__ = ("lasting", "version")
 
@@ -69,7 +69,7 @@ class Wakes:
         self._tell_others(topics)
 
     def endings_wanted(self) -> bool:
-        """Whether anybody, here or in another process, awaits the ending of some job."""
+        """Returns True if anybody, here or in another process, awaits the ending of some job."""
         if any(name[:2] == "j-" for name in self._listening()):
             return True
         with self._lock:
@@ -168,7 +168,7 @@ class Wakes:
             told.close()
 
     def _add_reader(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-        """One reader a loop and socket, however many wait on it."""
+        """Adds one reader a loop and socket, for any number of waiters."""
         self._readers[loop, sock] += 1
         if self._readers[loop, sock] == 1:
             loop.add_reader(sock, self._receive, sock)
@@ -203,7 +203,7 @@ class Wakes:
                 self._unbind("j-")
 
     def _has_news(self, waiter: _Waiter) -> bool:
-        """Whether there was news for it before it was listed."""
+        """Returns True if there was news for it before it was listed."""
         with self._lock:
             missed = self._missed.take(waiter)
         # A wait for the same topics begins where the last one ended: no commit between the two goes unnoticed.
@@ -211,7 +211,7 @@ class Wakes:
         return self._moved(waiter) or missed
 
     def _moved(self, waiter: _Waiter) -> bool:
-        """Whether another connection has committed since this waiter last looked."""
+        """Returns True if another connection has committed since this waiter last looked."""
         version = self._version()
         moved = version != waiter.version
         waiter.version = version

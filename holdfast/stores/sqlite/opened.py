@@ -25,7 +25,7 @@ _SEARCH = 0.65  # of the patience of a call: how long a search by a filter may t
 
 
 class OpenedSqlite:
-    """What an open store holds, and lets go of together."""
+    """The parts of an open store, closed together."""
 
     def __init__(self, path: str, now: Callable[[], int], patience: float | None) -> None:
         self.forked = False

@@ -75,7 +75,7 @@ class SqliteQuery:
         return await (opened.read(look) if costs_its_page(where) else opened.search(look, where))
 
     async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        """How many jobs match, counted up to ``most``."""
+        """Counts the jobs that match, up to ``most``."""
         return await self._opened().search(
             lambda reader: self._reads.count(reader, where, most), where, seconds=seconds
         )
@@ -101,7 +101,7 @@ class SqliteQuery:
         return await self._opened().read(lambda reader: self._reads.workers(reader, self._now()))
 
     async def stats(self, *, recent: timedelta, most: int) -> JobStats:
-        """How many jobs there are, of each kind."""
+        """Counts the jobs of each kind."""
         now_us = self._now()
         return await self._opened().read(lambda reader: self._feed.stats(reader, now_us, recent=recent, most=most))
 
@@ -152,7 +152,7 @@ class Reads:
         )
 
     def count(self, reader: sqlite3.Connection, where: JobFilter, most: int | None) -> int:
-        """How many jobs match, counted up to ``most``."""
+        """Counts the jobs that match, up to ``most``."""
         values = filter_parameters(where) | {"most": -1 if most is None else most}
         if not is_unsuccessful(where):
             return int(reader.execute(self._sql["count"], values).fetchone()[0])
@@ -239,7 +239,7 @@ class Reads:
         ]
 
     def any_finished(self, reader: sqlite3.Connection, job_ids: list[str]) -> bool:
-        """Whether one of these jobs has ended, or is gone."""
+        """Returns True if one of these jobs has ended, or is gone."""
         for job_id in job_ids:
             standing = reader.execute(self._sql["standing"], {"id": job_id}).fetchone()
             if standing is None or STATES[standing[0]] in TERMINAL:

@@ -72,7 +72,7 @@ class Hot:
         return answers
 
     def _insert_plain(self, transaction: Transaction, job: NewJob) -> Submitted:
-        """One job that needs one statement: nothing to undo if it is there already."""
+        """Inserts a job that needs one statement: nothing to undo if it exists already."""
         inserted = transaction.connection.execute(self._sql["insert_job"], job_row(job, transaction.now_us))
         return Submitted(job.id, inserted.rowcount == 1)
 
@@ -93,7 +93,7 @@ class Hot:
 
     @staticmethod
     def _extras(jobs: Sequence[NewJob]) -> list[tuple[str, list[tuple[object, ...]]]]:
-        """What only some jobs have rows for: large payloads and tags."""
+        """Returns the extra rows of some jobs: large payloads and tags."""
         large: list[tuple[object, ...]] = [(job.id, job.payload) for job in jobs if len(job.payload) > INLINE_PAYLOAD]
         tags: list[tuple[object, ...]] = [
             (job.id, tag) for job in jobs if job.options is not None for tag in job.options.tags
@@ -312,7 +312,7 @@ class _Short(Exception):
 
 
 class _Taking:
-    """One claim's progress through its queues."""
+    """A claim's progress through its queues."""
 
     def __init__(
         self,
@@ -334,7 +334,7 @@ class _Taking:
 
     @property
     def full(self) -> bool:
-        """Whether the claim has all it asked for."""
+        """Returns True if the claim has all it asked for."""
         return len(self.jobs) >= (1 if self._wish.alone else self._wish.limit)
 
     def take_ready(self, queue: str, slots: int) -> None:

@@ -29,7 +29,7 @@ class Reader:
         self._turn = threading.Lock()
 
     def run_search(self, look: Callable[[sqlite3.Connection], T]) -> T:
-        """What ``look`` sees."""
+        """Returns the result of ``look``."""
         with self._turn, translate_errors(self._path):
             self._identity.check_files()
             return look(self._connection)
@@ -40,7 +40,7 @@ class Reader:
 
 
 class Searcher(Reader):
-    """One that gives up what takes too long."""
+    """A that gives up what takes too long."""
 
     def __init__(self, path: str, identity: FileIdentity) -> None:
         super().__init__(path, connect(path), identity)
@@ -52,7 +52,7 @@ class Searcher(Reader):
         return self._leaving or time.monotonic() > self._ends
 
     def search(self, look: Callable[[sqlite3.Connection], T], seconds: float) -> T:
-        """What ``look`` sees; TooBroad after so many seconds."""
+        """Returns the result of ``look``; raises TooBroad after so many seconds."""
 
         def run_looking(connection: sqlite3.Connection) -> T:
             self._ends = time.monotonic() + seconds
@@ -81,7 +81,7 @@ class SearchSlot:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-searcher")
 
     async def search(self, look: Callable[[sqlite3.Connection], T], seconds: float, room: float) -> T:
-        """What ``look`` sees; Busy where that, with the wait for a turn, takes ``room`` seconds longer."""
+        """Returns the result of ``look``; raises Busy if the wait and the search take ``room`` seconds longer."""
         try:
             async with asyncio.timeout(seconds + room):
                 loop = asyncio.get_running_loop()
@@ -97,7 +97,7 @@ class SearchSlot:
 
 
 class SearchPool:
-    """One for changes, which may take long, one for what is mostly quick, and one for the rest."""
+    """A for changes, which may take long, one for what is mostly quick, and one for the rest."""
 
     def __init__(self, path: str, identity: FileIdentity) -> None:
         self.changes, self.unsuccessful, self.others = (SearchSlot(path, identity) for _ in range(3))

@@ -32,7 +32,7 @@ _LOOK = 0.1  # seconds between looks whether the lock was had meanwhile, once pa
 
 
 class Transaction:
-    """What an operation may use: the connection, one instant for all of it, and who is to hear of it."""
+    """Transaction of an operation: the connection, one instant for all of it, and the topics to notify."""
 
     __slots__ = ("connection", "ended", "now_us", "topics")
 
@@ -249,7 +249,7 @@ class Writer:
         return transaction
 
     def _transact(self, operation: Operation[T]) -> tuple[Transaction, T]:
-        """One transaction in turn with everyone else, and the checkpoint that may be due after it."""
+        """Runs one transaction in turn with all other writers, and the checkpoint that may be due after it."""
         connection = self.connection
         self._locked_out = True
         self._turnstile.acquire_turn()
@@ -322,7 +322,7 @@ def _answered_by_looking(pending: _Pending[Any]) -> bool:
 
 
 def _answer(group: list[_Pending[Any]]) -> None:
-    """One call into each loop, however many of its futures are to be answered."""
+    """Makes one call into each loop, for any number of its futures."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Pending[Any]]] = {}
     for pending in group:
         by_loop.setdefault(pending.loop, []).append(pending)

@@ -19,7 +19,7 @@ HEADER = 4
 
 
 class Setup(msgspec.Struct, array_like=True):
-    """What a child is told once."""
+    """Initial settings of a child."""
 
     app: str | None  # module:attribute of the application
     modules: list[str]  # worth importing before the first job
@@ -30,7 +30,7 @@ class Setup(msgspec.Struct, array_like=True):
 
 
 class ChildRequest(msgspec.Struct, array_like=True):
-    """One job. ``reference`` (module:qualname): where its function stands; ``carrier``: the trace context to run in."""
+    """A job. ``reference`` (module:qualname): where its function stands; ``carrier``: the trace context to run in."""
 
     reference: str
     job: Job

@@ -255,7 +255,7 @@ def _outcome(command: CommandPayload, running: _Running, seconds: float) -> Outc
 
 
 def _hint(code: int) -> str:
-    """What shells mean by some exit codes."""
+    """Returns the usual meaning of some exit codes in shells."""
     if code in (126, 127):
         return " (not executable)" if code == 126 else " (command not found)"
     return f" ({signal_name(code - 128)})" if 128 < code <= 128 + signal.NSIG else ""

@@ -1,4 +1,4 @@
-"""How much memory this process uses."""
+"""Memory use of this process."""
 
 from __future__ import annotations
 

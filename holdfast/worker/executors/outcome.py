@@ -1,4 +1,4 @@
-"""What the end of a handler means: exceptions and returned values as outcomes."""
+"""Outcomes of handlers: exceptions and returned values."""
 
 from __future__ import annotations
 

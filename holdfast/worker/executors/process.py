@@ -192,7 +192,7 @@ class ProcessExecutor:
 
 
 class _Child:
-    """One child process and the worker's end of its socket."""
+    """A child process and the worker's end of its socket."""
 
     def __init__(self, setup: Setup, warmed: Callable[[_Child], None], gone: Callable[[_Child], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -243,7 +243,7 @@ class _Child:
 
     @property
     def cause(self) -> str:
-        """How it ended, in words."""
+        """Describes the end of the child."""
         return describe_exit(self._process.returncode)
 
     async def request_reply(self, request: bytes, log: Callable[[], JobLog] | None) -> ChildReply | None:

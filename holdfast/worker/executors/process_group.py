@@ -62,7 +62,7 @@ def kill_marked(mark: str, processes: Path = Path("/proc")) -> int:
 
 
 def is_gone(host: str, pid: int) -> bool:
-    """Whether this very host has no such process. Of other hosts nothing is known."""
+    """Returns True if this very host has no such process. Of other hosts nothing is known."""
     if host != socket.gethostname():
         return False
     try:

@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 
 class _Call:
-    """One function on its way through a thread. Whoever pops the only ticket decides: it starts, or it never does."""
+    """A function on its way through a thread. Whoever pops the only ticket decides: it starts, or it never does."""
 
     def __init__(self, function: Callable[[], Any], context: contextvars.Context) -> None:
         self.function = function
@@ -33,7 +33,7 @@ class _Call:
         self.over = False
 
     def take(self) -> bool:
-        """Whether the caller is the first to take the ticket. Atomic: a pop is."""
+        """Returns True if the caller is the first to take the ticket. Atomic: a pop is."""
         try:
             return self.tickets.pop()
         except IndexError:

@@ -1,1 +1,1 @@
-"""One adapter for each database library."""
+"""Adapters: one for each database library."""

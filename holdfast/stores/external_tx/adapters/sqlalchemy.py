@@ -43,7 +43,7 @@ async def adapt_connection(connection: Connection | Session | scoped_session[Ses
 
 
 def check_link(link: Connection) -> object:
-    """What stands for the connection to the server; Conflict for one that would commit by itself."""
+    """Returns the object that stands for the connection; raises Conflict for one in autocommit mode."""
     pooled = link.connection
     if getattr(pooled.dbapi_connection, "autocommit", None) is True:
         raise refuse_alone("it is in AUTOCOMMIT; take one with another isolation level")
@@ -58,7 +58,7 @@ def to_text_clause(statement: Statement) -> tuple[TextClause, dict[str, Any]]:
 
 @contextmanager
 def said_plainly() -> Iterator[None]:
-    """What is wrong with the connection, in our own words; other errors are left as they are."""
+    """Translates errors of the connection; other errors pass unchanged."""
     try:
         yield
     except ResourceClosedError as error:

@@ -66,7 +66,7 @@ def check_once(leases: Sequence[Lease], field: str) -> None:
 
 # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def worker_of(call: RequestContext) -> str:
-    """Returns the worker's id in the store: its own behind the id of its key, so that each key has workers of its own."""
+    """Returns the worker's id in the store: its own behind the id of its key, so that keys share no workers."""
     own: str = call.body["worker"]
     return own if call.caller.key is None else f"{call.caller.key}.{own}"
 

@@ -432,7 +432,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def every_unsuccessful_attempt_is_on_record(self) -> None:
         for job in list(self.model.jobs.values())[-3:]:
-            records = self.call_family(lambda: self.store.query.attempts(job.new.id))
+            records = self.call_family(lambda job_id=job.new.id: self.store.query.attempts(job_id))
             claims = [record.claims for record in records]
             assert claims == sorted(set(claims))
             assert job.counted <= set(claims) <= job.counted | job.given_back

@@ -13,7 +13,8 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from holdfast import Holdfast
-from holdfast.web.asgi import OPERATIONS, create_app
+from holdfast.web import create_app
+from holdfast.web.asgi import OPERATIONS
 from holdfast.web.routing import Operation
 
 

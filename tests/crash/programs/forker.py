@@ -36,11 +36,15 @@ async def parent(app: Holdfast) -> None:
     await app.close()
 
 
+async def count_jobs(store: Store) -> int:
+    return await store.query.count(JobFilter())
+
+
 def in_child(app: Holdfast, store: Store) -> int:
     """0: the parent's store was refused, and the application opened another."""
     asyncio._set_running_loop(None)  # the parent's does not run here
     try:
-        app.run_blocking(store.query.count(JobFilter()))
+        app.run_blocking(count_jobs(store))
     except ForkedConnection:
         append(LEDGER, what="ack", jobs=[app.sync.enqueue("crash.note", {}).id])
         return 0

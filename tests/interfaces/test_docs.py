@@ -105,6 +105,16 @@ def test_pages_stay_short() -> None:
     assert {name: length for name, length in lengths.items() if length > limits[name]} == {}
 
 
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.stem)
+def test_decision_record_follows_the_template(record: Path) -> None:
+    lines = record.read_text(encoding="utf-8").splitlines()
+    sections = [line.removeprefix("## ") for line in lines if line.startswith("## ")]
+    template = ["Context", "Decision", "Alternatives", "Consequences"]
+    assert sections == [name for name in template if name in sections]
+    assert {"Context", "Consequences"} <= set(sections)
+    assert [line for line in lines if len(line) > 200 and not line.startswith("|")] == []
+
+
 # ── what there is ─────────────────────────────────────────────────────────────────────────────────────────────────
 def test_the_page_of_settings_is_current() -> None:
     """If not: python -m tests.support.settings_page > docs/settings.md"""

@@ -81,7 +81,7 @@ class Holdfast(TaskRegistration):
         )
         self.clock: Clock = clock or SystemClock()
         self.now = now
-        self.patience: float | None = None  # seconds a call of the store takes, where somebody waits for its answer
+        self.patience: float | None = None  # seconds a call of the store takes, if a caller waits for its answer
         self.events = Events()
         self.registry = Registry()
         self.middlewares: list[Middleware] = []
@@ -94,7 +94,7 @@ class Holdfast(TaskRegistration):
         self._users = 0
         self._in_hand = DeliveryLedger()
         self.spans = open_traces(self.settings.traces)
-        """Who makes spans; None where nobody wants any."""
+        """The maker of spans; None if tracing is off."""
         self._submitter = Submitter(self.open_store, lambda: self.settings, self.events, self.spans)
         self.within = ExternalTransactions(self.open_store, self._reached)
         """What is done inside transactions that others hold."""
@@ -112,7 +112,7 @@ class Holdfast(TaskRegistration):
 
     @requires_loop
     async def close(self) -> None:
-        """Let go of the store. The next call opens it again."""
+        """Closes the store. The next call opens it again."""
         await self._close()
 
     async def _close(self) -> None:
@@ -243,7 +243,7 @@ class Holdfast(TaskRegistration):
     async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
         with submission(self.spans, jobs) as spanned:
             answers = await self.within.submit(connection, spanned)
-        # No observer is told: whether these jobs exist is decided by a commit or rollback that we never hear of.
+        # Emits no event: whether these jobs exist is decided by a commit or rollback that we never hear of.
         await self._reached(self._submitter.check_keys(jobs, answers))
         return answers
 

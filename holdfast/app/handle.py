@@ -20,7 +20,7 @@ _LOOK = 5.0  # seconds between looks at the job while waiting: what a lost wake-
 
 class JobHandle(Generic[R]):
     """A job by its id. ``created`` is False where a key or id already stood for it. ``wake_up_delayed``: it is stored,
-    but the transport could not be told; a worker's next sweep or poll finds it."""
+    but the transport could not be notified; a worker's next sweep or poll finds it."""
 
     __slots__ = ("_app", "created", "id", "wake_up_delayed")
 

@@ -140,8 +140,8 @@ class Submitter:
         )
 
     async def submit(self, job: NewJob) -> Submitted:
-        """Store one job, together with others that are being submitted right now. Jobs with a key go apart: somebody's
-        open transaction may hold theirs, and jobs without one have no reason to wait for it."""
+        """Store one job, together with other submissions of this moment. Jobs with a key go apart: another
+        caller's open transaction may hold theirs, and jobs without one have no reason to wait for it."""
         with submission(self._spans, [job]) as [spanned]:
             answer = await self._submit_lone(spanned)
             if not answer.created or self._events.has_subscriber(JobCreated):
@@ -309,7 +309,7 @@ class _Group:
         try:
             answers = await self._send([job for job, _ in batch])
         except Unavailable as error:
-            # It is nobody's guilt, and one by one they would all wait for the store, each after the other.
+            # The store is down: fail the batch at once instead of retrying each job.
             stored, error.stored = error.stored or [None] * len(batch), ()
             for (_, answer), job_id in zip(batch, stored, strict=True):
                 if job_id is not None and not answer.done():

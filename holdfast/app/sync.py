@@ -1,6 +1,6 @@
 """The blocking face: the same methods, for callers without an event loop.
 
-A public method marked ``awaited`` refuses to be called where nobody could await it; its blocking twin is not written
+A public method marked ``awaited`` refuses to be called without an event loop; its blocking twin is not written
 anywhere, it is the same method run through the store's way for blocking callers.
 """
 
@@ -25,7 +25,7 @@ class Blocker(Protocol):
 
 
 def requires_loop(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Refuse a call outside an event loop at once, instead of returning a coroutine that nobody will ever run."""
+    """Refuse a call outside an event loop at once, instead of returning a coroutine that never runs."""
     name = method.__name__
 
     @functools.wraps(method)

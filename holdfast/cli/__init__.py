@@ -2,7 +2,7 @@
 
 program.py      ``main``: the whole tree, and what errors, Ctrl-C and a closed pipe come to
 base.py         commands and groups that know the common options and their own examples
-session.py      where one call was told to look: application, store, settings file
+session.py      context of one call: application, store, settings file
 loading.py      ``module:attribute`` to an application
 show.py         printing: tables, JSON, and no control character that came from data
 documents.py    jobs, attempts, workers as the JSON documents of ``--json``

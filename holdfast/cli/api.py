@@ -22,7 +22,7 @@ from holdfast.core.errors import Unavailable
 @click.option("--exposed", is_flag=True, help="Serve other hosts without keys: who reaches the port may do anything.")
 @click.pass_obj
 def api(session: Session, *, api_host: str | None, api_port: str | None, exposed: bool) -> int:
-    """Serve the HTTP API until told to stop.
+    """Serve the HTTP API until stopped.
 
     An application is not needed; where one is named, its tasks check payloads before they are stored. SIGTERM and
     Ctrl-C let requests under way finish within the grace, a second signal more than a second later ends at once.

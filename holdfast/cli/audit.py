@@ -30,7 +30,7 @@ def audit_verify(session: Session, *, file: str | None, expected: str | None, af
     """Check the file's chain of hashes [audit_file]. Prints how many lines it has, and the last hash.
 
     Note that hash elsewhere: later, --expect HASH shows that nothing up to there was cut off or written anew. A file
-    that is not whole is told with exit code 1.
+    that is not whole ends with exit code 1.
     """
     from holdfast.telemetry.audit_file import AuditBroken, verify
 

@@ -52,7 +52,7 @@ class Session:
             yield app
 
     def load(self, **arguments: Any) -> Holdfast:
-        """The application, not opened. What this call was told goes before what the application's code says."""
+        """The application, not opened. Arguments of this call go before the settings of the application's code."""
         settings = self.settings(**arguments)
         if settings.app is None:
             return Holdfast(settings=settings)
@@ -117,7 +117,7 @@ def store_of(app: Holdfast) -> str:
 
 @contextmanager
 def told_if_made(app: Holdfast) -> Iterator[None]:
-    """Around what stores the first job: whoever is in the wrong directory learns that its database is a new one."""
+    """Wraps the first submission: reports a new database, which a wrong directory would cause."""
     is_new = app.run_blocking(app.new_store().missing()) is not None
     yield
     if is_new:

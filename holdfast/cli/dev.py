@@ -1,4 +1,4 @@
-"""``dev``: API and worker for the desk, in one process. It starts anew when code changes, runs commands, and logs for
+"""``dev``: API and worker for development, in one process. Restarts when code changes, runs commands, and logs for
 people."""
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _NoApi(ConfigError):
 
 @contextmanager
 def _mended(watcher: Watcher | None) -> Iterator[None]:
-    """Around the user's code: where it is broken that is told, and a change of it awaited."""
+    """Wraps the user's code: reports its errors and waits for a change."""
     try:
         yield
     except _NoApi:
@@ -131,7 +131,7 @@ class Watcher:
         return self.changed.is_set()
 
     def wait(self) -> None:
-        """Return at the next change; nobody is signalled any more."""
+        """Return at the next change; without further signals."""
         self._signals.acquire(blocking=False)
         self._wait()
 

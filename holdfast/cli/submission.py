@@ -135,7 +135,7 @@ def read_input(limit: int) -> bytes:
 
 
 def standard_input() -> BinaryIO:
-    """Stdin as bytes; Invalid if nobody feeds it but a keyboard."""
+    """Stdin as bytes; raises Invalid if it is a terminal."""
     if sys.stdin is None or sys.stdin.closed:
         raise Invalid("-", "stdin", "it is closed; pipe the input in, or name a file")
     if sys.stdin.isatty():

@@ -49,7 +49,7 @@ def worker() -> None:
 @click.option("--metrics-port", metavar="N", help="Tell metrics and health on this port of 127.0.0.1 [none].")
 @click.pass_obj
 def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int:
-    """Run jobs until told to stop.
+    """Run jobs until stopped.
 
     SIGTERM, Ctrl-C or `holdfast worker stop` let running jobs finish within the grace, then give them back; a second
     signal more than a second later gives them back at once. What is not said here stands in the settings.
@@ -67,7 +67,7 @@ def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int
     if sys.stderr.isatty():
         app.events.subscribe(_tell_waiting, WorkerStopping)
     try:
-        # One process that is to be recycled needs somebody too who starts the next one.
+        # One process that is to be recycled also needs a supervisor that starts the next one.
         if not is_supervised() and (settings.processes > 1 or settings.recycles):
             return supervise(child_arguments(session, said, drain=drain), settings, app.events)
         with startup_explained():
@@ -77,7 +77,7 @@ def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int
 
 
 def _tell_waiting(event: Event) -> None:
-    """To whoever pressed Ctrl-C and sees nothing end."""
+    """Explains after Ctrl-C what is waited for."""
     if isinstance(event, WorkerStopping) and event.running and event.grace:
         print_note(
             f"waiting up to {format_span(event.grace)} for {count_noun(event.running, 'running job')}; "

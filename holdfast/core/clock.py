@@ -111,7 +111,7 @@ class ManualClock:
                 sleeper.loop.call_soon_threadsafe(_wake, sleeper.woken)
 
     def next_wake(self) -> float | None:
-        """Seconds until the earliest sleeper falls due; None when nobody sleeps."""
+        """Seconds until the earliest sleeper falls due; None without sleepers."""
         with self._lock:
             waiting = [sleeper for sleeper in self._sleepers if not sleeper.woken.done()]
             heapq.heapify(waiting)

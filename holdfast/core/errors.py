@@ -3,12 +3,12 @@
 HoldfastError                exit 1    HTTP 500   something went wrong in Holdfast itself
 ├── Invalid                  exit 2    HTTP 422   a value we refuse: names the field, the value, the remedy
 │   └── TooLarge             exit 2    HTTP 413   over a size limit
-├── TooBroad                 exit 1    HTTP 422   a filter that takes too long to look for, where somebody waits
+├── TooBroad                 exit 1    HTTP 422   a filter that takes too long to look for, if a caller waits
 ├── ConfigError              exit 78   HTTP 500   a setting, URL, module or file we cannot work with
 │   └── StoreMismatch        exit 78   HTTP 500   the file or database is not ours, or newer than this program
 ├── NotFound                 exit 1    HTTP 404   no such job, queue, worker
 ├── Conflict                 exit 1    HTTP 409   the state does not allow it
-│   └── LeaseLost            exit 1    HTTP 409   somebody else holds the job now; nothing was written
+│   └── LeaseLost            exit 1    HTTP 409   another worker holds the job now; nothing was written
 ├── Unavailable              exit 75   HTTP 503   the store is away or full, a name is taken; try again
 │   ├── Busy                 exit 75   HTTP 503   others look for jobs by a filter, and there was no turn
 │   └── StoreReplaced        exit 75   HTTP 503   files of an open store were replaced; restart the program

@@ -1,5 +1,5 @@
 """Observable events, as records: components emit, logs, metrics and traces subscribe. Rooms emit; logs, metrics and
-traces subscribe. Nobody listening costs nothing.
+traces subscribe. Without subscribers an event costs nothing.
 
 An event's ``name`` is what a log line calls it; ``level`` is the level a user expects it at.
 """
@@ -147,7 +147,7 @@ class RetryUnreadable(Event, frozen=True, kw_only=True, gc=False):
 
 
 class TaskUnknown(Event, frozen=True, kw_only=True, gc=False):
-    """The application of this worker, or of this API, lacks the task of a job it took: told once for each name."""
+    """The application of this worker, or of this API, lacks the task of a job it took: emitted once for each name."""
 
     name: ClassVar[str] = "task_unknown"
     level: ClassVar[str] = "warning"
@@ -194,7 +194,7 @@ class JobUnstartable(Event, frozen=True, kw_only=True, gc=False):
 
 
 class LeaseLost(Event, frozen=True, kw_only=True, gc=False):
-    """This worker's write came too late: somebody else settled the job."""
+    """This worker's write came too late: another worker settled the job."""
 
     name: ClassVar[str] = "lease_lost"
     level: ClassVar[str] = "warning"
@@ -245,7 +245,7 @@ class StoreTrouble(Event, frozen=True, kw_only=True, gc=False, omit_defaults=Tru
 
 
 class TransportAway(Event, frozen=True, kw_only=True, gc=False):
-    """The transport cannot be used: until it is back, workers ask the store itself. Told once for each absence."""
+    """The transport cannot be used: until it is back, workers ask the store itself. Emitted once for each absence."""
 
     name: ClassVar[str] = "transport_away"
     level: ClassVar[str] = "warning"
@@ -346,7 +346,7 @@ class SettingsChanged(Event, frozen=True, kw_only=True, gc=False, omit_defaults=
 
 class SettingsRefused(Event, frozen=True, kw_only=True, gc=False):
     """A setting that cannot be followed: the file was changed to what cannot be used, and the settings that were valid
-    stay; or nobody would start the worker that is to come after this one. Told once."""
+    stay; or nobody would start the worker that is to come after this one. Emitted once."""
 
     name: ClassVar[str] = "settings_refused"
     level: ClassVar[str] = "warning"
@@ -419,7 +419,7 @@ class KeyRefused(Event, frozen=True, kw_only=True, gc=False):
 
     name: ClassVar[str] = "key_refused"
     level: ClassVar[str] = "warning"
-    who: str  # the id of the key, or nobody
+    who: str  # the id of the key, or none
     address: str
     request_id: str
     problem: str
@@ -442,7 +442,7 @@ class KeysUnreadable(Event, frozen=True, kw_only=True, gc=False):
 
 
 class RequestFailed(Event, frozen=True, kw_only=True, gc=False):
-    """A request over HTTP ended in an error of ours; its answer was 500 and told nothing but this id."""
+    """A request over HTTP ended in an error of ours; its answer was 500 and contained only this id."""
 
     name: ClassVar[str] = "request_failed"
     level: ClassVar[str] = "error"
@@ -478,7 +478,7 @@ class Events:
         return bool(self._subscribers.get(kind))
 
     def emit(self, event: Event) -> None:
-        """Hand the event to its subscribers, in the order they came. One that raises is told of, and hurts nobody."""
+        """Hands the event to its subscribers in order. An exception of one is logged and reaches no other."""
         for subscriber in self._subscribers.get(type(event), ()):
             try:
                 subscriber(event)

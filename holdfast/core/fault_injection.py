@@ -56,7 +56,7 @@ class InjectedFault:
     """A fault at one point, and the visit at which it strikes."""
 
     def __init__(self, name: str, deed: str, nth: int = 1) -> None:
-        """ConfigError for a point or a deed that there is not."""
+        """Raises ConfigError for an unknown point or action."""
         if name not in POINTS:
             raise ConfigError(
                 f"{FAULTS_VARIABLE}: there is no point {quote_value(name)}; there are {', '.join(sorted(POINTS))}"

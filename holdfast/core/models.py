@@ -182,7 +182,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Submitted(msgspec.Struct, frozen=True, gc=False):
     """``created`` is False where the key or the id already stood for a job: that job is the answer.
 
-    ``wake_up_delayed``: the job is stored, but the transport could not be told; the next sweep or poll finds it.
+    ``wake_up_delayed``: the job is stored, but the transport could not be notified; the next sweep or poll finds it.
     """
 
     job_id: str
@@ -194,7 +194,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The one way a running job stops running. Made by ``lifecycle``, applied by a store if its guard holds.
 
     The guard: the job is running under exactly this lease, and the lease has not expired. ``expired=True`` turns
-    the second half round: whoever finds a lease that ran out may settle it, and only while it *is* run out.
+    the second half round: any worker that finds an expired lease may settle it, and only while it *is* run out.
     ``worker``, where it is said, must hold the job: a server may forget a claim and give its number again.
     """
 
@@ -219,7 +219,7 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
     accepted: bool
     state: JobState | None  # None: the job is gone
     run_at_us: int | None = None
-    locked: bool = False  # not accepted, but not lost either: somebody's open transaction holds the job; ask again
+    locked: bool = False  # not accepted, but not lost either: another transaction holds the job; ask again
 
 
 class TxOutcome(StrEnum):
@@ -246,7 +246,7 @@ class Claim(msgspec.Struct, frozen=True):
 class Delivery(msgspec.Struct, frozen=True, gc=False):
     """An id as a transport delivered it."""
 
-    job_id: str  # whatever somebody has put there
+    job_id: str  # text of any origin
     queue: str  # the one it was delivered for
     receipt: str = ""  # by which the transport knows this delivery; "" where it needs none
 
@@ -387,7 +387,7 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 class JobEvents(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of the feed of endings, in about the order of their instants. ``mark``: where the next piece begins.
-    ``bookmark``: the same for somebody who may not know of every job; it names none, and leads back to the begin of an
+    ``bookmark``: the same for a reader who may not know of every job; it names none, and leads back to the begin of an
     instant where the piece ended within it."""
 
     endings: list[JobEvent]

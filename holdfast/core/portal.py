@@ -70,7 +70,7 @@ class Portal:
             self.loop.close()
 
     async def _part(self) -> None:
-        """The last words; then, as ``asyncio.run`` does it, what still goes on is cancelled and may end in peace."""
+        """Closes the loop as ``asyncio.run`` does: cancels the remaining tasks and lets them end."""
         try:
             await self._at_exit()
         finally:

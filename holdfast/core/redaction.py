@@ -79,7 +79,7 @@ class Redaction:
             try:
                 found = _without(json.loads(fields), self._of["lines"], own)
             except (ValueError, RecursionError):
-                found = REDACTED  # spoiled: what is in it cannot be told apart
+                found = REDACTED  # spoiled: its fields cannot be distinguished
             fields = json.dumps(_unquoted(found, list(_texts(hidden))), ensure_ascii=False, separators=(",", ":"))
         text = REDACTED if () in self._of["lines"] else _unquoted(line.text, list(_texts([*hidden, *own])))
         return msgspec.structs.replace(line, text=text, fields=fields)
@@ -100,7 +100,7 @@ class Redaction:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
-            return json.dumps(REDACTED)  # spoiled: what is in it cannot be told apart
+            return json.dumps(REDACTED)  # spoiled: its fields cannot be distinguished
         return json.dumps(_without(value, paths, hidden), ensure_ascii=False, separators=(",", ":"))
 
     def _error(self, text: str, hidden: Sequence[Any]) -> str:

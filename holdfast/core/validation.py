@@ -229,7 +229,7 @@ def parse_rate(value: object, field: str = "rate") -> timedelta:
 
 def check_span(value: object, field: str) -> timedelta:
     """A span as code says it: seconds as a number, a timedelta, or text with its unit. Bare ``"5"`` is refused: it is a
-    number that somebody forgot to convert."""
+    number that a caller forgot to convert."""
     _refuse_bare_number(value, field)
     return parse_duration(value, field)
 

@@ -483,7 +483,7 @@ def _resolve(said: list[SourcedValue], problems: list[str]) -> tuple[dict[str, A
         except Invalid as error:
             wrong.add(name)
             problems.append(f"{source}: {error}")
-    if "beat" not in sources:  # a lease alone may be said: the beat that nobody named follows it
+    if "beat" not in sources:  # with a lease alone, the heartbeat interval follows it
         values["beat"] = min(values["beat"], timedelta(microseconds=values["lease"] // timedelta(microseconds=3)))
     for involved, problem in find_conflicts(values):
         if wrong.isdisjoint(involved):

@@ -1,4 +1,4 @@
-"""The stores. ``open_store`` picks one by URL; nothing above this room knows which."""
+"""The stores. ``open_store`` picks one by URL; no code above this package knows which."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCHEMES = ("sqlite", "postgresql", "postgres")
 
 def open_store(url: str, *, now: Callable[[], int] | None = None, patience: float | None = None) -> Store:
     """The store behind ``url``, not yet opened. ``now`` replaces the store's clock; only tests give one. ``patience``:
-    seconds a call from an event loop may take where somebody waits for its answer: on a file, the wait for its lock.
+    seconds a call from an event loop may take if a caller waits for its answer: on a file, the wait for its lock.
 
     ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` name a file, ``postgresql://user@host/db`` a database,
     ``redis://host:6379/0`` a Redis or Valkey.

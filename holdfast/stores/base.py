@@ -15,7 +15,7 @@ Every store keeps these promises:
    see the flag in the same write: a settlement that is no ending (to failed, queued, scheduled, waiting) ends a job
    whose cancellation was asked for as ``cancelled``.
 10. A store owns time. Callers hand over durations; instants come only from the store's own clock.
-11. An id is a UUID as ``job.parse_id`` spells it. In any other spelling it is nobody's.
+11. An id is a UUID as ``job.parse_id`` spells it. In any other spelling it names no job.
 
 Stores raise the errors of ``holdfast.core.errors`` and nothing of their drivers.
 """
@@ -85,7 +85,7 @@ class Query(Protocol):
         """Newest first, by keyset: a page costs the same however deep."""
 
     async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        """Counts the jobs that match, up to ``most``. ``seconds``: that it may take where somebody waits, if not as few
+        """Counts the jobs that match, up to ``most``. ``seconds``: its limit if a caller waits, if not as few
         as any look by a filter.
         """
 
@@ -106,7 +106,7 @@ class Query(Protocol):
         """The queues in which something waits, runs or is dead, and the paused ones, by name, at a bounded price.
 
         Jobs that are queued, scheduled, failed, running or dead are counted. Where a queue has more than ``most`` in a
-        state, or all queues together of running or dead ones, it may be told fewer than there are."""
+        state, or all queues together of running or dead ones, it may count fewer than there are."""
 
     async def workers(self) -> list[WorkerInfo]: ...
 
@@ -119,8 +119,8 @@ class Query(Protocol):
         """Returns ended jobs and failed attempts after a mark; None: from now on, which has no event yet.
 
         Passes nothing by, however late its transaction is committed, but what was replayed, deleted or pruned before
-        anybody asked, and what ended longer than ``within`` ago: nothing leads back further, whoever made up the mark.
-        May tell again what it has told, where that was at most about a second ago. A mark that is older than ``within``
+        anybody asked, and what ended longer than ``within`` ago: nothing leads back further, even for an invented mark.
+        May repeat events of about the last second. A mark that is older than ``within``
         is answered as a gap. Invalid for what is no mark.
         """
 
@@ -275,13 +275,13 @@ class Store(Protocol):
         ``alone``: take exactly one job that lost two or more leases in a row, and nothing beside it.
         ``only``: just these ids (a transport delivered them). ``promote``: make due jobs of these queues ready first.
         ``elsewhere``: the worker may claim through other processes too, so what a claim took whose answer was lost is
-        not given back: nobody here can tell it from what the worker has begun.
+        not given back: it cannot be distinguished from what the worker has begun.
         """
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Apply each settlement whose guard holds. Failed attempts are recorded; endings wake who awaits them.
 
-        What somebody else's transaction has in hand is not waited for, but answered as ``locked``.
+        A job locked by another transaction is not waited for, but answered as ``locked``.
         """
 
     async def heartbeat(
@@ -335,7 +335,7 @@ class Store(Protocol):
         """Undo ``pause``."""
 
     async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
-        """Tell these workers (None: every living one) to stop or drain; the ids that were told."""
+        """Sends these workers (None: every living one) a command; returns their ids."""
 
     # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
@@ -392,7 +392,7 @@ class TransactionalStore(Store, Protocol):
         else can take or settle the job. Not accepted: nothing was changed."""
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
-        """Outcome of a ``completion`` once its caller had it in hand. Waits for nobody's transaction."""
+        """Outcome of a ``completion`` once its caller had it in hand. Waits for no transaction."""
 
 
 class AnnouncingStore(TransactionalStore, Protocol):
@@ -438,5 +438,5 @@ class AnnouncingStore(TransactionalStore, Protocol):
         """Of a queue's dead jobs the ``limit`` that ended last, in the order of their ends."""
 
     async def wake_waiters(self, topics: Sequence[str]) -> None:
-        """Wake whoever waits for these topics, here or elsewhere. Beside those of ``wait`` there is ``due:QUEUE``: when
+        """Wakes the waiters for these topics, in any process. Beside those of ``wait`` there is ``due:QUEUE``: when
         its next job falls due may have changed, or it was resumed."""

@@ -100,7 +100,7 @@ class Context:
                 "context.complete(): this code runs in a process of its own, without a store; "
                 'let the task run with executor="async" or "thread"'
             )
-        self.completing = True  # first: whoever stops the handler sees it, or is seen here
+        self.completing = True  # first: a concurrent stop sees it, or is seen here
         if self.cancelled:
             raise Conflict(f"job {self.id} was asked to stop, and cannot be completed any more; roll back")
         await self._completer.complete(self, connection, result)
@@ -131,7 +131,7 @@ class SyncContext:
 
 
 CURRENT: ContextVar[Context] = ContextVar("holdfast_current_job")
-"""Set by whoever runs a handler, inside that handler's own context."""
+"""Set by the runner of a handler, inside that handler's own context."""
 
 
 def current_job() -> Context:

@@ -133,7 +133,7 @@ def _storable(text: str) -> str:
 
 
 def _cut(text: str, size: int) -> str:
-    """At most ``size`` bytes of a text, as every store takes it; what was cut off is told."""
+    """At most ``size`` bytes of a text, as every store takes it; the cut is marked."""
     data = _storable(text[:size]).encode()
     if len(data) <= size and len(text) <= size:
         return data.decode()

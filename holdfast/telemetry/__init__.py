@@ -3,5 +3,5 @@
 fields.py     which job a log record is of, for log pipelines of one's own
 logs.py       one line for each event, and for each log record of the user's own code
 renderers.py  how a line looks: JSON for programs, pretty for people
-writer.py     lines on their way out, so that work never waits for whoever reads them
+writer.py     output of lines; a slow reader of the log never blocks work
 """

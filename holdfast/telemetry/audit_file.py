@@ -3,7 +3,7 @@
     {"hash": "…", "previous": "…", "entry": {…}}
 
 ``hash`` is the SHA-256 of ``previous`` and the entry's bytes. What is changed, taken out or put in between breaks the
-chain there; a first line that follows one of an earlier file is told. The last hash, kept elsewhere, also shows whether
+chain there, and it is reported. The last hash, kept elsewhere, also shows whether
 the end was cut off or the whole file made anew.
 """
 
@@ -191,7 +191,7 @@ def check_writable(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, until: float) -> Iterator[int]:
-    """The file, open, and nobody else's for now. One that was put aside meanwhile is followed by a new one."""
+    """The open file, locked for this process. One that was put aside meanwhile is followed by a new one."""
     while True:
         with _opened(path) as descriptor:
             _lock(path, descriptor, until)

@@ -1,4 +1,4 @@
-"""Lines on their way out, so that work never waits for whoever reads them.
+"""Output of log lines; a slow reader of the log never blocks work.
 
 ``write`` puts a line into a bounded buffer and returns; one thread writes the buffer out after 10 ms, at 64 KiB, or at
 once after an urgent line. While the sink is blocked or full the buffer fills; then lines are dropped and counted, and
@@ -112,7 +112,7 @@ def _chunks(lines: list[bytes], most: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _sink(stream: TextIO) -> Callable[[bytes], None]:
-    """Past the stream's own buffer where it has a descriptor: nobody else's ``print`` waits with us then."""
+    """Past the stream's own buffer where it has a descriptor: a ``print`` elsewhere does not wait with us then."""
     try:
         descriptor = stream.fileno()
     except (OSError, io.UnsupportedOperation):
@@ -156,6 +156,6 @@ class _Descriptor:
     def _write_some(self, rest: memoryview) -> int:
         try:
             return os.write(self._descriptor, rest)
-        except BlockingIOError:  # Somebody who shares the terminal or pipe has made it non-blocking.
+        except BlockingIOError:  # Another process that shares the terminal or pipe has made it non-blocking.
             select.select([], [self._descriptor], [])
             return 0

@@ -1,6 +1,6 @@
 """Logs: one line for each event, and for each log record of the user's own code.
 
-Only kinds of events that will be written are subscribed to, so that nobody builds the others. Records of ``logging``,
+Only kinds of events that will be written are subscribed to, so that no others are built. Records of ``logging``,
 and of structlog where the application has not configured that itself, take the same way out; inside a handler
 they carry the job's id, task, queue, attempt and trace (``fields.py``).
 """
@@ -75,7 +75,7 @@ def _number(level: str) -> int:
 
 
 def _level(number: int) -> str:
-    """The usual name for a level; one of somebody's own making is called as the usual one below it."""
+    """The usual name for a level; a custom level is called as the usual one below it."""
     names = (name for name in ("critical", "error", "warning", "info") if number >= _number(name))
     return next(names, "debug")
 

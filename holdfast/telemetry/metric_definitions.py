@@ -164,4 +164,4 @@ COUNTED = tuple(each for each in FAMILIES if each.kind != "gauge")
 """Those that grow."""
 
 GAUGES = {each.name: each for each in FAMILIES if each.kind == "gauge"}
-"""Those that are read when somebody looks."""
+"""Metrics that are read at each scrape."""

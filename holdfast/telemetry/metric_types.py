@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 OTHER = "other"
-"""Stands for every value of a label beyond the most that are told apart."""
+"""Stands for every value of a label beyond the limit of distinct values."""
 
 VALUE_MOST = 80
 """Characters of a label's value; longer ones are cut."""
@@ -59,7 +59,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class LabelLimiter:
-    """The values of one label that are told apart: the first ``most`` that come."""
+    """The distinct values of one label: the first ``most`` that come."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -134,7 +134,7 @@ class Histogram:
 
 
 class MetricRegistry:
-    """Counters and histograms by name, under one lock: whoever counts may be any thread."""
+    """Counters and histograms by name, under one lock, for any thread."""
 
     def __init__(self, families: Sequence[Family]) -> None:
         self.lock = threading.Lock()

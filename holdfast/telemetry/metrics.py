@@ -34,7 +34,7 @@ class Metrics:
     """The figures of one process, from its application's events."""
 
     def __init__(self, events: Events, *, labels: int, tasks: TaskNames = tuple, task_field: str = "task") -> None:
-        """``labels``: how many values of one label are told apart. ``tasks``: names whose counters start at zero.
+        """``labels``: limit of distinct values of one label. ``tasks``: names whose counters start at zero.
         ``task_field``: the label that names the task."""
         self._figures = MetricRegistry([_with_task_label(each, task_field) for each in COUNTED])
         self._tasks = tasks
@@ -65,7 +65,7 @@ class Metrics:
             each()
 
     def set_gauge(self, name: str, read: Gauge) -> None:
-        """``read`` says what the gauge of that name shows, whenever somebody looks."""
+        """``read`` gives the value of the gauge of that name at each scrape."""
         self._gauges[name] = read
 
     def read(self) -> Iterator[Reading]:

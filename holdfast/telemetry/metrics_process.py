@@ -1,6 +1,6 @@
 """A small HTTP server in a thread of its own, for a process that serves nothing else: metrics and health.
 
-It answers while the process's event loop is blocked: that is when somebody asks. Only reading is possible.
+It answers while the process's event loop is blocked: that is when operators ask. Only reading is possible.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from holdfast.core.errors import ConfigError
 _HEAD_WITHIN = 1.0  # seconds a request may take to arrive
 _PATIENCE = 5.0  # and its answer to leave
 _HEAD_MOST = 16 * 1024  # bytes
-_CONNECTIONS_MOST = 64  # beyond them the oldest gives way: who asks at once is answered, whoever else keeps silent
+_CONNECTIONS_MOST = (
+    64  # beyond them the oldest gives way: a client that asks at once is answered, however many keep silent
+)
 _TEXT = "text/plain; charset=utf-8"
 
 
@@ -30,7 +32,7 @@ class MetricsPage(NamedTuple):
 
 
 Pages = Mapping[str, Callable[[str], MetricsPage]]
-"""By path: what makes the page, told the Accept header."""
+"""Page makers by path; each gets the Accept header."""
 
 
 class MetricsProcess:
@@ -89,7 +91,7 @@ class MetricsProcess:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever it was is gone, or sends no request, or takes no answer
+            pass  # the client is gone, sends no request, or takes no answer
         finally:
             self._open.pop(writer, None)
             writer.transport.abort()

@@ -1,6 +1,6 @@
 """Queue metrics from the store: read at a bounded cost, by one reader for all, and cached.
 
-The rate at which jobs end comes from what the workers count themselves, looked at each time somebody reads.
+The rate at which jobs end comes from what the workers count themselves, looked at with each scrape.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SettleRate:
         self._steps: deque[tuple[float, int]] = deque()
 
     def record_counts(self, now: float, ended: Mapping[str, int]) -> None:
-        """Records the workers' present counts. One that is gone keeps what it had told; a new one is counted from its
+        """Records the workers' present counts. A worker that is gone keeps its last count, a new one counts from its
         start.
         """
         grown = 0 if not self._steps else sum(max(0, n - self._ended.get(who, 0)) for who, n in ended.items())

@@ -1,7 +1,7 @@
 """Spans by OpenTelemetry: one for a submission, one for each attempt, joined across processes by W3C Trace Context.
 
 This is imported only where the setting ``traces`` asks for it. What becomes of spans (sampling, export) is decided by
-whoever configures OpenTelemetry's SDK; without one they cost little and go nowhere. Names and attributes follow the
+the application's OpenTelemetry SDK; without one they cost little and go nowhere. Names and attributes follow the
 semantic conventions for messaging (docs/adr/0024).
 """
 
@@ -70,8 +70,8 @@ class Spans:
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
     def request_span(self, method: str, headers: Mapping[bytes, bytes]) -> Iterator[Callable[[str | None, int], None]]:
-        """A span while a request is answered, in the trace it brings; none beside that of whoever traces it already.
-        Gives what is to be told the operation's path and the status of the answer."""
+        """A span while a request is answered, in the trace it brings; none if it is traced already.
+        Yields a function that takes the operation's path and the status of the answer."""
         if trace.get_current_span().get_span_context().is_valid:
             yield lambda path, status: None
             return

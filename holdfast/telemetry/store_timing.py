@@ -1,4 +1,4 @@
-"""A store whose calls are timed, where somebody listens when it is made."""
+"""A store whose calls are timed, if there is a subscriber when it is made."""
 
 from __future__ import annotations
 

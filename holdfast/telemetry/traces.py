@@ -1,4 +1,4 @@
-"""Traces: whether there are any, and what can be told without OpenTelemetry, which ``spans.py`` alone imports."""
+"""Traces: the parts without OpenTelemetry, which ``spans.py`` alone imports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def trace_id_of(job: Job) -> str | None:
 
 
 def current_trace_id() -> str | None:
-    """The trace of the span this code runs in, where somebody in this process uses OpenTelemetry."""
+    """The trace of the span this code runs in, if this process uses OpenTelemetry."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None

@@ -57,7 +57,7 @@ class TestWorker:
         return self._gate.frozen
 
     def freeze(self) -> None:
-        """Hold up all its store calls: to everybody else it is dead, or its machine was suspended."""
+        """Hold up all its store calls: to all others it is dead, or its machine was suspended."""
         self._gate.frozen = True
 
     def cut_off(self, *verbs: str) -> None:
@@ -75,7 +75,7 @@ class TestWorker:
 
     @property
     def ending(self) -> bool:
-        """Returns True if it has been told to stop and only has to put its things away, which takes no manual time."""
+        """Returns True if it is stopping and only has to clean up, which takes no manual time."""
         shift = self.worker.shift
         return shift.stopping.is_set() and not shift.busy and not self.running.done() and not self.frozen
 

@@ -25,7 +25,7 @@ from holdfast.worker.log_writer import LogWriter
 from holdfast.worker.runner import Runner
 from holdfast.worker.settler import Settler
 
-_LEASE = timedelta(days=1)  # nobody renews it and nobody else wants the job
+_LEASE = timedelta(days=1)  # it is never renewed and no other worker wants the job
 
 
 @contextmanager

@@ -22,7 +22,7 @@ def is_lent(app: Holdfast) -> bool:
 
 @contextmanager
 def override_store(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> Iterator[None]:
-    """Inside, ``app`` has a store that nobody else knows, settings ``changed`` as said, and these other attributes.
+    """Inside, ``app`` has a private store, settings ``changed`` as said, and these other attributes.
 
     Afterwards it is as it was before, and that store is gone: a file of its own, unless ``changed`` has a ``url``.
     """

@@ -23,7 +23,7 @@ from holdfast.stores.sqlite.store import SQLiteStore
 T = TypeVar("T")
 
 Patience = Callable[[], float | None]
-"""The real seconds for which a wait may have hope now; None: as long as it likes, since somebody moves time."""
+"""The real seconds for which a wait may have hope now; None: as long as it likes, since the test moves time."""
 
 _TURNS = 40  # of an event loop: more than the longest way from a wake-up to the next wait
 _NEWS: Mapping[str, frozenset[str]] = {
@@ -77,7 +77,7 @@ class Activity:
 
     @contextmanager
     def moving_time(self) -> Iterator[None]:
-        """While this lasts, somebody moves time."""
+        """Marks that the test moves time."""
         self.movers += 1
         try:
             yield
@@ -131,7 +131,7 @@ class CallBarrier:
             await opened
 
     def open(self) -> None:
-        """Let everybody go on."""
+        """Lets all held calls go on."""
         self.frozen, self.refused = False, _none
         held, self._held = self._held, []
         for loop, opened in held:
@@ -172,7 +172,7 @@ class ObservedNotifications:
             return sum(self._told[kind] for kind in kinds)
 
     async def wait_notified(self, told: int, kinds: frozenset[str]) -> None:
-        """Return when more was told than that."""
+        """Returns after further notifications."""
         loop = asyncio.get_running_loop()
         news = loop.create_future()
         with self._lock:
@@ -271,5 +271,5 @@ class WatchedStore:
 
 
 def watch_store(store: Store, activity: Activity, gate: CallBarrier, patience: Patience | None = None) -> Store:
-    """``store``, counted and behind a gate; with ``patience`` it is the test's own, which never waits in vain."""
+    """``store``, counted and behind a barrier; with ``patience`` it is the test's own."""
     return cast(Store, WatchedStore(store, activity, gate, patience))

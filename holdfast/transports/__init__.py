@@ -44,7 +44,7 @@ def with_transport(
     """``store``, whose ready jobs' ids that transport carries. It must be an AnnouncingStore.
 
     ``lease``: for how long who has a delivery may be silent. ``in_hand`` is shared by the stores of an application.
-    ``emit`` is told when the transport leaves and when it is back.
+    ``emit`` receives an event when the transport leaves and when it is back.
     """
     try:
         from holdfast.transports.base import server_of

@@ -28,7 +28,7 @@ _TENDED = 20  # queues that one script looks after
 _WATCHED_MOST = 128  # queues that who waits for every queue blocks on
 _BLOCK = 15.0  # seconds at most until a blocked connection must say that it lives
 _PROVEN_IN = 5.0  # seconds it has for that
-_NUDGE = 0.05  # seconds until who is to stop blocking is told again
+_NUDGE = 0.05  # seconds until a blocking reader is asked to stop again
 _LOCKED = 10_000  # milliseconds a sweep may take before another does not wait for it
 
 _TROUBLE = (OSError, TimeoutError, EOFError, driver.RedisError)
@@ -70,7 +70,7 @@ class RedisTransport(ABC):
         self._scripts = scripts_of(self.kind)
         self._served = ""  # the queue served last
         self._sweep = ""  # what our lock holds
-        self._ears: list[BlockingReader] = []  # connections to block on that nobody uses
+        self._ears: list[BlockingReader] = []  # idle connections to block on
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def run(self, name: str, *arguments: Argument) -> Any:
@@ -179,7 +179,7 @@ class RedisTransport(ABC):
         return []
 
     async def _watched(self, queues: Sequence[str], closed: Collection[str]) -> list[str]:
-        """The queues to block on; "" stands for news of queues that nobody knew."""
+        """The queues to block on; "" stands for notifications of new queues."""
         named = [queue for queue in queues if queue != "*"]
         if "*" in queues:
             known = map(text_of, await self.run("known", _WATCHED_MOST))
@@ -212,7 +212,7 @@ class RedisTransport(ABC):
 
 
 class BlockingReader:
-    """A connection of its own to block on, that can be told to stop without losing what it may just have taken."""
+    """A connection of its own to block on, that can be stopped without losing what it may just have taken."""
 
     def __init__(self, wire: Wire, links: RedisPool, number: int) -> None:
         """``number``: by which another connection can unblock this one."""
@@ -234,7 +234,7 @@ class BlockingReader:
         finally:
             stopping.cancel()
             if not answering.cancel():
-                answering.exception()  # seen: where the nudge failed too, nobody else looks at it
+                answering.exception()  # seen: where the nudge failed too, no other code looks at it
 
     def close(self) -> None:
         """Let go."""

@@ -57,7 +57,7 @@ class Claiming:
         try:
             await self._rounds()
         except HoldfastError:
-            if not self._jobs:  # else nobody would know of their leases
+            if not self._jobs:  # else no process would know of their leases
                 raise
         finally:
             await self._part()
@@ -180,7 +180,7 @@ class Claiming:
         return bool(ready)
 
     async def _part(self) -> None:
-        """Give back what others can take, in its order, and acknowledge what nobody can."""
+        """Give back what others can take, in its order, and acknowledge the rest."""
         carrier = self._carrier
         if self._left:
             await carrier.try_call(carrier.transport.nack(self._left))

@@ -70,10 +70,10 @@ class Transport(Protocol):
         """Make a queue's list of dead letters hold exactly these."""
 
     async def reclaim(self) -> list[Delivery]:
-        """Takes over the deliveries of dead consumers. Clears away what nobody needs."""
+        """Takes over the deliveries of dead consumers. Removes consumers without deliveries."""
 
     async def begin_sweep(self) -> bool:
-        """Returns True if nobody else sweeps now; then nobody will until ``end_sweep``, or for some seconds."""
+        """Returns True if no other process sweeps now; then none will until ``end_sweep``, or for some seconds."""
 
     async def end_sweep(self) -> None:
         """Ends a sweep, for the next one."""

@@ -76,7 +76,7 @@ class Reconciler:
             self._mirrored = queue
 
     async def _recover(self) -> None:
-        """Announce again what the dead had in hand and nobody has claimed."""
+        """Announces unclaimed deliveries of dead consumers again."""
         carrier = self._carrier
         deliveries = await carrier.without_malformed(await carrier.call_transport(carrier.transport.reclaim()))
         if not deliveries:

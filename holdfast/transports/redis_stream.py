@@ -1,5 +1,5 @@
 """A stream of ids for each queue, read by one consumer group; an entry is acknowledged and deleted once its job is
-settled. What a consumer that died had in hand becomes somebody else's."""
+settled. What a consumer that died had in hand goes to another consumer."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _MAX_ID = 64  # characters; no spelling of an id is longer
 
 
 class Away(Unavailable):
-    """The transport cannot be used now. Nobody but this room hears of it."""
+    """The transport cannot be used now. Never leaves this package."""
 
 
 class DeliveryLedger:
@@ -86,9 +86,9 @@ class TransportSession:
         self.back = asyncio.Event()
         self.back.set()
         self.hand: list[Delivery] = []
-        """What has arrived while somebody waited, for the next claim."""
+        """Deliveries that arrived during a wait, for the next claim."""
         self.news = False
-        """Whether some of it arrived when nobody waited any more."""
+        """True if a delivery arrived after the last wait ended."""
         self.wants: Mapping[str, int] = {}
         """Of the latest claim."""
         self.paused: frozenset[str] = frozenset()
@@ -146,7 +146,7 @@ class TransportSession:
         self.back.set()
         self._emit(TransportBack(place=self.transport.place, seconds=round(time.monotonic() - self._left_at, 3)))
 
-    # ── what arrives while somebody waits ─────────────────────────────────────────────────────────────────────
+    # ── deliveries during a wait ─────────────────────────────────────────────────────────────────────
     def queues_with_room(self, queues: Sequence[str]) -> list[str]:
         """Returns the queues that have room for more deliveries."""
         others = self.wants.get(EVERY_QUEUE)
@@ -178,7 +178,7 @@ class TransportSession:
             await asyncio.wait(list(self._listening))
 
     def take_deliveries(self, wants: Mapping[str, int], limit: int) -> tuple[list[Delivery], list[Delivery]]:
-        """Empty the hand: what a claim wants of it, and what somebody else has to take."""
+        """Takes all deliveries in hand: the wanted ones, and the ones to give back."""
         hand, self.hand, self.news = self.hand, [], False
         room, slots = limit, dict(wants)
         kept: list[Delivery] = []
@@ -239,12 +239,12 @@ class TransportSession:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────
     async def close(self) -> None:
-        """Give back what is in hand, and let go of the transport."""
+        """Gives deliveries in hand back and closes the transport."""
         self._watching.cancel()
         await asyncio.wait([self._watching])
 
     async def _close_with_loop(self) -> None:
-        """``asyncio.run`` cancels what is left before it ends: the last moment to part in peace."""
+        """``asyncio.run`` cancels what is left before it ends: last chance to close connections cleanly."""
         try:
             await asyncio.Event().wait()
         finally:

@@ -92,7 +92,7 @@ class TransportStore:
             self._here[loop] = _Here(self._store, TransportSession(self._make(), self._emit))
 
     async def close(self) -> None:
-        """Give back what is in hand, and let go of both."""
+        """Gives deliveries in hand back and closes both."""
         here = self._here.pop(asyncio.get_running_loop(), None)
         if here is not None:
             await here.carrier.close()
@@ -173,7 +173,7 @@ class TransportStore:
         )
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Settle; then acknowledge, announce what is ready again, and bury what is dead."""
+        """Settle; then acknowledge, announce what is ready again, and publish dead letters."""
         answers = await self._store.settle(settlements)
         over = self._in_hand.let_go([Lease(each.job_id, each.claims) for each in answers if not each.locked])
         if over:
@@ -185,7 +185,7 @@ class TransportStore:
         return answers
 
     async def _tell_of(self, job_ids: Sequence[str]) -> set[str]:
-        """Announce what is ready of these, bury what is dead, and wake who sleeps until something falls due. The
+        """Publishes ready jobs and dead letters of these, and wakes workers that sleep until a due job. Returns the
         queues they are in."""
         by_state: dict[JobState, list[tuple[str, str]]] = {}
         places = await self._store.locate_jobs(job_ids)
@@ -315,7 +315,7 @@ class TransportStore:
 
 _LATELY, _COUNTED = timedelta(minutes=1), 100_000  # what the doctor looks at
 _GOES_ON = frozenset({JobState.QUEUED, JobState.DEAD, JobState.FAILED, JobState.SCHEDULED})
-"""States in which a settled job is somebody else's business."""
+"""States of a settled job that the transport ignores."""
 
 
 class TransportMaintenance(ForwardingMaintenance):

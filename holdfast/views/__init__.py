@@ -1,1 +1,1 @@
-"""The operator's desk: what every face shows and does alike, whether it prints, answers over HTTP or draws."""
+"""Views: documents, filters, explanations and operations shared by CLI, HTTP API and console."""

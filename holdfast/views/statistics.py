@@ -29,7 +29,7 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs that a worker took last; of ``null`` those that nobody took yet, of ``others`` those of all the workers
+    """The jobs that a worker took last; of ``null`` the unclaimed ones, of ``others`` those of all the workers
     that are not listed."""
 
     worker: str | None

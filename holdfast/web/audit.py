@@ -180,7 +180,7 @@ def _summary(body: Mapping[str, Any], operation: Operation) -> dict[str, Any]:
                 value = value[:_IDS_MOST]
             text = _encode(value)
             said[name] = value if len(text) <= _TEXT_MOST * 4 else text[:_TEXT_MOST].decode("utf-8", "replace")
-    if not operation.raw:  # else nobody has looked at it yet
+    if not operation.raw:  # else it is unread
         said |= {f"{name}_count": len(body[name]) for name in _COUNTED if name in body}
         words = [each.get("outcome") for each in body.get("settlements", ())]
         said |= {"settlements": {word: words.count(word) for word in OUTCOMES if word in words}} if words else {}

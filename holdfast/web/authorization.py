@@ -27,9 +27,9 @@ async def submit_authorized(
     call: RequestContext,
     jobs: Sequence[NewJob],
     store: Callable[[], Awaitable[T]],
-    told: Callable[[T], Sequence[Handle]],
+    handles_of: Callable[[T], Sequence[Handle]],
 ) -> T:
-    """Store these jobs by ``store``, if all of them are the caller's to submit; ``told``: their handles in the answer.
+    """Stores these jobs if the caller may submit all of them. ``handles_of``: their handles in the answer.
 
     A key, or an id, that stands for a job in another's queue is a conflict which says nothing of that job. Who takes
     a key for one in the same instant is found afterwards; then the conflict says what is stored all the same.
@@ -47,7 +47,7 @@ async def submit_authorized(
         if await _is_taken(call, jobs):  # it may name a job that came in between
             raise _taken(error.stored) from None
         raise
-    handles = told(answer)
+    handles = handles_of(answer)
     if await _is_foreign(call, [handle.id for handle in handles if not handle.created]):
         raise _taken([handle.id if handle.created else None for handle in handles])
     return answer

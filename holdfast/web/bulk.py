@@ -83,7 +83,7 @@ FILTER = Form(name="JobFilter", doc="Every field that is given must match.", fie
 
 
 def _filter(value: Any, field: str) -> dict[str, Any]:
-    """The jobs that match. One that says nothing is a slip: whoever means every job says ``all``."""
+    """The jobs that match. An empty selection is refused: every job is ``all``."""
     read = FILTER.read(an_object(value, field), f"{field}.")
     if not read:
         raise Invalid(field, Words("an empty object"), "name a field in it, or say all: true in its place")

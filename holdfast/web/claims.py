@@ -203,7 +203,7 @@ def pulse_of(call: RequestContext, said: About, queues: str | None = None) -> Wo
 
 # ── the operation ─────────────────────────────────────────────────────────────────────────────────────────────────
 async def claim(call: RequestContext) -> ApiResponse:
-    """Take jobs, or wait for some; what nobody is there for any more is given back at once."""
+    """Long-polls for jobs. Releases them if the client has disconnected."""
     said = parse_worker(call)
     slots = call.body.get("queues") or {EVERY: None}
     limit = call.body.get("limit") or min(LIMIT_MOST, sum(each or 0 for each in slots.values())) or 1
@@ -228,7 +228,7 @@ async def _heard(call: RequestContext, pulse: WorkerHeartbeat, lease_for: timede
 
 
 class _Visit:
-    """A claim, until it has jobs, has waited enough, is told to stop, or its client has gone."""
+    """A claim, until it has jobs, has waited enough, is asked to stop, or its client has gone."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class _Visit:
             await self._wait(place, wait)
         except HoldfastError:
             taken = await self._hall.cancel_claim(place)
-            if not taken.jobs:  # else nobody would hear of them
+            if not taken.jobs:  # else their claim would be lost
                 raise
             return taken
         return await self._hall.cancel_claim(place)

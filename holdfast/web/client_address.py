@@ -66,6 +66,6 @@ def host_of(header: bytes) -> str | None:
 
 def is_unforgeable(host: str) -> bool:
     """Returns True if no page of another site could have got a browser to come here under this name: an address, or a
-    name without a dot, of which nobody outside owns any.
+    name without a dot, which no outsider can own.
     """
     return _parsed(host) is not None or "." not in host or host.endswith(".localhost")

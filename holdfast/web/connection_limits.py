@@ -47,7 +47,7 @@ class ConnectionLimits(NamedTuple):
 
 class ConnectionRegistry:
     """The connections there are, by address. Where there are as many as there may be, the one that has been silent the
-    longest gives way to the next: silence keeps nobody out, such as who asks whether this process lives."""
+    longest gives way to the next: silent clients keep no other out, such as a health probe."""
 
     def __init__(self, bounds: ConnectionLimits) -> None:
         self.bounds = bounds

@@ -19,18 +19,18 @@ from holdfast.web.principal import Principal
 from holdfast.web.responses import Refusal
 
 _WITHIN = timedelta(hours=1)  # for how long who was away can go on where they were; no mark leads back further
-_OPEN = timedelta(days=1)  # for how long a transaction may be open, and its endings still be told to who follows
+_OPEN = timedelta(days=1)  # for how long a transaction may be open, and its endings still be sent to subscribers
 _PIECE = 500  # endings of one look
 _LOOK = 1.0  # seconds between looks where nothing is heard: what a lost wake-up, or a failed attempt, costs at most
 _BREATH, _BUSY = 0.05, 0.5  # seconds at least between two looks; and where a look found more than _MANY
 _MANY = 200
 _AGAIN = 1.0  # seconds until a store that is away is asked again
 _BEHIND_MOST = 40  # pieces a stream may be behind
-_TOLD_MOST = 2000  # endings that are remembered as told
+_TOLD_MOST = 2000  # events remembered as sent
 
 
 class SeenEvents:
-    """The last endings that were told: what is repeated is not told again."""
+    """The events sent last: a repeated one is not sent again."""
 
     def __init__(self) -> None:
         self._keys: OrderedDict[tuple[str, int, str], None] = OrderedDict()
@@ -91,11 +91,11 @@ class EventBroadcaster:
         self._mark = ""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.bookmark = ""
-        """Up to where everything was told to whoever follows."""
+        """Position up to which every subscriber has all events."""
 
     @asynccontextmanager
     async def subscribe_from(self) -> AsyncIterator[Subscriber]:
-        """While this lasts, what happens from its begin on is told to the follower."""
+        """Subscribes while entered: events from now on reach the subscriber."""
         follower = Subscriber()
         self._followers.add(follower)
         try:
@@ -148,7 +148,7 @@ class EventBroadcaster:
 
 
 class EventBroadcasters:
-    """A for each event loop that requests come on; and how many follow."""
+    """Broadcasters, one for each event loop of requests, and the number of subscribers."""
 
     def __init__(self, app: Holdfast) -> None:
         self._app = app

@@ -21,7 +21,7 @@ from holdfast.web.routing import Operation, RequestContext
 from holdfast.web.routing import ResponseSpec as Answered
 
 KINDS = ("succeeded", "failed", "dead", "cancelled")
-"""What is told, as events are called."""
+"""Names of the events in the stream."""
 _RETRY_MS = 2000
 _BEAT = 15.0  # seconds between signs of life
 _CHECK = 4.0  # seconds between looks whether the key is still good
@@ -96,7 +96,7 @@ class _Stream:
             yield self._shown(piece) or _position(piece.bookmark)
         async with self._feed.subscribe_from() as follower:
             more = True
-            while more and self._lasts():  # once more: what came before there was somebody to tell
+            while more and self._lasts():  # once more: events before the subscription
                 piece = await self.events_after(piece.mark)
                 more = piece.more
                 yield self._shown(piece)
@@ -159,7 +159,7 @@ def _kind(ending: JobEvent) -> str:
 
 
 def event_document(ending: JobEvent, *, hides: bool) -> EventDocument:
-    """An ending as it is told."""
+    """An event as it is sent."""
     began = ending.started_at_us
     return EventDocument(
         id=ending.job_id,

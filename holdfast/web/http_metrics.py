@@ -13,7 +13,7 @@ from holdfast.web.responses import ApiRequest
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _GONE = 499
-"""Stands for the status of an answer for which nobody waited."""
+"""HTTP 499: the client closed the request."""
 
 
 class RequestMetrics:

@@ -97,7 +97,7 @@ async def get_job(call: RequestContext) -> ApiResponse:
 
 
 async def _ended(call: RequestContext, job: Job, most: float) -> Job:
-    """The job when it has ended, or as it stands after so many seconds, or once nobody is there any more."""
+    """The job when it has ended, or as it stands after so many seconds, or once the client is gone."""
     store = await call.app.open_store()
     clock = call.app.clock
     deadline = clock.monotonic() + most
@@ -131,7 +131,7 @@ async def find(call: RequestContext) -> ApiResponse:
 
 async def page_of(call: RequestContext, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
     """At most so many jobs. A page of long payloads, or one that takes long to find, ends early: it would hold up
-    everybody else's requests."""
+    all other requests."""
     jobs: list[JobDocument] = []
     size, until = 0, call.app.clock.monotonic() + _PAGE_FOR
     while True:

@@ -1,7 +1,7 @@
 """API keys: what one is, how it is made, and whether one that was shown is good.
 
 A key is ``hf_<id>_<secret>``. The secret has 256 random bits, so that its SHA-256 is as good as a slow hash would be:
-there is nothing to be guessed, whoever reads the hashes. The id finds the key; it is no secret and stands in logs.
+there is nothing to be guessed, even from the hashes. The id finds the key; it is no secret and stands in logs.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def valid_key_id(keys: Mapping[str, Key], token: str, now: datetime) -> str | No
 
 
 def id_in(said: str) -> str:
-    """The id, from itself or from a whole key: whoever found one that leaked has that."""
+    """The id, from itself or from a whole key: the finder of a leaked key has that."""
     found = _WHOLE.match(said)
     return found[1] if found else said
 

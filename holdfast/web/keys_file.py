@@ -1,7 +1,7 @@
 """The file of API keys: read whole or not at all, changed in one step.
 
 TOML, a table for each key under its id. It holds no secret, but who may write to it may do anything over HTTP, so one
-that others may write to, or that everybody may read, is refused.
+that others may write to, or that is readable by all, is refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lease tokens and worker fields of a worker over HTTP.
 
-A token says which lease is meant and nothing else: whatever is to be decided is read from the store. Nobody needs to
+A token says which lease is meant and nothing else: whatever is to be decided is read from the store. No need to
 guess that a forged one does no harm: a lease counts only for the worker that the store says has it.
 """
 

@@ -72,7 +72,7 @@ class ClaimWaiters:
     # ── taking ────────────────────────────────────────────────────────────────────────────────────────────────
     async def take(self, ask: ClaimRequest) -> ClaimResult:
         """Takes the jobs that are ready now; call it shielded, since they must reach a caller. To be shielded: what it
-        takes somebody must hear of.
+        takes must reach a caller.
         """
         if not any(ask.wants.values()):
             return ClaimResult([])
@@ -137,7 +137,7 @@ class ClaimWaiters:
             self._came.set()
 
     def _stopping(self, event: Event) -> None:
-        """The API is about to end: nobody is kept waiting."""
+        """The API is about to end: answers all waiting claims."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._close)
 
@@ -156,7 +156,7 @@ class ClaimWaiters:
         return await asyncio.shield(place.taken)
 
     async def _mind(self) -> None:
-        """As long as somebody waits: a round of claims, then the store's news."""
+        """While a claim waits: a round of claims, then the store's news."""
         while self._places:
             self._came.clear()
             try:
@@ -176,7 +176,7 @@ class ClaimWaiters:
             like = frozenset(queue for queue, slots in place.ask.wants.items() if slots), place.ask.idle
             if place not in self._places or like in in_vain:
                 continue
-            del self._places[place]  # whoever leaves now waits for what comes of this
+            del self._places[place]  # a client that leaves now waits for its result
             try:
                 taken = await self.take(place.ask)
             except BaseException as error:

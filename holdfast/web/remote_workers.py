@@ -32,8 +32,8 @@ from holdfast.worker.sweeper import Sweeper
 
 _KNOWN_MOST = 10_000  # workers that are remembered
 _TIMED: tuple[type[Event], ...] = (BatchSettled, JobDead, JobFailed, JobSucceeded)
-"""What tells how long an attempt took: nobody is asked for the time who does not listen."""
-_LOCKED = (0.05, 0.1, 0.2, 0.4)  # seconds between looks at jobs that somebody else's transaction holds
+"""Events with an attempt's duration: the store's time is read only for subscribers."""
+_LOCKED = (0.05, 0.1, 0.2, 0.4)  # seconds between looks at jobs locked by another transaction
 
 
 class RemoteWorker:
@@ -146,14 +146,14 @@ class RemoteWorkers:
             tell_rest(events, job, settlement, answer, seconds=seconds, dlq_key=letters)
 
     async def nack(self, worker: str, jobs: Sequence[Job]) -> None:
-        """Release jobs that nobody has begun. Where the store is away, their leases end."""
+        """Releases jobs that were not started. Where the store is away, their leases end."""
         try:
             await self.settle(worker, [RemoteEnding(job, Released()) for job in jobs])
         except HoldfastError:
             return
 
     def run_in_background(self, deed: Coroutine[Any, Any, None]) -> None:
-        """Do this though nobody waits for it."""
+        """Runs in the background."""
         task = asyncio.ensure_future(deed)
         self._afterwards.add(task)
         task.add_done_callback(self._afterwards.discard)
@@ -169,7 +169,7 @@ class RemoteWorkers:
 
     # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
     async def sweep(self) -> None:
-        """From the first claim on, sweep as every worker of ours does: where none runs, nobody else would settle
+        """From the first claim on, sweep as every worker of ours does: without a local worker no process would settle
         expired leases."""
         sweeping = self._sweeping
         if sweeping is not None and not sweeping.done() and sweeping.get_loop() is asyncio.get_running_loop():

@@ -20,7 +20,7 @@ _AROUND = 4  # levels a body may have around a payload
 
 
 class Gone(Exception):
-    """The client went away before its request was complete: nobody is there to be answered."""
+    """The client went away before its request was complete: there is no client to answer."""
 
 
 async def read_document(request: ApiRequest, limit: int, patience: float, *, optional: bool) -> dict[str, Any]:

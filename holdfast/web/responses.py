@@ -110,7 +110,7 @@ class ApiResponse(msgspec.Struct, frozen=True):
 
 
 class Streamed(ApiResponse, frozen=True, kw_only=True):
-    """A that is told bit by bit, until the chunks end, the client goes or the server stops.
+    """A streamed response, until the chunks end, the client goes or the server stops.
 
     ``chunk_timeout``: seconds the client may take for a chunk.
     """

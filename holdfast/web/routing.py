@@ -29,7 +29,7 @@ from holdfast.web.wait_limits import WaitLimiter
 
 _UNTOLD = msgspec.Raw(b"{}")
 METRICS = "Metrics"
-"""The group of operations that answer with metrics: a setting opens them to everybody."""
+"""The group of operations that answer with metrics: a setting opens them to all."""
 
 
 class RequestContext(msgspec.Struct, kw_only=True):
@@ -82,7 +82,7 @@ Handler = Callable[[RequestContext], Awaitable[ApiResponse]]
 class ResponseSpec(NamedTuple):
     """An answer an operation may give: the type of its document, what it says, an example of it.
 
-    ``texts``: media types in which the same may be told as text. ``stream``: it is the data of each event.
+    ``texts``: media types of the same as text. ``stream``: it is the data of each event.
     """
 
     document: Any

@@ -32,7 +32,7 @@ _BACKLOG = 2048  # connections that may wait to be accepted
 
 
 def serve(app: Holdfast, settings: Settings, *, exposed: bool = False, site: Application | None = None) -> int:
-    """Serve the API until told to stop; the process's exit code.
+    """Serve the API until stopped; returns the process's exit code.
 
     ``site``: another ASGI application to serve, which has the API among its parts. Without keys only this host's own
     addresses are served, unless ``exposed`` says that others are wanted.
@@ -136,7 +136,7 @@ class Serving:
         return request
 
     async def wait_ended(self) -> None:
-        """Return when it has stopped because it was told to; a server that ends by itself raises."""
+        """Returns when it was stopped; a server that ends by itself raises."""
         await asyncio.shield(self._task)
         if not self._server.should_exit:
             raise HoldfastError("the HTTP server ended by itself")
@@ -146,7 +146,7 @@ class Serving:
         if not self._server.should_exit:
             self.stop()
         await asyncio.gather(self._task, return_exceptions=True)
-        for each in getattr(self._server, "servers", ()):  # one that ended by itself has not let go of them
+        for each in getattr(self._server, "servers", ()):  # one that ended by itself has not closed them
             each.close()
 
 

@@ -16,7 +16,7 @@ _EVERY = 2.0  # seconds
 
 @asynccontextmanager
 async def settings_watched(app: Holdfast) -> AsyncIterator[None]:
-    """While entered, each change is told: the API goes on as it was started, open to everybody if it was so."""
+    """While entered, each change is logged: the API goes on as it was started, open to all if it was so."""
     watching = asyncio.create_task(_watch(app), name="holdfast-settings")
     try:
         yield

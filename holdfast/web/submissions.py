@@ -190,7 +190,9 @@ async def submit(call: RequestContext) -> ApiResponse:
     if key is None and call.app.settings.key_required and "key" not in call.body:
         raise Invalid(KEY_HEADER, Words("nothing"), "send one; the settings require it", "was given", code="missing")
     asked = draft_submission(call.app, call.body, key=key)
-    handle, job = await submit_authorized(call, [asked], lambda: _submitted(call.app, asked), lambda told: [told[0]])
+    handle, job = await submit_authorized(
+        call, [asked], lambda: _submitted(call.app, asked), lambda stored: [stored[0]]
+    )
     call.strangers.record_jobs([asked])
     call.changed += [handle.id] if handle.created else []
     location = (b"location", b"/v1/jobs/" + handle.id.encode())

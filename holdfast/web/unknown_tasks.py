@@ -1,4 +1,4 @@
-"""Submissions of tasks that the application of this API does not have: taken, and told once for each name."""
+"""Submissions of tasks that the application of this API does not have: accepted, and logged once for each name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from holdfast.core.models import NewJob
 from holdfast.core.validation import did_you_mean
 from holdfast.tasks.command_policy import COMMAND
 
-_TOLD = 100  # names that are told: who submits may make up any number
+_TOLD = 100  # limit of logged names: clients may invent any number
 
 
 class UnknownTaskLog:
-    """A for each ``Api``. Another application, or a worker over HTTP, may have the task: nobody is refused."""
+    """Log of unknown tasks, one for each ``Api``. Another application may have the task: nothing is refused."""
 
     def __init__(self, app: Holdfast) -> None:
         self._app = app
@@ -36,7 +36,7 @@ class UnknownTaskLog:
                 )
 
     def warning_for(self, task: str, *, suggests: bool) -> str | None:
-        """What the submitter of a task that is not known is told. ``suggests``: which one may have been meant, too."""
+        """Returns the warning for a submitter of an unknown task. ``suggests``: which one may have been meant, too."""
         known = self._app.registry
         if not len(known) or task in known or task == COMMAND:
             return None

@@ -34,7 +34,7 @@ FULL = 500
 
 
 FENCE = 0.8
-"""Of a lease: what is older without a renewal is neither begun nor kept, for it may be somebody else's by now."""
+"""Of a lease: what is older without a renewal is neither begun nor kept, for another worker may have it by now."""
 
 
 class StopReason(StrEnum):
@@ -196,7 +196,7 @@ class WorkerContext:
             self.low.set()
 
     def forget_run(self, run: TaskRun) -> None:
-        """The job is somebody else's now: let go of it without a word."""
+        """Drops a job that another worker has now, without an event."""
         self.let_go(run)
         if run.span is not None:
             run.span.end_span("lost")
@@ -222,7 +222,7 @@ class WorkerContext:
         tell_success(self.events, run.job, run.seconds)
 
     def drop_run(self, run: TaskRun) -> None:
-        """The job is not ours any more, though we worked on it: tell observers, and let go of it."""
+        """Drops a job whose lease was lost at work, with an event."""
         tell_lost(self.events, run.job, self.worker_id)
         self.forget_run(run)
 

@@ -166,13 +166,15 @@ class Fetcher:
             await asyncio.wait([self._claiming])
 
     async def _take(self, claiming: Coroutine[Any, Any, Claim], since: float) -> Claim:
-        """Take in hand what the claim brings, whether or not somebody still waits for it."""
+        """Take in hand what the claim brings, even if its waiter is gone."""
         claim = await claiming
         fault_point("claim.after")
         shift = self._shift
         shift.fetched_at = shift.clock.monotonic()
         if shift.clock.monotonic() - since > shift.settings.lease.total_seconds() * FENCE:
-            return claim  # the loop was blocked since: these leases are not renewed yet, and may be somebody else's
+            return (
+                claim  # the loop was blocked since: these leases are not renewed yet, and another worker may have them
+            )
         shift.deliver_jobs(claim.jobs, since)
         if shift.stopping.is_set():
             self.release_buffered()
@@ -182,7 +184,7 @@ class Fetcher:
     async def _run_one_alone(self) -> None:
         """A job that lost two leases in a row may kill its process: it runs with no innocent neighbour in it.
 
-        For its sake nothing is fetched for a while. Where long jobs run that is in vain; then everything goes on, and
+        For its sake nothing is fetched for a while. Where long jobs run that is useless; then everything goes on, and
         the next time, after as long again, it is waited for twice as long.
         """
         clock = self._shift.clock

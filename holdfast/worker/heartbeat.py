@@ -24,11 +24,11 @@ _DEADLINE = 0.5  # of the lease: how long one beat may take
 _GAP = 1.0  # seconds at least between two beats, however much news there is
 _RECENT = 2.0  # seconds what the last beat said of this worker may be outdated before it beats again
 _LOOK = 1.0  # seconds between looks at the event loop
-_BLOCKED = 2.0  # seconds the loop may be deaf before that is told
+_BLOCKED = 2.0  # seconds the loop may be blocked before that is reported
 
 
 class Heartbeat:
-    """Beats for one shift until it is told to stop."""
+    """Sends one worker's heartbeats until it is stopped."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Heartbeat:
             self._on_main(self._order, beat.order)
 
     def _fence(self) -> None:
-        """Nothing could be renewed: give up every lease that is about to end, before somebody else takes the job."""
+        """Nothing could be renewed: give up every lease that is about to end, before another worker takes the job."""
         shift = self._shift
         limit = shift.settings.lease.total_seconds() * FENCE
         now = shift.clock.monotonic()

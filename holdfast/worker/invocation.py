@@ -72,7 +72,7 @@ class HandlerInvoker:
 
     @staticmethod
     def _check(task: Task[..., Any]) -> None:
-        """A task that cannot run is told at start, not job by job."""
+        """A task that cannot run is reported at start, not job by job."""
         task.prepare()
         if task.executor == "process":
             if task.dependencies:

@@ -29,7 +29,7 @@ class MetricsServer:
         self._sidecar: MetricsProcess | None = None
 
     def __enter__(self) -> None:
-        """ConfigError where the port cannot be had, or others would reach it of whom nobody said so."""
+        """Raises ConfigError if the port is taken, or reachable from other hosts without a setting for it."""
         shift, settings = self._shift, self._shift.settings
         if settings.metrics_port is None:
             return

@@ -20,7 +20,7 @@ from holdfast.core.validation import did_you_mean
 from holdfast.settings.settings import Settings
 from holdfast.tasks.command_policy import COMMAND
 
-_TOLD = 1000  # names of tasks that are told not to be there, or that payloads do not fit
+_TOLD = 1000  # limit of task names reported as unknown or unfit
 _SHORTEST, _LONGEST = timedelta(seconds=2), timedelta(minutes=1)  # between two tries of a deferred job
 
 

@@ -19,7 +19,7 @@ _LAST_MOMENT = 2.0  # seconds for calls in the loop's threads, after everything 
 
 
 def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int:
-    """Runs one worker until it is told to stop; returns the process's exit code.
+    """Runs one worker until it is stopped; returns the process's exit code.
 
     SIGTERM and SIGINT stop it. A second signal more than a second later ends the grace.
     """
@@ -44,7 +44,7 @@ def run_worker(app: Holdfast, settings: Settings, *, drain: bool = False) -> int
 def _run_to_end(loop: asyncio.Runner, app: Holdfast, settings: Settings, drain: bool, threads: LoopThreads) -> Worker:
     """Runs the worker to its end. An exit that a task or callback of a handler raises interrupts the event loop only.
 
-    Whoever awaits that task gets the exit too. Before the worker listens to signals, and once it has ended, it counts.
+    A caller that awaits that task gets the exit too. It counts before the worker handles signals, and after its end.
     """
     listening: asyncio.Future[asyncio.Task[Worker]] = loop.get_loop().create_future()
     main = _serve(app, settings, drain, threads, listening)
@@ -70,7 +70,7 @@ async def _serve(
         lambda: loop.call_soon_threadsafe(worker.stop, "orphaned"),
         lambda: worker.shift.settings.grace.total_seconds() + EXTRA_SECONDS,
     )
-    # A supervisor hands every stop on as SIGTERM, and says itself what it was told.
+    # A supervisor forwards every stop as SIGTERM, and reports the original signal itself.
     handle_stop_signals(lambda name: worker.stop("supervisor" if worker.supervised else name))
     current = asyncio.current_task()
     assert current is not None  # noqa: S101 - a coroutine that runs has a task

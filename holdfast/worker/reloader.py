@@ -21,7 +21,7 @@ class Reloader:
     """Looks at the file, the jobs done and the memory used."""
 
     def __init__(self, shift: WorkerContext, resize: Callable[[int], None], recycle: Callable[[], None] | None) -> None:
-        """``recycle``: None where nobody would start the next process."""
+        """``recycle``: None if no supervisor would start the next process."""
         self._shift = shift
         self._resize = resize
         self._recycle = recycle

@@ -99,7 +99,7 @@ class Runner:
             run = buffer.popleft()
             try:
                 await self._run(run, me)
-            except BaseException as error:  # this runner ends, told to or of a bug
+            except BaseException as error:  # this runner ends, by a stop or by a bug
                 self._leave(run, error)
                 if isinstance(error, GeneratorExit):
                     self._replace(me)
@@ -127,7 +127,7 @@ class Runner:
             return
         self._shift.running.discard(run)
         if run.completing:
-            self._shift.drop_run(run)  # whoever finds its lease expired will know whether it has ended
+            self._shift.drop_run(run)  # the worker that finds its lease expired will know whether it has ended
             return
         stopped = isinstance(error, asyncio.CancelledError)
         self._shift.settle(run, Released() if stopped else Failed(error=describe_error(error), reason=Reason.CRASHED))
@@ -194,7 +194,7 @@ class Runner:
         return False
 
     def _after_interruption(self, run: TaskRun, outcome: Outcome | None) -> Outcome | None:
-        """What an interrupted execution comes to. None: nothing to settle, the lease is somebody else's."""
+        """What an interrupted execution comes to. None: nothing to settle, another worker has the lease."""
         while run.runner is not None and run.runner.cancelling():
             run.runner.uncancel()
         match run.why:
@@ -256,7 +256,7 @@ class Runner:
             return outcome_of(error, task)
         except GeneratorExit:
             raise  # this runner is being thrown away
-        except BaseException as error:  # SystemExit, KeyboardInterrupt or a stranger: none ends the worker
+        except BaseException as error:  # SystemExit, KeyboardInterrupt or an unknown exception: none ends the worker
             return outcome_of(error, task)
         return success_outcome(task, value, self._shift.settings.result_limit)
 

@@ -17,7 +17,7 @@ from holdfast.worker.context import FULL, TaskRun, WorkerContext
 from holdfast.worker.reporting import measure_settled, tell_lost, tell_rest
 
 _LINGER = 0.004  # seconds a batch may still grow while other handlers run
-_LOCKED = 0.5  # seconds between looks at jobs that somebody else's transaction holds
+_LOCKED = 0.5  # seconds between looks at jobs locked by another transaction
 
 
 class Settler:
@@ -30,7 +30,7 @@ class Settler:
         self._write_lines = write_lines
         self._patience = RetryDelay(shift, "settler")
         self._finishing = False
-        self._locked: dict[Lease, TaskRun] = {}  # what somebody else's transaction has in hand
+        self._locked: dict[Lease, TaskRun] = {}  # settlements of jobs locked by another transaction
         self._look_at = 0.0  # the clock's reading when these are tried again
 
     def finish(self) -> None:

@@ -33,7 +33,7 @@ RECYCLE = 84
 """Exit code of a worker that wants to be replaced by a fresh process at once (``recycle_jobs``, ``recycle_memory``)."""
 
 FINISHED = 85
-"""Exit code of a supervised worker that has ended on purpose: told to, or with nothing left to run. It is not 0: any
+"""Exit code of a supervised worker that has ended on purpose: stopped, or with nothing left to run. It is not 0: any
 handler can exit with that, and one that does has taken its worker down."""
 
 NAME_TAKEN = 86
@@ -99,11 +99,11 @@ def is_hopeless(run: ChildRun) -> bool:
 
 
 def exit_code(code: int, *, asked: bool) -> int:
-    """Returns the exit code that a child's last ``returncode`` adds, as a shell would say it. ``asked``: after we told
+    """Returns the exit code that a child's last ``returncode`` adds, as a shell would say it. ``asked``: after we asked
     it to stop.
     """
     if code in (0, FINISHED, RECYCLE) or (asked and code == -signal.SIGTERM):
-        return 0  # One that was told to stop before it could listen ends by the signal itself: nothing had begun.
+        return 0  # A child stopped before it could listen ends by the signal itself: nothing had begun.
     if code == NAME_TAKEN:
         return Unavailable.exit_code
     return code if code > 0 else 128 - code
@@ -178,7 +178,7 @@ class Supervisor:
         for child in self._running:
             if child.returncode is None:  # Not reaped yet: the number is still its own.
                 os.kill(child.pid, signal.SIGTERM)
-        if first:  # after they were told: whatever is wrong with the settings file must not keep a child from hearing
+        if first:  # after the stop: whatever is wrong with the settings file must not keep a child from hearing
             self._look()
             asyncio.get_running_loop().call_later(max(self._graces) + self._extra, self._kill)
 
@@ -293,7 +293,7 @@ def watch_parent(on_orphaned: Callable[[], object], patience: Callable[[], float
 def _await_orphaned(
     pipe: int, patience: Callable[[], float], loop: asyncio.AbstractEventLoop, on_orphaned: Callable[[], object]
 ) -> None:
-    os.read(pipe, 1)  # Nobody writes: it returns when the last writer is gone.
+    os.read(pipe, 1)  # Without writers: it returns when the last writer is gone.
     seconds = patience()
     with suppress(RuntimeError):  # The loop is closed: what was to be stopped has ended already.
         loop.call_soon_threadsafe(on_orphaned)

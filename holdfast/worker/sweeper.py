@@ -1,5 +1,5 @@
 """The sweeper: on its own clock, under load too, in any number of workers at once: settles expired leases, makes due
-jobs ready in queues nobody reads, reminds the transport of what it has lost, and prunes what retention lets go."""
+jobs ready in unserved queues, republishes what the transport has lost, and prunes by retention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.worker.reporting import tell_recovered
 
 _BATCH = 500
 _PRUNE_EVERY = 60.0  # seconds
-_REFUSED = 1000  # jobs of which it is told that they cannot be settled
+_REFUSED = 1000  # limit of reported jobs that cannot be settled
 
 
 class Sweeper:
@@ -29,7 +29,7 @@ class Sweeper:
         self._store = store
         self._patience = RetryDelay(shift, "sweeper")
         self._pruned_at = shift.clock.monotonic()
-        self._refused: set[str] = set()  # jobs that the store cannot settle, and that was told
+        self._refused: set[str] = set()  # reported jobs that the store cannot settle
 
     async def run(self) -> None:
         """Sweep every interval, give or take a fifth, so that many workers do not sweep at once."""
@@ -66,7 +66,7 @@ class Sweeper:
             raise failed
 
     async def _promote(self) -> int:
-        """Make due jobs ready: for queues nobody reads, and for followers while this worker is too busy to claim. An
+        """Make due jobs ready: for unserved queues, and for followers while this worker is too busy to claim. An
         idle worker that serves every queue does it by its own claims, at the very instant."""
         if self._shift.attentive:
             return 0
@@ -104,7 +104,7 @@ class Sweeper:
         return self._tell(jobs, answers)
 
     def _tell_refused(self, job: Job, error: HoldfastError) -> None:
-        """Once: whoever has spoiled its row must mend it, and until then every sweep meets it again."""
+        """Reports it once: the corrupt row needs a manual repair, and until then every sweep meets it again."""
         if job.id not in self._refused and len(self._refused) < _REFUSED:
             self._refused.add(job.id)
             text = f"job {job.id}, whose lease ran out, cannot be settled: {error}"

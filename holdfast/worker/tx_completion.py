@@ -1,6 +1,6 @@
 """Handlers that end their job inside a transaction of their own, together with their rows.
 
-Whether such a job has ended is decided by a commit that we never hear of. So nobody believes the handler: when it has
+Whether such a job has ended is decided by a commit that we never hear of. So the handler is not believed: when it has
 returned or raised, the store is asked.
 """
 
@@ -46,7 +46,7 @@ class TxCompletion:
         try:
             fate = await store.tx_outcome(run.lease)
         except HoldfastError:
-            return True  # cut off from the store, nobody knows
+            return True  # cut off from the store: unknown
         return fate in (TxOutcome.UNDONE, TxOutcome.LOST)
 
     async def read_outcome(self, run: TaskRun) -> TxOutcome:

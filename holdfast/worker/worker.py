@@ -43,7 +43,7 @@ class Worker:
     def __init__(
         self, app: Holdfast, *, settings: Settings | None = None, drain: bool = False, supervised: bool = False
     ) -> None:
-        """``drain``: stop once the queues have nothing to run. ``supervised``: somebody starts the next one when this
+        """``drain``: stop once the queues have nothing to run. ``supervised``: a supervisor starts the next when this
         one is recycled; else it never is."""
         self._app = app
         settings = settings or app.settings
@@ -61,7 +61,7 @@ class Worker:
         self.stuck_threads = 0
         """The same: threads in which a handler still runs."""
 
-    # ── being told ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── stops and drains ────────────────────────────────────────────────────────────────────────────────────────────
     def stop(self, reason: str = "asked") -> None:
         """Takes no more jobs and finishes the running ones within the grace. Call it from the event loop.
 
@@ -99,7 +99,7 @@ class Worker:
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
-        """Work until told to stop (or, draining, until there is nothing to run)."""
+        """Works until stopped (or, draining, until there is nothing to run)."""
         shift, app = self.shift, self._app
         store = await app.open_store()
         self.calls = calls = await self._open(store)
@@ -233,7 +233,7 @@ class Worker:
     async def _check_name(self, store: Store) -> None:
         """Unavailable if a living worker goes by the name that we were given: signing on would end its registration.
 
-        It is no ConfigError, after which nobody starts us again: the name becomes free."""
+        It is no ConfigError, after which no supervisor starts us again: the name becomes free."""
         if self.shift.settings.worker_id is None:
             return
         ours = (socket.gethostname(), os.getpid())

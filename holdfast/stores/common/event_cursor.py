@@ -1,6 +1,6 @@
 """Marks in the feed of endings for stores in which what ends later is seen later: one writer, or scripts one by one.
 
-There an instant, and a place among its endings, say how far somebody has read. What sets a clock back a little, as a
+There an instant, and a place among its endings, are the position of a reader. What sets a clock back a little, as a
 takeover by a replica may, is met by reading the last moments again.
 """
 

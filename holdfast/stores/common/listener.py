@@ -25,7 +25,7 @@ _RETRY_MOST = 5.0  # seconds between tries to listen again
 
 
 class Listener(ABC):
-    """The waiters of one event loop, and an ear for each kind of news, heard only where it is awaited: ``ended``, the
+    """Waiters of one event loop, and a reader for each kind of notification while it is awaited: ``ended``, the
     endings of jobs, and ``ready``, all else, unless a store tells more kinds apart."""
 
     trouble: tuple[type[BaseException], ...]
@@ -89,13 +89,15 @@ class Listener(ABC):
             nonlocal pause
             pause = RETRY
             self._hearing[kind].set()
-            self.waiters.wake_topics(("queue:*", "due:*", "worker:*", "job:*"))  # whatever came while nobody listened
+            self.waiters.wake_topics(
+                ("queue:*", "due:*", "worker:*", "job:*")
+            )  # notifications missed between listeners
 
         while True:
             try:
                 await self.listen(kind, mark_began)
             except self.trouble:
-                # Not told: the polls go on, and the store's own calls say what is wrong with the server.
+                # Not logged: the polls go on, and the store's own calls say what is wrong with the server.
                 self._hearing[kind].clear()
                 self.connection_lost()
                 pause = await backoff_sleep(pause)

@@ -31,7 +31,7 @@ class CountRow(NamedTuple):
 def queues_of(
     looks: Sequence[CountRow], paused: Mapping[str, bool], *, recent: timedelta, most: int
 ) -> dict[str, QueueInfo]:
-    """The queues that were seen and the paused ones, by name; nobody has asked for their oldest ready jobs yet."""
+    """The queues that were seen and the paused ones, by name; without their oldest ready jobs yet."""
     names = sorted({look.queue for look in looks} | {name for name in paused if paused[name]})
     states: dict[str, Counter[JobState]] = {name: Counter() for name in names}
     for look in looks:

@@ -29,9 +29,9 @@ UNREADABLE = (msgspec.MsgspecError, RecursionError)
 """What reading JSON that another program spoiled may raise: it is not what we write, or nested too deep."""
 
 CHOOSE = 8.0
-"""Seconds that a change by a filter may look for its jobs where somebody waits: it is rare, and has to be done."""
+"""Seconds that a change by a filter may look for its jobs if a caller waits: it is rare, and has to be done."""
 UPKEEP = 8.5
-"""Seconds more than others that upkeep may take where a store is patient for a moment only: nobody waits for it."""
+"""Seconds more than others that upkeep may take where a store is patient for a moment only: no caller waits for it."""
 _JOBS_A_SECOND, _CHARACTERS_A_SECOND = 2500, 4e6  # that every store writes, with room to spare
 CLAIMED_A_SECOND = 100
 """Jobs that every store hands over, whatever their size."""

@@ -96,7 +96,7 @@ class Opened(ABC):
         self._watching = asyncio.create_task(self._close_with_loop(), name="holdfast-connections")
 
     async def _close_with_loop(self) -> None:
-        """``asyncio.run`` cancels what is left before it ends: the last moment to part in peace."""
+        """``asyncio.run`` cancels what is left before it ends: last chance to close connections cleanly."""
         try:
             await asyncio.Event().wait()
         finally:
@@ -141,7 +141,7 @@ class ServedStore(ABC, Generic[OpenedT]):
         except BaseException:
             await opened.close()
             raise
-        if loop in self._opened:  # somebody else was quicker
+        if loop in self._opened:  # another caller was quicker
             await opened.close()
             return
         for ended in [each for each in self._opened if each.is_closed()]:
@@ -179,7 +179,7 @@ class ServedStore(ABC, Generic[OpenedT]):
                 return
             self._callers -= 1
             if not self._callers and portal.loop not in self._opened:
-                portal.stop_thread()  # while nobody can have another: its last words, ``close``, end the one they find
+                portal.stop_thread()  # while no other can be opened: ``close`` ends the one it finds
                 self._portal = None
 
     @property

@@ -12,7 +12,7 @@ _REMEMBERED = 10_000  # leases; who asks again does so within seconds
 
 
 class UnconfirmedSettlements:
-    """Leases whose settlement was sent, and its answer lost or passed on to nobody."""
+    """Leases whose settlement was sent, and its answer lost or not passed on."""
 
     def __init__(self) -> None:
         self._leases: set[Lease] = set()
@@ -33,7 +33,7 @@ class UnconfirmedSettlements:
 
 
 class UnconfirmedClaims:
-    """Workers whose claim was sent and its answer lost: it may have taken jobs that nobody here knows of."""
+    """Workers whose claim was sent and its answer lost: it may have taken jobs unknown to this process."""
 
     def __init__(self) -> None:
         self._answered_at: dict[str, int] = {}  # by worker: the server's instant of its latest claim that was answered
@@ -73,7 +73,7 @@ def accepted_as(settlement: Settlement, fate: SettlementEvidence) -> JobState | 
     """Where a settlement whose answer was lost left its job, whatever others did since; None: it was not applied.
 
     Attempts leave a record, but for those that succeeded or were given back: of these nothing is known but that the
-    lease has ended, and with a record of somebody else's if it was lost.
+    lease has ended, and with another worker's record if it was lost.
     """
     if fate.left is not None:
         ours = (settlement.reason, settlement.error) == (fate.reason, fate.error)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-_MISSED_MOST = 1000  # topics kept for whoever waits next; a process that only submits has many
+_MISSED_MOST = 1000  # topics kept for the next waiter; a process that only submits has many
 
 
 class Waiter:
@@ -33,7 +33,7 @@ class Waiter:
 
 
 class PendingTopics:
-    """News of queues and workers that nobody waited for, kept for who waits next. Its owner has the lock."""
+    """Notifications of queues and workers without a waiter, kept for the next one. Its owner has the lock."""
 
     def __init__(self) -> None:
         self._topics: set[str] = set()
@@ -47,14 +47,14 @@ class PendingTopics:
             self._topics = {"queue:*", "worker:*", "due:*"}
 
     def take(self, waiter: Waiter) -> bool:
-        """Returns True if there was something for this waiter: it is told once."""
+        """Returns True if there was a notification for this waiter, and removes it."""
         missed = {topic for topic in self._topics if waiter.matches_topics((topic,))}
         self._topics -= missed
         return bool(missed)
 
 
 class Waiters:
-    """The waiters of this process. News of a queue or worker that nobody waits for is kept for who waits next."""
+    """The waiters of this process. Notifications without a waiter are kept for the next one."""
 
     def __init__(self) -> None:
         self._listed: set[Waiter] = set()
@@ -62,7 +62,7 @@ class Waiters:
         self._lock = threading.Lock()
 
     def wake_topics(self, topics: Iterable[str]) -> None:
-        """Wake whoever waits for one of these. From any thread, if their ``wake`` may be called from there."""
+        """Wakes the waiters for one of these. From any thread, if their ``wake`` may be called from there."""
         told = [topic for topic in topics if ":" in topic]
         if not told:
             return
@@ -75,7 +75,7 @@ class Waiters:
 
     @contextmanager
     def register_waiter(self, waiter: Waiter) -> Iterator[None]:
-        """While this lasts the waiter hears what is told; what it missed, at once."""
+        """Registers the waiter while entered; it gets missed notifications at once."""
         with self._lock:
             self._listed.add(waiter)
             missed = self._missed.take(waiter)

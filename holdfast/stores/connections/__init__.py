@@ -1,4 +1,4 @@
-"""Connections to servers that more than one room talks to.
+"""Connections to servers that several packages use.
 
 redis.py      opening them, deadlines, backoff, scripts
 redis_url.py  what a URL says of the server

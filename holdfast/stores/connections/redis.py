@@ -2,7 +2,7 @@
 
 Every call has a deadline on our side. A connection whose call was cut short for any reason but an error that the
 server answered is never used again: a late answer must not reach the next caller. A call that finds the server away
-tries again for ``PATIENCE`` seconds, then raises Unavailable; whoever must go on for ever (the worker's services) calls
+tries again for ``PATIENCE`` seconds, then raises Unavailable; callers that go on for ever (the worker's services) call
 again.
 """
 
@@ -101,7 +101,7 @@ class RedisPool:
 
     # ── connections ───────────────────────────────────────────────────────────────────────────────────────────
     async def connect(self, heard: Heard | None = None, **options: Any) -> Wire:
-        """A new connection to the primary, or an error of the driver. ``heard`` is told what is published."""
+        """A new connection to the primary, or an error of the driver. ``heard`` receives published messages."""
         given = {**self.server.options, **options}
         if "path" not in given:
             given["host"], given["port"] = await self._primary()
@@ -236,7 +236,7 @@ class RedisPool:
             self._idle.pop().close()
 
     async def close(self) -> None:
-        """Let go of every connection; calls under way fail."""
+        """Closes every connection; calls under way fail."""
         self._closed = True
         self.drop_connections()
         for link in list(self._busy):
@@ -263,8 +263,8 @@ class RedisPool:
         """Returns the answer of the script to each of these arguments. They go out one behind the other, none before
         all of them are known to be what Redis can take; an error of one leaves the others done.
 
-        ``doubt``, ``patience``, ``extra``: see ``call``; ``doubt`` is told only once something was sent. ``after`` is
-        done on the same connection before the answers count; ``partly`` is told of all answers if one of them is an
+        ``doubt``, ``patience``, ``extra``: see ``call``; ``doubt`` is called only once something was sent. ``after`` is
+        done on the same connection before the answers count; ``partly`` receives all answers if one of them is an
         error.
         """
         head: tuple[Argument, ...] = ("EVALSHA", script.sha, len(keys), *keys)
@@ -274,7 +274,7 @@ class RedisPool:
             sent.append(True)
             commands = [(*head, *piece) for piece in pieces]
             unsure = len(pieces) > 1 and script.sha not in link.scripts
-            if unsure:  # else the first might find it unknown, and a later one, since somebody brought it, known
+            if unsure:  # else the first might find it unknown, and a later one, loaded meanwhile, known
                 commands.insert(0, ("SCRIPT", "LOAD", script.text))
                 link.scripts.add(script.sha)
             replies = (await link.ask_each(commands))[int(unsure) :]
@@ -289,7 +289,7 @@ class RedisPool:
                     if partly is not None:
                         partly(replies)
                     if _is_elsewhere(error) and not all(isinstance(each, driver.ResponseError) for each in replies):
-                        raise driver.ConnectionError(str(error)) from error  # gone halfway: nobody hears what was done
+                        raise driver.ConnectionError(str(error)) from error  # gone halfway: the answers are lost
                     raise error
             if after is not None:
                 await after(link)
@@ -311,8 +311,8 @@ class RedisPool:
         patience: float | None = None,
         extra: float = 0.0,
     ) -> T:
-        """Run ``once`` on a connection, again while the server is away. ``doubt`` is told of each failure after which
-        nobody knows whether it ran; ``patience``: seconds, if fewer than usual; ``extra``: seconds more that it may
+        """Run ``once`` on a connection, again while the server is away. ``doubt`` is called at each failure after which
+        it is unknown whether it ran; ``patience``: seconds, if fewer than usual; ``extra``: seconds more that it may
         take in all."""
         usual = PATIENCE if self._patience is None else self._patience
         give_up = time.monotonic() + (usual if patience is None else min(patience, usual))

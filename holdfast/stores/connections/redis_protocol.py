@@ -21,7 +21,7 @@ _MORE = object()
 
 
 class Wire(asyncio.Protocol):
-    """A connected connection of the driver, taken over. ``heard`` is told what is published."""
+    """A connected connection of the driver, taken over. ``heard`` receives published messages."""
 
     def __init__(self, link: Any, heard: Heard | None = None) -> None:
         self.ended = asyncio.Event()
@@ -62,7 +62,7 @@ class Wire(asyncio.Protocol):
         return answer
 
     def close(self) -> None:
-        """End it at once: whoever waits for an answer hears that."""
+        """Ends it at once and fails every waiting request."""
         self._transport.abort()
         self.connection_lost(None)
 
@@ -89,7 +89,7 @@ class Wire(asyncio.Protocol):
         self.ended.set()
         while self._asked:
             answer = self._asked.popleft().answer
-            if not answer.done():  # whoever asked may wait no more
+            if not answer.done():  # the caller may wait no more
                 answer.set_exception(error)
 
 

@@ -122,7 +122,7 @@ class Operate:
     async def _operated(
         self, fetch: Fetch, ids: Sequence[str], changed: Mapping[str, JobState], chosen: Chosen
     ) -> BulkResult:
-        """The answer, in the order of the question. What a filter chose and matches no more is nobody's business."""
+        """The answer, in the order of the question. Selected jobs that match no more are left out."""
         asked = chosen.ids
         if chosen.guard is not None:
             matching = set(ids)

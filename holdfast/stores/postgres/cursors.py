@@ -6,7 +6,7 @@ next claim begins behind the last job of this one. It is worth it after a claim 
 for; and after any claim where looks from the start have become expensive.
 
 What is in front of a cursor (a higher priority, a job given back, a transaction that committed late, a row that
-somebody had locked) is found by the next look from the start. It comes
+another transaction had locked) is found by the next look from the start. It comes
 
 - at once, where this process made the job ready itself while no look was under way, or where behind the cursor there
   is nothing,

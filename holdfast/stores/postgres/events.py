@@ -20,7 +20,7 @@ from holdfast.stores.postgres.statements import Query
 
 LAG_US = 10_000_000
 """How long after its begin a statement may get its transaction's number: as long as a statement may take."""
-_AHEAD_US = 60_000_000  # how far ahead of the clock a mark may be: somebody set it back
+_AHEAD_US = 60_000_000  # how far ahead of the clock a mark may be: the clock was set back
 _SNAPSHOT = r"\d{1,17}\.\d{1,18}(?:\.\d{1,18}-\d{1,17}){0,2000}"
 _JOB = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _MARK = re.compile(rf"({_SNAPSHOT})(?:~({_SNAPSHOT})~(\d{{1,17}})\.({_JOB})\.(\d{{1,18}}))?", re.ASCII)
@@ -135,7 +135,7 @@ class Feed:
 
     async def _running(self) -> tuple[int, list[int]]:
         """The next transaction's number, and the running ones. A snapshot does not list who has a higher number than
-        all that are over: so a number is taken before, and whoever is not listed got its own later."""
+        all that are over: so a number is taken before, and an unlisted transaction got its own later."""
         ((native,),) = await self._links.fetch(self._sql["snapshot"])
         _, top, running = native.split(":")
         return int(top), [int(xid) for xid in running.split(",") if xid]

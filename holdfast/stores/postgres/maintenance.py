@@ -31,7 +31,7 @@ _TAKEN = (
     asyncpg.UndefinedColumnError,
 )
 _PATIENCE = 3600.0  # seconds for one migration
-_LOCK_MS = 300  # how long others wait behind us at most, where somebody has a table open
+_LOCK_MS = 300  # how long others wait behind us at most, if another session has a table open
 _TRIES, _PAUSE = 30, 0.7
 
 
@@ -80,7 +80,7 @@ async def _apply(link: Connection, schema: str, migrations: Sequence[Migration])
 
 
 async def _apply_next(link: Connection, schema: str, migrations: Sequence[Migration]) -> str | None:
-    """The first that is missing; its name. Whoever asks for a table behind us waits while we wait for a lock on it: so
+    """Applies the first missing migration; returns its name. Sessions behind us wait while we wait for a lock: so
     we wait briefly, let them by, and try again."""
     for _ in range(_TRIES):
         try:
@@ -95,7 +95,7 @@ async def _apply_next(link: Connection, schema: str, migrations: Sequence[Migrat
 
 
 async def _next(link: Connection, schema: str, migrations: Sequence[Migration]) -> str | None:
-    """In a transaction, once nobody else is at it."""
+    """In a transaction, one process at a time."""
     await link.execute("set local lock_timeout = 0")
     await link.execute("select pg_advisory_xact_lock($1, $2)", 0x486F6C64, zlib.crc32(schema.encode()) >> 1)
     if not await link.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):

@@ -27,13 +27,13 @@ SLOWDOWN = 3.0  # and so many times as long as a notification takes, which is lo
 MAX_INTERVAL = 0.25  # but no longer than this: a server that was stuck has recovered
 SPARSE = 0.02  # seconds without news, after which the next lone job takes its own along
 _PAYLOAD = 7900  # bytes; PostgreSQL takes 7,999
-_NAMED_MOST = 150  # endings told by name; more do not fit, and are told as some
+_NAMED_MOST = 150  # ended jobs sent by id; more do not fit, and are sent as "some"
 
 _NOTIFY = Query("notify", "select pg_notify($1, $2)", ("channel", "payload"))
 
 
 class PostgresNotifications(Listener):
-    """The waiters of one event loop, its voices and its ears."""
+    """LISTEN/NOTIFY for one event loop: waiters, senders, listeners."""
 
     trouble = (
         OSError,
@@ -55,7 +55,7 @@ class PostgresNotifications(Listener):
             for kind, coarse in (("ready", "queue:*\ndue:*\nworker:*"), ("ended", "job:*"))
         }
         self.on_queue: Callable[[str], None] = lambda queue: None
-        """Told each queue that others have news of."""
+        """Called with each queue of a notification from another process."""
 
     # ── telling ───────────────────────────────────────────────────────────────────────────────────────────────
     def notify_committed(self, topics: Iterable[str], ended: Sequence[str] = ()) -> None:
@@ -76,7 +76,7 @@ class PostgresNotifications(Listener):
         return self._voices["ready"].transaction_notice(topic)
 
     async def flush(self) -> None:
-        """Wait until what was told has been sent."""
+        """Waits until pending notifications are sent."""
         for voice in self._voices.values():
             await voice.flush()
 
@@ -86,7 +86,7 @@ class PostgresNotifications(Listener):
             async with asyncio.timeout(1.0):
                 await self.flush()
         except TimeoutError:
-            self.waiters.wake_topics(())  # nobody is told more: the polls find it
+            self.waiters.wake_topics(())  # no notification is sent: the polls find it
         await self.stop_listening()
 
     # ── hearing ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,8 +2,8 @@
 
 Every statement has a deadline on our side. A connection whose statement failed for any reason but a refusal by the
 server is never used again: a late answer must not reach the next caller. A call that finds the server away tries again
-for ``PATIENCE`` seconds, then raises Unavailable; whoever must go on for ever (the worker's services) calls again.
-Where somebody waits for the answer, over HTTP, a call has one deadline for all that it waits for: a server that is
+for ``PATIENCE`` seconds, then raises Unavailable; callers that go on for ever (the worker's services) call again.
+If a caller waits for the answer, over HTTP, a call has one deadline for all that it waits for: a server that is
 frozen, or a network that swallows everything, refuses no connection.
 """
 
@@ -39,7 +39,7 @@ _BACKOFF, _BACKOFF_MOST = 0.02, 1.0  # seconds between tries, before jitter
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
 _SEARCH, _SEARCH_ROOM = 0.65, 0.2  # of the patience there: what the server may search for, and the wait for a turn
 _PARTING = 0.5  # seconds to have the server give up what was given up here
-_LOCK = 0.8  # of the patience: the wait for a row that somebody holds
+_LOCK = 0.8  # of the patience: the wait for a locked row
 _CONFLICTS = 8  # times a deadlock or serialization failure is tried again
 
 _AWAY = (
@@ -73,8 +73,8 @@ class Locked(Unavailable):
 
 
 class Turn(Enum):
-    """Purpose of a search by a filter. Of each kind few go at a time, where somebody waits: the other connections are
-    for everybody else, and what may take long is in the way of its own kind only.
+    """Purpose of a search by a filter. Of each kind few go at a time, if a caller waits: the other connections are
+    for all others, and what may take long is in the way of its own kind only.
     """
 
     CHANGE = "change"
@@ -150,7 +150,7 @@ def _split(url: str) -> SplitResult:
 
 class PostgresPool:
     """The connections of one event loop: at most ``most``, made when they are needed. ``patience``: seconds for a whole
-    call, the wait for a connection included, where somebody waits for its answer."""
+    call, the wait for a connection included, if a caller waits for its answer."""
 
     def __init__(
         self, address: PostgresAddress, *, now: Callable[[], int] | None, most: int = 8, patience: float | None = None
@@ -240,7 +240,7 @@ class PostgresPool:
 
     def _part(self, link: Connection) -> None:
         """Leave a connection whose call was given up, once the driver has had time to have the server give it up too:
-        else what nobody waits for would go on there, on more and more connections."""
+        else abandoned calls would go on there, on more and more connections."""
         self._parting.add(link)
 
         def close_link() -> None:
@@ -261,7 +261,7 @@ class PostgresPool:
             self._idle.pop().terminate()
 
     async def close(self) -> None:
-        """Let go of every connection; calls under way fail."""
+        """Closes every connection; calls under way fail."""
         self._closed = True
         while self._idle:
             link = self._idle.pop()
@@ -296,7 +296,7 @@ class PostgresPool:
         )
 
     async def search(self, query: Query, turn: Turn, *, seconds: float | None = None, **values: Any) -> Rows:
-        """The rows of a statement that may have to look at every job there is. Where somebody waits, the server ends it
+        """The rows of a statement that may have to look at every job there is. If a caller waits, the server ends it
         after so many seconds, and a few of them cannot take all connections."""
         patience = self._patience
         if patience is None:
@@ -334,7 +334,7 @@ class PostgresPool:
             self._turns[turn].release()
 
     async def check_alive(self) -> None:
-        """A sign of life of the server, where somebody waits: ahead of what may take longer than it may be silent."""
+        """Pings the server before a long query if the caller has a deadline."""
         if self._patience is not None:
             await self.call(lambda link: link.execute("select 1"))
 
@@ -385,9 +385,9 @@ class PostgresPool:
         patience: float | None = None,
         extra: float = 0.0,
     ) -> T:
-        """Run ``once`` on a connection, again while the server is away or others are in its way. ``doubt`` is told of
-        each failure after which nobody knows whether the server has done it; ``patience``: seconds, if fewer than
-        usual; ``extra``: seconds more that it may take in all, where somebody waits, for what is large."""
+        """Run ``once`` on a connection, again while the server is away or others are in its way. ``doubt`` is called at
+        each failure after which it is unknown whether the server has done it; ``patience``: seconds, if fewer than
+        usual; ``extra``: seconds more that it may take in all, if a caller waits, for large calls."""
         give_up = time.monotonic() + (PATIENCE if patience is None else min(patience, PATIENCE))
         ends = None if self._patience is None else asyncio.get_running_loop().time() + self._patience + extra
         conflicts = 0
@@ -449,7 +449,7 @@ _SESSION = {
 
 
 def _session(patience: float | None) -> dict[str, str]:
-    """The same where somebody waits: a row that others hold is an error of its own before the call's deadline."""
+    """The same if a caller waits: a row that others hold is an error of its own before the call's deadline."""
     return _SESSION if patience is None else _SESSION | {"lock_timeout": f"{1000 * _LOCK * patience:.0f}ms"}
 
 

@@ -160,7 +160,7 @@ class Hot:
         try:
             await self._claim_wanted(claiming)
         except HoldfastError:
-            if not claiming.jobs:  # else nobody would know of their leases; the next claim meets the error
+            if not claiming.jobs:  # else no process would know of their leases; the next claim meets the error
                 raise
         return claiming.claim()
 
@@ -201,7 +201,7 @@ class Hot:
                 tries += 1
                 if promoted or tries == _TRIES:
                     claiming.promote = False
-                else:  # somebody else is making them ready; taken in between, later jobs would go before them
+                else:  # another process is making them ready; taken in between, later jobs would go before them
                     await asyncio.sleep(_MOMENT)
 
     async def _claim_batch(self, claiming: _Claiming, queues: list[str]) -> bool:
@@ -251,7 +251,7 @@ class Hot:
         return False
 
     async def _give_back_unanswered(self, wish: WorkerClaim, claimed_at: int) -> None:
-        """A claim that was cut off may have taken jobs nobody here knows: what this worker took between the last claim
+        """A claim that was cut off may have taken unknown jobs: what this worker took between the last claim
         that was answered and this one was never started."""
         worker = wish.worker
         if wish.elsewhere:
@@ -363,7 +363,7 @@ class Hot:
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Apply what is still guarded; what was refused is told where it stands."""
+        """Apply what is still guarded; refused settlements get the job's state."""
         return await self._settling.settle(settlements)
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────

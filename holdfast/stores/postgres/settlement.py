@@ -1,6 +1,6 @@
 """Settling: how a running job stops running. One statement for a batch's successes, another for everything else.
 
-A settlement waits for nobody's transaction: the statements give up a locked row within moments, and then the rest of
+A settlement waits for no other transaction: the statements give up a locked row within moments, and then the rest of
 the batch goes on without it. What was sent and never answered is found again when it is asked for the second time.
 """
 
@@ -45,7 +45,7 @@ class Settling:
         self._locked: set[str] = set()  # jobs that others had in hand when they were to be settled
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Apply what is still guarded; what neither statement took is told where it stands."""
+        """Apply what is still guarded; refused settlements get the job's state."""
         ids = [each.job_id for each in settlements]
         if len(set(ids)) < len(ids):
             return await self._settle_in_rounds(settlements)
@@ -56,7 +56,7 @@ class Settling:
             if len(answers) < len(ordered):
                 await self._stand([each for each in ordered if each.job_id not in answers], locked, answers)
         except HoldfastError:
-            self._doubts.add([each for each in ordered if each.job_id in answers])  # nobody hears of these answers
+            self._doubts.add([each for each in ordered if each.job_id in answers])  # these answers are lost
             raise
         self._doubts.mark_answered(ordered)
         return [answers[job_id] for job_id in ids]

@@ -35,7 +35,7 @@ from holdfast.stores.postgres.transport_queries import Announcing
 
 class PostgresStore(ServedStore["_OpenedPostgres"]):
     """A store in one schema. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one.
-    ``patience``: seconds a call takes at most, where somebody waits for its answer."""
+    ``patience``: seconds a call takes at most, if a caller waits for its answer."""
 
     dialect = "postgresql"
 

@@ -63,7 +63,7 @@ class Operate:
     async def _each(
         self, verb: str, chosen: Chosen, *, force: bool = False, payload: str | None = None, pace: ReplayRate = AT_ONCE
     ) -> BulkResult:
-        """The answer, in the order of the question. What a filter chose and matches no more is nobody's business."""
+        """The answer, in the order of the question. Selected jobs that match no more are left out."""
         standing = chosen.guard or {}
         flags = ("f" if force else "") + ("w" if self._links.address.whole else "")
         changed: list[tuple[str, JobState]] = []
@@ -76,9 +76,7 @@ class Operate:
             reply = await self._once(verb, flags, said, uuid4().hex, after, every, *guarded)
             for job_id, (state, done) in zip(ids, reply, strict=True):
                 if done == 1:
-                    changed.append(
-                        (job_id, state_of(state) or JobState.DEAD)
-                    )  # else a deleted one in a state of nobody
+                    changed.append((job_id, state_of(state) or JobState.DEAD))  # else a deleted one in no state
                 elif done == 0:
                     refused.append((job_id, None if state is None else state_of(state)))
         return BulkResult(changed=changed, refused=refused, more=chosen.more)

@@ -1,7 +1,7 @@
 """Consistency of a namespace's keys, and the steps that repair it. Pure.
 
 The jobs' own hashes are believed. Ready lists are never rewritten: an id that should not stand in one is noted as a
-ghost, and whoever meets it lays it to rest.
+tombstone, which the next reader of the list removes.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class IndexedJob(NamedTuple):
 
     @classmethod
     def from_hash(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
-        """From FIELDS. None for what nobody wrote for us: it has no state. ValueError for what makes no sense."""
+        """From FIELDS. None for a hash without a state: not ours. ValueError for what makes no sense."""
         state, kind, due, seq, losses, key, ended = fields
         if state is None:
             return None
@@ -115,7 +115,7 @@ class NamespaceSnapshot(NamedTuple):
     names: NamespaceKeys
     now: int
     jobs: Mapping[bytes, IndexedJob | None]
-    """By id; None for a hash that somebody wrote by hand and nobody has claimed."""
+    """By id; None for an unclaimed hash written by hand."""
     spoiled: Sequence[bytes]
     """Keys of another type than they must be, and jobs that make no sense."""
     keys: frozenset[bytes]
@@ -220,7 +220,7 @@ class _Audit:
         return None, 0
 
     def ready_lists(self) -> Iterator[RepairStep]:
-        """Each job that is ready stands in its own list once, and any other id as a ghost."""
+        """Each job that is ready stands in its own list once, and any other id as a tombstone."""
         standing = Counter(
             (key, job) for key, ids in self._seen.lists.items() if self._names.is_ready_list(key) for job in ids
         )
@@ -296,7 +296,7 @@ class _Audit:
                 yield RepairStep(KEYED, ("HSET", self._names("keys"), kept.key, b"0 " + job))
 
     def check_leftovers(self) -> Iterator[RepairStep]:
-        """Records of attempts, and log lines, of nobody."""
+        """Checks attempt records and log lines without a job."""
         for name in (self._names("attempts:"), self._names("lines:")):
             for key in self._seen.keys:
                 is_one = key.startswith(name) and self._names.type_of(key) is not None

@@ -94,7 +94,7 @@ def kind_text(job: NewJob) -> str:
 def encode_settlements(batch: Sequence[Settlement]) -> list[Argument]:
     """A batch as arguments of ``settle``."""
     found: list[Argument] = []
-    for worker, theirs in groupby(batch, _worker):  # one, or nobody
+    for worker, theirs in groupby(batch, _worker):  # one, or none
         found += ("worker", worker or "")
         for what, run in groupby(theirs, _what):
             if what > 0:
@@ -266,7 +266,7 @@ def whole_text(fields: Fields, name: bytes) -> str | None:
 
 def shown_jobs(rows: Iterable[Sequence[Any]], kinds: Kinds) -> list[Shown]:
     """Jobs as a reader is shown them, each with its number of submission. What another program spoiled is left out, and
-    so is a job whose state nobody knows."""
+    so is a job whose state is unknown."""
     shown = []
     for job_id, flat, lease in rows:
         fields = fields_of(flat)

@@ -81,7 +81,7 @@ def _until(kinds: Sequence[Any]) -> tuple[int, bool]:
 
 
 def _instant(text: bytes) -> int:
-    """0 for what a stranger pushed."""
+    """0 for foreign text."""
     return int(text) if text.isdigit() else 0
 
 

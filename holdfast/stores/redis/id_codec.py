@@ -33,7 +33,7 @@ from holdfast.stores.redis.store import RedisStore
 from holdfast.stores.redis.url import parse_url
 
 _BY_HAND = "by-hand:"
-"""Marks ids of jobs that somebody wrote by hand and that are no ULIDs: each has to be found again as it stands."""
+"""Marks ids written by hand that are no ULIDs: each has to be found again as it stands."""
 
 
 def redis_store(url: str, now: Callable[[], int] | None, patience: float | None) -> RedisStore:
@@ -46,7 +46,7 @@ def encode_id(job_id: str) -> str:
     """A job's id as Redis has it."""
     try:
         return as_ulid(job_id)
-    except ValueError:  # one written by hand, or nobody's
+    except ValueError:  # one written by hand, or of no job
         return job_id.removeprefix(_BY_HAND)
 
 

@@ -1,9 +1,9 @@
 """Waiters, and the notifications that wake them.
 
 In this process waiters are called directly. The scripts publish what they did, one message a call, to the others, on a
-channel for each kind of news, so that nobody is woken by what others wait for. Beside that, a process that waits for a
+channel for each kind of news, so that no waiter is woken for another's topic. Beside that, a process that waits for a
 queue blocks on its ready list with BLMOVE from the list's head to its head, which changes nothing: so it hears of an id
-that somebody pushed by hand, too.
+pushed by hand, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.stores.connections.redis_protocol import Wire
 from holdfast.stores.redis.pool import NamespacePool
 
 _WATCHED_MOST = 8  # ready lists a process blocks on; of other queues it hears by the channel alone
-_PAUSE, _PAUSE_MOST = 0.05, 2.0  # seconds between looks at a list that nobody empties
+_PAUSE, _PAUSE_MOST = 0.05, 2.0  # seconds between looks at a list without consumers
 
 _TROUBLE = (OSError, TimeoutError, EOFError, driver.RedisError, HoldfastError)
 
@@ -33,7 +33,7 @@ _CHANNELS = {"ready": "news", "orders": "orders", "ended": "ended"}
 
 
 class RedisNotifications(Listener):
-    """The waiters of one event loop, its ears and its watches."""
+    """Notifications of one event loop: waiters, listeners, watches."""
 
     trouble = _TROUBLE
     kinds = _KINDS
@@ -102,7 +102,7 @@ class RedisNotifications(Listener):
 
 
 class _Watch:
-    """Blocks on one queue's ready list while somebody waits for the queue."""
+    """Blocks on one queue's ready list while a caller waits for the queue."""
 
     def __init__(self, links: NamespacePool, queue: str, waiters: Waiters) -> None:
         self._links = links
@@ -153,7 +153,7 @@ class _Watch:
                 if head != await run_within(PROVEN_IN, link.send_command("LINDEX", self._list, 0)):
                     continue  # who pushed it said so, and it was taken
             elif head == known or not known:
-                # It was there before, and nobody takes it: the queue is paused, or its workers are busy.
+                # It was there before, and is not taken: the queue is paused, or its workers are busy.
                 known = head
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _PAUSE_MOST)

@@ -18,7 +18,7 @@ from holdfast.stores.redis.url import RedisAddress
 _TAKEN_OVER = re.compile(r"UNBLOCKED|replica instances")
 """What waiting is answered on a server that became a replica meanwhile, or before."""
 _CONFIRMED = 5.0  # seconds a write waits for the disk and the replicas that were declared
-_SEARCH = 0.65  # of the patience where somebody waits: what looking for jobs may take, and disk and replicas
+_SEARCH = 0.65  # of the patience if a caller waits: what looking for jobs may take, and disk and replicas
 
 
 class NamespacePool(redis.RedisPool):
@@ -33,7 +33,7 @@ class NamespacePool(redis.RedisPool):
         patience: float | None = None,
     ) -> None:
         """``lost`` finds out whether a server has less than it has acknowledged. ``patience``: seconds a call takes at
-        most, where somebody waits for its answer."""
+        most, if a caller waits for its answer."""
         super().__init__(address.server, address.prefix, deadline=patience)
         self.address = address
         self.search_for = None if patience is None else _SEARCH * patience

@@ -295,7 +295,7 @@ class Read:
         """Every registered worker, the longest running first."""
         found = []
         for flat, alive in await self._links.run(self._scripts["workers"]):
-            with suppress(*UNREADABLE, ValueError, KeyError):  # somebody else's
+            with suppress(*UNREADABLE, ValueError, KeyError):  # of another job
                 found.append(_worker_of(fields_of(flat), alive))
         return sorted(found, key=lambda info: info.started_at_us)
 

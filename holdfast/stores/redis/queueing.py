@@ -60,9 +60,9 @@ from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.query import Read
 
 PIECE = 200
-"""Jobs one script handles: about 2 ms, for which everybody else waits."""
+"""Jobs one script handles: about 2 ms, for which all others wait."""
 _PROMOTE_ROUNDS = 5  # scripts a claim spends on what is due before it takes regardless
-_LOOKS_MOST = 100  # scripts a claim spends on ids that nobody can claim any more
+_LOOKS_MOST = 100  # scripts a claim spends on ids that cannot be claimed any more
 _HELD = (LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.CANCEL)
 
 
@@ -226,7 +226,7 @@ class Hot:
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
     async def settle(self, batch: Sequence[Settlement]) -> list[Settled]:
-        """Apply what is still guarded, in order; what was refused is told where it stands."""
+        """Apply what is still guarded, in order; refused settlements get the job's state."""
         pieces = [encode_settlements(piece) for piece in in_pieces(batch, PIECE)]
         try:
             replies = await self._links.run_each(
@@ -237,7 +237,7 @@ class Hot:
                 synced=True,
             )
         except HoldfastError:
-            self._doubts.add(batch)  # nobody hears of the pieces that were applied
+            self._doubts.add(batch)  # the answers of applied pieces are lost
             raise
         answers, ended, others = [], [], False
         for each, answer in zip(batch, chain.from_iterable(replies), strict=True):
@@ -257,7 +257,7 @@ class Hot:
                 if answers[-1].accepted and answers[-1].state in TERMINAL:
                     ended.append(each.job_id)
         self._doubts.mark_answered(batch)
-        # Which queues something became ready in the script knows; whoever waits here for any of them looks.
+        # Which queues something became ready in the script knows; every waiter here for any of them looks.
         self._news.notify_done({"queue:*"} if others else (), ended)
         return answers
 

@@ -22,7 +22,7 @@ from holdfast.stores.redis.url import parse_url
 
 class RedisStore(ServedStore["_OpenedRedis"]):
     """A store in one namespace. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one.
-    ``patience``: seconds a call takes at most, where somebody waits for its answer."""
+    ``patience``: seconds a call takes at most, if a caller waits for its answer."""
 
     def __init__(self, url: str, *, now: Callable[[], int] | None = None, patience: float | None = None) -> None:
         super().__init__()

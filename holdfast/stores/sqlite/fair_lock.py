@@ -1,6 +1,6 @@
 """Fair lock for writing, between processes.
 
-SQLite's own lock keeps writers correct but not fair: whoever just released it takes it again, and a process can starve
+SQLite's own lock keeps writers correct but not fair: its last holder takes it again, and a process can starve
 (measured: 60,000 jobs to none). So a writer first takes the *turn*, then the *lock*, then gives up the turn: one that
 has just written finds the turn taken by who waits. This is about fairness only. A process that is frozen here, or an
 outsider with a plain connection, costs at most ``PATIENCE``; then SQLite's own lock decides.
@@ -26,7 +26,7 @@ class FairLock:
         self._turn = _open(path + "-turn")
         self._lock = _open(path + "-lock")
         self._locked = False
-        self._doubted_until = 0.0  # somebody is frozen here: until then nobody waits behind them again
+        self._doubted_until = 0.0  # a process is frozen here: until then none waits behind it again
 
     def acquire_turn(self) -> None:
         """Return when it is this thread's turn; ``leave`` must follow."""
@@ -50,7 +50,7 @@ class FairLock:
         self._threads.release()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Closes the files."""
         os.close(self._turn)
         os.close(self._lock)
 

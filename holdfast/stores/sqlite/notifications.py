@@ -26,11 +26,11 @@ from holdfast.stores.common.waiters import PendingTopics, Waiter
 
 LOOK = 0.5  # seconds between looks at data_version
 _SETTLED_NS = 50_000_000  # a folder changed this recently is listed again: its time stamp is coarse
-_MOST = 8192  # bytes of a datagram; more endings than fit are told as job:*
+_MOST = 8192  # bytes of a datagram; more ended jobs than fit are sent as job:*
 
 
 class _Waiter(Waiter):
-    """A that looks at the file, too."""
+    """A waiter that looks at the file, too."""
 
     __slots__ = ("lasting", "version")
 
@@ -99,14 +99,14 @@ class Wakes:
             if changed != listed_for or listed_at - changed < _SETTLED_NS:
                 self._listed = [entry.name for entry in self._folder.iterdir()]
                 self._listed_at = (changed, time.time_ns())
-        except OSError:  # the folder was cleaned away: nobody listens there
+        except OSError:  # the folder was cleaned away: no process listens there
             self._listed, self._listed_at = [], (-1, 0)
         return self._listed
 
     def _send(self, datagram: bytes, address: str) -> None:
         try:
             self._sending().sendto(datagram, address)
-        except ConnectionRefusedError:  # its process died: nobody will read there again
+        except ConnectionRefusedError:  # its process died: no process will read there again
             Path(address).unlink(missing_ok=True)
         except OSError:  # a full socket has news enough, a missing one has left; what was committed stays committed
             return
@@ -189,7 +189,7 @@ class Wakes:
             self._sender = None
 
     def _enlist(self, waiter: _Waiter) -> list[socket.socket]:
-        """List the waiter, and only then hand out its sockets: while it is listed nobody takes them down."""
+        """List the waiter, and only then hand out its sockets: while it is listed they stay."""
         kinds = {"j-" if topic.startswith("job:") else "q-" for topic in waiter.topics}
         with self._lock:
             self._waiters.add(waiter)

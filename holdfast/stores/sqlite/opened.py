@@ -80,7 +80,7 @@ class OpenedSqlite:
 
 
 def _mark_in_children(opened: OpenedSqlite) -> None:
-    """A connection used across fork() commits the parent's open transaction: children are told not to."""
+    """A connection used across fork() commits the parent's open transaction: so children must not use it."""
     reference = weakref.ref(opened)
 
     def mark() -> None:

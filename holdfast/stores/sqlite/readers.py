@@ -40,7 +40,7 @@ class Reader:
 
 
 class Searcher(Reader):
-    """A that gives up what takes too long."""
+    """A search that gives up after too long."""
 
     def __init__(self, path: str, identity: FileIdentity) -> None:
         super().__init__(path, connect(path), identity)
@@ -97,7 +97,7 @@ class SearchSlot:
 
 
 class SearchPool:
-    """A for changes, which may take long, one for what is mostly quick, and one for the rest."""
+    """Three slots: for changes, which may take long, for mostly quick searches, and for the rest."""
 
     def __init__(self, path: str, identity: FileIdentity) -> None:
         self.changes, self.unsuccessful, self.others = (SearchSlot(path, identity) for _ in range(3))

@@ -78,7 +78,7 @@ class _Pending(Generic[T]):
         self.error: Exception | None = None
 
     def run_operation(self, transaction: Transaction) -> T | None:
-        """Do it, unless nobody waits for it any more."""
+        """Runs it, unless its waiter is gone."""
         return self._operation(transaction) if self._taken.acquire(blocking=False) else None
 
     def fail_pending(self, error: Exception) -> None:
@@ -106,7 +106,7 @@ class Writer:
         self._now = now
         self._wakes = wakes
         self._patience = patience
-        self._locked_out = False  # waiting for others to let go of the lock
+        self._locked_out = False  # waiting for the lock
         self.connection = connect(path)
         self._lock = bare_connection(path, timeout=0.0, shared=True)  # holds the write lock while the log is copied
         self._turnstile = FairLock(path)
@@ -160,7 +160,7 @@ class Writer:
         return result
 
     def version(self) -> int:
-        """A number that changes with the commits of others. Our own are told as they happen: they are no news, and a
+        """A number that changes with the commits of others. Our own are notified as they happen, and a
         worker that took its own beats for news would beat again for each of them."""
         if self._own.acquire(blocking=False):
             try:
@@ -172,7 +172,7 @@ class Writer:
         return self._version
 
     def close(self) -> None:
-        """Write what was handed over, then let go of file and locks."""
+        """Write what was handed over, then close the file and release the locks."""
         if self._thread is not None:
             self._pending.put(None)
             self._thread.join()
@@ -291,7 +291,7 @@ class Writer:
             return
         self._logged_pages = 0
         # A full disk may stop it. The commit before it stands all the same and must not be called a failure; who cannot
-        # commit any more is told so.
+        # commit any more gets an error.
         with suppress(*DRIVER_ERRORS):
             self._lock.execute("begin immediate")
             try:
@@ -327,7 +327,7 @@ def _answer(group: list[_Pending[Any]]) -> None:
     for pending in group:
         by_loop.setdefault(pending.loop, []).append(pending)
     for loop, members in by_loop.items():
-        with suppress(RuntimeError):  # the loop was closed: nobody waits there any more
+        with suppress(RuntimeError):  # the loop was closed: no waiter is left there
             loop.call_soon_threadsafe(_resolve, members)
 
 

@@ -103,7 +103,7 @@ class _Outbox:
         return os.getpid() == self._owner
 
     def send(self, data: bytes) -> None:
-        """Send a frame; OSError where nobody is there to take it."""
+        """Send a frame; raises OSError if the other end is gone."""
         with self._turn:
             self._connection.sendall(encode_frame(data))
 
@@ -254,7 +254,7 @@ def _has_had_its_share(setup: Setup, served: int) -> bool:
 
 
 def _end_with_the_worker(descriptor: int, handlers: _Handlers) -> None:
-    """Kill this process group when the worker has closed its end, or died: nobody could settle what runs here."""
+    """Kill this process group when the worker has closed its end, or died: no process could settle its jobs."""
     poll = select.poll()
     poll.register(descriptor, 0)  # Asks for nothing: a hang-up is reported anyway.
     poll.poll()

@@ -39,7 +39,7 @@ _CHUNK = 64 * 1024
 _CHUNKS_AT_ONCE = 16  # Then the loop serves others: a command that writes without end must not hold it.
 _TAIL = 2048
 _STRAGGLERS = 0.05  # seconds for the pipes to close after the group is dead; only who left it can still hold them
-_DEATH = 5.0  # seconds a killed process may take to end (it may sit in a system call) before nobody waits any more
+_DEATH = 5.0  # seconds a killed process may take to end (it may sit in a system call) before the wait ends
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC, errno.ENOSYS})
 
 
@@ -162,7 +162,7 @@ class _Running:
         return running
 
     async def wait(self) -> None:
-        """Return when the command has ended, whoever still holds its output."""
+        """Return when the command has ended, even if another process still holds its output."""
         if self.process.returncode is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -187,7 +187,7 @@ class _Running:
         kill_group(self.process)
         self._stop_reading()
         try:
-            # One that sits in a system call is reaped when it comes back from there; nobody has to wait for that.
+            # One that sits in a system call is reaped when it comes back from there; no wait is needed.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DEATH):
                     await self.wait()
@@ -208,7 +208,7 @@ class _Running:
 
 @contextlib.contextmanager
 def _stdin(text: str | None) -> Iterator[int | IO[bytes]]:
-    """The command's input, as a file: nobody has to feed it, and a command may close it unread."""
+    """The command's input, as a file: it needs no feeding, and a command may close it unread."""
     if text is None:
         yield subprocess.DEVNULL
         return

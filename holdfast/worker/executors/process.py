@@ -1,4 +1,4 @@
-"""Handlers in processes of their own: a timeout that really kills, and a crash that harms nobody else.
+"""Handlers in processes of their own: a timeout that really kills, and a crash that harms no other job.
 
 Up to ``size`` children work and one more waits, warm. Each is a clean interpreter of its own session, joined by one
 socket: no fork of a program that has threads, locks and connections, no pickle, and an import of the main module is
@@ -233,7 +233,7 @@ class _Child:
             self._process.wait()
             raise
         greeting = encode_frame(json.dumps(sys.path).encode()) + encode_frame(msgspec.msgpack.encode(setup))
-        with contextlib.suppress(ConnectionError):  # It has ended already: that is seen, and told, by its burial.
+        with contextlib.suppress(ConnectionError):  # It has ended already: its reaping sees and reports that.
             self._socket.sendall(greeting)
         self._socket.setblocking(False)
 

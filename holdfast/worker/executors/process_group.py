@@ -69,7 +69,7 @@ def is_gone(host: str, pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except OSError:  # somebody else's
+    except OSError:  # of another process
         return False
     return False
 

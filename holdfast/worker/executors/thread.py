@@ -1,6 +1,6 @@
 """Sync handlers: run in daemon threads of our own.
 
-A thread cannot be killed. When the job is cancelled or times out, its context is told and the thread goes on until it
+A thread cannot be killed. After a cancellation or timeout its context is notified and the thread goes on until it
 ends by itself: it is *stuck* until then and keeps its place. That is why nothing here waits for a thread, and why the
 threads are daemons: one that never ends must not keep the worker from stopping.
 """
@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 
 class _Call:
-    """A function on its way through a thread. Whoever pops the only ticket decides: it starts, or it never does."""
+    """A function on its way through a thread. Popping the only ticket decides: it starts, or it never does."""
 
     def __init__(self, function: Callable[[], Any], context: contextvars.Context) -> None:
         self.function = function
@@ -60,7 +60,7 @@ class ThreadExecutor:
 
     @property
     def stuck(self) -> int:
-        """Threads still running a handler that nobody waits for any more."""
+        """Threads still running an abandoned handler."""
         return len(self._stuck)
 
     async def run(
@@ -122,7 +122,7 @@ class ThreadExecutor:
             try:
                 call.loop.call_soon_threadsafe(self._end, call, value, failure)
             except RuntimeError:
-                return  # The loop is closed: the worker has stopped, and nobody is left to be told.
+                return  # The loop is closed: the worker has stopped, and no waiter is left.
             del call, value, failure
 
     def _end(self, call: _Call, value: Any, error: BaseException | None) -> None:

@@ -17,6 +17,7 @@ Kinds = frozenset[JobState]
 BUCKETS: tuple[Kinds, ...] = (
     frozenset({JobState.QUEUED}),
     frozenset({JobState.SCHEDULED, JobState.FAILED}),
+    frozenset({JobState.WAITING}),
     frozenset({JobState.RUNNING}),
     frozenset({JobState.SUCCEEDED}),
     frozenset({JobState.DEAD}),

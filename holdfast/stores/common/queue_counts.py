@@ -13,7 +13,7 @@ from typing import NamedTuple
 from holdfast.core.models import TERMINAL, JobState, QueueInfo
 from holdfast.core.stats import BUCKETS, covered_seconds, full_states
 
-_BY_QUEUE = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED})
+_BY_QUEUE = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED, JobState.WAITING})
 """States of which each queue's own jobs are looked at; of the others, those of all queues together."""
 
 

@@ -36,6 +36,11 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], pat
     connection.execute(_TABLE)
     (applied,) = connection.execute("select coalesce(max(number), 0) from holdfast_migration").fetchone()
     newest = migrations[-1].number
+    if applied and not _has_tiers(connection):
+        raise StoreMismatch(
+            f"{path} was made by an earlier Holdfast (schema {applied}), and cannot be brought up to date; "
+            "let the version that made it finish its jobs, then give another file"
+        )
     if applied > newest:
         raise StoreMismatch(
             f"{path} has schema {applied}, this Holdfast knows {newest}; upgrade Holdfast to at least what wrote it"
@@ -61,13 +66,19 @@ def render_migrations(migrations: Sequence[Migration]) -> str:
     return "\n".join(["-- For one transaction.\n", *scripts])
 
 
+def _has_tiers(connection: sqlite3.Connection) -> bool:
+    """Whether the table of jobs is of the first schema that can be migrated."""
+    query = "select count(*) from pragma_table_xinfo('holdfast_job') where name = 'tier'"
+    return bool(connection.execute(query).fetchone()[0])
+
+
 def is_current(reader: sqlite3.Connection, migrations: Sequence[Migration]) -> bool:
     """Returns True if the file already has this very schema, seen without a write."""
     try:
         (applied,) = reader.execute("select max(number) from holdfast_migration").fetchone()
     except sqlite3.OperationalError:  # no such table: a file without our schema
         return False
-    return bool(applied == migrations[-1].number)
+    return bool(applied == migrations[-1].number) and _has_tiers(reader)
 
 
 def missing(path: str) -> str | None:

@@ -21,9 +21,8 @@ json_array(
 -- them are on their last attempt.
 json_group_array(seq), json_group_array(json_array(
     id, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = picked.seq)),
-    case when claims = 0 and options is not null and options like '{"given_id"%' then :now else claims + 1 end,
-    attempts + 1, max_attempts, -rank, losses, run_at, created_at, json(options))),
-sum(attempts + 1 >= max_attempts)
+    claims + 1, attempts + 1, max_attempts, -rank, losses, run_at, created_at, json(options))),
+sum(losses > 0 or attempts + 1 >= max_attempts)
 
 -- fragment: matching
 -- What a filter says of a job; null leaves a condition out.
@@ -38,21 +37,21 @@ sum(attempts + 1 >= max_attempts)
   and (:created_before is null or j.created_at < :created_before)
 
 -- own: insert_job
-insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do nothing;
 
 -- own: insert_keyed_job
 -- Only if the key was won (or is this very job's already).
-insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options)
-select ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11
-where (select job_id from holdfast_key where key = ?12) = ?1
+insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims)
+select ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12
+where (select job_id from holdfast_key where key = ?13) = ?1
 on conflict (id) do nothing
 returning id;
 
 -- own: insert_single_job
-insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, options, claims)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do nothing
 returning id;
 
@@ -86,18 +85,10 @@ select name from holdfast_queue where paused;
 
 -- own: next_ready_queue
 -- The first queue after :after with something to take: one index seek, however many queues there are.
-select min(queue) from (
-    select min(queue) as queue from holdfast_job where state = 0 and losses = 0 and queue > :after
-    union all
-    select min(queue) as queue from holdfast_job where state = 0 and losses = 1 and queue > :after
-    union all
-    select min(queue) as queue from holdfast_job where state = 0 and losses > 1 and queue > :after
-);
+select min(queue) from holdfast_job where state = 0 and queue > :after;
 
 -- own: any_ready
-select exists (select 1 from holdfast_job where state = 0 and losses = 0 and queue = :queue)
-    or exists (select 1 from holdfast_job where state = 0 and losses = 1 and queue = :queue)
-    or exists (select 1 from holdfast_job where state = 0 and losses > 1 and queue = :queue);
+select exists (select 1 from holdfast_job where state = 0 and queue = :queue);
 
 -- own: any_due
 select exists (select 1 from holdfast_job where state in (1, 3) and queue = :queue and run_at <= :now);
@@ -126,17 +117,23 @@ select min(run_at) from holdfast_job where state in (1, 3);
 select -- include: claimed
 from (
     select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
-    from holdfast_job where state = 0 and losses = 0 and queue = :queue
+    from holdfast_job where state = 0 and tier = 0 and queue = :queue
     order by rank, run_at, seq limit :limit
 ) picked;
 
--- own: pick_suspect
--- Lost its last lease. Not before a job of higher priority.
+-- own: pick_with_suspects
+-- The same with the jobs that lost their last lease, each in its place.
 select -- include: claimed
 from (
-    select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
-    from holdfast_job where state = 0 and losses = 1 and queue = :queue
-      and rank <= coalesce((select min(rank) from holdfast_job where state = 0 and losses = 0 and queue = :queue), rank)
+    select * from (
+        select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
+        from holdfast_job where state = 0 and tier = 0 and queue = :queue
+        order by rank, run_at, seq limit :limit)
+    union all
+    select * from (
+        select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
+        from holdfast_job where state = 0 and tier = 1 and queue = :queue
+        order by rank, run_at, seq limit min(:limit, :startable))
     order by rank, run_at, seq limit :limit
 ) picked;
 
@@ -145,19 +142,21 @@ from (
 select -- include: claimed
 from (
     select seq, id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
-    from holdfast_job where state = 0 and losses > 1 and queue = :queue
+    from holdfast_job where state = 0 and tier = 2 and queue = :queue
     order by rank, run_at, seq limit :limit
 ) picked;
 
--- own: any_quarantined
-select exists (select 1 from holdfast_job where state = 0 and losses > 1 and queue = :queue);
+-- own: tiers
+-- Whether the queue has a quarantined job, and a suspect.
+select exists (select 1 from holdfast_job where state = 0 and tier = 2 and queue = :queue),
+    exists (select 1 from holdfast_job where state = 0 and tier = 1 and queue = :queue);
 
 -- own: pick_only
 select -- include: claimed
 from (
     select j.seq, j.id, task, queue, payload, claims, attempts, max_attempts, rank, losses, run_at, created_at, options
     from json_each(:ids) d cross join holdfast_job j on j.id = d.value
-    where +j.state = 0 and j.losses <= :most
+    where +j.state = 0 and j.tier <= :most
       and (:queue is null or j.queue = :queue) and j.queue not in (select value from json_each(:excluded))
     order by rank, run_at, j.seq limit :limit
 ) picked;
@@ -167,11 +166,8 @@ update holdfast_job set state = 0
 where id in (select value from json_each(:ids)) and +state in (1, 3) and +run_at <= :now;
 
 -- own: take
--- Under an id that may return, the fencing token begins at the clock: no earlier life of the id reached that number.
 update holdfast_job
-set state = 2,
-    claims = case when claims = 0 and options is not null and options like '{"given_id"%' then :now else claims + 1 end,
-    attempts = attempts + 1, worker = :worker, lease_until = :until, started_at = :now
+set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, lease_until = :until, started_at = :now
 where seq in (select value from json_each(:seqs));
 
 -- name: bury
@@ -412,16 +408,14 @@ order by claims, number limit :limit;
 -- Every queue in which something waits, by skipping from one to the next.
 with recursive named (queue) as (
     select min(queue) from (
-        select min(queue) as queue from holdfast_job where state = 0 and losses = 0
-        union all select min(queue) from holdfast_job where state = 0 and losses = 1
-        union all select min(queue) from holdfast_job where state = 0 and losses > 1
-        union all select min(queue) from holdfast_job where state in (1, 3))
+        select min(queue) as queue from holdfast_job where state = 0
+        union all select min(queue) from holdfast_job where state in (1, 3)
+        union all select min(queue) from holdfast_job where state = 4)
     union all
     select (select min(queue) from (
-        select min(j.queue) as queue from holdfast_job j where j.state = 0 and j.losses = 0 and j.queue > named.queue
-        union all select min(j.queue) from holdfast_job j where j.state = 0 and j.losses = 1 and j.queue > named.queue
-        union all select min(j.queue) from holdfast_job j where j.state = 0 and j.losses > 1 and j.queue > named.queue
-        union all select min(j.queue) from holdfast_job j where j.state in (1, 3) and j.queue > named.queue))
+        select min(j.queue) as queue from holdfast_job j where j.state = 0 and j.queue > named.queue
+        union all select min(j.queue) from holdfast_job j where j.state in (1, 3) and j.queue > named.queue
+        union all select min(j.queue) from holdfast_job j where j.state = 4 and j.queue > named.queue))
     from named where named.queue is not null)
 select queue from named where queue is not null;
 
@@ -430,11 +424,11 @@ select queue from named where queue is not null;
 -- :since, and how long ago the first of them; :whole is 0 for dead ones only.
 select q.value as queue, 0 as state,
     (select count(*) from (
-        select 1 from holdfast_job j where j.state = 0 and j.losses = 0 and j.queue = q.value limit :most))
-    + (select count(*) from (
-        select 1 from holdfast_job j where j.state = 0 and j.losses = 1 and j.queue = q.value limit :most))
-    + (select count(*) from (
-        select 1 from holdfast_job j where j.state = 0 and j.losses > 1 and j.queue = q.value limit :most)) as number, 0 as lately, 0 as age
+        select 1 from holdfast_job j where j.state = 0 and j.queue = q.value limit :most)) as number, 0 as lately, 0 as age
+from json_each(:queues) q
+union all
+select q.value, 4, (
+    select count(*) from (select 1 from holdfast_job j where j.state = 4 and j.queue = q.value limit :most)), 0, 0
 from json_each(:queues) q
 union all
 select q.value, s.value, (
@@ -458,39 +452,18 @@ select queue, state, count(*), sum(ended_at >= :since), :now - min(ended_at) fro
 ) group by queue, state;
 
 -- name: oldest_ready
--- The first of each priority in use, found by skipping from one to the next: two seeks each, however many jobs there are.
-with recursive
-    ready (rank) as (
-        select min(rank) from holdfast_job where state = 0 and losses = 0 and queue = :queue
-        union all
-        select (select min(j.rank) from holdfast_job j
-                where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank > ready.rank)
-        from ready where ready.rank is not null),
-    suspect (rank) as (
-        select min(rank) from holdfast_job where state = 0 and losses = 1 and queue = :queue
-        union all
-        select (select min(j.rank) from holdfast_job j
-                where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank > suspect.rank)
-        from suspect where suspect.rank is not null),
-    quarantined (rank) as (
-        select min(rank) from holdfast_job where state = 0 and losses > 1 and queue = :queue
-        union all
-        select (select min(j.rank) from holdfast_job j
-                where j.state = 0 and j.losses > 1 and j.queue = :queue and j.rank > quarantined.rank)
-        from quarantined where quarantined.rank is not null)
-select min(run_at) from (
-    select (select min(j.run_at) from holdfast_job j
-            where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank = ready.rank) as run_at
-    from ready
+-- The first of each tier and priority in use, found by skipping from one to the next: two seeks each, however many jobs
+-- there are.
+with recursive used (tier, rank) as (
+    select t.value, (select min(j.rank) from holdfast_job j where j.state = 0 and j.tier = t.value and j.queue = :queue)
+    from json_each('[0,1,2]') t
     union all
-    select (select min(j.run_at) from holdfast_job j
-            where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank = suspect.rank) as run_at
-    from suspect
-    union all
-    select (select min(j.run_at) from holdfast_job j
-            where j.state = 0 and j.losses > 1 and j.queue = :queue and j.rank = quarantined.rank) as run_at
-    from quarantined
-);
+    select used.tier, (select min(j.rank) from holdfast_job j
+        where j.state = 0 and j.tier = used.tier and j.queue = :queue and j.rank > used.rank)
+    from used where used.rank is not null)
+select min((select min(j.run_at) from holdfast_job j
+    where j.state = 0 and j.tier = used.tier and j.queue = :queue and j.rank = used.rank))
+from used;
 
 -- name: known_queues
 select name, paused from holdfast_queue;
@@ -508,13 +481,10 @@ select queue, state, worker, attempts, run_at > :now and state in (1, 3), max(cr
     coalesce(:now - min(ended_at), 0) / 1000000.0
 from (
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
-        from holdfast_job where state = 0 and losses = 0 and queue > '' order by queue, rank, run_at limit :most)
+        from holdfast_job where state = 0 and queue > '' order by queue, tier, rank, run_at limit :most)
     union all
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
-        from holdfast_job where state = 0 and losses = 1 and queue > '' order by queue, rank, run_at limit :most)
-    union all
-    select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
-        from holdfast_job where state = 0 and losses > 1 and queue > '' order by queue, rank, run_at limit :most)
+        from holdfast_job where state = 4 and queue > '' order by queue limit :most)
     union all
     select * from (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, seq
         from holdfast_job where state in (1, 3) and run_at > 0 order by run_at limit :most)
@@ -570,9 +540,8 @@ select max(at) from (
 
 -- name: unnamed_queue_jobs
 -- Jobs that wait in a queue with an empty name, which only another program can have written.
-select (select count(*) from holdfast_job where state = 0 and losses = 0 and queue = '')
-    + (select count(*) from holdfast_job where state = 0 and losses = 1 and queue = '')
-    + (select count(*) from holdfast_job where state = 0 and losses > 1 and queue = '')
+select (select count(*) from holdfast_job where state = 0 and queue = '')
+    + (select count(*) from holdfast_job where state = 4 and queue = '')
     + (select count(*) from holdfast_job where state in (1, 3) and queue = '');
 
 -- name: stuck

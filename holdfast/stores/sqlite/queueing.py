@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.core.job_logs import NewLine, Record
-from holdfast.core.lifecycle import budget_spent
+from holdfast.core.lifecycle import must_start
 from holdfast.core.models import (
     TERMINAL,
     Claim,
@@ -338,16 +338,16 @@ class _Taking:
         return len(self.jobs) >= (1 if self._wish.alone else self._wish.limit)
 
     def take_ready(self, queue: str, slots: int) -> None:
-        """Take from one queue: suspects first (they have waited longest), then the rest."""
+        """Take from one queue, suspects among the rest."""
         if self._wish.alone:
             self._take("pick_quarantined", queue=queue, limit=1)
             return
         room = min(slots, self._wish.limit - len(self.jobs))
-        if not self.quarantined:
-            self.quarantined = bool(_one(self._connection, self._sql["any_quarantined"], {"queue": queue}))
-        if self._startable > 0:
-            room -= self._take("pick_suspect", queue=queue, limit=min(room, self._startable))
-        if room > 0:
+        quarantined, suspect = self._connection.execute(self._sql["tiers"], {"queue": queue}).fetchone()
+        self.quarantined = self.quarantined or bool(quarantined)
+        if suspect and self._startable > 0:
+            self._take("pick_with_suspects", queue=queue, limit=room, startable=self._startable)
+        else:
             self._take("pick_ready", queue=queue, limit=room)
 
     def take_delivered(self, ids: Sequence[str], wants: Mapping[str, int], paused: set[str]) -> int:
@@ -368,28 +368,27 @@ class _Taking:
             )
         return len(ids) - len(self.jobs)
 
-    def _take(self, pick: str, **parameters: object) -> int:
+    def _take(self, pick: str, **parameters: object) -> None:
         values = {"now": self._lease["now"], **parameters}
-        seqs, shown, last = self._connection.execute(self._sql[pick], values).fetchone()
+        seqs, shown, starting = self._connection.execute(self._sql[pick], values).fetchone()
         if seqs == "[]":
-            return 0
-        counted = len(decode_seqs(seqs)) if pick == "pick_suspect" else last or 0
-        if counted > self._startable:
-            self.held_back = True
-            number = _prefix(array_elements(shown), self._startable)
-            if number == 0:
-                return 0
-            seqs = as_json(decode_seqs(seqs)[:number])
-            shown = f"[{','.join(array_elements(shown)[:number])}]"
-            counted = self._startable
-        self._startable -= counted
+            return
+        starting = starting or 0
+        if starting > self._startable:
+            fitting, held_back = _fitting(array_elements(shown), self._startable)
+            self.held_back = self.held_back or held_back
+            if not fitting:
+                return
+            seqs = as_json(decode_seqs(seqs)[number] for number in fitting)
+            shown = f"[{','.join(array_elements(shown)[number] for number in fitting)}]"
+            starting = self._startable
+        self._startable -= starting
         self._connection.execute(self._sql["take"], {"seqs": seqs, **self._lease})
         try:
             jobs = decode_jobs(shown)
         except UNREADABLE:
             jobs = self._readable(decode_seqs(seqs), array_elements(shown))
         self.jobs += jobs
-        return len(jobs)
 
     def _readable(self, seqs: Sequence[int], shown: Sequence[str]) -> list[Job]:
         """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
@@ -403,15 +402,22 @@ class _Taking:
         return jobs
 
 
-def _prefix(shown: Sequence[str], startable: int) -> int:
-    """Counts the jobs before the first one on its last attempt beyond ``startable``."""
-    last = 0
+def _fitting(shown: Sequence[str], startable: int) -> tuple[list[int], bool]:
+    """The places of the jobs a claim takes, and whether it ends at one on its last attempt beyond ``startable``.
+
+    A suspect beyond them is left where it is, and stops no claim.
+    """
+    fitting: list[int] = []
     for number, each in enumerate(shown):
         with suppress(*UNREADABLE):
-            last += budget_spent(decode_job(each))
-        if last > startable:
-            return number
-    return len(shown)
+            job = decode_job(each)
+            if must_start(job) and startable == 0:
+                if not job.losses:
+                    return fitting, True
+                continue
+            startable -= must_start(job)
+        fitting.append(number)
+    return fitting, False
 
 
 def _one(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, object]) -> Any:

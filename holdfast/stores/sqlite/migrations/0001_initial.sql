@@ -14,6 +14,7 @@ create table holdfast_job (
     claims integer not null default 0 check (claims between 0 and 9007199254740991), -- the fence: only ever grows
     attempts integer not null default 0 check (attempts between 0 and 9007199254740991),
     losses integer not null default 0,  -- leases lost in a row
+    tier integer generated always as (min(losses, 2)) virtual, -- 0 ready 1 suspect 2 quarantined
     cancelling integer not null default 0,
     keyed integer not null default 0,
     options text check (options is null or json_valid(options)), -- JSON; null for a plain job
@@ -28,9 +29,8 @@ create table holdfast_job (
 ) strict;
 
 -- A plain job is in at most one of these at a time.
-create index holdfast_job_ready on holdfast_job (queue, rank, run_at) where state = 0 and losses = 0;
-create index holdfast_job_suspect on holdfast_job (queue, rank, run_at) where state = 0 and losses = 1;
-create index holdfast_job_quarantined on holdfast_job (queue, rank, run_at) where state = 0 and losses > 1;
+create index holdfast_job_ready on holdfast_job (queue, tier, rank, run_at) where state = 0;
+create index holdfast_job_waiting on holdfast_job (queue) where state = 4;
 create index holdfast_job_due on holdfast_job (queue, run_at) where state in (1, 3);
 create index holdfast_job_due_anywhere on holdfast_job (run_at) where state in (1, 3);
 create index holdfast_job_lease on holdfast_job (lease_until) where state = 2;
@@ -71,6 +71,21 @@ create table holdfast_attempt (         -- attempts that did not succeed
     error text,
     traceback text,
     primary key (job_seq, claims)
+) strict, without rowid;
+
+create index holdfast_attempt_setback on holdfast_attempt (ended_at) where state < 5; -- the job went on
+
+-- What handlers log with their jobs.
+create table holdfast_line (
+    job_seq integer not null references holdfast_job (seq) on delete cascade,
+    claims integer not null,            -- of the lease under which it was said
+    number integer not null,            -- among the lines of its attempt
+    attempt integer not null,
+    at integer not null,
+    level text not null,
+    text text not null,
+    fields text,                        -- JSON of an object
+    primary key (job_seq, claims, number)
 ) strict, without rowid;
 
 create table holdfast_queue (

@@ -39,7 +39,7 @@ def backup(session: Session, *, file: str) -> None:
         click.echo(safe_text(f"{file}: {size} bytes"))
 
 
-@add_command("migrate", examples=["holdfast migrate", "holdfast migrate --sql 0..2 > migrations/queue.sql"])
+@add_command("migrate", examples=["holdfast migrate", "holdfast migrate --sql 0..1 > migrations/queue.sql"])
 @click.option("--sql", metavar="FROM..TO", help="Print the SQL from one schema number to another; change nothing.")
 @click.pass_obj
 def migrate(session: Session, *, sql: str | None) -> None:

@@ -6,7 +6,10 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from importlib.resources import files
 from typing import Any
+
+import pytest
 
 from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
@@ -28,6 +31,7 @@ from holdfast.core.models import (
     new_id,
 )
 from holdfast.stores.base import Store
+from holdfast.stores.common.named_sql import Migration, load_migrations
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -209,3 +213,23 @@ class Follower:
             found += piece.endings
             if not piece.more:
                 return found
+
+
+LATER_MIGRATIONS = (
+    ("0002_note", "-- expand.\nalter table {}job add column note text;\n"),
+    ("0003_notes", "-- expand.\ncreate table {}note (job_id text primary key, note text);\n"),
+    ("0004_fill", "-- expand.\ninsert into {}note select id, queue from {}job;\nupdate {}job set note = task;\n"),
+)
+"""Name and script of each later migration; the prefix of a table goes into the braces."""
+
+
+def lengthen_migrations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Gives every SQL store that is made from now on a longer chain of migrations; their names."""
+    for store, prefix in (("sqlite", "holdfast_"), ("postgres", "holdfast.")):
+        later = [
+            Migration(number, name, script.replace("{}", prefix))
+            for number, (name, script) in enumerate(LATER_MIGRATIONS, 2)
+        ]
+        known = load_migrations(files(f"holdfast.stores.{store}") / "migrations")
+        monkeypatch.setattr(f"holdfast.stores.{store}.store.load_migrations", lambda _, chain=[*known, *later]: chain)
+    return ["0001_initial", *(name for name, _ in LATER_MIGRATIONS)]

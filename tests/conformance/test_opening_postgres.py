@@ -16,7 +16,7 @@ from holdfast.core.errors import ConfigError, HoldfastError, Invalid, StoreMisma
 from holdfast.stores import open_store
 from holdfast.stores.base import Store
 from holdfast.stores.postgres import maintenance
-from tests.conformance.support import put, take_ids
+from tests.conformance.support import lengthen_migrations, put, take_ids
 from tests.support import postgres
 from tests.support.postgres import PASSWORD, USER, Postgres, installed
 from tests.support.stores import migrations
@@ -79,8 +79,11 @@ async def test_ten_starters_migrate_once(schema: str) -> None:
     assert sorted(applied) == NAMES
 
 
-async def test_migration_does_not_block_others_while_a_table_is_read(schema: str) -> None:
-    first = open_store(url(schema)).migration_sql("0..2")
+async def test_migration_does_not_block_others_while_a_table_is_read(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = lengthen_migrations(monkeypatch)
+    first = open_store(url(schema)).migration_sql("0..1")
     with psycopg.connect(postgres.shared().url()) as reader, psycopg.connect(postgres.shared().url()) as other:
         reader.execute(first.encode())
         reader.commit()
@@ -97,14 +100,15 @@ async def test_migration_does_not_block_others_while_a_table_is_read(schema: str
         assert not opening.done()
         reader.rollback()
         await opening
-    assert await store.migrate() == NAMES[2:]
+    assert await store.migrate() == names[1:]
     await store.close()
 
 
 async def test_a_migration_that_cannot_have_its_lock_says_why(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "_TRIES", 2)
+    lengthen_migrations(monkeypatch)
     with psycopg.connect(postgres.shared().url()) as reader:
-        reader.execute(open_store(url(schema)).migration_sql("0..2").encode())
+        reader.execute(open_store(url(schema)).migration_sql("0..1").encode())
         reader.commit()
         reader.execute(f"select count(*) from {schema}.job".encode())  # noqa: S608 - our own
         message = await refused(url(schema), Unavailable)

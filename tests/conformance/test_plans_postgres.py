@@ -75,8 +75,7 @@ def ids(state: int, number: int = BATCH) -> list[str]:
 QUEUES = ["default", "queue-2", "queue-4", "nobody's"]
 BY_ID = "job_pkey(id)"
 CLAIM = (
-    "job_ready(queue, rank, run_at, seq)",
-    "job_suspect(queue)",
+    "job_ready(queue, tier, rank, run_at, seq)",
     "job_quarantined(queue)",
     "tid(ctid)",
 )
@@ -95,18 +94,18 @@ FEED = {"low": 0, "at": 0, "job": NOBODY, "claims": 0, "seen": "3:3:", "shown": 
 CASES = [
     Case("claim", (*CLAIM, "job_due(queue)")),
     Case("claim", (*CLAIM, "job_due(queue)"), {"ranks": [1] * 4, "run_ats": [NOW - 5000] * 4, "seqs": [9] * 4}),
-    Case("claim", ("job_ready(queue, rank, run_at, seq)", "job_due_anywhere()"), {"anywhere": True}),
+    Case("claim", ("job_ready(queue, tier, rank, run_at, seq)", "job_due_anywhere()"), {"anywhere": True}),
     Case("claim", ("job_due_anywhere()",), {"anywhere": True, "promote": True}),
-    Case("ready_queues", ("job_ready(queue)", "job_suspect(queue)", "job_quarantined(queue)")),
+    Case("ready_queues", ("job_ready(queue)",)),
     Case("claim_quarantined", ("job_quarantined(queue)", BY_ID)),
     Case("claim_delivered", (BY_ID, "job_due(queue)", "job_quarantined(queue)"), {"ids": ids(0)}),
     Case("claim_delivered", (BY_ID, "job_due_anywhere()"), {"ids": ids(0), "anywhere": True}),
     Case("claim_delivered", (BY_ID, "job_due(queue)"), {"ids": [NOBODY]}),
     Case("places", (BY_ID,)),
-    Case("depths", ("job_ready(queue)", "job_suspect(queue)")),
-    Case("oldest", ("job_ready(queue)", "job_suspect(queue)")),
-    Case("passed", (BY_ID, "job_ready(queue, rank, run_at)", "job_suspect(queue, rank, run_at)"), {"ids": ids(0)}),
-    Case("passed", (BY_ID, "job_ready(queue, rank)"), {"ids": ids(0), "margin": ROWS}),
+    Case("depths", ("job_ready(queue, tier)",)),
+    Case("oldest", ("job_ready(queue, tier)",)),
+    Case("passed", (BY_ID, "job_ready(queue, tier, rank, run_at)"), {"ids": ids(0)}),
+    Case("passed", (BY_ID, "job_ready(queue, tier, rank)"), {"ids": ids(0), "margin": ROWS}),
     Case("dead_queues", ("job_dead(queue)",)),
     Case("newest_dead", ("job_dead(queue)",)),
     Case("promote_queues", ("job_due(queue, run_at)", BY_ID)),
@@ -136,7 +135,14 @@ CASES = [
     Case("replay", (BY_ID,), {"ids": ids(6), "laters": [0] * BATCH}),
     Case(
         "figures",
-        ("job_ended(state, ended_at)", "job_due_anywhere()", "job_lease()", "job_ready()", "attempt_pkey(job_id)"),
+        (
+            "job_ended(state, ended_at)",
+            "job_due_anywhere()",
+            "job_lease()",
+            "job_ready()",
+            "job_waiting()",
+            "attempt_pkey(job_id)",
+        ),
         {"recent": 1_000_000, "most": BATCH},
     ),
     Case("endings", ("job_ended(state, ended_at)", "attempt_setback(ended_at)"), FEED),
@@ -156,15 +162,14 @@ CASES = [
     Case("lines", ("line_pkey(job_id, claims, number)",), {"claims": 0, "number": 0}),
     Case("over", (BY_ID,)),
     Case("stuck", ("job_lease(lease_until)",)),
-    Case("unnamed_queue_jobs", ("job_ready(queue)", "job_suspect(queue)", "job_quarantined(queue)", "job_due(queue)")),
-    Case("oldest_ready", ("job_ready(queue, rank)", "job_suspect(queue)", "job_quarantined(queue)")),
-    Case("glance_queues", ("job_ready(queue)", "job_suspect(queue)", "job_quarantined(queue)", "job_due(queue)")),
+    Case("unnamed_queue_jobs", ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)")),
+    Case("oldest_ready", ("job_ready(queue, tier, rank)",)),
+    Case("glance_queues", ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)")),
     Case(
         "glance",
         (
             "job_ready(queue)",
-            "job_suspect(queue)",
-            "job_quarantined(queue)",
+            "job_waiting(queue)",
             "job_due(queue)",
             "job_ended(state, ended_at)",
         ),
@@ -186,6 +191,7 @@ COLUMNS = {
     "payloads": ["{}"] * BATCH,
     "ranks": [0] * BATCH,
     **dict.fromkeys(("run_ats", "delays", "max_attempts", "options", "tags", "keep_for"), [None] * BATCH),
+    "givens": [False] * BATCH,
     "keys": [f"key {n}" for n in range(BATCH)],
 }
 ALIKE = COLUMNS | {
@@ -196,6 +202,7 @@ ALIKE = COLUMNS | {
     "delay": None,
     "max_attempts": 5,
     "options": None,
+    "given": False,
 }
 VALUES: dict[str, Any] = {
     **EVERYTHING,

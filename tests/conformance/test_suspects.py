@@ -53,6 +53,31 @@ async def test_suspects_count_towards_limit_and_wants(store: Store, clock: Manua
     assert len(await take(store, 9, {"default": 2}, startable=2)) == 2
 
 
+@pytest.mark.parametrize("limit", [2, 3, 9])
+async def test_suspect_keeps_its_place_among_priorities(
+    store: Store, clock: ManualClock, carried: bool, limit: int
+) -> None:
+    if carried:
+        return  # in the order of arrival
+    suspect = await running(store, priority=0)
+    await lose(store, clock, suspect)
+    low, high = await put(store, new_job(priority=-1), new_job(priority=1))
+
+    assert await take_ids(store, limit, startable=1) == [high, suspect.id, low][:limit]
+
+
+async def test_suspects_are_spread_among_many_priorities(store: Store, clock: ManualClock, carried: bool) -> None:
+    if carried:
+        return  # in the order of arrival
+    suspects = await put(store, *[new_job(priority=priority) for priority in (3, 1, -1)])
+    await take(store)
+    await lose_all(store, clock)
+    others = await put(store, *[new_job(priority=priority) for priority in (2, 0, -2)])
+
+    assert await take_ids(store, 4, startable=9) == [suspects[0], others[0], suspects[1], others[1]]
+    assert await take_ids(store, 4, startable=9) == [suspects[2], others[2]]
+
+
 @pytest.mark.parametrize("star", [False, True])
 async def test_no_more_suspects_than_the_limit_leaves(
     store: Store, opener: Opener, clock: ManualClock, star: bool

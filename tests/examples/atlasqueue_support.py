@@ -139,7 +139,7 @@ class Atlasqueue(Database):
     def unheard(self, number: int = 1, job_type: str = "noop", delay: float = 0) -> list[str]:
         """Jobs that were stored, and nobody was told: as when whoever submitted them died before it could."""
         job = json.dumps([{"task": job_type, "delay": delay}] * number)
-        return [str(row[0]) for row in self.sql("select id::text from holdfast.submit(%s::json)", job)]
+        return [str(row[0]) for row in self.sql("select id::text from holdfast.submit(%s::jsonb)", job)]
 
     def row(self, job_id: str) -> dict[str, Any]:
         """A row of the table ``jobs``, with instants for its times."""

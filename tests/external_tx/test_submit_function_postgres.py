@@ -1,4 +1,4 @@
-"""``holdfast.submit``: for any language, a trigger, a psql prompt. The same jobs, the same limits."""
+"""``holdfast.submit``: for any language, a trigger, a psql prompt. It refuses what the table and its types refuse."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg.errors import InvalidParameterValue
 
 from holdfast import Holdfast, JobState, Retry
-from holdfast.core.errors import Invalid
 from holdfast.worker import Worker
 from tests.external_tx.kinds import plain
 from tests.external_tx.support import Place
@@ -32,15 +30,15 @@ def test_every_field_is_what_it_is_in_python(place: Place) -> None:
     fields: dict[str, Any] = {
         "queue": "q",
         "priority": -3,
-        "delay": "90s",
+        "delay": 90,
         "key": "k",
         "key_for": 3600,
         "max_attempts": None,
         "timeout": 1.5,
         "tags": ["a", "b"],
-        "metadata": {"m": "\0␀", "n": [1]},
+        "metadata": {"m": "␀", "n": [1]},
     }
-    python = place.app.sync.enqueue("work", {"n": 1}, retry="exponential", **fields | {"key": "p", "delay": 90})
+    python = place.app.sync.enqueue("work", {"n": 1}, retry="exponential", **fields | {"key": "p"})
     retry = Retry.exponential().to_builtins()
     ((job_id, created),) = submit(place, [{"task": "work", "payload": {"n": 1}, "retry": retry, **fields}])
 
@@ -55,13 +53,14 @@ def test_every_field_is_what_it_is_in_python(place: Place) -> None:
     assert abs(kept[0][0] - kept[1][0]) < 60_000_000
 
 
-def test_given_id_is_marked_as_in_python(place: Place) -> None:
-    own = str(uuid4())
-    python = place.app.sync.enqueue("work", tags=["a"], id=str(uuid4()))
-    submit(place, [{"task": "work", "tags": ["a"], "id": own}, {"task": "work", "id": str(uuid4())}, {"task": "work"}])
-    assert place.app.sync.get(own).options == place.app.sync.get(python.id).options
-    kept = place.execute("select options::text from SCHEMA.job where options is not null order by seq")
-    assert [text for (text,) in kept] == ['{"given_id":true,"tags":["a"]}'] * 2 + ['{"given_id":true}']
+def test_given_id_begins_its_claims_as_in_python(place: Place) -> None:
+    own, plain_id = str(uuid4()), str(uuid4())
+    python = place.app.sync.get(place.app.sync.enqueue("work", id=plain_id).id)
+    submit(place, [{"task": "work", "id": own}])
+    ((minted, _),) = submit(place, [{"task": "work"}])
+    job = place.app.sync.get(own)
+    assert 0 < python.claims <= job.claims < python.claims + 60_000_000
+    assert place.app.sync.get(str(minted)).claims == 0
 
 
 def test_a_plain_job_has_the_defaults(place: Place) -> None:
@@ -73,26 +72,27 @@ def test_a_plain_job_has_the_defaults(place: Place) -> None:
     assert job.run_at == job.created_at
 
 
-PAYLOADS = [
-    '{"z":1,"a":2}',
-    '{ "spaced" : [1, 2 ] }',
-    '{"big":' + "9" * 4300 + "}",
-    '{"nul":"\\u0000","twice":"\\u0000\\u0000","literal":"\\\\u0000","all":"\\\\\\u0000"}',
-    '{"all":"' + "".join(f"\\u{n:04x}" for n in range(31)) + '"}',
-    '{"symbol":"␀","doubled":"␀␀","zero":"␀0"}',
-    '{"text":"é 😀 \\ud83d\\ude00 \\" \\\\ / \\/"}',
-    '{"float":1.10,"exponent":1E2}',
-    '{"deep":' + "[" * 63 + "]" * 63 + "}",
+PAYLOADS: list[dict[str, Any]] = [
+    {"z": 1, "a": 2},
+    {"big": 10**4000},
+    {"all": "".join(map(chr, range(1, 32)))},
+    {"symbol": "␀", "doubled": "␀␀", "zero": "␀0"},
+    {"text": 'é 😀 " \\ /'},
+    {"deep": [[[{"n": None}]]]},
 ]
 
 
 @pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))
-def test_a_payload_is_kept_to_the_letter(place: Place, payload: str) -> None:
-    ((job_id, _),) = submit(place, f'[{{"task":"work","payload":{payload}}}]')
-    assert place.app.sync.get(str(job_id)).payload == payload
-    batch = f'[{{"task":"work","payload":{payload},"tags":["t"],"metadata":{{"a":"\\u0000"}}}}]'
-    ((job_id, _),) = submit(place, batch)
-    assert place.app.sync.get(str(job_id)).payload == payload
+def test_payload_keeps_its_value(place: Place, payload: dict[str, Any]) -> None:
+    ((job_id, _),) = submit(place, [{"task": "work", "payload": payload, "tags": ["t"], "metadata": {"a": "␀"}}])
+    job = place.app.sync.get(str(job_id))
+    assert (json.loads(job.payload), job.carried.metadata) == (payload, {"a": "␀"})
+
+
+def test_one_object_is_one_job(place: Place) -> None:
+    ((job_id, created),) = submit(place, {"task": "work", "key": "␀"})
+    assert created
+    assert place.app.sync.get("key:␀").id == str(job_id)
 
 
 def test_answers_come_in_the_order_of_the_jobs(place: Place) -> None:
@@ -116,79 +116,28 @@ def test_ids_are_of_their_time_and_in_order(place: Place) -> None:
 
 
 BAD: list[tuple[object, str]] = [
-    ("{}", "give an array"),
-    ("null", "give an array"),
-    ([1], "job 1: job: 1 is not valid"),
-    ([{"task": "ok"}, {"task": "a b"}], 'job 2: task: "a b" is not valid; use 1 to 128'),
-    ([{}], "task: null is not valid; name a task"),
-    ([{"task": None}], "name a task"),
-    ([{"task": 5}], "task: 5 is not valid"),
-    ([{"task": "a", "nope": 1}], "field: nope is not valid; give each once of"),
-    ('[{"task":"a","task":"b"}]', "give each once"),
-    ([{"task": "a", "queue": "Ä"}], "queue: "),
-    ([{"task": "a", "queue": 5}], "queue: 5"),
-    ([{"task": "a", "payload": []}], "payload: [] is not valid; give an object"),
-    ([{"task": "a", "payload": {"a": "x" * 262_144}}], "payload: 262153 bytes is not valid; give at most 262144 bytes"),
-    ('[{"task":"a","payload":' + '{"a":' * 65 + "1" + "}" * 65 + "}]", "nested deeper than 64 levels"),
-    ('[{"task":"a","payload":{"n":' + "1" * 4301 + "}}]", "more than 4300 digits"),
-    ('[{"task":"a","payload":{"a":"\\ud800"}}]', "low surrogate"),
-    ([{"task": "a", "priority": 101}], "priority: 101 is not valid; give a whole number from -100 to 100"),
-    ([{"task": "a", "priority": 1.5}], "priority: 1.5"),
-    ([{"task": "a", "priority": "1"}], "priority: "),
-    ([{"task": "a", "delay": -1}], "delay: -1 is not valid; give seconds, or a span"),
-    ([{"task": "a", "delay": "soon"}], 'delay: "soon"'),
-    ('[{"task":"a","delay":1e400}]', "delay: 1e400"),
-    ([{"task": "a", "delay": True}], "delay: true"),
-    ([{"task": "a", "delay": "999999d"}], "of at most 64050 days"),
-    ([{"task": "a", "run_at": "2030-01-31"}], 'run_at: "2030-01-31" is not valid; give a date, a time and an offset'),
-    ([{"task": "a", "run_at": "2030-02-30T00:00:00Z"}], "run_at: "),
-    ([{"task": "a", "run_at": "1999-01-01T00:00:00Z"}], "from the year 2000"),
-    ([{"task": "a", "run_at": 5}], "run_at: 5"),
-    ([{"task": "a", "delay": 1, "run_at": "2030-01-31T00:00:00Z"}], "give delay or run_at, not both"),
-    ([{"task": "a", "key": ""}], "key: "),
-    ([{"task": "a", "key": "x\0"}], "key: "),
-    ([{"task": "a", "key": "\u200bx"}], "invisible characters"),
-    ([{"task": "a", "key": "\u202ex"}], "bidirectional"),
-    ([{"task": "a", "key": "\u0301x"}], "combining mark"),
-    ([{"task": "a", "key": "x" * 513}], "give 1 to 512 visible characters"),
-    ([{"task": "a", "key": 5}], "key: 5 is not valid; give text"),
-    ([{"task": "a", "max_attempts": 0}], "max_attempts: 0 is not valid; give a whole number from 1 to 25"),
-    ([{"task": "a", "timeout": 0}], "timeout: 0"),
-    ([{"task": "a", "timeout": "31d"}], "of at most 30 days"),
-    ([{"task": "a", "retry": {"bases": 1}}], "retry.bases: 1 is not valid; give [1, 5, 25]"),
-    ([{"task": "a", "retry": "fixed:1"}], "retry: "),
-    ([{"task": "a", "retry": [-1]}], "retry.delay: -1"),
-    ([{"task": "a", "retry": []}], "retry: []"),
-    ([{"task": "a", "retry": {"jitter": "ful"}}], "retry.jitter: "),
-    ([{"task": "a", "tags": "x"}], "tags: "),
-    ([{"task": "a", "tags": [None]}], "tags: "),
-    ([{"task": "a", "tags": ["x" * 101]}], "give 1 to 100 visible characters"),
-    ([{"task": "a", "metadata": [1]}], "metadata: [1]"),
-    ([{"task": "a", "metadata": {"a": "x" * 16_384}}], "metadata: "),
-    ([{"task": "a", "id": "x"}], 'id: "x" is not valid; give a UUID'),
-    ([{"task": "a"}] * 10_001, "at most 10000"),
+    ("null", "null value in column"),
+    ("[", "invalid input syntax for type json"),
+    ([{}], 'null value in column "task"'),
+    ([{"task": "ok"}, {"task": None}], 'null value in column "task"'),
+    ([{"task": "a", "priority": 1_000_001}], "job_rank_check"),
+    ([{"task": "a", "priority": 1.5}], "invalid input syntax for type integer"),
+    ([{"task": "a", "delay": "soon"}], "invalid input syntax for type numeric"),
+    ('[{"task":"a","delay":1e400}]', "out of range"),
+    ([{"task": "a", "run_at": "2030-02-30T00:00:00Z"}], "date/time field value out of range"),
+    ([{"task": "a", "max_attempts": "many"}], "invalid input syntax for type bigint"),
+    ([{"task": "a", "id": "x"}], "invalid input syntax for type uuid"),
+    ([{"task": "a", "payload": {"a": "\0"}}], "unsupported Unicode escape sequence"),
+    ([{"task": "a", "tags": "x"}], "malformed array literal"),
 ]
 
 
 @pytest.mark.parametrize(("jobs", "said"), BAD, ids=range(len(BAD)))
-def test_invalid_jobs_are_refused_whole_in_one_line(place: Place, jobs: object, said: str) -> None:
-    with pytest.raises(InvalidParameterValue) as caught:
+def test_invalid_jobs_are_refused_whole(place: Place, jobs: object, said: str) -> None:
+    with pytest.raises(psycopg.Error) as caught:
         submit(place, jobs)
-    message = caught.value.diag.message_primary or ""
-    assert said in message
-    assert "\n" not in message
+    assert said in (caught.value.diag.message_primary or "")
     assert place.jobs() == 0
-
-
-@pytest.mark.parametrize(("jobs", "said"), BAD, ids=range(len(BAD)))
-def test_python_refuses_the_same(place: Place, jobs: Any, said: str) -> None:
-    if jobs == [{"task": "a", "retry": "fixed:1"}]:
-        return  # Python reads more spellings
-    if isinstance(jobs, str) or len(jobs) > 2 or not isinstance(jobs[-1], dict) or "task" not in jobs[-1]:
-        return  # no call of Python's says this
-    said_of = dict(jobs[-1])
-    with pytest.raises(Invalid):
-        place.app.draft_job(said_of.pop("task"), said_of.pop("payload", {}), **said_of)
 
 
 @pytest.mark.parametrize("text", ["a", "ü", "日本", "😀", "a b", "a/b?c", "x" * 512, "\u00e9", "e\u0301"])
@@ -202,8 +151,8 @@ def test_submission_by_trigger_follows_the_transaction(place: Place) -> None:
     place.execute("""
         create function SCHEMA.made() returns trigger language plpgsql as $$
         begin
-            perform SCHEMA.submit(json_build_array(json_build_object(
-                'task', 'work', 'payload', json_build_object('n', new.n), 'key', 'row ' || new.n)));
+            perform SCHEMA.submit(jsonb_build_array(jsonb_build_object(
+                'task', 'work', 'payload', jsonb_build_object('n', new.n), 'key', 'row ' || new.n)));
             return new;
         end $$""")
     place.execute("create trigger made after insert on TABLE for each row execute function SCHEMA.made()")
@@ -214,7 +163,7 @@ def test_submission_by_trigger_follows_the_transaction(place: Place) -> None:
         connection.execute("set search_path = nowhere")
         connection.execute(place.insert.replace("into ", "into public.").encode())
     assert place.both() == (1, 1)
-    assert place.app.sync.get("key:row 1").payload == '{"n" : 1}'
+    assert place.app.sync.get("key:row 1").payload == '{"n": 1}'
 
 
 def test_submission_by_sql_wakes_a_worker(place: Place) -> None:
@@ -240,10 +189,10 @@ def test_the_older_server_does_the_same() -> None:
     with server.fresh_schema() as schema:
         app = Holdfast(server.url(schema=schema))
         app.sync.count()
-        jobs = '[{"task":"work","payload":{"n":"\\u0000"},"tags":["a"],"retry":[1,5],"timeout":"1m"}]'
+        jobs = '[{"task":"work","payload":{"n":1},"tags":["a"],"timeout":60}]'
         submitting = "select * from SCHEMA.submit(%s)".replace("SCHEMA", schema)
         ((job_id, created),) = server.execute(submitting, jobs, database="app")
         job = app.sync.get(str(job_id))
-        assert (created, job.state, job.payload) == (True, JobState.QUEUED, '{"n":"\\u0000"}')
+        assert (created, job.state, job.payload) == (True, JobState.QUEUED, '{"n": 1}')
         assert job.carried.timeout == 60
         app.sync.close()

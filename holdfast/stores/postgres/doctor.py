@@ -15,9 +15,9 @@ _OLD_S = 300
 _NOTIFY_FULL = 0.5
 _DEAD = 100_000
 _INDEXES = frozenset(
-    {"job_pkey", "job_ready", "job_suspect", "job_quarantined", "job_due", "job_due_anywhere", "job_lease"}
+    {"job_pkey", "job_ready", "job_quarantined", "job_waiting", "job_due", "job_due_anywhere", "job_lease"}
     | {"job_unsuccessful", "job_ended", "tag_pkey", "tag_of", "key_pkey", "key_of", "key_over", "attempt_pkey"}
-    | {"line_pkey", "job_dead"}
+    | {"line_pkey", "job_dead", "attempt_setback"}
 )
 _OLDEST = """
 select 'session ' || pid || ' (' || coalesce(nullif(application_name, ''), 'unnamed') || ', ' || state || ')',

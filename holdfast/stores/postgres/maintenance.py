@@ -18,6 +18,8 @@ OLDEST = 14
 """The first major version of PostgreSQL that is supported."""
 
 _APPLIED = "select number, expand from holdfast.migration order by number"
+_HAS_TIERS = """select exists (select from pg_attribute join pg_class on pg_class.oid = attrelid
+    join pg_namespace on pg_namespace.oid = relnamespace where nspname = $1 and relname = 'job' and attname = 'tier')"""
 _STANDS = """select from pg_class join pg_namespace on pg_namespace.oid = relnamespace
     where nspname = $1 and relname = 'migration'"""
 _TABLE = """create table holdfast.migration
@@ -138,6 +140,11 @@ async def _is_current(link: Connection, schema: str, migrations: Sequence[Migrat
     except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
         return False
     newest = migrations[-1].number
+    if applied and not await link.fetchval(_HAS_TIERS, schema):
+        raise StoreMismatch(
+            f"the schema {schema!r} was made by an earlier Holdfast (schema {max(applied)}), and cannot be brought up "
+            "to date; let the version that made it finish its jobs, then give another schema: ?schema=NAME"
+        )
     contracted = [number for number, expand in applied.items() if number > newest and not expand]
     if contracted:
         raise StoreMismatch(

@@ -19,10 +19,6 @@ case when j.keyed then (select k.key from holdfast.key k where k.job_id = j.id l
 id::text, task, queue, payload, claims, attempts, max_attempts, -rank as priority, losses, run_at, created_at, options,
 seq
 
--- fragment: next_claims
--- Under an id that may return, the fencing token begins at the clock: no earlier life of the id reached that number.
-case when claims = 0 and options is not null and options::text like '{"given_id"%' then :now else claims + 1 end,
-
 -- fragment: matching
 -- What a filter says of a job; null leaves a condition out. Within a case, since the planner would else take a filter for
 -- so selective that it sorts all that matches, instead of reading one page in the order asked for.
@@ -57,9 +53,9 @@ from holdfast.identity i cross join pg_catalog.pg_database d where d.datname = c
 -- fragment: alike
 -- Plain jobs that differ in their payloads alone: each array costs as much as the row it goes to. All of them or, where
 -- the id of one is known, an error: `on conflict` costs a quarter more, a look before each row and a log record after it.
-insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options)
+insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options, claims)
 select d.id, :queue, :task, d.payload, case when n.run_at <= n.now then 0 else 1 end, :rank, greatest(n.now, n.run_at),
-    n.now, :max_attempts, :options
+    n.now, :max_attempts, :options, case when :given then n.now else 0 end
 from (select c.now, coalesce(:run_at, c.now + :delay, c.now) as run_at from (select :now as now offset 0) c offset 0) n
 cross join unnest(:ids::uuid[], :payloads::text[]) as d (id, payload)
 
@@ -74,14 +70,15 @@ returning pg_notify(:channel, :news);
 
 -- own: insert_jobs
 -- The plain jobs of a batch.
-insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options)
+insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options, claims)
 select d.id, d.queue, d.task, d.payload,
     case when coalesce(d.run_at, d.delay) is null or coalesce(d.run_at, n.now + d.delay) <= n.now then 0 else 1 end,
-    d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now, d.max_attempts, d.options
+    d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now, d.max_attempts, d.options,
+    case when d.given then n.now else 0 end
 from (select :now as now offset 0) n
 cross join unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[], :run_ats::bigint[],
-    :delays::bigint[], :max_attempts::bigint[], :options::json[])
-    as d (id, queue, task, payload, rank, run_at, delay, max_attempts, options)
+    :delays::bigint[], :max_attempts::bigint[], :options::json[], :givens::boolean[])
+    as d (id, queue, task, payload, rank, run_at, delay, max_attempts, options, given)
 on conflict (id) do nothing
 returning id::text;
 
@@ -94,15 +91,15 @@ cross join lateral (
     select * from (
         select u.*, nextval('holdfast.job_seq_seq') as seq
         from unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[],
-            :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :keys::text[],
-            :keep_for::bigint[], :tags::json[]) with ordinality
-            as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, key, keep_for, tags, turn)
+            :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :givens::boolean[],
+            :keys::text[], :keep_for::bigint[], :tags::json[]) with ordinality
+            as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, given, key, keep_for, tags, turn)
         offset 0) d
     order by key collate "C" nulls first, turn
 ) d
 cross join lateral holdfast.add_job(
     d.id, d.seq, d.queue, d.task, d.payload, d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now,
-    d.max_attempts, d.key, n.now + d.keep_for, d.options,
+    d.max_attempts, d.key, n.now + d.keep_for, d.options, d.given,
     case when d.tags is not null then array(select json_array_elements_text(d.tags)) end) a;
 
 -- name: key_owner
@@ -114,29 +111,23 @@ select key, job_id::text from holdfast.key where key = any(:keys::text[]);
 -- own: ready_queues
 -- Every queue with something to take, by skipping from one to the next.
 with recursive named (queue) as (
-    (select least(
-        (select queue from holdfast.job where state = 0 and losses = 0 order by queue, rank, run_at, seq limit 1),
-        (select queue from holdfast.job where state = 0 and losses = 1 order by queue, rank, run_at, seq limit 1),
-        (select queue from holdfast.job where state = 0 and losses > 1 order by queue, rank, run_at, seq limit 1)))
+    (select queue from holdfast.job where state = 0 order by queue, tier, rank, run_at, seq limit 1)
     union all
-    (select least(
-        (select queue from holdfast.job where state = 0 and losses = 0 and queue > named.queue
-         order by queue, rank, run_at, seq limit 1),
-        (select queue from holdfast.job where state = 0 and losses = 1 and queue > named.queue
-         order by queue, rank, run_at, seq limit 1),
-        (select queue from holdfast.job where state = 0 and losses > 1 and queue > named.queue
-         order by queue, rank, run_at, seq limit 1))
-     from named where named.queue is not null)
+    select (select j.queue from holdfast.job j where j.state = 0 and j.queue > named.queue
+            order by j.queue, j.tier, j.rank, j.run_at, j.seq limit 1)
+    from named where named.queue is not null
 )
 select queue from named where queue is not null;
 
 -- own: claim
--- Takes of each queue up to its slots, from its cursor on: suspects first, then the rest, up to the first job on its last
--- attempt beyond :startable. Where jobs are due and :promote asks for it, takes nothing: they are made ready first. Always
--- answers with one row at least, which names a queue of which something was held back.
+-- Takes of each queue up to its slots in the order of its jobs, the suspects among them, from its cursor on: up to the first
+-- job on its last attempt beyond :startable; suspects beyond them are left. Where jobs are due and :promote asks for it,
+-- takes nothing: they are made ready first. Always answers with one row at least, which names a queue of which something
+-- was held back.
 with wanted as materialized (
-    select * from unnest(:queues::text[], :slots::int[], :ranks::int[], :run_ats::bigint[], :seqs::bigint[])
-        as w (queue, slots, rank, run_at, seq)
+    select *
+    from unnest(:queues::text[], :slots::int[], :ranks::int[], :run_ats::bigint[], :seqs::bigint[])
+        with ordinality as w (queue, slots, rank, run_at, seq, turn)
     where not w.queue = any(array(select name from holdfast.queue where paused)) -- a join might change their turn
 ), due as materialized (
     select min(n.run_at) as run_at, coalesce(bool_or(:promote and n.run_at <= n.now), false) as now
@@ -149,49 +140,47 @@ with wanted as materialized (
         (select run_at, :now as now from holdfast.job where (+state) in (1, 3) and :anywhere order by run_at limit 1)
     ) n
 ), suspect as materialized (
-    select s.ctid, w.queue
+    select s.ctid, w.queue, w.turn, w.slots, true as suspect, true as starting, s.rank, s.run_at, s.seq
     from wanted w cross join lateral (
-        select j.ctid from holdfast.job j
-        where j.state = 0 and j.losses = 1 and j.queue = w.queue and not (select now from due)
-          and j.rank <= coalesce((select f.rank from holdfast.job f where f.state = 0 and f.losses = 0 and f.queue = w.queue
-                                    and (f.rank, f.run_at, f.seq) > (w.rank, w.run_at, w.seq)
-                                  order by f.rank, f.run_at, f.seq limit 1), j.rank)
+        select j.ctid, j.rank, j.run_at, j.seq from holdfast.job j
+        where j.state = 0 and j.tier = 1 and j.queue = w.queue and not (select now from due)
         order by j.rank, j.run_at, j.seq limit least(w.slots, :startable) for no key update skip locked) s
     limit :startable
 ), ready as materialized (
-    select r.ctid, w.queue, r.attempts + 1 >= r.max_attempts as last
+    select r.ctid, w.queue, w.turn, w.slots, false as suspect, r.attempts + 1 >= r.max_attempts as starting, r.rank, r.run_at, r.seq
     from wanted w cross join lateral (
-        select j.ctid, j.attempts, j.max_attempts from holdfast.job j
-        where j.state = 0 and j.losses = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
+        select j.ctid, j.attempts, j.max_attempts, j.rank, j.run_at, j.seq from holdfast.job j
+        where j.state = 0 and j.tier = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
           and not (select now from due)
-        order by j.rank, j.run_at, j.seq limit w.slots - (select count(*) from suspect s where s.queue = w.queue)
-        for no key update skip locked) r
-    limit :limit - (select count(*) from suspect)
-), numbered as materialized ( -- nothing, where all can start
-    select ctid, queue, last, row_number() over () as turn from ready
-    where (select count(*) from ready where last) > greatest(0, :startable - (select count(*) from suspect))
+        order by j.rank, j.run_at, j.seq limit w.slots for no key update skip locked) r
+    limit :limit
+), mixed as materialized ( -- nothing, where all that is ready can start
+    select m.*, row_number() over (partition by turn order by rank, run_at, seq) as place
+    from (select * from suspect union all select * from ready) m
+    where exists (select from suspect) or (select count(*) from ready where starting) > :startable
+), fitting as materialized (
+    select ctid, queue, turn, suspect, starting, place,
+        count(*) filter (where starting) over (order by turn, place) as started
+    from mixed where place <= slots order by turn, place limit :limit
 ), beyond as materialized (
-    select l.queue, min(l.turn) as turn
-    from (select queue, turn from numbered where last order by turn
-          offset greatest(0, :startable - (select count(*) from suspect))) l
-    group by l.queue
+    select queue, turn, min(place) as place from fitting
+    where starting and not suspect and started > :startable group by queue, turn
 ), taken as (
     update holdfast.job
-    set claims = -- include: next_claims
-        state = 2, attempts = attempts + 1, worker = :worker, started_at = :now,
+    set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
         lease_until = :lease_for + :now
     where ctid = any(array(
-        select ctid from suspect union all
-        select ctid from ready where not exists (select from numbered) union all
-        select n.ctid from numbered n left join beyond b on b.queue = n.queue where n.turn < coalesce(b.turn, n.turn + 1)))
+        select ctid from ready where not exists (select from mixed) union all
+        select f.ctid from fitting f left join beyond b on b.turn = f.turn
+        where f.place < coalesce(b.place, f.place + 1) and (not f.suspect or f.started <= :startable)))
     returning -- include: claimed
 )
 select t.*, due.now, due.run_at - :now, :lease_for + :now,
     exists (select from wanted w cross join lateral (
-        select from holdfast.job j where j.state = 0 and j.losses > 1 and j.queue = w.queue limit 1) q),
+        select from holdfast.job j where j.state = 0 and j.tier = 2 and j.queue = w.queue limit 1) q),
     (select queue from beyond order by turn desc limit 1)
 from due left join taken t on true
-order by array_position(:queues, t.queue), t.losses = 0, t.priority desc, t.run_at, t.seq;
+order by array_position(:queues, t.queue), t.priority desc, t.run_at, t.seq;
 
 -- own: taken_between
 select id::text, claims from holdfast.job
@@ -203,12 +192,11 @@ with wanted as materialized (
     where not exists (select from holdfast.queue p where p.name = w.queue and p.paused)
 ), taken as (
     update holdfast.job
-    set claims = -- include: next_claims
-        state = 2, attempts = attempts + 1, worker = :worker, started_at = :now,
+    set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
         lease_until = :lease_for + :now
     where id = any(array(
         select s.id from wanted w cross join lateral (
-            select id from holdfast.job where state = 0 and losses > 1 and queue = w.queue
+            select id from holdfast.job where state = 0 and tier = 2 and queue = w.queue
             order by rank, run_at, seq limit 1 for no key update skip locked) s
         limit 1))
     returning -- include: claimed
@@ -223,24 +211,24 @@ from taken t;
 with paused as materialized (
     select name from holdfast.queue where paused
 ), standing as materialized (
-    select id, queue, losses, attempts + 1 >= max_attempts as last, rank, run_at, seq from holdfast.job
-    where id = any(:ids::uuid[]) and state + 0 = 0 and losses + 0 <= :most
+    select id, queue, tier, attempts + 1 >= max_attempts as last, rank, run_at, seq from holdfast.job
+    where id = any(:ids::uuid[]) and state + 0 = 0 and tier + 0 <= :most
     for no key update skip locked
 ), welcome as materialized (
-    select s.*, row_number() over (partition by s.losses > 0 order by s.rank, s.run_at, s.seq) as turn
+    select s.*, row_number() over (partition by s.tier order by s.rank, s.run_at, s.seq) as turn
     from standing s where not s.queue = any(array(select name from paused))
 ), wanted as materialized (
     select e.*, row_number() over (partition by e.queue order by e.rank, e.run_at, e.seq) as place
-    from welcome e where e.losses = 0 or e.turn <= :startable
+    from welcome e where e.tier = 0 or e.turn <= :startable
 ), fitting as materialized (
-    select w.*, count(*) filter (where w.losses > 0 or w.last) over (order by w.losses = 0, w.rank, w.run_at, w.seq) as starting
+    select w.*, count(*) filter (where w.tier > 0 or w.last) over (order by w.tier = 0, w.rank, w.run_at, w.seq) as starting
     from wanted w left join unnest(:queues::text[], :slots::int[]) q (queue, slots) on q.queue = w.queue
     where w.place <= coalesce(q.slots, :others)
 ), beyond as materialized (
     select queue, min(place) as place from fitting where last and starting > :startable group by queue
 ), chosen as materialized (
     select f.id from fitting f left join beyond b on b.queue = f.queue
-    where f.losses > 0 or f.place < coalesce(b.place, f.place + 1)
+    where f.tier > 0 or f.place < coalesce(b.place, f.place + 1)
     order by f.rank, f.run_at, f.seq limit :limit
 ), due as materialized (
     select min(n.run_at) as run_at from (
@@ -253,19 +241,18 @@ with paused as materialized (
     ) n
 ), taken as (
     update holdfast.job
-    set claims = -- include: next_claims
-        state = 2, attempts = attempts + 1, worker = :worker, started_at = :now,
+    set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
         lease_until = :lease_for + :now
     where id = any(array(select id from chosen))
     returning -- include: claimed
 )
 select t.*, due.run_at - :now, :lease_for + :now,
     exists (select from unnest(:queues::text[]) w (queue) cross join lateral (
-        select from holdfast.job j where j.state = 0 and j.losses > 1 and j.queue = w.queue limit 1) q
+        select from holdfast.job j where j.state = 0 and j.tier = 2 and j.queue = w.queue limit 1) q
         where not :anywhere and not w.queue = any(array(select name from paused)))
-    or exists (select from holdfast.job j where j.state = 0 and j.losses > 1 and :anywhere
+    or exists (select from holdfast.job j where j.state = 0 and j.tier = 2 and :anywhere
         and not j.queue = any(array(select name from paused))),
-    array(select s.id::text from standing s where not s.id = any(array(select id from chosen)) and s.losses < 2
+    array(select s.id::text from standing s where not s.id = any(array(select id from chosen)) and s.tier < 2
         order by s.rank, s.run_at, s.seq),
     array(select name from paused),
     exists (select from beyond)
@@ -514,19 +501,18 @@ select id::text, queue, state from holdfast.job where id = any(:ids::uuid[]);
 -- Ready jobs of each queue, up to a number.
 select w.queue, (
     select count(*) from (
-        (select from holdfast.job where state = 0 and losses = 0 and queue = w.queue order by rank, run_at, seq limit w.most)
-        union all
-        (select from holdfast.job where state = 0 and losses = 1 and queue = w.queue order by rank, run_at, seq limit w.most)
+        select from holdfast.job where state = 0 and queue = w.queue and tier < 2
+        order by tier, rank, run_at, seq limit w.most
     ) r)
 from unnest(:queues::text[], :mosts::int[]) w (queue, most);
 
 -- own: oldest
 select o.id::text from (
     select * from (
-        (select id, rank, run_at, seq from holdfast.job where state = 0 and losses = 0 and queue = :queue
+        (select id, rank, run_at, seq from holdfast.job where state = 0 and tier = 0 and queue = :queue
          order by rank, run_at, seq limit :limit)
         union all
-        (select id, rank, run_at, seq from holdfast.job where state = 0 and losses = 1 and queue = :queue
+        (select id, rank, run_at, seq from holdfast.job where state = 0 and tier = 1 and queue = :queue
          order by rank, run_at, seq limit :limit)
     ) r order by rank, run_at, seq limit :limit
 ) o where o.run_at <= :now - :aged::bigint
@@ -538,32 +524,23 @@ order by o.rank, o.run_at, o.seq;
 with recursive front (since) as (
     select min(greatest(run_at, started_at)) - :margin::bigint from holdfast.job
     where id = any(:ids::uuid[]) and state + 0 = 0 and queue = :queue
-), ready (rank) as (
-    (select rank from holdfast.job where state = 0 and losses = 0 and queue = :queue order by rank, run_at, seq limit 1)
+), used (tier, rank) as (
+    select t.tier, (select j.rank from holdfast.job j where j.state = 0 and j.tier = t.tier and j.queue = :queue
+                    order by j.rank, j.run_at, j.seq limit 1)
+    from unnest('{0,1}'::smallint[]) t (tier)
     union all
-    select (select j.rank from holdfast.job j
-            where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank > ready.rank
+    select used.tier, (select j.rank from holdfast.job j
+            where j.state = 0 and j.tier = used.tier and j.queue = :queue and j.rank > used.rank
             order by j.rank, j.run_at, j.seq limit 1)
-    from ready where ready.rank is not null
-), suspect (rank) as (
-    (select rank from holdfast.job where state = 0 and losses = 1 and queue = :queue order by rank, run_at, seq limit 1)
-    union all
-    select (select j.rank from holdfast.job j
-            where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank > suspect.rank
-            order by j.rank, j.run_at, j.seq limit 1)
-    from suspect where suspect.rank is not null
+    from used where used.rank is not null
 ), found as (
-    (select o.* from (select rank from ready limit :limit) r cross join lateral (
-        select j.id, j.run_at, j.started_at from holdfast.job j
-        where j.state = 0 and j.losses = 0 and j.queue = :queue and j.rank = r.rank and j.run_at < (select since from front)
-        order by j.rank, j.run_at, j.seq limit :limit) o
-     limit :limit)
-    union all
-    (select o.* from (select rank from suspect limit :limit) r cross join lateral (
-        select j.id, j.run_at, j.started_at from holdfast.job j
-        where j.state = 0 and j.losses = 1 and j.queue = :queue and j.rank = r.rank and j.run_at < (select since from front)
-        order by j.rank, j.run_at, j.seq limit :limit) o
-     limit :limit)
+    select o.* from unnest('{0,1}'::smallint[]) t (tier) cross join lateral (
+        select o.* from (select rank from used where used.tier = t.tier limit :limit) r cross join lateral (
+            select j.id, j.run_at, j.started_at from holdfast.job j
+            where j.state = 0 and j.tier = t.tier and j.queue = :queue and j.rank = r.rank
+              and j.run_at < (select since from front)
+            order by j.rank, j.run_at, j.seq limit :limit) o
+        limit :limit) o
 )
 select found.id::text, front.since, :now from found, front where greatest(found.run_at, found.started_at) < front.since;
 
@@ -647,20 +624,16 @@ order by claims, number limit :limit;
 -- Every queue in which something waits, by skipping from one to the next.
 with recursive named (queue) as (
     (select least(
-        (select queue from holdfast.job where state = 0 and losses = 0 order by queue, rank, run_at, seq limit 1),
-        (select queue from holdfast.job where state = 0 and losses = 1 order by queue, rank, run_at, seq limit 1),
-        (select queue from holdfast.job where state = 0 and losses > 1 order by queue, rank, run_at, seq limit 1),
-        (select queue from holdfast.job where state in (1, 3) order by queue, run_at limit 1)))
+        (select queue from holdfast.job where state = 0 order by queue, tier, rank, run_at, seq limit 1),
+        (select queue from holdfast.job where state in (1, 3) order by queue, run_at limit 1),
+        (select queue from holdfast.job where state = 4 order by queue limit 1)))
     union all
     (select least(
-        (select queue from holdfast.job where state = 0 and losses = 0 and queue > named.queue
-         order by queue, rank, run_at, seq limit 1),
-        (select queue from holdfast.job where state = 0 and losses = 1 and queue > named.queue
-         order by queue, rank, run_at, seq limit 1),
-        (select queue from holdfast.job where state = 0 and losses > 1 and queue > named.queue
-         order by queue, rank, run_at, seq limit 1),
+        (select queue from holdfast.job where state = 0 and queue > named.queue
+         order by queue, tier, rank, run_at, seq limit 1),
         (select queue from holdfast.job where state in (1, 3) and queue > named.queue
-         order by queue, run_at limit 1))
+         order by queue, run_at limit 1),
+        (select queue from holdfast.job where state = 4 and queue > named.queue order by queue limit 1))
      from named where named.queue is not null)
 )
 select queue from named where queue is not null;
@@ -671,15 +644,11 @@ select queue from named where queue is not null;
 select w.queue, counted.state, counted.number, 0::bigint as lately, 0::bigint as age
 from unnest(:queues::text[], :mosts::int[]) w (queue, most) cross join lateral (
     select 0::smallint as state, count(*) as number from (
-        (select from holdfast.job where state = 0 and losses = 0 and queue = w.queue
-         order by rank, run_at, seq limit w.most)
-        union all
-        (select from holdfast.job where state = 0 and losses = 1 and queue = w.queue
-         order by rank, run_at, seq limit w.most)
-        union all
-        (select from holdfast.job where state = 0 and losses > 1 and queue = w.queue
-         order by rank, run_at, seq limit w.most)
-    ) r
+        select from holdfast.job where state = 0 and queue = w.queue
+        order by tier, rank, run_at, seq limit w.most) r
+    union all
+    select 4::smallint, count(*) from (
+        select from holdfast.job where state = 4 and queue = w.queue order by queue limit w.most) r
     union all
     select d.state, count(*) from (
         select j.state from holdfast.job j where j.state in (1, 3) and j.queue = w.queue
@@ -698,52 +667,23 @@ from unnest(:ended::smallint[]) s (code) cross join lateral (
 group by e.queue, e.state;
 
 -- name: oldest_ready
--- For each of these queues the first of each priority in use, found by skipping from one to the next: two seeks each,
+-- For each of these queues the first of each tier and priority in use, found by skipping from one to the next: two seeks each,
 -- however many jobs there are.
 select w.queue, oldest.run_at - :now
 from unnest(:queues::text[]) w (queue) cross join lateral (
-    with recursive
-        ready (rank) as (
-            (select rank from holdfast.job where state = 0 and losses = 0 and queue = w.queue
-             order by rank, run_at, seq limit 1)
-            union all
-            select (select j.rank from holdfast.job j
-                    where j.state = 0 and j.losses = 0 and j.queue = w.queue and j.rank > ready.rank
-                    order by j.rank, j.run_at, j.seq limit 1)
-            from ready where ready.rank is not null),
-        suspect (rank) as (
-            (select rank from holdfast.job where state = 0 and losses = 1 and queue = w.queue
-             order by rank, run_at, seq limit 1)
-            union all
-            select (select j.rank from holdfast.job j
-                    where j.state = 0 and j.losses = 1 and j.queue = w.queue and j.rank > suspect.rank
-                    order by j.rank, j.run_at, j.seq limit 1)
-            from suspect where suspect.rank is not null),
-        quarantined (rank) as (
-            (select rank from holdfast.job where state = 0 and losses > 1 and queue = w.queue
-             order by rank, run_at, seq limit 1)
-            union all
-            select (select j.rank from holdfast.job j
-                    where j.state = 0 and j.losses > 1 and j.queue = w.queue and j.rank > quarantined.rank
-                    order by j.rank, j.run_at, j.seq limit 1)
-            from quarantined where quarantined.rank is not null)
-    select min(found.run_at) as run_at
-    from (
-        select (select j.run_at from holdfast.job j
-                where j.state = 0 and j.losses = 0 and j.queue = w.queue and j.rank = ready.rank
-                order by j.rank, j.run_at, j.seq limit 1) as run_at
-        from ready
+    with recursive used (tier, rank) as (
+        select s.tier, (select j.rank from holdfast.job j where j.state = 0 and j.tier = s.tier and j.queue = w.queue
+                        order by j.rank, j.run_at, j.seq limit 1)
+        from unnest('{0,1,2}'::smallint[]) s (tier)
         union all
-        select (select j.run_at from holdfast.job j
-                where j.state = 0 and j.losses = 1 and j.queue = w.queue and j.rank = suspect.rank
-                order by j.rank, j.run_at, j.seq limit 1) as run_at
-        from suspect
-        union all
-        select (select j.run_at from holdfast.job j
-                where j.state = 0 and j.losses > 1 and j.queue = w.queue and j.rank = quarantined.rank
-                order by j.rank, j.run_at, j.seq limit 1) as run_at
-        from quarantined
-    ) found
+        select used.tier, (select j.rank from holdfast.job j
+                where j.state = 0 and j.tier = used.tier and j.queue = w.queue and j.rank > used.rank
+                order by j.rank, j.run_at, j.seq limit 1)
+        from used where used.rank is not null)
+    select min((select j.run_at from holdfast.job j
+                where j.state = 0 and j.tier = used.tier and j.queue = w.queue and j.rank = used.rank
+                order by j.rank, j.run_at, j.seq limit 1)) as run_at
+    from used
 ) oldest;
 
 -- name: known_queues
@@ -783,13 +723,10 @@ select seen.queue, seen.state, seen.worker, seen.attempts, seen.run_at > :now an
     coalesce(:now - min(seen.ended_at), 0)::float8 / 1000000
 from (
     (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
-     from holdfast.job where state = 0 and losses = 0 order by queue, rank, run_at, seq limit (select :most::bigint))
+     from holdfast.job where state = 0 order by queue, tier, rank, run_at, seq limit (select :most::bigint))
     union all
     (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
-     from holdfast.job where state = 0 and losses = 1 order by queue, rank, run_at, seq limit (select :most::bigint))
-    union all
-    (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
-     from holdfast.job where state = 0 and losses > 1 order by queue, rank, run_at, seq limit (select :most::bigint))
+     from holdfast.job where state = 4 order by queue limit (select :most::bigint))
     union all
     (select queue, state, worker, attempts, claims, run_at, created_at, started_at, ended_at, id
      from holdfast.job where (+state) in (1, 3) order by run_at limit (select :most::bigint))
@@ -833,9 +770,8 @@ order by ended_at, id, claims limit :limit;
 
 -- name: unnamed_queue_jobs
 -- Jobs that wait in a queue with an empty name, which only another program can have written.
-select (select count(*) from holdfast.job where state = 0 and losses = 0 and queue = '')
-    + (select count(*) from holdfast.job where state = 0 and losses = 1 and queue = '')
-    + (select count(*) from holdfast.job where state = 0 and losses > 1 and queue = '')
+select (select count(*) from holdfast.job where state = 0 and queue = '')
+    + (select count(*) from holdfast.job where state = 4 and queue = '')
     + (select count(*) from holdfast.job where state in (1, 3) and queue = '');
 
 -- name: stuck

@@ -40,11 +40,11 @@ NOW = 1_000_000_000_000
 LARGE_TABLES = {"job", "key", "tag", "attempt", "line"}
 
 FILL = """
-insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims, losses,
+insert into {schema}.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims, losses, tier,
                           keyed, tagged, worker, lease_until, ended_at)
 select ('00000000-0000-0000-0000-' || lpad(to_hex({block} * {rows} + n), 12, '0'))::uuid,
        case when n % 2 = 1 then 'default' else 'queue-' || n % 10 end, 'task', '{{}}', {state}, n % 3,
-       case when {state} in (1, 3) then {now} + n - {rows} / 2 else {now} - n end, {now} - 1000000, 5, 1, {losses},
+       case when {state} in (1, 3) then {now} + n - {rows} / 2 else {now} - n end, {now} - 1000000, 5, 1, {losses}, {losses},
        true, true, 'worker', case when {state} = 2 then {now} + n - 40 end,
        case when {state} >= 5 then {now} - n end
 from generate_series(1, {most}) n
@@ -92,7 +92,9 @@ ANYWHERE = {"anywhere": True, "promote": True}
 FEED = {"low": 0, "at": 0, "job": NOBODY, "claims": 0, "seen": "3:3:", "shown": f"{1 << 31}:{1 << 31}:", "top": 1 << 31}
 """Everything there is, for who has seen nothing."""
 CASES = [
-    Case("claim", (*CLAIM, "job_due(queue)")),
+    Case("claim", (*CLAIM, "job_due(queue)"), {"startable": 0}),
+    Case("claim", ("job_ready(queue, tier)",)),
+    Case("claim_with_suspects", (*CLAIM, "job_due(queue)")),
     Case("claim", (*CLAIM, "job_due(queue)"), {"ranks": [1] * 4, "run_ats": [NOW - 5000] * 4, "seqs": [9] * 4}),
     Case("claim", ("job_ready(queue, tier, rank, run_at, seq)", "job_due_anywhere()"), {"anywhere": True}),
     Case("claim", ("job_due_anywhere()",), {"anywhere": True, "promote": True}),

@@ -19,6 +19,37 @@ case when j.keyed then (select k.key from holdfast.key k where k.job_id = j.id l
 id::text, task, queue, payload, claims, attempts, max_attempts, -rank as priority, losses, run_at, created_at, options,
 seq
 
+-- fragment: claim_begin
+-- The queues of a claim, and what is due in them.
+with wanted as materialized (
+    select *
+    from unnest(:queues::text[], :slots::int[], :ranks::int[], :run_ats::bigint[], :seqs::bigint[])
+        with ordinality as w (queue, slots, rank, run_at, seq, turn)
+    where not w.queue = any(array(select name from holdfast.queue where paused)) -- a join might change their turn
+), due as materialized (
+    select min(n.run_at) as run_at, coalesce(bool_or(:promote and n.run_at <= n.now), false) as now
+    from (
+        select d.run_at, :now as now
+        from unnest(:queues::text[]) w (queue) cross join lateral (
+            select run_at from holdfast.job where state in (1, 3) and queue = w.queue order by run_at limit 1) d
+        where not :anywhere
+        union all
+        (select run_at, :now as now from holdfast.job where (+state) in (1, 3) and :anywhere order by run_at limit 1)
+    ) n
+
+-- fragment: claim_update
+update holdfast.job
+    set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
+        lease_until = :lease_for + :now
+
+-- fragment: claim_end
+select t.*, due.now, due.run_at - :now, :lease_for + :now,
+    exists (select from wanted w cross join lateral (
+        select from holdfast.job j where j.state = 0 and j.tier = 2 and j.queue = w.queue limit 1) q),
+    (select queue from beyond order by turn desc limit 1), mixing.now
+from due cross join mixing left join taken t on true
+order by array_position(:queues, t.queue), t.priority desc, t.run_at, t.seq
+
 -- fragment: matching
 -- What a filter says of a job; null leaves a condition out. Within a case, since the planner would else take a filter for
 -- so selective that it sorts all that matches, instead of reading one page in the order asked for.
@@ -120,25 +151,45 @@ with recursive named (queue) as (
 select queue from named where queue is not null;
 
 -- own: claim
--- Takes of each queue up to its slots in the order of its jobs, the suspects among them, from its cursor on: up to the first
--- job on its last attempt beyond :startable; suspects beyond them are left. Where jobs are due and :promote asks for it,
--- takes nothing: they are made ready first. Always answers with one row at least, which names a queue of which something
--- was held back.
-with wanted as materialized (
-    select *
-    from unnest(:queues::text[], :slots::int[], :ranks::int[], :run_ats::bigint[], :seqs::bigint[])
-        with ordinality as w (queue, slots, rank, run_at, seq, turn)
-    where not w.queue = any(array(select name from holdfast.queue where paused)) -- a join might change their turn
-), due as materialized (
-    select min(n.run_at) as run_at, coalesce(bool_or(:promote and n.run_at <= n.now), false) as now
-    from (
-        select d.run_at, :now as now
-        from unnest(:queues::text[]) w (queue) cross join lateral (
-            select run_at from holdfast.job where state in (1, 3) and queue = w.queue order by run_at limit 1) d
-        where not :anywhere
-        union all
-        (select run_at, :now as now from holdfast.job where (+state) in (1, 3) and :anywhere order by run_at limit 1)
-    ) n
+-- Takes of each queue up to its slots, from its cursor on, up to the first job on its last attempt beyond :startable. Where
+-- jobs are due and :promote asks for it, takes nothing: they are made ready first. Nor where a suspect can start: then
+-- claim_with_suspects takes. Always answers with one row at least, which names a queue of which something was held back.
+-- include: claim_begin
+), mixing as materialized (
+    select :startable > 0 and not (select now from due) and exists (
+        select from wanted w cross join lateral (
+            select from holdfast.job j where j.state = 0 and j.tier = 1 and j.queue = w.queue
+            order by j.rank, j.run_at, j.seq limit 1) s) as now
+), ready as materialized (
+    select r.ctid, w.queue, r.attempts + 1 >= r.max_attempts as last
+    from wanted w cross join lateral (
+        select j.ctid, j.attempts, j.max_attempts from holdfast.job j
+        where j.state = 0 and j.tier = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
+          and not (select now from due) and not (select now from mixing)
+        order by j.rank, j.run_at, j.seq limit w.slots for no key update skip locked) r
+    limit :limit
+), numbered as materialized ( -- nothing, where all can start
+    select ctid, queue, last, row_number() over () as turn from ready
+    where (select count(*) from ready where last) > :startable
+), beyond as materialized (
+    select l.queue, min(l.turn) as turn
+    from (select queue, turn from numbered where last order by turn offset :startable) l
+    group by l.queue
+), taken as (
+    -- include: claim_update
+    where ctid = any(array(
+        select ctid from ready where not exists (select from numbered) union all
+        select n.ctid from numbered n left join beyond b on b.queue = n.queue where n.turn < coalesce(b.turn, n.turn + 1)))
+    returning -- include: claimed
+)
+-- include: claim_end
+;
+
+-- own: claim_with_suspects
+-- The same with the suspects, each in its place; those beyond :startable are left.
+-- include: claim_begin
+), mixing as materialized (
+    select false as now
 ), suspect as materialized (
     select s.ctid, w.queue, w.turn, w.slots, true as suspect, true as starting, s.rank, s.run_at, s.seq
     from wanted w cross join lateral (
@@ -154,10 +205,9 @@ with wanted as materialized (
           and not (select now from due)
         order by j.rank, j.run_at, j.seq limit w.slots for no key update skip locked) r
     limit :limit
-), mixed as materialized ( -- nothing, where all that is ready can start
+), mixed as materialized (
     select m.*, row_number() over (partition by turn order by rank, run_at, seq) as place
     from (select * from suspect union all select * from ready) m
-    where exists (select from suspect) or (select count(*) from ready where starting) > :startable
 ), fitting as materialized (
     select ctid, queue, turn, suspect, starting, place,
         count(*) filter (where starting) over (order by turn, place) as started
@@ -166,21 +216,14 @@ with wanted as materialized (
     select queue, turn, min(place) as place from fitting
     where starting and not suspect and started > :startable group by queue, turn
 ), taken as (
-    update holdfast.job
-    set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
-        lease_until = :lease_for + :now
+    -- include: claim_update
     where ctid = any(array(
-        select ctid from ready where not exists (select from mixed) union all
         select f.ctid from fitting f left join beyond b on b.turn = f.turn
         where f.place < coalesce(b.place, f.place + 1) and (not f.suspect or f.started <= :startable)))
     returning -- include: claimed
 )
-select t.*, due.now, due.run_at - :now, :lease_for + :now,
-    exists (select from wanted w cross join lateral (
-        select from holdfast.job j where j.state = 0 and j.tier = 2 and j.queue = w.queue limit 1) q),
-    (select queue from beyond order by turn desc limit 1)
-from due left join taken t on true
-order by array_position(:queues, t.queue), t.priority desc, t.run_at, t.seq;
+-- include: claim_end
+;
 
 -- own: taken_between
 select id::text, claims from holdfast.job
@@ -289,7 +332,8 @@ where id = :id;
 -- name: settle_succeeded
 -- The rows that others have in hand are not waited for: nobody's open transaction keeps a batch of others' jobs.
 update holdfast.job j
-set state = 5, ended_at = :now, result = d.result, lease_until = null, losses = 0, cancelling = false, reason = null, error = null
+set state = 5, ended_at = :now, result = d.result, lease_until = null, losses = 0, tier = 0, cancelling = false,
+    reason = null, error = null
 from unnest(:ids::uuid[], :claims::bigint[], :results::text[]) as d (id, claims, result)
 where j.id = d.id and j.claims = d.claims and j.state + 0 = 2 and j.lease_until + 0 > :now
   and (:worker::text is null or j.worker = :worker)
@@ -314,6 +358,7 @@ with settled as (
         run_at = case when d.delay is null then j.run_at else d.delay + :now end,
         attempts = greatest(0, j.attempts - case when d.refund then 1 else 0 end), -- another program may have set it to 0
         losses = case when d.expired then j.losses + 1 when d.refund then j.losses else 0 end,
+        tier = case when d.expired then least(j.losses + 1, 2) when d.refund then j.tier else 0 end,
         ended_at = case when d.state >= 5 or j.cancelling then :now end,
         cancelling = false,
         lease_until = null
@@ -452,7 +497,7 @@ delete from holdfast.worker where alive_until <= :now - :span::bigint;
 
 -- name: cancel_unstarted
 update holdfast.job
-set state = 7, reason = 'cancelled', error = coalesce(error, 'cancelled'), losses = 0, ended_at = :now
+set state = 7, reason = 'cancelled', error = coalesce(error, 'cancelled'), losses = 0, tier = 0, ended_at = :now
 where id = any(:ids::uuid[]) and (state + 0) in (0, 1, 3, 4)
 returning id::text;
 
@@ -463,8 +508,8 @@ returning id::text, worker;
 
 -- name: replay
 update holdfast.job j
-set state = case when d.later > 0 then 1 else 0 end, attempts = 0, losses = 0, reason = null, error = null, result = null,
-    ended_at = null, ended_by = null, payload = coalesce(:payload, j.payload), run_at = d.later + :now
+set state = case when d.later > 0 then 1 else 0 end, attempts = 0, losses = 0, tier = 0, reason = null, error = null,
+    result = null, ended_at = null, ended_by = null, payload = coalesce(:payload, j.payload), run_at = d.later + :now
 from unnest(:ids::uuid[], :laters::bigint[]) as d (id, later)
 where j.id = d.id and ((j.state + 0) in (3, 6, 7) or (:force and j.state + 0 = 5))
 returning j.id::text, j.queue, j.state;

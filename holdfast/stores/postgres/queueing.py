@@ -211,8 +211,8 @@ class Hot:
         places = [self._cursors.start_position(queue) for queue in queues]
         room = wish.limit - len(claiming.jobs)
         at = time.monotonic()
-        rows = await self._links.fetch(
-            self._sql["claim"],
+        fetch = functools.partial(
+            self._links.fetch,
             doubt=lambda: self._unanswered.add(wish.worker),
             extra=room / CLAIMED_A_SECOND,
             queues=queues,
@@ -227,8 +227,11 @@ class Hot:
             worker=wish.worker,
             lease_for=span_us(wish.lease_for),
         )
+        rows = await fetch(self._sql["claim"])
+        if rows[0][-1]:
+            rows = await fetch(self._sql["claim_with_suspects"])
         seconds = time.monotonic() - at
-        due, due_in, until, quarantined, held_back = rows[0][_SHOWN:]
+        due, due_in, until, quarantined, held_back, _ = rows[0][_SHOWN:]
         claiming.looked = True
         claiming.tried += queues
         claiming.quarantined = claiming.quarantined or quarantined

@@ -78,7 +78,6 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
     if draft.delay is not None and draft.run_at is not None:
         raise Invalid("run_at", draft.run_at, "give delay or run_at, not both")
     options = Options(
-        given_id=draft.id is not None,
         timeout=None if draft.timeout is None else check_timeout(draft.timeout).total_seconds(),
         retry=None if draft.retry is None else as_retry(draft.retry).to_builtins(),
         metadata=None if draft.metadata is None else check_metadata(draft.metadata),
@@ -86,6 +85,7 @@ def draft_job(task: str, payload: str, draft: JobOptions, settings: Settings) ->
     )
     return NewJob(
         id=new_id() if draft.id is None else _checked_id(draft.id),
+        given_id=draft.id is not None,
         task=check_task_name(task),
         payload=payload,
         queue="default" if draft.queue is None else check_name("queue", draft.queue),

@@ -58,12 +58,8 @@ class Reason(StrEnum):
 
 
 class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Options of a job; a plain job stores none.
+    """Options of a job; a plain job stores none."""
 
-    ``given_id`` is stored first: a claim looks for it at the beginning of the text.
-    """
-
-    given_id: bool = False  # its client chose the id, which may return after the job's deletion
     timeout: float | None = None  # seconds one attempt may take
     retry: dict[str, Any] | None = None  # retry.Retry as builtins: overrides the task's policy
     metadata: dict[str, Any] | None = None  # the submitter's own, shown and kept, never read by the engine
@@ -169,6 +165,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     id: str
     task: str
     payload: str
+    given_id: bool = False  # its client chose the id, which may return after deletion: claims begin at the clock
     queue: str = "default"
     priority: int = 0
     delay: timedelta | None = None  # from the store's now; or

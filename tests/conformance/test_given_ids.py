@@ -9,20 +9,18 @@ import pytest
 from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.core.job_logs import NewLine, Record
-from holdfast.core.models import Job, JobState, LeaseStatus, NewJob, Options, new_id
+from holdfast.core.models import Job, JobState, LeaseStatus, NewJob, new_id
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, WORKER, ended, pulse, put, running, settle, state_of, stored, take
-
-GIVEN = Options(given_id=True)
 
 
 async def second_life(store: Store, clock: ManualClock, *, worker: str = WORKER) -> tuple[Job, Job]:
     """The job as it was claimed in its first life, and in its second."""
-    first = await running(store, options=GIVEN)
+    first = await running(store, given_id=True)
     await settle(store, first)
     assert (await store.delete([first.id])).changed
     clock.advance(0.001)
-    await put(store, NewJob(id=first.id, task="work", payload="{}", options=GIVEN))
+    await put(store, NewJob(id=first.id, task="work", payload="{}", given_id=True))
     (second,) = await take(store, 1, worker=worker)
     assert second.id == first.id
     return first, second
@@ -48,7 +46,7 @@ async def test_first_life_cannot_settle_or_extend_the_second(store: Store, clock
 
 
 async def test_claims_of_a_given_id_grow_by_one(store: Store, clock: ManualClock) -> None:
-    first = await running(store, options=GIVEN)
+    first = await running(store, given_id=True)
     await settle(store, first, JobState.QUEUED, refund=True, delay=timedelta(0))
     (again,) = await take(store, 1)
     assert (again.claims, again.attempts) == (first.claims + 1, 1)
@@ -68,8 +66,8 @@ async def test_minted_id_begins_its_claims_at_one(store: Store) -> None:
 async def test_application_marks_only_ids_that_were_given(home: str) -> None:
     app = Holdfast(home)
     given = app.draft_job("work", {}, id=new_id())
-    assert given.options == GIVEN
-    assert app.draft_job("work", {}).options is None
+    assert (given.given_id, given.options) == (True, None)
+    assert not app.draft_job("work", {}).given_id
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.DEAD])

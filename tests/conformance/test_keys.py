@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.models import JobFilter, JobState, Submitted
+from holdfast.core.models import JobFilter, JobState, Submitted, new_id
 from holdfast.stores.base import Store
 from tests.conformance.support import Opener, ended, new_job, put, running, settle, stored
 
@@ -91,6 +91,18 @@ async def test_every_key_of_a_known_job_answers_with_it(store: Store) -> None:
     assert [job and job.id for job in await store.query.by_keys(keys)] == [job_id] * 3
     await store.delete([job_id])
     answers = await store.submit([new_job(key=key, key_for=DAY) for key in keys])
+    assert all(answer.created for answer in answers)
+
+
+async def test_deleted_job_frees_every_key_it_was_given(store: Store) -> None:
+    job_id = new_id()
+    keys = [f"key-{number}" for number in range(300)]
+    for key in keys:
+        await store.submit([new_job(id=job_id, key=key)])
+
+    await store.delete([job_id])
+
+    answers = await store.submit([new_job(key=key) for key in keys])
     assert all(answer.created for answer in answers)
 
 

@@ -253,6 +253,16 @@ async def test_a_glance_sees_what_goes_on_in_every_queue(store: Store, clock: Ma
     assert (await store.query.queue_depths(most=1000))[0].states == {"queued": 4}
 
 
+async def test_queue_depths_count_waiting_jobs(store: Store) -> None:
+    for _ in range(2):
+        await settle(store, await running(store, queue="steps"), JobState.WAITING, refund=True)
+
+    (info,) = await store.query.queue_depths(most=1000)
+
+    assert (info.name, info.states) == ("steps", {"waiting": 2})
+    assert await take(store, wants={"steps": 9}) == []
+
+
 async def test_queue_depths_report_a_lower_bound_for_many_jobs(store: Store) -> None:
     await put(store, *[new_job(queue=queue) for queue in ("a", "b") for _ in range(6)])
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.lifecycle import Cancelled, Failed, Lost, Outcome, Released, Snoozed, Succeeded, decide
-from holdfast.core.models import Job, JobFilter, JobState, LeaseStatus, Options, Settlement
+from holdfast.core.models import Job, JobFilter, JobState, LeaseStatus, Settlement
 from holdfast.core.retry import Retry
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, new_job, pulse, put, settle, take
@@ -17,7 +17,6 @@ from tests.support.redis import Redis
 from tests.support.redis_groups import replicated
 from tests.transports.support import until_true
 
-GIVEN = Options(given_id=True)
 OUTCOMES: tuple[Outcome, ...] = (
     Succeeded(),
     Succeeded('"done"'),
@@ -45,9 +44,9 @@ async def expired(store: Store, number: int) -> list[Job]:
     return jobs
 
 
-async def stale_lives(store: Store, options: Options | None) -> list[Job]:
+async def stale_lives(store: Store, *, is_given: bool) -> list[Job]:
     """Jobs as they were claimed twice, before each was cancelled and deleted."""
-    ids = await put(store, *[new_job(options=options) for _ in range(4)])
+    ids = await put(store, *[new_job(given_id=is_given) for _ in range(4)])
     for _ in range(2):
         await take(store, worker="stale", startable=4, lease_for=timedelta(milliseconds=1))
         jobs = await expired(store, 4)
@@ -58,13 +57,11 @@ async def stale_lives(store: Store, options: Options | None) -> list[Job]:
 
 
 @pytest.mark.parametrize("is_claimed", [True, False], ids=["claimed", "unclaimed"])
-@pytest.mark.parametrize("options", [GIVEN, None], ids=["given", "minted"])
-async def test_stale_write_after_an_id_returned_is_no_loss(
-    url: str, options: Options | None, *, is_claimed: bool
-) -> None:
+@pytest.mark.parametrize("is_given", [True, False], ids=["given", "minted"])
+async def test_stale_write_after_an_id_returned_is_no_loss(url: str, *, is_given: bool, is_claimed: bool) -> None:
     async with opened(url) as store:
-        stale = await stale_lives(store, options)
-        await put(store, *[new_job(id=job.id, options=GIVEN) for job in stale])
+        stale = await stale_lives(store, is_given=is_given)
+        await put(store, *[new_job(id=job.id, given_id=True) for job in stale])
         owned = await take(store, worker="owner") if is_claimed else []
 
         outcomes = Succeeded(), Succeeded('"done"'), Failed(error="boom")
@@ -80,8 +77,8 @@ async def test_stale_write_after_an_id_returned_is_no_loss(
 
 async def test_plain_claim_of_a_given_id_begins_at_the_clock(url: str) -> None:
     async with opened(url) as store:
-        await put(store, new_job(), new_job(options=GIVEN))
         before = await store.server_time_us()
+        await put(store, new_job(), new_job(given_id=True))
         minted, given = await take(store)
         assert minted.claims == 1
         assert before <= given.claims <= await store.server_time_us()
@@ -91,7 +88,7 @@ async def test_plain_claim_of_a_given_id_begins_at_the_clock(url: str) -> None:
 async def test_lost_claim_of_a_given_id_is_reported() -> None:
     with Redis(settings={"appendfsync": "always", "aof-use-rdb-preamble": "no"}) as server:
         async with opened(server.url(namespace="lost")) as store:
-            await put(store, new_job(options=GIVEN), new_job(options=GIVEN))
+            await put(store, new_job(given_id=True), new_job(given_id=True))
             size = server.written_log.stat().st_size
             jobs = await take(store)
             server.crash_back(size)

@@ -16,7 +16,7 @@ from holdfast.core.models import JobFilter, JobState
 FORGOTTEN_AFTER = timedelta(days=1)
 """How long a worker that fell silent is still listed."""
 
-GLANCED = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED, JobState.RUNNING, JobState.DEAD})
+GLANCED = frozenset(set(JobState) - {JobState.SUCCEEDED, JobState.CANCELLED})
 """States whose jobs ``glance`` counts: those that still want something."""
 
 UNSUCCESSFUL = frozenset({JobState.DEAD, JobState.CANCELLED})

@@ -103,7 +103,7 @@ def are_alike(jobs: Sequence[NewJob]) -> bool:
         and job.run_at_us == first.run_at_us
         and job.max_attempts == first.max_attempts
         and job.options == first.options
-        and _is_given(job) == _is_given(first)
+        and job.given_id == first.given_id
         for job in jobs
     )
 
@@ -121,7 +121,7 @@ def alike_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "delay": span_us(first.delay),
         "max_attempts": first.max_attempts,
         "options": None if first.options is None else encode_options(first.options),
-        "given": _is_given(first),
+        "given": first.given_id,
     }
 
 
@@ -137,12 +137,8 @@ def job_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "delays": [span_us(job.delay) for job in jobs],
         "max_attempts": [job.max_attempts for job in jobs],
         "options": [None if job.options is None else encode_options(job.options) for job in jobs],
-        "givens": [_is_given(job) for job in jobs],
+        "givens": [job.given_id for job in jobs],
     }
-
-
-def _is_given(job: NewJob) -> bool:
-    return job.options is not None and job.options.given_id
 
 
 def encode_options(options: Options) -> str:

@@ -84,7 +84,7 @@ def _row(job: NewJob) -> dict[str, Any]:
         "key": text_or_none(job.key),
         "keep_for": span_us(job.key_for),
         "options": None if options is None else encode_options(options),
-        "given": options is not None and options.given_id,
+        "given": job.given_id,
         "tags": None if options is None or not options.tags else options.tags,
     }
 

@@ -57,7 +57,7 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
     number_at = 0
     for job in jobs:
         common = kinds.setdefault(kind_text(job), len(kinds) + 1), _when(job)
-        if job.key is None and job.options is None:
+        if job.key is None and job.options is None and not job.given_id:
             if common != run:
                 run, number_at = common, len(rest)
                 rest += (0, *common, "")
@@ -68,7 +68,7 @@ def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
         key = "" if job.key is None else "=" + job.key
         keep_for = "" if job.key_for is None else f"={span_us(job.key_for)}"
         options = b"" if job.options is None else b"=" + _encode(job.options)
-        rest += (1, *common, "x", job.id, job.payload, key, keep_for, options)
+        rest += (1, *common, "x", job.id, job.payload, key, keep_for, options, "1" if job.given_id else "")
     return ["1" if whole else "0", len(kinds), *kinds, *rest]
 
 

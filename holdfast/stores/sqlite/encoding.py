@@ -80,7 +80,7 @@ def job_row(job: NewJob, now_us: int) -> tuple[object, ...]:
         job.max_attempts,
         0 if job.key is None else 1,
         None if job.options is None else encode_json(job.options).decode(),
-        now_us if job.options is not None and job.options.given_id else 0,
+        now_us if job.given_id else 0,
     )
 
 

@@ -99,25 +99,25 @@ local function claimable(id, queue, list)
     elseif v[1] ~= 'queued' then
         return nil
     end
-    local losses = number(v[5])
-    if losses >= 2 then
+    local tier = tier_of(v[5])
+    if tier == 2 then
         ours('ZADD', quarantine_of(known.queue), v[6], id)
         return nil
     end
-    if losses == 1 or is_last(known, v) then
+    if tier == 1 or is_last(known, v) then
         if startable <= 0 then
-            return losses == 1 and 'suspect' or 'last'
+            return tier == 1 and 'suspect' or 'last'
         end
         startable = startable - 1
     end
     return v
 end
 
--- Takes an id that was met in a ready list, if it stands for a job nobody ever claimed and whose id cannot return, which is
--- the rule.
+-- Takes an id that was met in a ready list, if it stands for a job nobody ever claimed and whose id was minted, which is the
+-- rule.
 local function taken_first(id)
-    local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options')
-    local known = v[1] == 'queued' and not v[3] and not may_return(v[7]) and kind_of(v[2])
+    local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims')
+    local known = v[1] == 'queued' and not v[3] and not v[8] and kind_of(v[2])
     if not known or known.most == 1 and startable <= 0 then -- a key of another type has no first field either
         return false
     end

@@ -12,7 +12,6 @@ local CHUNK, PIECES = 64, 8 -- a hash is small as long as none of its values is 
 local INDEXED = 64 -- jobs per piece of the index
 local REACH = 2000 -- how far from an end of a ready list its order is kept exactly, and how far in all lists of a script
 local MOST = 200 -- jobs one script handles
-local GIVEN_ID = '{"given_id"' -- what the options of a job begin with whose id a client chose
 local SETBACKS = 10000 -- failed attempts that are kept for who follows what happens
 
 local now
@@ -119,20 +118,25 @@ local function joined(id, field, text) -- the text that `pieces` took apart
     return text
 end
 
--- Keys that a job was given after its first one; none where another program spoiled the field.
+-- Keys that a job was given after its first one, each in a field of its own.
 local function more_keys(id)
-    local read, keys = pcall(cmsgpack.unpack, call('HGET', JOB .. id, 'moreKeys') or '')
-    return read and type(keys) == 'table' and keys or {}
+    local keys = {}
+    local key = call('HGET', JOB .. id, 'key:1')
+    while key do
+        keys[#keys + 1] = key
+        key = call('HGET', JOB .. id, 'key:' .. #keys + 1)
+    end
+    return keys
+end
+
+-- 0 ready, 1 suspect, 2 quarantined: by the leases lost in a row.
+local function tier_of(losses)
+    return math.min(number(losses), 2)
 end
 
 -- How often a job was claimed: not said of one that was never picked up, nor where it is once.
 local function claims_of(claims, picked)
     return claims or (picked and '1' or '0')
-end
-
--- Whether a client chose the id of a job with these options: it may return after the job's deletion.
-local function may_return(options)
-    return options and string.sub(options, 1, #GIVEN_ID) == GIVEN_ID
 end
 
 local function drop(id, field)
@@ -150,8 +154,8 @@ end
 -- A worker's write under a lease that the job does not have. If the lease is ahead of the job, a write that was
 -- acknowledged is lost, unless the job was submitted again under its id: its claims begin at the clock, behind that lease.
 local function note_refused(id, claims, worker)
-    local v = read(id, 'state', 'claims', 'pickupTime', 'worker', 'options', 'created', 'dueTime')
-    if not v or not v[1] or may_return(v[5]) and number(claims) < number(v[6] or v[7]) then
+    local v = read(id, 'state', 'claims', 'pickupTime', 'worker')
+    if not v or not v[1] then
         return
     end
     local ahead = number(claims) - number(claims_of(v[2], v[3]))

@@ -1,4 +1,4 @@
--- Claims just the delivered ids that can be claimed. ARGV: 6 limit, 7 how many leases in a row a job may have lost,
+-- Claims just the delivered ids that can be claimed. ARGV: 6 limit, 7 the highest tier,
 -- 8 "1" to make due ones ready, 9 slots of every other queue or "", 10 startable, 11 number of named queues, queue and slots
 -- of each, then the ids. Answers jobs, lease end and "1" where a queue was left at a job on its last attempt.
 even_if_full()
@@ -13,7 +13,7 @@ end
 local function eligible(id)
     local v = read(id, unpack(FIELDS))
     local known = v and kind_of(v[2] or '')
-    if not known or paused[known.queue] or number(v[5]) > most then
+    if not known or paused[known.queue] or tier_of(v[5]) > most then
         return nil
     end
     local is_due = (v[1] == 'scheduled' or v[1] == 'failed') and ARGV[8] == '1' and number(v[6]) <= now
@@ -52,7 +52,7 @@ for _, lane in ipairs(order) do
     end)
     for n = 1, math.min(#group, named[lane], limit - leased) do
         local job = group[n]
-        if number(job[4][5]) > 0 or is_last(job[5], job[4]) then
+        if tier_of(job[4][5]) > 0 or is_last(job[5], job[4]) then
             if startable <= 0 then
                 held_back = 1
                 break

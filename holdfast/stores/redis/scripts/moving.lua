@@ -124,7 +124,7 @@ local function make_moving()
     local waiting = {}
 
     local function ready(known, run_at, seq, id, losses)
-        if losses >= 2 then
+        if tier_of(losses) == 2 then
             ours('ZADD', quarantine_of(known.queue), int(run_at), id)
             ours('ZADD', P .. 'queues', 0, known.queue)
             return
@@ -147,7 +147,7 @@ local function make_moving()
 
     -- Takes a job that is about to change out of where it waits for that.
     local function withdraw(id, known, state, losses)
-        if state == 'queued' and losses >= 2 then
+        if state == 'queued' and tier_of(losses) == 2 then
             ours('ZREM', quarantine_of(known.queue), id)
         elseif state == 'queued' then
             haunt(ready_of(known.queue, known.level), id)

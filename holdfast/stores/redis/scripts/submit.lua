@@ -1,7 +1,8 @@
 -- Stores a batch of jobs. ARGV: 3 "1" where payloads stay in one piece, 4 number of kinds, the kinds, then runs of jobs, each
 -- with what they have in common first: number, kind, when ("" at once, "+delay", "=instant"), "" or "x"; then id and payload
--- of each, with "x" also key, its lifetime and options, "=" before each, "" for none. Answers 1 (created), 0 (known), or the
--- id of the job its key stands for; where any was created, in the end also the number of the last one's submission.
+-- of each, with "x" also key, its lifetime and options, "=" before each, "" for none, and "1" where its client chose the id.
+-- Answers 1 (created), 0 (known), or the id of the job its key stands for; where any was created, in the end also the
+-- number of the last one's submission.
 local whole = ARGV[3] == '1'
 local at = 5 + tonumber(ARGV[4])
 local first = number(ours('GET', P .. 'seq'))
@@ -43,9 +44,7 @@ end
 
 local function note_key(id, key) -- one key more of a job that is there; deleting the job frees them all
     if call('HSETNX', JOB .. id, 'key', key) == 0 then
-        local more = more_keys(id)
-        more[#more + 1] = key
-        call('HSET', JOB .. id, 'moreKeys', cmsgpack.pack(more))
+        call('HSET', JOB .. id, 'key:' .. ours('HINCRBY', JOB .. id, 'moreKeys', 1), key)
     end
 end
 
@@ -60,7 +59,7 @@ local function due_of(when) -- eligible time, and whether that is to come
     return NOW, false
 end
 
-local function create(id, kind, when, payload, key, options)
+local function create(id, kind, when, payload, key, options, given)
     local due, later = NOW, false
     if when ~= '' then
         due, later = due_of(when)
@@ -77,7 +76,7 @@ local function create(id, kind, when, payload, key, options)
         kind.list[#kind.list + 1] = id
         kind.queued = kind.queued + 1
     end
-    if not later and not key and options == '' and #payload <= CHUNK then
+    if not later and not key and not given and options == '' and #payload <= CHUNK then
         call('HSET', JOB .. id, 'state', 'queued', 'kind', kind.text, 'dueTime', due, 'seq', seq, 'payload', payload)
     else
         local fields = { 'state', later and 'scheduled' or 'queued', 'kind', kind.text, 'dueTime', due, 'seq', seq }
@@ -92,6 +91,11 @@ local function create(id, kind, when, payload, key, options)
             fields[#fields + 1] = 'key'
             fields[#fields + 1] = key
         end
+        if given then -- the id may return: its claims begin at the clock, which no earlier life of it reached
+            for _, each in ipairs({ 'claims', NOW, 'attempts', '0' }) do
+                fields[#fields + 1] = each
+            end
+        end
         call('HSET', JOB .. id, unpack(fields))
     end
     local chunk = math.floor(seq / INDEXED)
@@ -104,7 +108,7 @@ local function create(id, kind, when, payload, key, options)
     entries[#entries + 1] = id
 end
 
-local function store(id, kind, when, payload, key, keep_for, options)
+local function store(id, kind, when, payload, key, keep_for, options, given)
     local owner = key and owner_of(key)
     if owner and owner ~= id then
         return owner
@@ -118,20 +122,20 @@ local function store(id, kind, when, payload, key, keep_for, options)
     if key and not owner then
         take_key(key, id, keep_for)
     end
-    create(id, kind, when, payload, key, options)
+    create(id, kind, when, payload, key, options, given)
     return 1
 end
 
 while at <= #ARGV do
-    local kind, when, each = kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 3] == 'x' and 5 or 2
+    local kind, when, each = kinds_here[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[at + 3] == 'x' and 6 or 2
     local last = at + 3 + each * tonumber(ARGV[at])
     for n = at + 4, last, each do
-        local key, keep_for, options = nil, '', ''
-        if each == 5 then
+        local key, keep_for, options, given = nil, '', '', false
+        if each == 6 then
             key = ARGV[n + 2] ~= '' and string.sub(ARGV[n + 2], 2) or nil
-            keep_for, options = ARGV[n + 3], ARGV[n + 4]
+            keep_for, options, given = ARGV[n + 3], ARGV[n + 4], ARGV[n + 5] == '1'
         end
-        answers[#answers + 1] = store(ARGV[n], kind, when, ARGV[n + 1], key, keep_for, options)
+        answers[#answers + 1] = store(ARGV[n], kind, when, ARGV[n + 1], key, keep_for, options, given)
     end
     at = last + 1
 end

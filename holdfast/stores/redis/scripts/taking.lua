@@ -55,15 +55,12 @@ local function take_first(id, state, kind, payload, due, created, options)
     end
 end
 
--- Under an id that may return, the fencing token begins at the clock: no earlier life of the id reached that number.
 local function take(id, v)
-    local is_first, claims, attempts = not v[3] and not v[11], NOW, '1'
-    if is_first and not may_return(v[9]) then
+    if not v[3] and not v[11] then
         return take_first(id, v[1], v[2], v[8], v[6], v[7], v[9])
-    elseif not is_first then
-        local before_now = claims_of(v[3], v[11])
-        claims, attempts = int(number(before_now) + 1), int(number(v[4] or before_now) + 1)
     end
+    local before_now = claims_of(v[3], v[11])
+    local claims, attempts = int(number(before_now) + 1), int(number(v[4] or before_now) + 1)
     call('HSET', JOB .. id, 'state', 'running', 'claims', claims, 'attempts', attempts, 'worker', worker, 'pickupTime', NOW)
     lease(id, v[2], v[1])
     local payload, options = joined(id, 'payload', v[8]), joined(id, 'options', v[9])

@@ -1,0 +1,23 @@
+"""Jobs in the state waiting are found by their own index: counted, and never claimed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from holdfast.core.models import JobState
+from holdfast.stores.base import Store
+from tests.conformance.support import new_job, put, running, settle
+
+RECENT = timedelta(minutes=5)
+
+
+async def test_stats_count_waiting_jobs(store: Store) -> None:
+    for _ in range(3):
+        await settle(store, await running(store, queue="steps"), JobState.WAITING, refund=True)
+    await put(store, new_job(queue="other"))
+
+    whole = await store.query.stats(recent=RECENT, most=9)
+    assert whole.count_by(lambda group: (group.queue, group.state))["steps", JobState.WAITING] == 3
+    assert whole.at_least == frozenset()
+    part = await store.query.stats(recent=RECENT, most=3)
+    assert JobState.WAITING in part.at_least

@@ -64,7 +64,7 @@ async def migrate(links: PostgresPool, migrations: Sequence[Migration]) -> list[
 
 
 async def missing(links: PostgresPool) -> str | None:
-    """What is not there, where opening would make a store; None where there is one."""
+    """The part that is not there, where opening would make a store; None where there is one."""
     schema = links.address.schema
     # From the catalogue, which every role may read: whether this one may use the schema is for opening to say.
     rows = await links.call(lambda link: link.fetch(_STANDS, schema))

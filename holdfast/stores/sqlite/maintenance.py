@@ -67,7 +67,7 @@ def render_migrations(migrations: Sequence[Migration]) -> str:
 
 
 def _has_tiers(connection: sqlite3.Connection) -> bool:
-    """Whether the table of jobs is of the first schema that can be migrated."""
+    """Returns True if the table of jobs is of the first schema that can be migrated."""
     query = "select count(*) from pragma_table_xinfo('holdfast_job') where name = 'tier'"
     return bool(connection.execute(query).fetchone()[0])
 

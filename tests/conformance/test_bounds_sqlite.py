@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.core.models import BulkResult, JobFilter, JobState
 from holdfast.stores.base import Store
-from holdfast.stores.sqlite.admin import Chosen, Operate
+from holdfast.stores.sqlite.admin import Chosen, SqliteAdmin
 from tests.conformance.support import ended, new_job, put, state_of, states_of
 
 
@@ -36,15 +36,15 @@ async def test_operation_by_filter_selects_jobs_without_the_write_lock(
 ) -> None:
     """Through a large table that takes long; under the write lock nobody could submit or settle meanwhile."""
     ids = await put(store, *[new_job() for _ in range(3)])
-    choose = Operate.select_jobs
+    choose = SqliteAdmin.select_jobs
 
-    def writing_meanwhile(self: Operate, *args: Any, **options: Any) -> Chosen:
+    def writing_meanwhile(self: SqliteAdmin, *args: Any, **options: Any) -> Chosen:
         connection.execute("begin immediate")
         chosen = choose(self, *args, **options)
         connection.execute("commit")
         return chosen
 
-    monkeypatch.setattr(Operate, "select_jobs", writing_meanwhile)
+    monkeypatch.setattr(SqliteAdmin, "select_jobs", writing_meanwhile)
 
     for call in (store.cancel, store.replay, store.delete):
         assert [job_id for job_id, _ in (await call(JobFilter())).changed] == ids
@@ -55,14 +55,14 @@ async def test_operation_skips_jobs_that_no_longer_match_when_written(
     store: Store, monkeypatch: pytest.MonkeyPatch, connection: sqlite3.Connection
 ) -> None:
     first, second = await put(store, new_job(), new_job())
-    choose = Operate.select_jobs
+    choose = SqliteAdmin.select_jobs
 
-    def started_meanwhile(self: Operate, *args: Any, **options: Any) -> Chosen:
+    def started_meanwhile(self: SqliteAdmin, *args: Any, **options: Any) -> Chosen:
         chosen = choose(self, *args, **options)
         connection.execute("update holdfast_job set state = 2, lease_until = 1 << 62 where id = ?", (first,))
         return chosen
 
-    monkeypatch.setattr(Operate, "select_jobs", started_meanwhile)
+    monkeypatch.setattr(SqliteAdmin, "select_jobs", started_meanwhile)
 
     done = await store.cancel(JobFilter(states=(JobState.QUEUED,)))
 

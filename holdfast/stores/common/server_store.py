@@ -36,7 +36,7 @@ T = TypeVar("T")
 OpenedT = TypeVar("OpenedT", bound="Opened")
 
 
-class Hot(Protocol):
+class ServedQueueing(Protocol):
     """The verbs of every job's way."""
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]: ...
@@ -48,7 +48,7 @@ class Hot(Protocol):
     async def append_logs(self, records: Sequence[Record]) -> list[bool]: ...
 
 
-class Operate(Protocol):
+class ServedAdmin(Protocol):
     """Operating, and the upkeep anyone may do."""
 
     async def deregister(self, worker: str) -> None: ...
@@ -87,8 +87,8 @@ class Opened(ABC):
 
     links: Closing
     news: ServedNotifications
-    hot: Hot
-    operate: Operate
+    queueing: ServedQueueing
+    admin: ServedAdmin
     maintenance: Maintenance
     query: ServerQuery
 
@@ -196,7 +196,7 @@ class ServedStore(ABC, Generic[OpenedT]):
 
     # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        return await self._open.hot.submit(jobs) if jobs else []
+        return await self._open.queueing.submit(jobs) if jobs else []
 
     async def claim(
         self,
@@ -213,21 +213,21 @@ class ServedStore(ABC, Generic[OpenedT]):
     ) -> Claim:
         startable = limit if startable is None else startable
         wish = WorkerClaim(worker, wants, limit, lease_for, startable, alone, only, promote, elsewhere)
-        return await self._open.hot.claim(wish)
+        return await self._open.queueing.claim(wish)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        return await self._open.hot.settle(settlements) if settlements else []
+        return await self._open.queueing.settle(settlements) if settlements else []
 
     async def heartbeat(
         self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
-        return await self._open.hot.heartbeat(pulse, leases, lease_for=lease_for)
+        return await self._open.queueing.heartbeat(pulse, leases, lease_for=lease_for)
 
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:
-        return await self._open.hot.append_logs(records) if records else []
+        return await self._open.queueing.append_logs(records) if records else []
 
     async def deregister(self, worker: str) -> None:
-        await self._open.operate.deregister(worker)
+        await self._open.admin.deregister(worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         opened = self._open
@@ -245,7 +245,7 @@ class ServedStore(ABC, Generic[OpenedT]):
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
     async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         chosen = await self._chosen(selection, CANCELLABLE, limit, unasked=True)
-        return await self._open.operate.cancel(chosen) if chosen.ids else BulkResult([], [])
+        return await self._open.admin.cancel(chosen) if chosen.ids else BulkResult([], [])
 
     async def replay(
         self,
@@ -257,30 +257,28 @@ class ServedStore(ABC, Generic[OpenedT]):
         pace: ReplayRate = AT_ONCE,
     ) -> BulkResult:
         chosen = await self._chosen(selection, replayable_states(force=force), limit)
-        operate = self._open.operate
-        return (
-            await operate.replay(chosen, force=force, payload=payload, pace=pace) if chosen.ids else BulkResult([], [])
-        )
+        admin = self._open.admin
+        return await admin.replay(chosen, force=force, payload=payload, pace=pace) if chosen.ids else BulkResult([], [])
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         chosen = await self._chosen(selection, DELETABLE, limit)
-        return await self._open.operate.delete(chosen) if chosen.ids else BulkResult([], [])
+        return await self._open.admin.delete(chosen) if chosen.ids else BulkResult([], [])
 
     async def _chosen(
         self, selection: Selection, legal: frozenset[JobState], limit: int, *, unasked: bool = False
     ) -> Chosen:
         if not isinstance(selection, JobFilter):
             return select_ids(selection, limit)
-        return await self._open.operate.select_jobs(selection, legal, limit, unasked=unasked)
+        return await self._open.admin.select_jobs(selection, legal, limit, unasked=unasked)
 
     async def pause(self, queue: str) -> None:
-        await self._open.operate.pause(queue, paused=True)
+        await self._open.admin.pause(queue, paused=True)
 
     async def resume(self, queue: str) -> None:
-        await self._open.operate.pause(queue, paused=False)
+        await self._open.admin.pause(queue, paused=False)
 
     async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
-        return await self._open.operate.send_command(order, workers)
+        return await self._open.admin.send_command(order, workers)
 
     @property
     def maintenance(self) -> Maintenance:

@@ -12,21 +12,21 @@ from holdfast.stores.common.requests import CHOOSE, FORGOTTEN_AFTER, UNSUCCESSFU
 from holdfast.stores.postgres.encoding import filter_parameters, is_id, shown_job, span_us, text_or_none
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import PostgresPool, Rows, Turn
-from holdfast.stores.postgres.statements import Query
+from holdfast.stores.postgres.statements import NumberedStatement
 
 T = TypeVar("T")
 
 Fetch = Callable[..., Awaitable[Rows]]
 
 
-class Operate:
+class PostgresAdmin:
     """The verbs, over the store's named statements."""
 
     def __init__(
         self,
         links: PostgresPool,
         news: PostgresNotifications,
-        statements: Mapping[str, Query],
+        statements: Mapping[str, NumberedStatement],
         ready: Callable[[str], None],
     ) -> None:
         self._links = links
@@ -161,7 +161,7 @@ class PostgresMaintenance:
         self,
         links: PostgresPool,
         news: PostgresNotifications,
-        statements: Mapping[str, Query],
+        statements: Mapping[str, NumberedStatement],
         ready: Callable[[str], None],
     ) -> None:
         self._links = links

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.core.models import Finding
 from holdfast.stores.common.named_sql import unnamed_queue
 from holdfast.stores.postgres.pool import Connection, PostgresPool
-from holdfast.stores.postgres.statements import Query
+from holdfast.stores.postgres.statements import NumberedStatement
 
 _OLD_S = 300
 """Seconds after which a transaction is worth a word."""
@@ -49,7 +49,7 @@ where n.nspname = $1 and i.indisvalid
 """
 
 
-async def run_checks(links: PostgresPool, statements: Mapping[str, Query]) -> list[Finding]:
+async def run_checks(links: PostgresPool, statements: Mapping[str, NumberedStatement]) -> list[Finding]:
     """Returns all findings about this store: effective durability first."""
     address = links.address
 

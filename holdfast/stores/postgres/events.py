@@ -16,7 +16,7 @@ from holdfast.stores.common.event_cursor import FIRST, Place, not_a_mark, place_
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.postgres.encoding import from_text
 from holdfast.stores.postgres.pool import PostgresPool
-from holdfast.stores.postgres.statements import Query
+from holdfast.stores.postgres.statements import NumberedStatement
 
 LAG_US = 10_000_000
 """How long after its begin a statement may get its transaction's number: as long as a statement may take."""
@@ -106,7 +106,7 @@ class SnapshotCursor(NamedTuple):
 class Feed:
     """The verbs, over the store's named statements."""
 
-    def __init__(self, links: PostgresPool, statements: Mapping[str, Query]) -> None:
+    def __init__(self, links: PostgresPool, statements: Mapping[str, NumberedStatement]) -> None:
         self._links = links
         self._sql = statements
 

@@ -18,7 +18,7 @@ from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.postgres.encoding import encode_options, is_id, span_us, text_or_none, to_text
 from holdfast.stores.postgres.pool import PostgresPool
-from holdfast.stores.postgres.statements import Query
+from holdfast.stores.postgres.statements import NumberedStatement
 
 _encode = msgspec.json.Encoder().encode
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
@@ -32,13 +32,13 @@ class Identity(NamedTuple):
     number: str
 
 
-async def database_identity(links: PostgresPool, statements: Mapping[str, Query]) -> Identity:
+async def database_identity(links: PostgresPool, statements: Mapping[str, NumberedStatement]) -> Identity:
     """The identity of the store's own database."""
     (row,) = await links.fetch(statements["identity"])
     return Identity(*row)
 
 
-def verify(statements: Mapping[str, Query], ours: Identity, place: str) -> StatementFlow[None]:
+def verify(statements: Mapping[str, NumberedStatement], ours: Identity, place: str) -> StatementFlow[None]:
     """Verifies that the connection is open on the database at ``place``, and that its role may use the queue there."""
     ((database, role, found, allowed),) = map(_texts, (yield Statement(statements["find_identity"].sql)))
     if not found or database != ours.database:
@@ -60,7 +60,7 @@ def _another(database: str, place: str) -> Invalid:
 
 
 def submit_steps(
-    statements: Mapping[str, Query], jobs: Sequence[NewJob], now_us: int | None
+    statements: Mapping[str, NumberedStatement], jobs: Sequence[NewJob], now_us: int | None
 ) -> StatementFlow[list[Submitted]]:
     """Store the jobs."""
     if not jobs:
@@ -90,7 +90,7 @@ def _row(job: NewJob) -> dict[str, Any]:
 
 
 def complete_steps(
-    statements: Mapping[str, Query], lease: Lease, result: str | None, now_us: int | None
+    statements: Mapping[str, NumberedStatement], lease: Lease, result: str | None, now_us: int | None
 ) -> StatementFlow[Settled]:
     """End the job as succeeded, under its lease."""
     done = {"at": now_us, "id": lease.job_id, "claims": lease.claims, "result": text_or_none(result)}
@@ -98,7 +98,7 @@ def complete_steps(
     return Settled(lease.job_id, lease.claims, accepted, None if state is None else STATES[state])
 
 
-async def tx_outcome(links: PostgresPool, statements: Mapping[str, Query], lease: Lease) -> TxOutcome:
+async def tx_outcome(links: PostgresPool, statements: Mapping[str, NumberedStatement], lease: Lease) -> TxOutcome:
     """Returns the outcome of a completion."""
     if not is_id(lease.job_id):
         return TxOutcome.LOST

@@ -20,7 +20,7 @@ import asyncpg
 from holdfast.core.errors import HoldfastError
 from holdfast.stores.common.listener import PROOF, PROVEN_IN, Listener
 from holdfast.stores.postgres.pool import Connection, PostgresPool
-from holdfast.stores.postgres.statements import Query
+from holdfast.stores.postgres.statements import NumberedStatement
 
 INTERVAL = 0.002  # seconds between two notifications of a process on a channel, at least,
 SLOWDOWN = 3.0  # and so many times as long as a notification takes, which is long where the server is busy,
@@ -29,7 +29,7 @@ SPARSE = 0.02  # seconds without news, after which the next lone job takes its o
 _PAYLOAD = 7900  # bytes; PostgreSQL takes 7,999
 _NAMED_MOST = 150  # ended jobs sent by id; more do not fit, and are sent as "some"
 
-_NOTIFY = Query("notify", "select pg_notify($1, $2)", ("channel", "payload"))
+_NOTIFY = NumberedStatement("notify", "select pg_notify($1, $2)", ("channel", "payload"))
 
 
 class PostgresNotifications(Listener):

@@ -25,7 +25,7 @@ from asyncpg.connect_utils import SessionAttribute
 from holdfast.core.errors import Busy, ConfigError, HoldfastError, Invalid, StoreMismatch, TooBroad, Unavailable
 from holdfast.stores.common.unconfirmed import perhaps_done
 from holdfast.stores.postgres.commit_status import Commit, begun_commit, is_committed
-from holdfast.stores.postgres.statements import Query
+from holdfast.stores.postgres.statements import NumberedStatement
 
 T = TypeVar("T")
 Connection: TypeAlias = Any  # asyncpg.Connection: the driver ships no types
@@ -275,7 +275,7 @@ class PostgresPool:
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def fetch(
         self,
-        query: Query,
+        query: NumberedStatement,
         *,
         doubt: Callable[[], object] | None = None,
         patience: float | None = None,
@@ -295,7 +295,9 @@ class PostgresPool:
             run_once, doubt=lambda: doubt() if sent and doubt is not None else None, patience=patience, extra=extra
         )
 
-    async def search(self, query: Query, turn: Turn, *, seconds: float | None = None, **values: Any) -> Rows:
+    async def search(
+        self, query: NumberedStatement, turn: Turn, *, seconds: float | None = None, **values: Any
+    ) -> Rows:
         """The rows of a statement that may have to look at every job there is. If a caller waits, the server ends it
         after so many seconds, and a few of them cannot take all connections."""
         patience = self._patience
@@ -345,7 +347,7 @@ class PostgresPool:
         unanswered: list[tuple[Commit, T]] = []  # a commit that was perhaps sent, and what it would mean
 
         async def run_once(link: Connection) -> T:
-            async def fetch(query: Query, **values: Any) -> Rows:
+            async def fetch(query: NumberedStatement, **values: Any) -> Rows:
                 rows: Rows = await link.fetch(query.sql, *self._arguments(query, values))
                 return rows
 
@@ -373,7 +375,7 @@ class PostgresPool:
                 raise
             raise perhaps_done(error) from error
 
-    def _arguments(self, query: Query, values: Mapping[str, Any]) -> list[Any]:
+    def _arguments(self, query: NumberedStatement, values: Mapping[str, Any]) -> list[Any]:
         now = None if self._now is None else self._now()
         return [now if name == "now" else values[name] for name in query.names]
 

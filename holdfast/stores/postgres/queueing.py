@@ -49,7 +49,7 @@ from holdfast.stores.postgres.encoding import (
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import DuplicateKey, PostgresPool, Rows
 from holdfast.stores.postgres.settlement import Settling
-from holdfast.stores.postgres.statements import Query
+from holdfast.stores.postgres.statements import NumberedStatement
 
 PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
@@ -64,10 +64,12 @@ NOBODY = "00000000-0000-0000-0000-000000000000"
 """The id of no job. Of no ids at all a planner that sees them concludes that any partial index will do."""
 
 
-class Hot:
+class PostgresQueueing:
     """The verbs, over the store's named statements."""
 
-    def __init__(self, links: PostgresPool, news: PostgresNotifications, statements: Mapping[str, Query]) -> None:
+    def __init__(
+        self, links: PostgresPool, news: PostgresNotifications, statements: Mapping[str, NumberedStatement]
+    ) -> None:
         self._links = links
         self._news = news
         self._sql = statements

@@ -18,7 +18,7 @@ from holdfast.stores.common.unconfirmed import SettlementEvidence, UnconfirmedSe
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
 from holdfast.stores.postgres.encoding import from_text, settlement_columns, text_or_none
 from holdfast.stores.postgres.pool import Locked, PostgresPool
-from holdfast.stores.postgres.statements import Query
+from holdfast.stores.postgres.statements import NumberedStatement
 
 _REMEMBERED = 10_000  # jobs that were locked; who settles them asks again within a second
 _job_id = attrgetter("job_id")
@@ -35,7 +35,7 @@ class Settling:
     def __init__(
         self,
         links: PostgresPool,
-        statements: Mapping[str, Query],
+        statements: Mapping[str, NumberedStatement],
         tell: Callable[[Mapping[str, QueuePosition], Sequence[str]], None],
     ) -> None:
         self._links = links

@@ -12,7 +12,7 @@ _SCHEMA = re.compile(r"\bholdfast\.")
 _CLOCK = "(select coalesce({}::bigint, (extract(epoch from statement_timestamp()) * 1000000)::bigint))"
 
 
-class Query(NamedTuple):
+class NumberedStatement(NamedTuple):
     """A statement and the names of its parameters in their order."""
 
     name: str
@@ -25,12 +25,12 @@ def in_schema(sql: str, schema: str) -> str:
     return _SCHEMA.sub(f'"{schema}".', sql)
 
 
-def number_parameters(statements: Mapping[str, str], schema: str) -> dict[str, Query]:
+def number_parameters(statements: Mapping[str, str], schema: str) -> dict[str, NumberedStatement]:
     """The statements by name. ``:now`` becomes the server's clock, unless a value is given for it."""
     return {name: _numbered(name, in_schema(sql, schema)) for name, sql in statements.items()}
 
 
-def _numbered(name: str, sql: str) -> Query:
+def _numbered(name: str, sql: str) -> NumberedStatement:
     bare = re.sub(r"--[^\n]*", "", sql)
     names = tuple(dict.fromkeys(_PARAMETER.findall(bare)))
     places = {parameter: f"${place}" for place, parameter in enumerate(names, 1)}
@@ -39,4 +39,4 @@ def _numbered(name: str, sql: str) -> Query:
         number = places[found[1]]
         return _CLOCK.format(number) if found[1] == "now" else number
 
-    return Query(name, _PARAMETER.sub(placeholder, bare).strip(), names)
+    return NumberedStatement(name, _PARAMETER.sub(placeholder, bare).strip(), names)

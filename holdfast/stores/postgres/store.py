@@ -23,12 +23,12 @@ from holdfast.stores.common.named_sql import chosen_migrations, load_migrations,
 from holdfast.stores.common.requests import WorkerClaim
 from holdfast.stores.common.server_store import Opened, ServedStore
 from holdfast.stores.postgres import external_tx, maintenance
-from holdfast.stores.postgres.admin import Operate, PostgresMaintenance
+from holdfast.stores.postgres.admin import PostgresAdmin, PostgresMaintenance
 from holdfast.stores.postgres.doctor import durability, run_checks
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import PostgresPool, parse_url
 from holdfast.stores.postgres.query import PostgresQuery
-from holdfast.stores.postgres.queueing import Hot
+from holdfast.stores.postgres.queueing import PostgresQueueing
 from holdfast.stores.postgres.statements import number_parameters
 from holdfast.stores.postgres.transport_queries import Announcing
 
@@ -92,7 +92,7 @@ class PostgresStore(ServedStore["_OpenedPostgres"]):
         elsewhere: bool = False,
     ) -> DeliveredClaim:
         wish = WorkerClaim(worker, wants, limit, lease_for, startable, False, ids, False, elsewhere)
-        return await self._open.hot.claim_delivered(wish)
+        return await self._open.queueing.claim_delivered(wish)
 
     async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
         return await self._open.maintenance.make_ready(queues, limit=limit)
@@ -144,16 +144,16 @@ class _OpenedPostgres(Opened):
 
     links: PostgresPool
     news: PostgresNotifications
-    hot: Hot
-    operate: Operate
+    queueing: PostgresQueueing
+    admin: PostgresAdmin
     maintenance: PostgresMaintenance
 
     def __init__(self, store: PostgresStore) -> None:
         self.links = PostgresPool(store.address, now=store.now, patience=store.patience)
         self.news = PostgresNotifications(self.links)
-        self.hot = Hot(self.links, self.news, store.sql)
-        self.operate = Operate(self.links, self.news, store.sql, self.hot.claim_ready)
-        self.maintenance = PostgresMaintenance(self.links, self.news, store.sql, self.hot.claim_ready)
+        self.queueing = PostgresQueueing(self.links, self.news, store.sql)
+        self.admin = PostgresAdmin(self.links, self.news, store.sql, self.queueing.claim_ready)
+        self.maintenance = PostgresMaintenance(self.links, self.news, store.sql, self.queueing.claim_ready)
         self.query = PostgresQuery(self.links, store.sql)
         self.announcing = Announcing(self.links, store.sql)
         self._migrations = store.migrations

@@ -9,13 +9,13 @@ from holdfast.core.models import JobState, Overtaken
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.postgres.encoding import is_id, span_us
 from holdfast.stores.postgres.pool import PostgresPool
-from holdfast.stores.postgres.statements import Query
+from holdfast.stores.postgres.statements import NumberedStatement
 
 
 class Announcing:
     """The verbs, over the store's named statements."""
 
-    def __init__(self, links: PostgresPool, statements: Mapping[str, Query]) -> None:
+    def __init__(self, links: PostgresPool, statements: Mapping[str, NumberedStatement]) -> None:
         self._links = links
         self._sql = statements
 

@@ -22,7 +22,7 @@ from holdfast.stores.redis.query import Read
 from holdfast.stores.redis.queueing import PIECE
 
 
-class Operate:
+class RedisAdmin:
     """The verbs, over the store's scripts."""
 
     def __init__(

@@ -66,7 +66,7 @@ _LOOKS_MOST = 100  # scripts a claim spends on ids that cannot be claimed any mo
 _HELD = (LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.CANCEL)
 
 
-class Hot:
+class RedisQueueing:
     """The verbs, over the store's scripts."""
 
     def __init__(

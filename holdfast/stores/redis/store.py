@@ -9,13 +9,13 @@ from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.models import Finding
 from holdfast.stores.common.server_store import Opened, ServedStore
 from holdfast.stores.redis import doctor, maintenance, repair
-from holdfast.stores.redis.admin import Operate, RedisMaintenance
+from holdfast.stores.redis.admin import RedisAdmin, RedisMaintenance
 from holdfast.stores.redis.encoding import Kinds
 from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.eviction import EvictionWatch
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
-from holdfast.stores.redis.queueing import Hot
+from holdfast.stores.redis.queueing import RedisQueueing
 from holdfast.stores.redis.scripts import load_scripts
 from holdfast.stores.redis.url import parse_url
 
@@ -77,8 +77,8 @@ class _OpenedRedis(Opened):
         self.links = NamespacePool(store.address, now=store.now, lost=store.scripts["lost"], patience=store.patience)
         self.news = RedisNotifications(self.links)
         self.query = read = RedisQuery(self.links, store.scripts, kinds)
-        self.hot = Hot(self.links, self.news, store.scripts, read, kinds, store.eviction)
-        self.operate = Operate(self.links, self.news, store.scripts, read, kinds, store.eviction)
+        self.queueing = RedisQueueing(self.links, self.news, store.scripts, read, kinds, store.eviction)
+        self.admin = RedisAdmin(self.links, self.news, store.scripts, read, kinds, store.eviction)
         self.maintenance = RedisMaintenance(self.links, self.news, store.scripts, kinds, store.eviction)
         self._scripts = store.scripts
         super().__init__()

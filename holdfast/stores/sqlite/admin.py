@@ -14,7 +14,7 @@ from holdfast.stores.sqlite.opened import OpenedSqlite
 from holdfast.stores.sqlite.writer import Transaction
 
 
-class Operate:
+class SqliteAdmin:
     """The verbs, over the store's named statements."""
 
     def __init__(self, statements: Mapping[str, str]) -> None:
@@ -176,7 +176,7 @@ class Operate:
 class SqliteMaintenance:
     """Family ``maintenance`` of SQLite."""
 
-    def __init__(self, opened: Callable[[], OpenedSqlite], now: Callable[[], int], operate: Operate) -> None:
+    def __init__(self, opened: Callable[[], OpenedSqlite], now: Callable[[], int], operate: SqliteAdmin) -> None:
         self._opened = opened
         self._now = now
         self._operate = operate

@@ -50,7 +50,7 @@ PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
 
 
-class Hot:
+class SqliteQueueing:
     """The verbs, over the store's named statements."""
 
     def __init__(self, statements: Mapping[str, str]) -> None:

@@ -43,12 +43,12 @@ from holdfast.stores.common.requests import (
     select_ids,
 )
 from holdfast.stores.sqlite import external_tx, maintenance
-from holdfast.stores.sqlite.admin import Operate, SqliteMaintenance
+from holdfast.stores.sqlite.admin import SqliteAdmin, SqliteMaintenance
 from holdfast.stores.sqlite.connection import check_owner, check_place, create_private, translate_errors
 from holdfast.stores.sqlite.identity import check_side_files
 from holdfast.stores.sqlite.opened import OpenedSqlite
 from holdfast.stores.sqlite.query import Reads, SqliteQuery
-from holdfast.stores.sqlite.queueing import Hot
+from holdfast.stores.sqlite.queueing import SqliteQueueing
 from holdfast.stores.sqlite.writer import Transaction
 
 T = TypeVar("T")
@@ -71,8 +71,8 @@ class SQLiteStore:
         self._sql = load_statements(here / "queries.sql")
         self._patience = patience
         self._migrations = load_migrations(here / "migrations")
-        self._hot = Hot(self._sql)
-        self._operate = Operate(self._sql)
+        self._hot = SqliteQueueing(self._sql)
+        self._operate = SqliteAdmin(self._sql)
         self._reads = Reads(self._sql)
         self.maintenance: Maintenance = SqliteMaintenance(lambda: self._open, self._now, self._operate)
         self.query: Query = SqliteQuery(lambda: self._open, self._now, self._sql)

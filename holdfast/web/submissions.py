@@ -238,7 +238,7 @@ def as_stored(new: NewJob, *, now_us: int) -> Job:
         task=new.task,
         queue=new.queue,
         payload=new.payload,
-        claims=0,
+        claims=now_us if new.given_id else 0,
         attempts=0,
         max_attempts=new.max_attempts,
         priority=new.priority,

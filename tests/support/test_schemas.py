@@ -7,7 +7,7 @@ import pytest
 from tests.support.postgres import MAIN, shared
 from tests.support.schemas import migrated_schema
 
-SUBMIT = 'SELECT {schema}.submit(\'[{{"task": "work"}}]\'::json)'
+SUBMIT = 'SELECT {schema}.submit(\'[{{"task": "work"}}]\'::jsonb)'
 
 
 def run(schema: str, sql: str) -> list[tuple[object, ...]]:
@@ -33,7 +33,7 @@ def test_the_next_finds_it_empty_and_counts_from_one() -> None:
         "DROP FUNCTION {schema}.written_by CASCADE",
         "GRANT USAGE ON SCHEMA {schema} TO public",
         "CREATE TABLE {schema}.mine ()",
-        "DELETE FROM {schema}.migration WHERE number = 5",
+        "DELETE FROM {schema}.migration WHERE number = 1",
         "DROP SCHEMA {schema} CASCADE",
         "INSERT INTO {schema}.queue SELECT number::text, false FROM generate_series(1, 2000) AS number",
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core.errors import Unavailable
 from holdfast.core.models import JobState, new_id
-from holdfast.stores.postgres.statements import Query
+from holdfast.stores.postgres.statements import NumberedStatement
 from holdfast.stores.postgres.store import PostgresStore
 from tests.conformance.support import new_job, put
 from tests.faults.support import until_it_works
@@ -33,7 +33,7 @@ async def test_abandoned_call_is_cancelled_on_the_server(url: str) -> None:
     begun = time.monotonic()
 
     with pytest.raises(Unavailable, match="no answer in time"):
-        await store._open.links.fetch(Query("needle", NEEDLE, ()))
+        await store._open.links.fetch(NumberedStatement("needle", NEEDLE, ()))
 
     assert time.monotonic() - begun < 1.0 * slowness()
     await until_it_works(_ended)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -36,9 +36,10 @@ from holdfast.web.http_metrics import RequestMetrics
 from holdfast.web.long_poll import ClaimWaiters
 from holdfast.web.middleware import AdmissionMiddleware, ProblemMiddleware, RequestMiddleware, TraceMiddleware
 from holdfast.web.openapi import with_description
+from holdfast.web.principal import Scope as KeyScope
 from holdfast.web.remote_workers import RemoteWorkers
-from holdfast.web.request_body import Gone, read_document
-from holdfast.web.responses import ApiRequest, ApiResponse
+from holdfast.web.request_body import BODY_PAYLOADS, Gone, read_document
+from holdfast.web.responses import REQUEST, ApiRequest, ApiResponse
 from holdfast.web.routing import Operation, RequestContext, router_of
 from holdfast.web.unknown_tasks import UnknownTaskLog
 from holdfast.web.wait_limits import WaitLimiter
@@ -63,7 +64,7 @@ OPERATIONS = with_description(
 """Everything that can be asked."""
 
 _CALL_DEADLINE = 1.5  # seconds a request waits for the store: 503 comes within two
-_SINGLE, _BATCH = 4, 20  # payload limits a body may be as long as
+_BATCH = 20  # payload limits the body of a batch may be as long as
 
 
 class Api:
@@ -81,25 +82,54 @@ class Api:
         self._waiting = WaitLimiter(app.settings)
         self._strangers = UnknownTaskLog(app)
         self._halls: WeakKeyDictionary[asyncio.AbstractEventLoop, ClaimWaiters] = WeakKeyDictionary()
-        self._stack = self._middlewares(router_of(OPERATIONS, self._respond, self._lifespan))
+        self._router = router_of(OPERATIONS, self._respond, lambda _: hold_open(self.app))
+        self._stack = self.add_middlewares(self._route)
 
-    def _middlewares(self, stack: ASGIApp) -> ASGIApp:
-        stack = AdmissionMiddleware(stack, self._gate)
+    def add_middlewares(self, site: ASGIApp) -> ASGIApp:
+        """Returns the site inside the API's middlewares: request ids, metrics, traces, problem documents, admission.
+
+        The API may be a part of the site: it notices that the middlewares have been passed.
+        """
+        stack: ASGIApp = AdmissionMiddleware(site, self._gate)
         stack = ProblemMiddleware(stack, self.app)
         if self.app.spans is not None:
             stack = TraceMiddleware(stack, self.app.spans)
         return RequestMiddleware(stack, self._meter)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._stack(scope, receive, send)
+        if REQUEST in scope:
+            scope[REQUEST].set_mount(scope)
+            await self._route(scope, receive, send)
+        else:
+            await self._stack(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = scope.get(REQUEST)
+        if request is not None:
+            scope = {**scope, "path": request.path, "root_path": "", "path_params": {}}
+        await self._router(scope, receive, send)
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
     async def _respond(self, request: ApiRequest, operation: Operation, path: Mapping[str, str]) -> ApiResponse:
         request.template = operation.path
-        caller = self._gate.authorize_operation(request, operation)
-        call = RequestContext(
+        call = self.authorize_call(request, operation.name, operation.scope, operation.group, path)
+        if operation.method == "GET" or operation.quiet:
+            await self._read(call, operation)
+            return await operation.handler(call)
+        return await self._changed(call, operation)
+
+    def authorize_call(
+        self,
+        request: ApiRequest,
+        name: str,
+        scope: KeyScope | None,
+        group: str = "",
+        path: Mapping[str, str] | None = None,
+    ) -> RequestContext:
+        """Returns the context of an operation with this name; raises Refusal if the caller lacks the scope."""
+        return RequestContext(
             app=self.app,
-            caller=caller,
+            caller=self._gate.authorize_operation(request, name, scope, group),
             meter=self._meter,
             hall=self._hall(),
             feeds=self._feeds,
@@ -108,13 +138,9 @@ class Api:
             still=lambda: self._gate.still_good(request),
             redaction=self._redaction,
             request=request,
-            path=path,
+            path=path or {},
             warnings=self._warnings,
         )
-        if operation.method == "GET" or operation.quiet:
-            await self._read(call, operation)
-            return await operation.handler(call)
-        return await self._changed(call, operation)
 
     async def _changed(self, call: RequestContext, operation: Operation) -> ApiResponse:
         """The answer of an operation that may change something, which is recorded before and after."""
@@ -145,9 +171,9 @@ class Api:
 
     async def _body(self, request: ApiRequest, operation: Operation, form: Form) -> Mapping[str, Any]:
         settings = self.app.settings
-        limit = settings.payload_limit * (_BATCH if operation.batch else _SINGLE)
+        limit = settings.payload_limit * (_BATCH if operation.batch else BODY_PAYLOADS)
         if operation.results:
-            limit = max(limit, settings.result_limit * _SINGLE)
+            limit = max(limit, settings.result_limit * BODY_PAYLOADS)
         patience = settings.body_timeout.total_seconds()
         said = await read_document(request, limit, patience, optional=operation.body_optional)
         return said if operation.raw else form.read(said)
@@ -160,19 +186,16 @@ class Api:
             hall = self._halls[loop] = ClaimWaiters(self._fleet)
         return hall
 
-    # ── lifespan ──────────────────────────────────────────────────────────────────────────────────────────────
-    @asynccontextmanager
-    async def _lifespan(self, _: object) -> AsyncIterator[None]:
-        """Opens the store. If it is away, requests are answered 503 until the first that finds it opens it."""
-        try:
-            await self.app.__aenter__()
-        except Unavailable:
-            try:
-                yield
-            finally:
-                await self.app.close()
-            return
-        try:
-            yield
-        finally:
-            await self.app.__aexit__()
+
+@asynccontextmanager
+async def hold_open(app: Holdfast) -> AsyncIterator[None]:
+    """Keeps the store open. If it is away, requests are answered 503 until the first that finds it opens it."""
+    try:
+        await app.__aenter__()
+        leave: Callable[[], Awaitable[None]] = app.__aexit__
+    except Unavailable:
+        leave = app.close
+    try:
+        yield
+    finally:
+        await leave()

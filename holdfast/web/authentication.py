@@ -16,9 +16,10 @@ from holdfast.web.key_usage import KeyUsage
 from holdfast.web.keyring import Keyring
 from holdfast.web.keys import KeyCheck
 from holdfast.web.principal import Principal, unauthorized_refusal
+from holdfast.web.principal import Scope as KeyScope
 from holdfast.web.rate_limit import Rate
 from holdfast.web.responses import ApiRequest, ApiResponse, Header, Refusal
-from holdfast.web.routing import METRICS, Operation
+from holdfast.web.routing import METRICS
 
 _HSTS: Header = (b"strict-transport-security", b"max-age=31536000")
 _LIVE = "/health/live"  # a liveness probe is answered however many others ask: else the process would be ended
@@ -76,11 +77,10 @@ class Authenticator:
             remedy = "call it by its address, or name this host in allowed_hosts"
             raise Refusal(421, "unknown_host", f"this API is not called {quote_value(said.decode('latin-1'))}", remedy)
 
-    def authorize_operation(self, request: ApiRequest, operation: Operation) -> Principal:
-        """Returns the principal of this operation; raises Refusal if it is not allowed."""
+    def authorize_operation(self, request: ApiRequest, name: str, scope: KeyScope | None, group: str = "") -> Principal:
+        """Returns the principal of an operation that needs this scope; raises Refusal if it is not allowed."""
         self._origins.check_origin(request)
-        scope = None if self._metrics_open and operation.group == METRICS else operation.scope
-        if self._keyring is None or scope is None:
+        if self._keyring is None or scope is None or (self._metrics_open and group == METRICS):
             return Principal(address=request.client)
         shown = _shown_key(request)
         found = self._keyring.find(shown)
@@ -92,7 +92,7 @@ class Authenticator:
             _take(self._by_key, key_id, request)
         caller = Principal(key=key_id, scopes=frozenset(key.scopes), queues=key.queues, address=request.client)
         if not caller.has_scope(scope):
-            self._tell(request, key_id, f"{operation.name} needs the scope {scope}")
+            self._tell(request, key_id, f"{name} needs the scope {scope}")
             told = (b"www-authenticate", f'Bearer error="insufficient_scope", scope="{scope}"'.encode())
             raise Refusal(403, "forbidden", f"this key lacks the scope {scope}", f"use a key with scope {scope}", told)
         return caller

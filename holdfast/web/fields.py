@@ -94,7 +94,7 @@ class Form:
             values[name] = check(value, path + name)
         for name in self._required:
             if name not in values:
-                raise _missing(path + name)
+                raise missing_field(path + name)
         return values
 
 
@@ -113,7 +113,7 @@ def read_query(text: bytes, fields: Sequence[Field]) -> dict[str, Any]:
         texts = said.get(field.name)
         if texts is None:
             if field.required:
-                raise _missing(field.name)
+                raise missing_field(field.name)
         elif field.many:
             values[field.name] = tuple(field.check(each, field.name) for each in texts)
         elif len(texts) > 1:
@@ -163,7 +163,8 @@ def _unknown(path: str, name: str, known: Sequence[str]) -> Invalid:
     return Invalid(path, name, there + close, "is not known here", code="unknown_field")
 
 
-def _missing(path: str) -> Invalid:
+def missing_field(path: str) -> Invalid:
+    """The error of a field that is required and was left out."""
     return Invalid(path, Words("nothing"), "it is required", "was given", code="missing")
 
 

@@ -68,13 +68,19 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     reasons: Annotated[list[Explanation], Meta(description="The most telling first; never empty.", min_length=1)]
 
 
-async def find_job(call: RequestContext, reference: str) -> Job:
-    """The job a path names: by id, or by ``key:NAME``. One of a queue that is not the caller's is not there."""
+async def find_job(call: RequestContext, reference: str, wait: float = 0) -> Job:
+    """The job a path names: by id, or by ``key:NAME``. One of a queue that is not the caller's is not there.
+
+    ``wait``: seconds it may take to end before it is returned.
+    """
     if reference.startswith("key:"):
         check_key(reference.removeprefix("key:"), "id")
     job = await call.app.get(reference)
     if not call.caller.allows_queue(job.queue):
         raise NotFound(f"there is no job {reference}")
+    if wait and job.state not in TERMINAL:
+        with call.waiting.limit_wait(call.caller):
+            return await _ended(call, job, wait)
     return job
 
 
@@ -88,11 +94,7 @@ async def job_story(call: RequestContext, job: Job) -> JobDetails:
 
 async def get_job(call: RequestContext) -> ApiResponse:
     """Returns one job, at once or when it has ended."""
-    job = await find_job(call, call.path["job_id"])
-    wait = call.query.get("wait", 0)
-    if wait and job.state not in TERMINAL:
-        with call.waiting.limit_wait(call.caller):
-            job = await _ended(call, job, wait)
+    job = await find_job(call, call.path["job_id"], call.query.get("wait", 0))
     return json_response(200, await job_story(call, job))
 
 

@@ -43,9 +43,8 @@ class RequestMiddleware:
                 meter.request_answered(request, started, message["status"])
             await send(message)
 
-        inner = {**scope, REQUEST: request, "path": request.path, "root_path": "", "path_params": {}}
         try:
-            await self._app(inner, receive, send_measured)
+            await self._app({**scope, REQUEST: request}, receive, send_measured)
         except Gone:
             meter.request_answered(request, started)
         finally:
@@ -62,10 +61,10 @@ class TraceMiddleware:
         self._spans = spans
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith("/v1"):
+        request: ApiRequest | None = scope.get(REQUEST)
+        if request is None or not request.path.startswith("/v1"):
             await self._app(scope, receive, send)
             return
-        request: ApiRequest = scope[REQUEST]
         with ExitStack() as span:
             set_answer = span.enter_context(self._spans.request_span(request.method, request.headers))
 
@@ -142,8 +141,8 @@ class AdmissionMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        _check_size(scope)
         request: ApiRequest = scope[REQUEST]
+        _check_size(scope, request)
         preflight = self._gate.authenticate_request(scope, request)
         if preflight is not None:
             await send_answer(send, request, preflight)
@@ -151,8 +150,8 @@ class AdmissionMiddleware:
         await self._app(scope, receive, send)
 
 
-def _check_size(scope: Scope) -> None:
-    if len(scope["path"]) > _MAX_PATH:
+def _check_size(scope: Scope, request: ApiRequest) -> None:
+    if len(request.path) > _MAX_PATH:
         raise Refusal(414, "path_too_long", "the path is too long", f"give at most {_MAX_PATH:,} characters")
     if sum(len(name) + len(value) for name, value in scope["headers"]) > _MAX_HEADERS:
         raise Refusal(431, "headers_too_large", "the headers are too large", f"send at most {_MAX_HEADERS:,} bytes")

@@ -13,6 +13,8 @@ from holdfast.web.responses import ApiRequest, Header, Refusal
 
 CLOSE: Header = (b"connection", b"close")
 """With an answer to a body that was not read to its end: what follows on the connection is no request."""
+BODY_PAYLOADS = 4
+"""A body with one payload may be as long as so many payloads."""
 MAX_DRAINED = 16 * 1024 * 1024
 """Bytes of a refused body that are still read."""
 _DRAIN_TIMEOUT = 2.0  # seconds
@@ -23,7 +25,7 @@ class Gone(Exception):
     """The client went away before its request was complete: there is no client to answer."""
 
 
-async def read_document(request: ApiRequest, limit: int, patience: float, *, optional: bool) -> dict[str, Any]:
+async def read_document(request: ApiRequest, limit: int, patience: float, *, optional: bool = False) -> dict[str, Any]:
     """The JSON object of the body. ``patience``: seconds for it to arrive. ``optional``: none at all is ``{}``."""
     if b"content-encoding" in request.headers:
         raise Refusal(415, "unsupported_encoding", "a compressed body is not read", "send it as it is", CLOSE)

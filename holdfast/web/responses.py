@@ -56,12 +56,11 @@ class ApiRequest:
         self.method: str = scope["method"]
         self.query: bytes = scope.get("query_string", b"")
         self.client: str = (scope.get("client") or ("",))[0]
-        self.root_path: str = scope.get("root_path", "").rstrip("/")
         self.receive = receive
         self.stopping: asyncio.Event | None = (scope.get("extensions") or {}).get(STOPPING)
         self.added: list[Header] = []
         self.over: list[Callable[[], None]] = []
-        self.path = route_path(scope)
+        self.set_mount(scope)
         self.is_read = False
         self.template: str | None = None
         self.headers: dict[bytes, bytes] = {}
@@ -73,6 +72,11 @@ class ApiRequest:
                 self.headers[name] = value
         said = self.headers.get(b"x-request-id")
         self.id = said.decode() if said is not None and _REQUEST_ID.fullmatch(said) else new_request_id()
+
+    def set_mount(self, scope: Mapping[str, Any]) -> None:
+        """Reads from the scope where the API is mounted: a site may have middlewares of the API around itself."""
+        self.root_path: str = scope.get("root_path", "").rstrip("/")
+        self.path = route_path(scope)
 
     @property
     def shown_path(self) -> str:

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import uvloop
 
 from holdfast.app import Holdfast
 from holdfast.core.clock import wait_first
-from holdfast.core.errors import ConfigError, HoldfastError, StoreReplaced, Unavailable
+from holdfast.core.errors import ConfigError, HoldfastError, StoreReplaced
 from holdfast.core.events import ApiStarted, ApiStopping
 from holdfast.core.validation import is_loopback, mask_url
 from holdfast.settings.settings import Settings
@@ -98,13 +98,15 @@ async def serve_in_loop(
 ) -> AsyncIterator[Serving]:
     """Serve the API in this event loop while the body runs; then let requests under way finish."""
     _check_exposure(settings, exposed=exposed)
-    server_for = _server_maker(settings)
+    server_for = _server_maker(settings, lifespan="off" if site is None else "auto")
+    from holdfast.web.asgi import hold_open  # Starlette: its absence is a ConfigError by now
+
     with contextlib.closing(_listening(settings)) as listener:
         if site is None:
             site = api = create_app(app, checks_hosts=True)
             app = api.app
         server = server_for(site)
-        async with watched_loop(app.events), settings_watched(app), _held_open(app):
+        async with watched_loop(app.events), settings_watched(app), hold_open(app):
             serving = Serving(app, server, _address(settings, listener), listener)
             app.events.emit(
                 ApiStarted(
@@ -136,9 +138,9 @@ class Serving:
         return request
 
     async def wait_ended(self) -> None:
-        """Returns when it was stopped; a server that ends by itself raises."""
+        """Returns when it was stopped; a server that ends by itself raises, and one whose site does not start."""
         await asyncio.shield(self._task)
-        if not self._server.should_exit:
+        if not self._server.should_exit or self._server.lifespan.should_exit:
             raise HoldfastError("the HTTP server ended by itself")
 
     async def finish(self) -> None:
@@ -150,7 +152,7 @@ class Serving:
             each.close()
 
 
-def _server_maker(settings: Settings) -> Callable[[Application], Server]:
+def _server_maker(settings: Settings, *, lifespan: Literal["auto", "off"]) -> Callable[[Application], Server]:
     """Returns the maker of uvicorn's server; raises ConfigError if uvicorn or a TLS file is missing."""
     try:
         import httptools  # noqa: F401 - without it uvicorn parses in Python, at a third of the speed
@@ -175,7 +177,7 @@ def _server_maker(settings: Settings) -> Callable[[Application], Server]:
             site,
             http=bounded_protocol(ConnectionLimits.from_settings(settings)),
             ws="none",
-            lifespan="off",  # the application is held open around the server
+            lifespan=lifespan,
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -209,20 +211,3 @@ def _address(settings: Settings, listener: socket.socket) -> str:
     scheme = "http" if settings.tls_certificate is None else "https"
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-@contextlib.asynccontextmanager
-async def _held_open(app: Holdfast) -> Any:
-    """Around the server: a store that is away is no reason not to start, its requests are answered 503."""
-    try:
-        await app.__aenter__()
-    except Unavailable:
-        try:
-            yield
-        finally:
-            await app.close()
-        return
-    try:
-        yield
-    finally:
-        await app.__aexit__()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 from contextlib import suppress
 from typing import Any
 
 from holdfast.web.request_body import CLOSE, drain
-from holdfast.web.responses import ApiRequest, ApiResponse, Send, Streamed
+from holdfast.web.responses import ApiRequest, ApiResponse, Header, Send, Streamed
 
 _LAST = 1.0  # seconds for the end of a stream to be taken away
 _SECURE = (
@@ -34,12 +35,16 @@ async def send_answer(send: Send, request: ApiRequest, answer: ApiResponse) -> N
     await send({"type": "http.response.body", "body": body})
 
 
+def common_headers(request: ApiRequest, own: Container[bytes]) -> list[Header]:
+    """Returns the headers of every answer, but for those in ``own``, which it has already."""
+    headers = (*_SECURE, (b"x-request-id", request.id.encode()), *request.added)
+    return [header for header in headers if header[0] not in own]
+
+
 def _start(request: ApiRequest, answer: ApiResponse) -> dict[str, Any]:
     own = {name for name, _ in answer.headers}
     headers = [
-        *(header for header in _SECURE if header[0] not in own),
-        (b"x-request-id", request.id.encode()),
-        *request.added,
+        *common_headers(request, own),
         *answer.headers,
     ]
     if answer.status != 204:

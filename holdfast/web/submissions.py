@@ -190,11 +190,7 @@ async def submit(call: RequestContext) -> ApiResponse:
     if key is None and call.app.settings.key_required and "key" not in call.body:
         raise Invalid(KEY_HEADER, Words("nothing"), "send one; the settings require it", "was given", code="missing")
     asked = draft_submission(call.app, call.body, key=key)
-    handle, job = await submit_authorized(
-        call, [asked], lambda: _submitted(call.app, asked), lambda stored: [stored[0]]
-    )
-    call.strangers.record_jobs([asked])
-    call.changed += [handle.id] if handle.created else []
+    handle, job = await submit_job(call, asked)
     location = (b"location", b"/v1/jobs/" + handle.id.encode())
     told = SubmittedJob(
         **msgspec.structs.asdict(call.visible_job(job, own=handle.created)),
@@ -202,6 +198,14 @@ async def submit(call: RequestContext) -> ApiResponse:
         warning=_warning(call, handle, asked),
     )
     return json_response(201 if handle.created else 200, told, location)
+
+
+async def submit_job(call: RequestContext, new: NewJob) -> tuple[JobHandle[Any], Job]:
+    """Stores the job if the caller may submit it. Returns its handle, and the job as the answer shows it."""
+    handle, job = await submit_authorized(call, [new], lambda: _submitted(call.app, new), lambda stored: [stored[0]])
+    call.strangers.record_jobs([new])
+    call.changed += [handle.id] if handle.created else []
+    return handle, job
 
 
 async def _submitted(app: Holdfast, new: NewJob) -> tuple[JobHandle[Any], Job]:

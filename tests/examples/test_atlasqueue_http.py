@@ -144,10 +144,12 @@ def test_job_is_shown_as_submitted(api: Api) -> None:
 # ── what else it answers ──────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.rows("A4", "A99")
 def test_openapi_document_and_health_answer(api: Api) -> None:
-    paths = api.client.get("/openapi.json").json()["paths"]
-    assert {"post", "get"} <= paths["/v1/jobs"].keys()
-    assert "get" in paths["/v1/jobs/{job_id}"]
-    assert "get" in paths["/health"]
+    described = api.client.get("/openapi.json").json()
+    operations = [(path, method) for path, methods in described["paths"].items() for method in methods]
+    assert operations == [("/v1/jobs", "post"), ("/v1/jobs/{job_id}", "get"), ("/health", "get")]
+    assert {"type", "payload", "max_attempts"} <= described["components"]["schemas"]["Submission"]["properties"].keys()
+    page = api.client.get("/docs")
+    assert (page.status_code, "https://" in page.text) == (200, False)
     answer = api.client.get("/health")
     assert (answer.status_code, answer.text) == (200, '{"status":"ok","service":"atlasqueue-api"}')
 

@@ -127,10 +127,11 @@ def test_worker_logs_to_stdout(atlasqueue: Atlasqueue) -> None:
 # ── the papers ────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.rows("A46", "A148", "A151", "A152")
 def test_dependencies_contain_no_task_queue() -> None:
-    needed = [*PROJECT["dependencies"], *(each for name in ("postgres", "redis", "web") for each in _extra(name))]
+    extras = ("fastapi", "postgres", "redis", "web")
+    needed = [*PROJECT["dependencies"], *(each for name in extras for each in _extra(name))]
     names = {re.split(r"[\[<>=;]", each)[0] for each in needed}
     core = {"click", "msgspec", "rich", "structlog", "tomlkit", "uvloop"}
-    assert names == core | {"asyncpg", "redis", "httptools", "prometheus-client", "starlette", "uvicorn"}
+    assert names == core | {"asyncpg", "fastapi", "redis", "httptools", "prometheus-client", "starlette", "uvicorn"}
     assert PROJECT["requires-python"] == ">=3.11"
 
 

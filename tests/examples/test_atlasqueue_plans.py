@@ -138,7 +138,7 @@ def test_invalid_chain_is_refused_at_submission(atlasqueue: Atlasqueue) -> None:
             assert (answer.status_code, answer.json().get("field")) == (422, field), answer.text
             assert answer.json()["remedy"]
         batch = {"jobs": [{"task": "noop", "payload": {}, "key": "k", "metadata": {"then": [{"type": "noop"}]}}]}
-        answer = api.client.post("/v1/jobs/batch", json=batch)
+        answer = api.client.post("/holdfast/v1/jobs/batch", json=batch)
         assert (answer.status_code, answer.json()["field"]) == (422, "jobs[0].metadata.then[0].payload")
         assert atlasqueue.value("select count(*) from jobs") == 0
         assert api.post(metadata={"then": [_step()] * 100}).status_code == 201

@@ -57,13 +57,15 @@ def _start() -> int:
 
 
 def _serve(*, exposed: bool) -> int:
-    from atlasqueue.api import site
+    from atlasqueue.api import create_site
     from atlasqueue.app import app
+    from holdfast.web import create_app
     from holdfast.web.server import serve
 
     finish_logs = configure_logs(app.settings, app.events)
+    api = create_app(app, checks_hosts=True)
     try:
-        return serve(app, app.settings, exposed=exposed, site=site(app))
+        return serve(api.app, app.settings, exposed=exposed, site=create_site(api))
     finally:
         finish_logs()
 

@@ -1,125 +1,127 @@
-"""The HTTP API: Holdfast's own under AtlasQueue's names, and 503 for a submission of which Redis could not be told."""
+"""The HTTP API of AtlasQueue: a FastAPI application."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
-import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Query, Response
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from starlette.routing import Mount, Route
 
-from holdfast import Holdfast
-from holdfast.web import create_app
+from holdfast.integrations.fastapi import (
+    HoldfastDep,
+    IdempotencyKey,
+    StrictRoute,
+    add_holdfast_api,
+    authorized,
+    holdfast_lifespan,
+    problem_responses,
+)
+from holdfast.views.documents import JobDocument, to_plain
+from holdfast.web.asgi import Api
+from holdfast.web.fields import REFERENCE_PATTERN, TASK_PATTERN
+from holdfast.web.jobs import find_job
+from holdfast.web.responses import Refusal
+from holdfast.web.routing import RequestContext
+from holdfast.web.submissions import submit_job
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Site = Callable[[Mapping[str, Any], Receive, Send], Awaitable[None]]
+OPERATIONS = ("/metrics", "/metrics/", "/health/live", "/health/ready", "/docs", "/docs/{asset}")
+"""Operations of Holdfast beside the routes of AtlasQueue; all of them stand below ``/holdfast``."""
 
-RETRY_AFTER = b"2"
-_PROBLEM = {
-    "type": "urn:atlasqueue:problem:unheard",
-    "title": "Service Unavailable",
-    "status": 503,
-    "detail": "the job is stored, and Redis could not be told of it: a sweep will find it",
-    "code": "unheard",
-    "remedy": "send it again with the same Idempotency-Key: it stays one job",
-}
-_NAMES = {"task": "type", "state": "status"}
-_MAX_BODY = 1024 * 1024
-_REPLACED = (b"content-type", b"content-length", b"location")
-
-
-def site(app: Holdfast) -> Site:
-    """The ASGI application: to be served by ``python -m atlasqueue api``."""
-    api = create_app(app, checks_hosts=True)
-
-    async def answer(scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        path, method = scope.get("path", ""), scope.get("method")
-        if path.split("/")[:3] != ["", "v1", "jobs"] or method not in ("GET", "POST"):
-            await api(scope, receive, send)
-            return
-        said: list[Message] = []
-
-        async def keep(message: Message) -> None:
-            said.append(message)
-
-        if method == "POST":
-            receive = _renamed_body(receive)
-        await api({**scope, "query_string": _renamed_query(scope["query_string"])}, receive, keep)
-        submitted = (method, path) == ("POST", "/v1/jobs")
-        for message in _renamed_answer(said) if not submitted or _was_heard(said) else _unheard(said[0]):
-            await send(message)
-
-    return answer
+Submitting = Annotated[RequestContext, Depends(authorized("submit"))]
+Reading = Annotated[RequestContext, Depends(authorized("read"))]
 
 
-def _renamed_query(query: bytes) -> bytes:
-    return re.sub(rb"(^|&)status=", rb"\1state=", re.sub(rb"(^|&)type=", rb"\1task=", query))
+class Submission(BaseModel):
+    """A job to be stored."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: str = Field(pattern=TASK_PATTERN, examples=["email.send"])
+    payload: dict[str, Any] = Field(examples=[{"to": "user@example.com"}])
+    max_attempts: int = Field(5, ge=1, le=25)
+    metadata: dict[str, Any] = Field({}, description="Your own; `then` lists the jobs that follow.")
 
 
-def _renamed_body(receive: Receive) -> Receive:
-    """The same body with ``task`` in place of ``type``; a body that is no object, or too large, is passed on."""
+class JobView(BaseModel):
+    """A job under the names of AtlasQueue."""
 
-    async def receive_renamed() -> Message:
-        body = b""
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return message
-            body += message.get("body", b"")
-            if len(body) > _MAX_BODY or not message.get("more_body"):
-                return {**message, "body": _renamed_fields(body) if len(body) <= _MAX_BODY else body}
+    id: UUID
+    type: str = Field(validation_alias="task")
+    status: Literal["queued", "running", "succeeded", "failed", "dead", "cancelled"] = Field(validation_alias="state")
+    attempts: int
+    max_attempts: int | None
+    payload: Any
+    run_at: datetime
+    created_at: datetime
+    ended_at: datetime | None
+    result: Any
+    error: str | None
 
-    return receive_renamed
-
-
-def _renamed_fields(body: bytes) -> bytes:
-    try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError:
-        return body
-    if "type" not in fields or "task" in fields:
-        return body
-    named = (("task" if name == "type" else name, value) for name, value in fields.items())
-    return b"{%s}" % b",".join(msgspec.json.encode(name) + b":" + bytes(value) for name, value in named)
+    @field_validator("status", mode="before")
+    @classmethod
+    def _as_queued(cls, state: str) -> str:
+        """A job whose time has not come is queued: ``run_at`` says since when."""
+        return "queued" if state in ("scheduled", "waiting") else state
 
 
-def _renamed_answer(said: Sequence[Message]) -> Sequence[Message]:
-    """The same answer with ``type`` and ``status`` in place of ``task`` and ``state``."""
-    start, body = said[0], b"".join(message.get("body", b"") for message in said)
-    media = dict(start["headers"]).get(b"content-type", b"")
-    if not body or b"json" not in media:
-        return said
-    body = msgspec.json.encode(_renamed(msgspec.json.decode(body)))
-    headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
-    headers.append((b"content-length", str(len(body)).encode()))
-    return {**start, "headers": headers}, {"type": "http.response.body", "body": body}
+class Health(BaseModel):
+    """A sign of life."""
+
+    status: str
+    service: str
 
 
-def _renamed(document: Any) -> Any:
-    if not isinstance(document, dict):
-        return document
-    told = {_NAMES.get(name, name): value for name, value in document.items()}
-    if told.get("field") in _NAMES:  # of a problem document
-        told["field"] = _NAMES[told["field"]]
-    lists = {name: [_renamed(each) for each in told[name]] for name in ("jobs", "history") if name in told}
-    return told | lists
+jobs = APIRouter(prefix="/v1/jobs", tags=["Jobs"], route_class=StrictRoute)
+health = APIRouter(tags=["Health"])
 
 
-def _was_heard(said: Sequence[Message]) -> bool:
-    """Whether the answer is any but that of a job of which Redis could not be told."""
-    body = b"".join(message.get("body", b"") for message in said)
-    return b'"wake_up"' not in body or "wake_up" not in msgspec.json.decode(body)
+@jobs.post("", status_code=201, responses={200: {"model": JobView}, **problem_responses(409, 413, 415, 422, 503)})
+async def submit(wanted: Submission, key: IdempotencyKey, call: Submitting, response: Response) -> JobView:
+    """Stores a job. A known key answers 200 with its job."""
+    options = wanted.model_dump(exclude_unset=True, exclude={"type", "payload"})
+    draft = call.app.draft_job(wanted.type, wanted.payload, key=key, **options)
+    handle, job = await submit_job(call, draft)
+    if handle.wake_up_delayed:
+        detail = "the job is stored, and Redis could not be told of it: a sweep will find it"
+        remedy = "send it again with the same Idempotency-Key: it stays one job"
+        raise Refusal(503, "unheard", detail, remedy, (b"retry-after", b"2"))
+    response.status_code = 201 if handle.created else 200
+    return _shown(call.visible_job(job, own=handle.created))
 
 
-def _unheard(start: Message) -> Sequence[Message]:
-    """503 in place of the answer that begins so."""
-    body = msgspec.json.encode({**_PROBLEM, "request_id": dict(start["headers"])[b"x-request-id"].decode()})
-    headers = [
-        *((name, value) for name, value in start["headers"] if name not in _REPLACED),
-        (b"content-type", b"application/problem+json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"retry-after", RETRY_AFTER),
-    ]
-    return {**start, "status": 503, "headers": headers}, {"type": "http.response.body", "body": body}
+@jobs.get("/{job_id}", responses=problem_responses(404, 422, 503))
+async def show(
+    job_id: Annotated[str, Field(pattern=REFERENCE_PATTERN, description="Its id, or `key:` and its idempotency key.")],
+    call: Reading,
+    wait: Annotated[int, Query(ge=0, le=60, description="Answers when the job has ended, or after these seconds.")] = 0,
+) -> JobView:
+    """Shows a job."""
+    return _shown(call.visible_job(await find_job(call, job_id, wait)))
+
+
+@health.get("/health")
+async def check_health(app: HoldfastDep) -> Health:
+    """Answers while the process lives; the store is not asked."""
+    return Health(status="ok", service=app.settings.api_service)
+
+
+def _shown(document: JobDocument) -> JobView:
+    return JobView.model_validate(to_plain(document))
+
+
+def create_site(api: Api) -> FastAPI:
+    """Returns the application, around this API of Holdfast."""
+    site = FastAPI(
+        title="AtlasQueue",
+        lifespan=holdfast_lifespan(api.app),
+        docs_url=None,  # Holdfast's page shows the document of this application, without a network
+        redoc_url=None,
+        routes=[*(Route(path, api) for path in OPERATIONS), Mount("/holdfast", api)],
+    )
+    add_holdfast_api(site, api)
+    site.include_router(jobs)
+    site.include_router(health)
+    return site

@@ -6,8 +6,10 @@ async function show(key) {
   const answer = await fetch("openapi.json", { headers });
   form.hidden = answer.status !== 401 && answer.status !== 403;
   if (!answer.ok) return;
+  const spec = await answer.json();
+  document.title = `${spec.info.title} HTTP API`;
   const reference = SwaggerUIBundle({
-    spec: await answer.json(),
+    spec,
     dom_id: "#reference",
     validatorUrl: null,
     onComplete: () => key && reference.preauthorizeApiKey("bearer", key),

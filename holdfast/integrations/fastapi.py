@@ -1,0 +1,238 @@
+"""Holdfast in a FastAPI application: `pip install 'holdfast[fastapi]'`.
+
+For any application: ``holdfast_lifespan``, the dependency ``HoldfastDep``, and ``job_status_router``.
+
+For one that answers as Holdfast's own API does: ``add_holdfast_api`` (request ids, metrics, problem documents, limits),
+``authorized`` (keys and scopes) and ``StrictRoute`` (JSON within limits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from datetime import datetime
+from typing import Annotated, Any, NoReturn
+from uuid import UUID
+
+try:
+    from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response, Security
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.routing import APIRoute
+    from fastapi.security import APIKeyHeader, HTTPBearer
+except ModuleNotFoundError as error:
+    raise ImportError("holdfast.integrations.fastapi needs FastAPI; pip install 'holdfast[fastapi]'") from error
+
+import msgspec
+from pydantic import BaseModel, Field
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from holdfast.app import Holdfast
+from holdfast.core.errors import ConfigError, HoldfastError, Invalid
+from holdfast.core.models import JobState
+from holdfast.core.redaction import Redaction
+from holdfast.core.validation import KEY_LIMIT
+from holdfast.views.documents import job_document, to_plain
+from holdfast.web.asgi import Api, hold_open
+from holdfast.web.fields import missing_field
+from holdfast.web.openapi import REFUSALS
+from holdfast.web.principal import Scope as KeyScope
+from holdfast.web.problems import Problem, answer_to
+from holdfast.web.request_body import BODY_PAYLOADS, read_document
+from holdfast.web.responses import PROBLEM, REQUEST, ApiRequest, new_request_id
+from holdfast.web.routing import RequestContext
+from holdfast.web.streaming import common_headers
+from holdfast.web.submissions import KEY_HEADER, header_key
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | None]]
+_API = "holdfast.api"  # the key of a scope under which the API of ``add_holdfast_api`` stands
+_BEARER, _HEADER = HTTPBearer(auto_error=False), APIKeyHeader(name="X-API-Key", auto_error=False)
+_PROBLEM_SCHEMA = msgspec.json.schema_components([Problem])[1]["Problem"]
+
+
+# ── any application ───────────────────────────────────────────────────────────────────────────────────────────────
+def holdfast_lifespan(app: Holdfast, lifespan: Lifespan | None = None) -> Lifespan:
+    """Returns a lifespan that keeps the application open around the site's own: ``FastAPI(lifespan=…)``.
+
+    A store that is away does not keep the site from starting: calls raise ``Unavailable`` until it is back.
+    """
+
+    @asynccontextmanager
+    async def open_application(site: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
+        async with hold_open(app), lifespan(site) if lifespan is not None else nullcontext() as state:
+            yield {**(state or {}), "holdfast": app}
+
+    return open_application
+
+
+async def get_holdfast(connection: HTTPConnection) -> Holdfast:
+    """Returns the application of ``holdfast_lifespan``."""
+    app: Holdfast | None = getattr(connection.state, "holdfast", None)
+    if app is None:
+        raise ConfigError("no application: use FastAPI(lifespan=holdfast_lifespan(app)); in tests `with TestClient(…)`")
+    return app
+
+
+HoldfastDep = Annotated[Holdfast, Depends(get_holdfast)]
+"""The application, as a parameter of a path operation: ``async def order(app: HoldfastDep)``."""
+
+
+class JobStatus(BaseModel):
+    """A job as its submitter follows it: without its payload, key and worker."""
+
+    id: UUID
+    task: str
+    state: JobState
+    result: Any = Field(description="What the task returned.")
+    error: str | None = Field(description="Of the latest failed attempt.")
+    attempts: int
+    max_attempts: int | None = Field(description="null: no limit.")
+    created_at: datetime
+    run_at: datetime = Field(description="Not before this instant.")
+    ended_at: datetime | None
+
+
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Returns descriptions of problem documents with these statuses, for ``responses=`` of a path operation."""
+    content = {PROBLEM.decode(): {"schema": _PROBLEM_SCHEMA}}
+    return {status: {"description": REFUSALS[status], "content": content} for status in statuses}
+
+
+def job_status_router() -> APIRouter:
+    """Returns a router with ``GET /{job_id}``: ``include_router(job_status_router(), prefix="/jobs")``.
+
+    A caller who knows the id of a job sees its result: add ``dependencies=`` where not everyone may.
+    """
+    router = APIRouter()
+
+    @router.get("/{job_id}", response_model=JobStatus, responses=problem_responses(404, 503))
+    async def get_job_status(job_id: UUID, app: HoldfastDep, request: Request) -> JobStatus | Response:
+        """Returns where a job stands."""
+        try:
+            job = await app.get(str(job_id))
+        except HoldfastError as error:
+            return _problem(request, error)
+        return JobStatus.model_validate(to_plain(job_document(Redaction(app.settings.redacted).redact_job(job))))
+
+    return router
+
+
+def _problem(request: Request, error: HoldfastError) -> Response:
+    request_id = request.scope[REQUEST].id if REQUEST in request.scope else new_request_id()
+    answer = answer_to(error, request_id)
+    headers = {name.decode(): value.decode() for name, value in answer.headers}
+    return Response(answer.body, answer.status, {**headers, "x-request-id": request_id}, answer.media.decode())
+
+
+# ── an application that answers as Holdfast's own API ─────────────────────────────────────────────────────────────
+def add_holdfast_api(site: FastAPI, api: Api) -> None:
+    """Puts the site inside the middlewares of the API, and has validation errors answered by problem documents."""
+    site.add_middleware(HoldfastMiddleware, api=api)
+    site.add_exception_handler(RequestValidationError, _refuse_values)
+
+
+class HoldfastMiddleware:
+    """The middlewares of an API around a FastAPI application; its answers get the headers of the API's."""
+
+    def __init__(self, app: ASGIApp, api: Api) -> None:
+        self._site = app
+        self._api = api
+        self._stack = api.add_middlewares(self._respond)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._stack({**scope, _API: self._api}, receive, send)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request: ApiRequest | None = scope.get(REQUEST)
+        if request is None:
+            await self._site(scope, receive, send)
+            return
+
+        async def send_completed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                request.template = request.template or _path_template(scope)
+                own = dict(message["headers"])
+                if b"x-request-id" not in own:  # else the answer is the API's
+                    message = {**message, "headers": [*message["headers"], *common_headers(request, own)]}
+            await send(message)
+
+        try:
+            await self._site(scope, receive, send_completed)
+        except Exception:
+            request.template = request.template or _path_template(scope)
+            raise
+
+
+def _path_template(scope: Scope) -> str | None:
+    """The path of the route, with prefixes of routers: since FastAPI 0.137 those stand in a context of their own."""
+    route = scope.get("fastapi", {}).get("effective_route_context") or scope.get("route")
+    return getattr(route, "path_format", None)
+
+
+def _refuse_values(_request: Request, error: Any) -> NoReturn:
+    """Raises Invalid for the first value of a RequestValidationError."""
+    first = error.errors()[0]
+    place, *path = map(str, first["loc"])
+    field = ".".join(path) or place
+    if first["type"] == "missing":
+        raise missing_field(field) from None
+    raise Invalid(field, first["input"], first["msg"][:1].lower() + first["msg"][1:]) from None
+
+
+def authorized(scope: KeyScope) -> Callable[..., Awaitable[RequestContext]]:
+    """Returns a dependency that admits callers whose key has this scope: ``Depends(authorized("submit"))``.
+
+    Its value has the application, the caller, and what functions of ``holdfast.web`` work on.
+    """
+
+    async def authorize_caller(
+        request: Request, _bearer: Annotated[Any, Security(_BEARER)], _header: Annotated[Any, Security(_HEADER)]
+    ) -> RequestContext:
+        api: Api = request.scope[_API]
+        return api.authorize_call(request.scope[REQUEST], request.scope["endpoint"].__name__, scope)
+
+    return authorize_caller
+
+
+async def require_idempotency_key(
+    request: Request,
+    _text: Annotated[str, Header(alias=KEY_HEADER, json_schema_extra={"minLength": 1, "maxLength": KEY_LIMIT})],
+) -> str:
+    """Returns the idempotency key of the header, which is given once and in UTF-8."""
+    return header_key(request.scope[REQUEST]) or ""
+
+
+IdempotencyKey = Annotated[str, Depends(require_idempotency_key)]
+"""The idempotency key of the header, as a parameter of a path operation: requests without one are refused."""
+
+
+class StrictRoute(APIRoute):
+    """Reads the JSON object of a body as Holdfast's API does: UTF-8 within limits of size, depth and time, each key
+    once. ``APIRouter(route_class=StrictRoute)``, on a site with ``add_holdfast_api``."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+
+        async def read_and_handle(request: Request) -> Response:
+            settings = request.scope[_API].app.settings
+            limit, patience = settings.payload_limit * BODY_PAYLOADS, settings.body_timeout.total_seconds()
+            document = await read_document(request.scope[REQUEST], limit, patience)
+            return await handle(_ReadRequest(request.scope, document))
+
+        return read_and_handle
+
+
+class _ReadRequest(Request):
+    """A request whose body has been read."""
+
+    def __init__(self, scope: Scope, document: dict[str, Any]) -> None:
+        super().__init__(scope)
+        self._document = document
+
+    async def body(self) -> bytes:
+        return msgspec.json.encode(self._document)
+
+    async def json(self) -> Any:
+        return self._document

@@ -30,13 +30,13 @@ from holdfast.views.documents import (
     attempt_document,
     job_document,
     line_document,
+    replays_after,
     status_document,
     to_plain,
     worker_state,
 )
 from holdfast.views.filters import Filters
 from holdfast.views.formatting import clip_text, format_moment, format_span, safe_text
-from holdfast.views.replays import replays_after
 
 _QUEUE_COLUMNS = [
     Column("QUEUE", "id"),

@@ -78,7 +78,7 @@ def keys_create(
 @click.pass_obj
 def keys_list(session: Session, *, file: str | None) -> None:
     """List every key, never its secret."""
-    from holdfast.web.key_usage import read_usage
+    from holdfast.web.keyring import read_usage
     from holdfast.web.keys_file import read_keys
 
     path = _path(session, file)

@@ -15,7 +15,6 @@ import click
 from holdfast.cli.api import api
 from holdfast.cli.audit import audit
 from holdfast.cli.base import CONTEXT, ExampleGroup, common_options
-from holdfast.cli.completion import complete_steps
 from holdfast.cli.config import config
 from holdfast.cli.context import Session
 from holdfast.cli.dev import develop
@@ -29,6 +28,7 @@ from holdfast.cli.output import as_json
 from holdfast.cli.queue import queue
 from holdfast.cli.retry_schedule import retry_schedule
 from holdfast.cli.run import run
+from holdfast.cli.shell_completion import complete_steps
 from holdfast.cli.stats import stats
 from holdfast.cli.watch import watch
 from holdfast.cli.why import why

@@ -3,7 +3,7 @@
 For any application: ``holdfast_lifespan``, the dependency ``HoldfastDep``, and ``job_status_router``.
 
 For one that answers as Holdfast's own API does: ``add_holdfast_api`` (request ids, metrics, problem documents, limits),
-``authorized`` (keys and scopes) and ``StrictRoute`` (JSON within limits).
+``require_scope`` (keys and scopes) and ``StrictRoute`` (JSON within limits).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from holdfast.web.fields import missing_field
 from holdfast.web.openapi import REFUSALS
 from holdfast.web.principal import Scope as KeyScope
 from holdfast.web.problems import Problem, answer_to
-from holdfast.web.request_body import BODY_PAYLOADS, read_document
+from holdfast.web.request_body import BODY_PAYLOADS, decode_body, read_body
 from holdfast.web.responses import PROBLEM, REQUEST, ApiRequest, new_request_id
 from holdfast.web.routing import RequestContext
 from holdfast.web.streaming import common_headers
@@ -179,8 +179,8 @@ def _refuse_values(_request: Request, error: Any) -> NoReturn:
     raise Invalid(field, first["input"], first["msg"][:1].lower() + first["msg"][1:]) from None
 
 
-def authorized(scope: KeyScope) -> Callable[..., Awaitable[RequestContext]]:
-    """Returns a dependency that admits callers whose key has this scope: ``Depends(authorized("submit"))``.
+def require_scope(scope: KeyScope) -> Callable[..., Awaitable[RequestContext]]:
+    """Returns a dependency that admits callers whose key has this scope: ``Depends(require_scope("submit"))``.
 
     Its value has the application, the caller, and what functions of ``holdfast.web`` work on.
     """
@@ -218,21 +218,13 @@ class StrictRoute(APIRoute):
         async def read_and_handle(request: Request) -> Response:
             settings = request.scope[_API].app.settings
             limit, patience = settings.payload_limit * BODY_PAYLOADS, settings.body_timeout.total_seconds()
-            document = await read_document(request.scope[REQUEST], limit, patience)
-            return await handle(_ReadRequest(request.scope, document))
+            body = await read_body(request.scope[REQUEST], limit, patience)
+            decode_body(body, limit)
+            messages = iter([{"type": "http.request", "body": body}])
+
+            async def receive_again() -> Message:
+                return next(messages, None) or await request.receive()
+
+            return await handle(Request(request.scope, receive_again))
 
         return read_and_handle
-
-
-class _ReadRequest(Request):
-    """A request whose body has been read."""
-
-    def __init__(self, scope: Scope, document: dict[str, Any]) -> None:
-        super().__init__(scope)
-        self._document = document
-
-    async def body(self) -> bytes:
-        return msgspec.json.encode(self._document)
-
-    async def json(self) -> Any:
-        return self._document

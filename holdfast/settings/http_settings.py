@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.settings.setting import Setting
 from holdfast.settings.types import (
     FILE,
     FLAG,
@@ -11,6 +10,7 @@ from holdfast.settings.types import (
     NETWORKS,
     ORIGINS,
     SERVICE,
+    Setting,
     duration,
     optional,
     whole_number,

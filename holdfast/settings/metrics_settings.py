@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.settings.setting import Setting
-from holdfast.settings.types import HOST, METRIC_PREFIX, TASK_FIELD, duration, optional, whole_number
+from holdfast.settings.types import HOST, METRIC_PREFIX, TASK_FIELD, Setting, duration, optional, whole_number
 
 
 class MetricsSettings:

@@ -24,12 +24,12 @@ from holdfast.settings import toml_file
 from holdfast.settings.conflicts import find_conflicts
 from holdfast.settings.http_settings import HttpSettings
 from holdfast.settings.metrics_settings import MetricsSettings
-from holdfast.settings.setting import PREFIX, Setting
 from holdfast.settings.types import (
     FLAG,
     FOLDERS,
     LEVEL,
     PATHS,
+    PREFIX,
     PROGRAMS,
     QUEUES,
     REDIS_KEY,
@@ -39,6 +39,7 @@ from holdfast.settings.types import (
     URL,
     VARIABLES,
     WORKER_ID,
+    Setting,
     byte_size,
     duration,
     one_of,

@@ -1,4 +1,4 @@
-"""Kinds of values, for the table of settings: a value's form, how it is read and how it is shown, in one."""
+"""Rows of the table of settings, and the kinds of their values: form, parser and text in one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import timedelta
 from ipaddress import ip_network
 from pathlib import Path
 from types import MappingProxyType
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, overload
 from urllib.parse import quote
 
 from holdfast.core.errors import Invalid
@@ -30,6 +30,9 @@ from holdfast.core.validation import (
 )
 
 T = TypeVar("T")
+Bound = TypeVar("Bound", timedelta, int)
+
+PREFIX = "HOLDFAST_"  # of environment variables
 
 
 class Kind(NamedTuple, Generic[T]):
@@ -42,28 +45,26 @@ class Kind(NamedTuple, Generic[T]):
 
 def duration(least: str, most: str) -> Kind[timedelta]:
     """A duration within bounds."""
-    low, high = parse_duration(least), parse_duration(most)
-
-    def parse(field: str, value: object) -> timedelta:
-        length = parse_duration(value, field)
-        if not low <= length <= high:
-            raise Invalid(field, value, f"give from {least} to {most}")
-        return length
-
-    return Kind(f"duration, {least} to {most}", parse, format_duration)
+    return _bounded("duration", parse_duration, format_duration, least, most)
 
 
 def byte_size(least: str, most: str) -> Kind[int]:
     """A number of bytes within bounds."""
-    low, high = parse_size(least), parse_size(most)
+    return _bounded("size", parse_size, format_size, least, most)
 
-    def parse(field: str, value: object) -> int:
-        number = parse_size(value, field)
-        if not low <= number <= high:
+
+def _bounded(
+    form: str, parse_value: Callable[..., Bound], show: Callable[[Bound], str], least: str, most: str
+) -> Kind[Bound]:
+    low, high = parse_value(least), parse_value(most)
+
+    def parse(field: str, value: object) -> Bound:
+        parsed = parse_value(value, field)
+        if not low <= parsed <= high:
             raise Invalid(field, value, f"give from {least} to {most}")
-        return number
+        return parsed
 
-    return Kind(f"size, {least} to {most}", parse, format_size)
+    return Kind(f"{form}, {least} to {most}", parse, show)
 
 
 def whole_number(least: int, most: int) -> Kind[int]:
@@ -143,16 +144,15 @@ def _parse_retry(field: str, value: object) -> Retry:
     return Retry.parse(value)
 
 
-def _parse_redis_key(field: str, value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[!-~]{1,100}", value):
-        raise Invalid(field, value, "give 1 to 100 visible ASCII characters, such as shop:jobs")
-    return value
+def _matching(form: str, pattern: str, remedy: str) -> Kind[str]:
+    """Text that matches ``pattern``."""
 
+    def parse(field: str, value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise Invalid(field, value, remedy)
+        return value
 
-def _parse_metric_prefix(field: str, value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]{0,63})?", value):
-        raise Invalid(field, value, "write letters, digits and underscores, such as holdfast_; it begins with no digit")
-    return value
+    return Kind(form, parse, str)
 
 
 def _parse_task_field(field: str, value: object) -> str:
@@ -177,12 +177,6 @@ def _parse_file(field: str, value: object) -> str:
     return value
 
 
-def _parse_host(field: str, value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9.:_-]{1,253}", value):
-        raise Invalid(field, value, "write an address or a host name, such as 127.0.0.1, :: or localhost")
-    return value
-
-
 def _parse_networks(field: str, value: object) -> tuple[str, ...]:
     listed = name_list("an address or a network, such as 10.0.0.0/8", r"[0-9A-Fa-f.:/]+").parse(field, value)
     for each in listed:
@@ -202,15 +196,23 @@ QUEUES: Kind[Mapping[str, int | None]] = Kind(
     lambda queues: format_queues(dict(queues)),
 )
 FILE: Kind[str] = Kind("file", _parse_file, str)
-HOST: Kind[str] = Kind("address or host name", _parse_host, str)
+HOST = _matching(
+    "address or host name",
+    r"[A-Za-z0-9.:_-]{1,253}",
+    "write an address or a host name, such as 127.0.0.1, :: or localhost",
+)
 SERVICE: Kind[str] = Kind("name", check_worker_id, str)
 WORKER_ID: Kind[str] = Kind("name", check_worker_id, str)
 RETRY: Kind[Retry] = Kind("retry policy", _parse_retry, str)
 URL = _url("write a store's URL, such as sqlite:///holdfast.db")
 REDIS_URL = _url("write the URL of a Redis, such as redis://localhost:6379/0")
 TARGET: Kind[str] = Kind("module:attribute", _parse_target, str)
-REDIS_KEY: Kind[str] = Kind("Redis key", _parse_redis_key, str)
-METRIC_PREFIX: Kind[str] = Kind("metric prefix", _parse_metric_prefix, str)
+REDIS_KEY = _matching("Redis key", r"[!-~]{1,100}", "give 1 to 100 visible ASCII characters, such as shop:jobs")
+METRIC_PREFIX = _matching(
+    "metric prefix",
+    r"([A-Za-z_][A-Za-z0-9_]{0,63})?",
+    "write letters, digits and underscores, such as holdfast_; it begins with no digit",
+)
 TASK_FIELD: Kind[str] = Kind("field name", _parse_task_field, str)
 PROGRAMS = name_list("a program's name or path", r"[^,]+")
 FOLDERS = name_list("an absolute directory", r"/[^,]*")
@@ -229,3 +231,31 @@ def resolve_relative(url: object, folder: Path) -> object:
     """A relative SQLite URL as one that starts at ``folder``; anything else as it is."""
     path = re.fullmatch(r"sqlite:///((?!/|%2f|:memory:)[^?#]+)", url, re.IGNORECASE) if isinstance(url, str) else None
     return url if path is None else f"sqlite:///{quote(os.fsencode(folder))}/{path[1]}"
+
+
+class Setting(Generic[T]):
+    """A row of the table; on a ``Settings`` it is the value."""
+
+    name: str
+    default: T
+
+    def __init__(self, kind: Kind[T], default: object, doc: str) -> None:
+        self.kind = kind
+        self.doc = doc
+        self._written_default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        self.default = self.kind.parse(name, self._written_default)
+
+    @overload
+    def __get__(self, settings: None, owner: type) -> Setting[T]: ...
+    @overload
+    def __get__(self, settings: object, owner: type) -> T: ...
+    def __get__(self, settings: object | None, owner: type) -> Setting[T] | T:
+        return self  # to the class; a Settings has its values in its own dictionary, which is looked at first
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that says it."""
+        return PREFIX + self.name.upper()

@@ -70,7 +70,7 @@ class Metrics:
 
     def read(self) -> Iterator[Reading]:
         """Every figure, as it is now."""
-        yield Reading(GAUGES["build_info"], {(_version(),): 1.0})
+        yield Reading(GAUGES["build_info"], {(package_version(),): 1.0})
         self._add_zeros()  # of tasks that were registered meanwhile
         yield from self._figures.read()
         for name, read in self._gauges.items():
@@ -179,7 +179,8 @@ def _with_task_label(family: Family, task_field: str) -> Family:
     return msgspec.structs.replace(family, labels=labels)
 
 
-def _version() -> str:
+def package_version() -> str:
+    """Returns the version of the installed Holdfast; 0 where it is not installed."""
     try:
         return version("holdfast")
     except PackageNotFoundError:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw
 
 from holdfast.core.job_logs import LogLine
-from holdfast.core.models import Attempt, BulkResult, Finding, Job, JobState, QueueInfo, WorkerCommand, WorkerInfo
+from holdfast.core.models import (
+    TERMINAL,
+    Attempt,
+    BulkResult,
+    Finding,
+    Job,
+    JobState,
+    QueueInfo,
+    WorkerCommand,
+    WorkerInfo,
+)
 from holdfast.tasks.codec import decode_json, write
 from holdfast.views.formatting import format_timestamp
 
@@ -315,3 +326,22 @@ def operated_document(operated: BulkResult) -> OperatedDocument:
 def finding_document(finding: Finding) -> FindingDocument:
     """Document of one line of ``doctor``."""
     return FindingDocument(name=finding.name, level=finding.level, text=finding.text, remedy=finding.remedy or None)
+
+
+def replays_after(job: Job, attempts: Sequence[Attempt]) -> list[bool]:
+    """For each attempt that did not succeed, whether the job was replayed before its next attempt."""
+    if not attempts:
+        return []
+    return [*(_is_replayed(each, later) for each, later in pairwise(attempts)), _is_replayed_since(job, attempts[-1])]
+
+
+def _is_replayed(attempt: Attempt, later: Attempt) -> bool:
+    """A replay leaves a terminal state, and counts attempts from one again."""
+    return attempt.state in TERMINAL or later.attempt <= attempt.attempt
+
+
+def _is_replayed_since(job: Job, last: Attempt) -> bool:
+    if last.state in TERMINAL:
+        return job.state is not last.state
+    counted = job.attempts - (job.state in (JobState.RUNNING, JobState.SUCCEEDED))
+    return counted < last.attempt

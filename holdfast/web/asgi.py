@@ -37,12 +37,12 @@ from holdfast.web.long_poll import ClaimWaiters
 from holdfast.web.middleware import AdmissionMiddleware, ProblemMiddleware, RequestMiddleware, TraceMiddleware
 from holdfast.web.openapi import with_description
 from holdfast.web.principal import Scope as KeyScope
+from holdfast.web.rate_limit import WaitLimiter
 from holdfast.web.remote_workers import RemoteWorkers
 from holdfast.web.request_body import BODY_PAYLOADS, Gone, read_document
 from holdfast.web.responses import REQUEST, ApiRequest, ApiResponse
 from holdfast.web.routing import Operation, RequestContext, router_of
 from holdfast.web.unknown_tasks import UnknownTaskLog
-from holdfast.web.wait_limits import WaitLimiter
 
 OPERATIONS = with_description(
     (

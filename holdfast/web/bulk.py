@@ -119,7 +119,7 @@ AFTER = Field(
     name="after",
     schema={"type": "number", "minimum": 0, "maximum": _LATEST, "default": 0},
     doc="Seconds until the first is ready: where a call goes on at a `rate`, what `seconds` of the one before said.",
-    check=seconds_check(_LATEST),
+    check=lambda value, field: seconds_check(_LATEST)(value, field).total_seconds(),
     example=0,
 )
 _PAYLOAD = Field(

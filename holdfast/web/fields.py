@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import combinations
 from typing import Any
 from urllib.parse import parse_qsl
@@ -23,7 +24,6 @@ from holdfast.core.validation import (
     check_task_name,
     check_worker_id,
     did_you_mean,
-    parse_boolean,
     parse_count,
     parse_rate,
 )
@@ -217,13 +217,13 @@ def none_of(*names: str) -> Schema:
     return {"not": {"anyOf": [{"required": [name]} for name in names]}}
 
 
-def seconds_check(most: int) -> Check:
+def seconds_check(most: int, least: int = 0) -> Check:
     """A number of seconds, of JSON."""
 
-    def check_value(value: Any, field: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-            raise Invalid(field, value, f"give a number of seconds from 0 to {most:,}")
-        return float(value)
+    def check_value(value: Any, field: str) -> timedelta:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise Invalid(field, value, f"give a number of seconds from {least} to {most:,}")
+        return timedelta(seconds=value)
 
     return check_value
 
@@ -252,9 +252,11 @@ def check_flag(value: Any, field: str) -> bool:
     return value
 
 
-def flag_text(value: Any, field: str) -> bool:
-    """The words true or false, of a query."""
-    return parse_boolean(value, field)
+def any_text(value: Any, field: str) -> str:
+    """Text of any length."""
+    if not isinstance(value, str):
+        raise Invalid(field, value, "give text")
+    return value
 
 
 def an_object(value: Any, field: str) -> dict[str, Any]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.errors import Invalid
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.models import Lease
 from holdfast.tasks.job_logger import LEVELS, make_entry
-from holdfast.web.fields import Field, Form, an_object, array_of, choice_check, number_check
+from holdfast.web.fields import Field, Form, an_object, any_text, array_of, choice_check, number_check, seconds_check
 from holdfast.web.lease_tokens import SAMPLE, TOKEN_SCHEMA, WORKER, lease_of, read_leases, worker_of
 from holdfast.web.responses import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
@@ -27,18 +26,6 @@ class LogLinesAnswer(msgspec.Struct, frozen=True):
 
     kept: Annotated[bool, Meta(description="false: the lease is lost, and so are the lines.")]
     dropped: Annotated[int, Meta(description="Lines whose number is over the setting `job_lines`.", ge=0)]
-
-
-def _text(value: Any, field: str) -> str:
-    if not isinstance(value, str):
-        raise Invalid(field, value, "give text")
-    return value
-
-
-def _ago(value: Any, field: str) -> timedelta:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _AGO_MOST:
-        raise Invalid(field, value, f"give seconds from 0 to {_AGO_MOST}")
-    return timedelta(seconds=value)
 
 
 LINE = Form(
@@ -57,7 +44,7 @@ LINE = Form(
             name="text",
             schema={"type": "string"},
             doc="What it says; cut at `job_line_size`.",
-            check=_text,
+            check=any_text,
             example="fetched",
             required=True,
         ),
@@ -79,7 +66,7 @@ LINE = Form(
             name="ago",
             schema={"type": "number", "minimum": 0, "maximum": _AGO_MOST},
             doc="Seconds since it was said.",
-            check=_ago,
+            check=seconds_check(_AGO_MOST),
             example=0,
         ),
     ),

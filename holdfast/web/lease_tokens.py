@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Annotated, Any
 
 import msgspec
@@ -20,7 +19,7 @@ from holdfast.core.models import Job, JobState, Lease
 from holdfast.core.validation import check_name, check_worker_id
 from holdfast.stores.base import Store
 from holdfast.tasks.codec import Words
-from holdfast.web.fields import Field, array_of, number_check, text_check
+from holdfast.web.fields import Field, array_of, number_check, seconds_check, text_check
 from holdfast.web.routing import RequestContext
 
 MOST = 1000
@@ -100,12 +99,6 @@ def _worker_id(value: Any, field: str) -> str:
     return check_worker_id(field, value)
 
 
-def _seconds(value: Any, field: str) -> timedelta:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= _LEASE_MOST:
-        raise Invalid(field, value, f"give seconds from 1 to {_LEASE_MOST}")
-    return timedelta(seconds=value)
-
-
 def parse_tokens(value: Any, field: str) -> list[Lease]:
     """Tokens of leases, each once; none at all is fine."""
     leases = [] if value == [] else array_of(lease_of, MOST)(value, field)
@@ -131,7 +124,7 @@ LEASE = Field(
     name="lease",
     schema={"type": "number", "minimum": 1, "maximum": _LEASE_MOST},
     doc="Seconds from now for which the jobs are the worker's; the setting `lease` where nothing is said.",
-    check=_seconds,
+    check=seconds_check(_LEASE_MOST, 1),
     example=30,
 )
 LEASES = Field(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
+from holdfast.telemetry.metrics import package_version
 from holdfast.views.documents import ID
 from holdfast.web.fields import NAME_PATTERN, REFERENCE_PATTERN, Field, Form
 from holdfast.web.problems import Problem
@@ -100,7 +100,7 @@ def openapi(operations: Sequence[Operation], *, keys: bool = True, server: str =
         "openapi": "3.1.0",
         "info": {
             "title": "Holdfast",
-            "version": _version(),
+            "version": package_version(),
             "description": "A durable job queue: what was acknowledged is never lost.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
@@ -108,13 +108,6 @@ def openapi(operations: Sequence[Operation], *, keys: bool = True, server: str =
         "paths": paths,
         "components": components,
     }
-
-
-def _version() -> str:
-    try:
-        return version("holdfast")
-    except PackageNotFoundError:
-        return "0"
 
 
 def refusals_of(operation: Operation) -> list[int]:

@@ -25,8 +25,14 @@ class Gone(Exception):
     """The client went away before its request was complete: there is no client to answer."""
 
 
-async def read_document(request: ApiRequest, limit: int, patience: float, *, optional: bool = False) -> dict[str, Any]:
+async def read_document(request: ApiRequest, limit: int, patience: float, *, optional: bool) -> dict[str, Any]:
     """The JSON object of the body. ``patience``: seconds for it to arrive. ``optional``: none at all is ``{}``."""
+    body = await read_body(request, limit, patience)
+    return {} if optional and not body else decode_body(body, limit)
+
+
+async def read_body(request: ApiRequest, limit: int, patience: float) -> bytes:
+    """Reads the body of a request for JSON; refuses another media type."""
     if b"content-encoding" in request.headers:
         raise Refusal(415, "unsupported_encoding", "a compressed body is not read", "send it as it is", CLOSE)
     media, announced = request.headers.get(b"content-type", b""), not is_bare(request)
@@ -35,9 +41,12 @@ async def read_document(request: ApiRequest, limit: int, patience: float, *, opt
     body = await _read(request, limit, patience)
     if body and not announced:
         _check_media(media)
+    return body
+
+
+def decode_body(body: bytes, limit: int) -> dict[str, Any]:
+    """The JSON object of a body: each key once, and nothing that other JSON parsers read otherwise."""
     if not body:
-        if optional:
-            return {}
         raise Invalid("body", Words("nothing"), "send a JSON object", code="body_required")
     return decode_object(body, limit, "body", DEPTH_LIMIT + _AROUND)
 

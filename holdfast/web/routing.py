@@ -21,11 +21,11 @@ from holdfast.web.http_metrics import RequestMetrics
 from holdfast.web.long_poll import ClaimWaiters
 from holdfast.web.principal import Principal
 from holdfast.web.principal import Scope as KeyScope
+from holdfast.web.rate_limit import WaitLimiter
 from holdfast.web.remote_workers import RemoteWorkers
 from holdfast.web.responses import REQUEST, ApiRequest, ApiResponse, Refusal, join_words
 from holdfast.web.streaming import send_answer
 from holdfast.web.unknown_tasks import UnknownTaskLog
-from holdfast.web.wait_limits import WaitLimiter
 
 _UNTOLD = msgspec.Raw(b"{}")
 METRICS = "Metrics"

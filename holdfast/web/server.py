@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import uvloop
@@ -13,12 +14,11 @@ import uvloop
 from holdfast.app import Holdfast
 from holdfast.core.clock import wait_first
 from holdfast.core.errors import ConfigError, HoldfastError, StoreReplaced
-from holdfast.core.events import ApiStarted, ApiStopping
+from holdfast.core.events import ApiStarted, ApiStopping, SettingsChanged, SettingsRefused
 from holdfast.core.validation import is_loopback, mask_url
-from holdfast.settings.settings import Settings
+from holdfast.settings.settings import Settings, Watch
 from holdfast.telemetry.loop_lag import watched_loop
 from holdfast.web import create_app
-from holdfast.web.settings_watch import settings_watched
 from holdfast.worker.stop_signals import StopRequest, StopRequests, handle_stop_signals, ignore_rest_of_burst
 
 if TYPE_CHECKING:
@@ -211,3 +211,30 @@ def _address(settings: Settings, listener: socket.socket) -> str:
     scheme = "http" if settings.tls_certificate is None else "https"
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+_EVERY = 2.0  # seconds
+
+
+@asynccontextmanager
+async def settings_watched(app: Holdfast) -> AsyncIterator[None]:
+    """While entered, each change is logged: the API goes on as it was started, open to all if it was so."""
+    watching = asyncio.create_task(_watch(app), name="holdfast-settings")
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+async def _watch(app: Holdfast) -> None:
+    watch = Watch(app.settings)
+    while True:
+        await asyncio.sleep(_EVERY)
+        try:
+            newer = watch.poll_changes()
+        except ConfigError as error:
+            app.events.emit(SettingsRefused(problem=str(error)))
+            continue
+        if newer is not None:
+            changed = app.settings.changed_values(newer)
+            app.events.emit(SettingsChanged(changed=changed, remedy="restart the API: it goes on as it was started"))

@@ -19,7 +19,7 @@ from holdfast.settings.settings import Settings
 from holdfast.tasks.codec import Words, encode_result
 from holdfast.views.documents import ID, Instant
 from holdfast.views.formatting import format_timestamp
-from holdfast.web.fields import Field, Form, an_object, array_of, as_it_is, choice_check, text_check
+from holdfast.web.fields import Field, Form, an_object, any_text, array_of, as_it_is, choice_check, text_check
 from holdfast.web.lease_tokens import (
     MOST,
     SAMPLE,
@@ -72,13 +72,6 @@ class SettleAnswer(msgspec.Struct, frozen=True):
 
 
 # ── the body ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def _words(value: Any, field: str) -> str:
-    """Text of any length: what is kept of it is cut."""
-    if not isinstance(value, str):
-        raise Invalid(field, value, "give text")
-    return value
-
-
 def _delay(value: Any, field: str) -> timedelta:
     if isinstance(value, bool):
         raise Invalid(field, value, 'give seconds, or text with a unit such as "5m"')
@@ -104,7 +97,7 @@ ERROR = Form(
             name="message",
             schema={"type": "string"},
             doc="In words; 4,096 characters are kept.",
-            check=_words,
+            check=any_text,
             example="connection refused",
             required=True,
         ),
@@ -112,7 +105,7 @@ ERROR = Form(
             "traceback",
             {"type": "string"},
             "Where; the last 16 KiB are kept.",
-            _words,
+            any_text,
             "at send (mail.js:7:3)",
         ),
     ),

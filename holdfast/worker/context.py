@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.app import Holdfast
 from holdfast.core.clock import Clock
-from holdfast.core.events import Event, Events, JobSucceeded
+from holdfast.core.errors import HoldfastError, StoreReplaced
+from holdfast.core.events import Event, Events, JobSucceeded, StoreTrouble
 from holdfast.core.lifecycle import Failed, Outcome, budget_spent, decide
 from holdfast.core.metric_events import BatchSettled
 from holdfast.core.models import Job, JobState, Lease, Settlement
@@ -247,3 +248,32 @@ class WorkerContext:
     def emit(self, event: Event) -> None:
         """Tell observers."""
         self.events.emit(event)
+
+
+_FIRST, _MOST = 0.1, 5.0  # seconds
+
+
+class RetryDelay:
+    """The waits of one loop between failures: doubled, capped, with full jitter."""
+
+    def __init__(self, shift: WorkerContext, service: str) -> None:
+        self._shift = shift
+        self._service = service
+        self._failures = 0
+
+    def reset(self) -> None:
+        """The store has answered."""
+        self._failures = 0
+
+    async def wait_after(self, error: HoldfastError) -> None:
+        """Tell of the failure and wait; a stopping worker does not wait long. Raises ``StoreReplaced`` again."""
+        if isinstance(error, StoreReplaced):
+            raise error
+        shift = self._shift
+        most = min(_MOST, _FIRST * 2 ** min(self._failures, 10))
+        self._failures += 1
+        pause = _FIRST / 2 + shift.rng.uniform(0, most)
+        shift.emit(StoreTrouble(service=self._service, error=str(error), retry_in=round(pause, 3)))
+        await shift.clock.run_bounded(shift.stopping.wait(), pause)
+        if shift.stopping.is_set():
+            await shift.clock.sleep(_FIRST)

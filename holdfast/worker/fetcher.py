@@ -20,8 +20,7 @@ from holdfast.core.fault_injection import fault_point
 from holdfast.core.lifecycle import Released, budget_spent
 from holdfast.core.models import Claim
 from holdfast.stores.base import EVERY_QUEUE, Store
-from holdfast.worker.backoff import RetryDelay
-from holdfast.worker.context import FENCE, FULL, WorkerContext
+from holdfast.worker.context import FENCE, FULL, RetryDelay, WorkerContext
 from holdfast.worker.reporting import tell_claim
 
 AHEAD = 0.02  # seconds of work at the measured rate that may be claimed beforehand

@@ -16,8 +16,7 @@ from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.models import Lease
 from holdfast.stores.base import Store
 from holdfast.tasks.job_logger import JobLog, Limits, LogEntry
-from holdfast.worker.backoff import RetryDelay
-from holdfast.worker.context import WorkerContext
+from holdfast.worker.context import RetryDelay, WorkerContext
 
 _LINGER = 0.5  # seconds the first line may wait for others
 _BATCH = 500  # lines that are written without waiting for more, and in one call

@@ -12,8 +12,7 @@ from holdfast.core.fault_injection import fault_point
 from holdfast.core.metric_events import BatchSettled
 from holdfast.core.models import JobState, Lease, Reason, Settled
 from holdfast.stores.base import Store
-from holdfast.worker.backoff import RetryDelay
-from holdfast.worker.context import FULL, TaskRun, WorkerContext
+from holdfast.worker.context import FULL, RetryDelay, TaskRun, WorkerContext
 from holdfast.worker.reporting import measure_settled, tell_lost, tell_rest
 
 _LINGER = 0.004  # seconds a batch may still grow while other handlers run

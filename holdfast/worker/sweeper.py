@@ -12,8 +12,7 @@ from holdfast.core.fault_injection import fault_point
 from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.models import Job, JobState, Settled
 from holdfast.stores.base import Store
-from holdfast.worker.backoff import RetryDelay
-from holdfast.worker.context import WorkerContext
+from holdfast.worker.context import RetryDelay, WorkerContext
 from holdfast.worker.reporting import tell_recovered
 
 _BATCH = 500

@@ -12,8 +12,7 @@ from holdfast.core.errors import HoldfastError, LeaseLost
 from holdfast.core.models import TxOutcome
 from holdfast.stores.base import TransactionalStore
 from holdfast.tasks import Context, encode_result
-from holdfast.worker.backoff import RetryDelay
-from holdfast.worker.context import TaskRun, WorkerContext
+from holdfast.worker.context import RetryDelay, TaskRun, WorkerContext
 
 _PAUSE, _PAUSE_MOST = 0.01, 0.5  # seconds between looks at a transaction that is still open
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from holdfast.settings.setting import PREFIX
 from holdfast.settings.settings import SETTINGS as SETTINGS_TABLE
+from holdfast.settings.types import PREFIX
 from tests.crash import ledger
 from tests.crash.checker import Frozen
 from tests.crash.database import database_of

@@ -26,9 +26,9 @@ from holdfast.integrations.fastapi import (
     IdempotencyKey,
     StrictRoute,
     add_holdfast_api,
-    authorized,
     holdfast_lifespan,
     job_status_router,
+    require_scope,
 )
 from holdfast.web import create_app
 from holdfast.web.routing import RequestContext
@@ -202,13 +202,13 @@ def _site(app: Holdfast) -> FastAPI:
 
     @router.post("", status_code=201)
     async def send(
-        mail: Mail, key: IdempotencyKey, call: Annotated[RequestContext, Depends(authorized("submit"))]
+        mail: Mail, key: IdempotencyKey, call: Annotated[RequestContext, Depends(require_scope("submit"))]
     ) -> dict[str, str]:
         handle, _ = await submit_job(call, call.app.draft_job("mail", mail.model_dump(), key=key))
         return {"id": handle.id}
 
     @router.get("/{name}")
-    async def fail(name: str, call: Annotated[RequestContext, Depends(authorized("read"))]) -> str:
+    async def fail(name: str, call: Annotated[RequestContext, Depends(require_scope("read"))]) -> str:
         raise ArithmeticError(f"no mail {name} for {call.caller.name}")
 
     site = FastAPI(

@@ -13,9 +13,9 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from holdfast.cli import main
-from holdfast.cli.reference import list_commands, page
 from holdfast.settings.settings import SETTINGS
 from tests.interfaces.cli import JOBS, ROOT, Cli
+from tests.support.cli_page import list_commands, page
 
 COMMANDS = dict(list_commands())
 
@@ -65,7 +65,7 @@ def test_every_command_has_the_common_options(name: str) -> None:
 
 def test_the_reference_page_is_up_to_date() -> None:
     written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert written == page(), "run: python -m holdfast.cli.reference > docs/cli.md"
+    assert written == page(), "run: python -m tests.support.cli_page > docs/cli.md"
     assert all(f"## {name}\n" in written for name in COMMANDS)
 
 

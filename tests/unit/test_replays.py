@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.core.models import Attempt, Job, JobState
-from holdfast.views.replays import replays_after
+from holdfast.views.documents import replays_after
 
 FAILED, DEAD, QUEUED, RUNNING = JobState.FAILED, JobState.DEAD, JobState.QUEUED, JobState.RUNNING
 SUCCEEDED, CANCELLED, SCHEDULED = JobState.SUCCEEDED, JobState.CANCELLED, JobState.SCHEDULED

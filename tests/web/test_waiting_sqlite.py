@@ -16,8 +16,8 @@ import pytest
 
 from holdfast.settings.settings import Settings
 from holdfast.web.principal import Principal
+from holdfast.web.rate_limit import WaitLimiter
 from holdfast.web.responses import Refusal
-from holdfast.web.wait_limits import WaitLimiter
 from tests.web.client import Api
 from tests.web.keyed import Keys, refused
 
@@ -58,7 +58,7 @@ def test_places_are_counted_whatever_thread_asks(monkeypatch: pytest.MonkeyPatch
             time.sleep(0.02)
             return there
 
-    monkeypatch.setattr("holdfast.web.wait_limits.Counter", Slow)
+    monkeypatch.setattr("holdfast.web.rate_limit.Counter", Slow)
     places = waiting(connections=2)  # one place
 
     def enter(name: str) -> bool:

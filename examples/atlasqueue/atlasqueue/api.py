@@ -15,9 +15,9 @@ from holdfast.integrations.fastapi import (
     IdempotencyKey,
     StrictRoute,
     add_holdfast_api,
-    authorized,
     holdfast_lifespan,
     problem_responses,
+    require_scope,
 )
 from holdfast.views.documents import JobDocument, to_plain
 from holdfast.web.asgi import Api
@@ -30,8 +30,8 @@ from holdfast.web.submissions import submit_job
 OPERATIONS = ("/metrics", "/metrics/", "/health/live", "/health/ready", "/docs", "/docs/{asset}")
 """Operations of Holdfast beside the routes of AtlasQueue; all of them stand below ``/holdfast``."""
 
-Submitting = Annotated[RequestContext, Depends(authorized("submit"))]
-Reading = Annotated[RequestContext, Depends(authorized("read"))]
+Submitting = Annotated[RequestContext, Depends(require_scope("submit"))]
+Reading = Annotated[RequestContext, Depends(require_scope("read"))]
 
 
 class Submission(BaseModel):

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 from redis import Redis
 
-from holdfast.settings.setting import PREFIX
+from holdfast.settings.types import PREFIX
 from tests.crash.checker import excess_explained
 from tests.crash.fleet import Fleet, until
 from tests.crash.report import Report, facts, judged, sound

@@ -1,4 +1,4 @@
-"""The reference page of the command line, made from the commands themselves: ``python -m holdfast.cli.reference``."""
+"""The reference page of the command line, made from the commands themselves: ``python -m tests.support.cli_page``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.cli.main import main
 _HEAD = """\
 # Command line
 
-<!-- Made by `python -m holdfast.cli.reference > docs/cli.md`, and compared by a test. Edit the commands instead. -->
+<!-- Made by `python -m tests.support.cli_page > docs/cli.md`, and compared by a test. Edit the commands instead. -->
 
 """
 _RULES = """\

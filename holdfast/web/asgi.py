@@ -99,14 +99,14 @@ class Api:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if REQUEST in scope:
             scope[REQUEST].set_mount(scope)
-            await self._route(scope, receive, send)
+            await self._route({**scope}, receive, send)
         else:
             await self._stack(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = scope.get(REQUEST)
         if request is not None:
-            scope = {**scope, "path": request.path, "root_path": "", "path_params": {}}
+            scope.update({"path": request.path, "root_path": "", "path_params": {}})  # of a copy that is ours
         await self._router(scope, receive, send)
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,7 @@
 import chromium from "@sparticuz/chromium";
 import { chromium as playwright } from "playwright-core";
 
-const [address, key] = process.argv.slice(2);
+const [address, key, shown] = process.argv.slice(2);
 const browser = await playwright.launch({
   executablePath: await chromium.executablePath(),
   args: [...chromium.args, "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"],
@@ -22,7 +22,7 @@ try {
   }
   await page.locator(".opblock").first().waitFor();
   const operations = await page.locator(".opblock-summary-path").count();
-  const operation = page.locator("#operations-Queues-list_queues");
+  const operation = page.locator(`#operations-${shown}`);
   await operation.locator(".opblock-summary-control").click();
   await operation.locator(".try-out__btn").click();
   await operation.locator(".execute").click();

@@ -18,8 +18,8 @@ from tests.web.keyed import Keys
 from tests.web.serving import Served
 
 
-def _opened(address: str, folder: Path, key: str = "") -> Any:
-    """What Chromium shows of the page at this address."""
+def open_page(address: str, folder: Path, key: str = "", *, operation: str = "Queues-list_queues") -> Any:
+    """Opens the page at this address in Chromium, and sends a request of this operation from it."""
     folder.mkdir()
     (folder / "node_modules").symlink_to(install_packages() / "node_modules")
     shutil.copy(SOURCES / "docs_page.mjs", folder)
@@ -33,7 +33,7 @@ def _opened(address: str, folder: Path, key: str = "") -> Any:
         "TMPDIR": str(folder),
         "HOME": str(folder),
     }
-    return json.loads(run_node("docs_page.mjs", address, key, cwd=folder, environ=environ))
+    return json.loads(run_node("docs_page.mjs", address, key, operation, cwd=folder, environ=environ))
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["open", "keyed"])
@@ -41,7 +41,7 @@ def test_reference_opens_in_a_browser_without_network(keyed: bool, tmp_path: Pat
     keys = Keys(tmp_path)
     settings = {"keys_file": str(keys.path)} if keyed else {}
     with Served(tmp_path, f"sqlite:///{tmp_path}/jobs.db", **settings) as served:
-        told = _opened(served.address, tmp_path / "browser", keys.make("read") if keyed else "")
+        told = open_page(served.address, tmp_path / "browser", keys.make("read") if keyed else "")
     assert (told["title"], told["operations"], told["status"]) == ("Holdfast HTTP API", len(OPERATIONS), "200")
     assert [each for each in told["asked"] if not each.startswith((served.address, "data:"))] == []
     assert [each for each in told["failed"] if "401" not in each or not keyed] == []

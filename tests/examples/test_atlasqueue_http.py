@@ -90,11 +90,12 @@ GOOD: list[dict[str, Any]] = [
     {"job_type": "t" * 128},
     {"max_attempts": 1},
     {"max_attempts": 25},
+    {"max_attempts": 2.0},
     {"payload": {}},
 ]
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("Idempotency-Key", {"key": "k" * 513}),
-    *(("type", {"job_type": wrong}) for wrong in ("", "t" * 129, 5, None)),
+    *(("type", {"job_type": wrong}) for wrong in ("", "t" * 129, 5, None, "command")),
     *(("payload", {"payload": wrong}) for wrong in (["x"], "text", 5)),
     *(("max_attempts", {"max_attempts": wrong}) for wrong in (0, 26, 100, "x", 2.5)),
 ]
@@ -121,7 +122,7 @@ def test_invalid_requests_are_refused_whole(atlasqueue: Atlasqueue, api: Api) ->
     for said, status in raw:
         assert api.client.post("/v1/jobs", **said).status_code == status
     assert atlasqueue.value("select count(*) from jobs") == len(GOOD)
-    assert set(atlasqueue.sql("select max_attempts from jobs")) == {(1,), (5,), (25,)}
+    assert set(atlasqueue.sql("select max_attempts from jobs")) == {(1,), (2,), (5,), (25,)}
 
 
 PAYLOADS: list[dict[str, Any]] = [

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Response
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 from starlette.routing import Mount, Route
 
+from holdfast import Invalid
 from holdfast.integrations.fastapi import (
     HoldfastDep,
     IdempotencyKey,
@@ -21,7 +22,7 @@ from holdfast.integrations.fastapi import (
 )
 from holdfast.views.documents import JobDocument, to_plain
 from holdfast.web.asgi import Api
-from holdfast.web.fields import REFERENCE_PATTERN, TASK_PATTERN
+from holdfast.web.fields import REFERENCE_PATTERN, TASK_PATTERN, whole_number
 from holdfast.web.jobs import find_job
 from holdfast.web.responses import Refusal
 from holdfast.web.routing import RequestContext
@@ -41,7 +42,7 @@ class Submission(BaseModel):
 
     type: str = Field(pattern=TASK_PATTERN, examples=["email.send"])
     payload: dict[str, Any] = Field(examples=[{"to": "user@example.com"}])
-    max_attempts: int = Field(5, ge=1, le=25)
+    max_attempts: Annotated[int, BeforeValidator(whole_number)] = Field(5, ge=1, le=25)
     metadata: dict[str, Any] = Field({}, description="Your own; `then` lists the jobs that follow.")
 
 
@@ -74,15 +75,21 @@ class Health(BaseModel):
     service: str
 
 
+SHOW_PROBLEMS = problem_responses(401, 403, 404, 422, 429, 503)
+SUBMIT_PROBLEMS = problem_responses(401, 403, 408, 409, 413, 415, 422, 429, 503)
 jobs = APIRouter(prefix="/v1/jobs", tags=["Jobs"], route_class=StrictRoute)
 health = APIRouter(tags=["Health"])
 
 
-@jobs.post("", status_code=201, responses={200: {"model": JobView}, **problem_responses(409, 413, 415, 422, 503)})
+@jobs.post("", status_code=201, responses={200: {"model": JobView}, **SUBMIT_PROBLEMS})
 async def submit(wanted: Submission, key: IdempotencyKey, call: Submitting, response: Response) -> JobView:
     """Stores a job. A known key answers 200 with its job."""
     options = wanted.model_dump(exclude_unset=True, exclude={"type", "payload"})
-    draft = call.app.draft_job(wanted.type, wanted.payload, key=key, **options)
+    try:
+        draft = call.app.draft_job(wanted.type, wanted.payload, key=key, **options)
+    except Invalid as error:
+        error.field = "type" if error.field == "task" else error.field
+        raise
     handle, job = await submit_job(call, draft)
     if handle.wake_up_delayed:
         detail = "the job is stored, and Redis could not be told of it: a sweep will find it"
@@ -92,7 +99,7 @@ async def submit(wanted: Submission, key: IdempotencyKey, call: Submitting, resp
     return _shown(call.visible_job(job, own=handle.created))
 
 
-@jobs.get("/{job_id}", responses=problem_responses(404, 422, 503))
+@jobs.get("/{job_id}", responses=SHOW_PROBLEMS)
 async def show(
     job_id: Annotated[str, Field(pattern=REFERENCE_PATTERN, description="Its id, or `key:` and its idempotency key.")],
     call: Reading,

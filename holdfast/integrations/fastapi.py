@@ -44,14 +44,16 @@ from holdfast.web.routing import RequestContext
 from holdfast.web.streaming import common_headers
 from holdfast.web.submissions import KEY_HEADER, header_key
 
-Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | None]]
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]
 _API = "holdfast.api"  # the key of a scope under which the API of ``add_holdfast_api`` stands
 _BEARER, _HEADER = HTTPBearer(auto_error=False), APIKeyHeader(name="X-API-Key", auto_error=False)
 _PROBLEM_SCHEMA = msgspec.json.schema_components([Problem])[1]["Problem"]
 
 
 # ── any application ───────────────────────────────────────────────────────────────────────────────────────────────
-def holdfast_lifespan(app: Holdfast, lifespan: Lifespan | None = None) -> Lifespan:
+def holdfast_lifespan(
+    app: Holdfast, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | None]] | None = None
+) -> Lifespan:
     """Returns a lifespan that keeps the application open around the site's own: ``FastAPI(lifespan=…)``.
 
     A store that is away does not keep the site from starting: calls raise ``Unavailable`` until it is back.

@@ -6,10 +6,16 @@ code; every other line must be accepted.
 
 from __future__ import annotations
 
-from typing import reveal_type
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, reveal_type
+
+from fastapi import Depends, FastAPI
 
 from holdfast import Context, Holdfast, JobHandle
 from holdfast.core.models import NewJob
+from holdfast.integrations.fastapi import HoldfastDep, holdfast_lifespan, require_scope
+from holdfast.web.routing import RequestContext
 
 app = Holdfast("sqlite:///never.db")
 
@@ -70,3 +76,18 @@ def handles(kept: list[JobHandle[str]], jobs: list[NewJob]) -> None:
     kept.append(send.sync.enqueue("a"))
     kept.append(plain.sync.enqueue(1))  # wrong: arg-type
     jobs.append(plain.new_job(1))
+
+
+@asynccontextmanager
+async def own_lifespan(site: FastAPI) -> AsyncIterator[None]:
+    yield
+
+
+def site_with_both_lifespans() -> FastAPI:
+    FastAPI(lifespan=holdfast_lifespan(send))  # wrong: arg-type
+    return FastAPI(lifespan=holdfast_lifespan(app, own_lifespan))
+
+
+async def injected(given: HoldfastDep, call: Annotated[RequestContext, Depends(require_scope("read"))]) -> None:
+    reveal_type(given)  # shows: Holdfast
+    reveal_type(call.app)  # shows: Holdfast

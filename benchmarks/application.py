@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from holdfast import Holdfast
-from holdfast.stores.base import ForwardingMaintenance, ForwardingQuery, Maintenance, Query, Store
+from holdfast.stores.base import Store
+from holdfast.stores.forwarding import ForwardingStore
 
 T = TypeVar("T")
 
@@ -42,45 +42,19 @@ class Meter:
             self.cpu_then = time.process_time()
 
 
-class Metered:
-    """A store that counts: any other attribute is the store's own. Costs a microsecond a call, nothing a job."""
+def metered(store: Store, meter: Meter) -> Store:
+    """A store whose calls are counted. Costs a microsecond a call, nothing a job."""
 
-    def __init__(self, store: Store, meter: Meter) -> None:
-        self._store = store
-        self._meter = meter
-
-    @property
-    def maintenance(self) -> Maintenance:
-        """Counted maintenance."""
-        return ForwardingMaintenance(self._store.maintenance, self._count)
-
-    @property
-    def query(self) -> Query:
-        """Counted reads."""
-        return ForwardingQuery(self._store.query, self._count)
-
-    async def _count(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        self._meter.calls[verb] += 1
+    async def count(verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        if verb in ("open", "close"):
+            return await call()
+        meter.calls[verb] += 1
         started = time.monotonic()
         answer = await call()
-        self._meter.note(verb, started, answer)
+        meter.note(verb, started, answer)
         return answer
 
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._store, name)
-        if not inspect.iscoroutinefunction(value) or name in ("open", "close"):
-            return value
-        meter = self._meter
-
-        async def timed(*args: Any, **kwargs: Any) -> Any:
-            meter.calls[name] += 1
-            started = time.monotonic()
-            answer = await value(*args, **kwargs)
-            meter.note(name, started, answer)
-            return answer
-
-        setattr(self, name, timed)
-        return timed
+    return ForwardingStore(store, count)
 
 
 class Application(Holdfast):
@@ -102,7 +76,7 @@ class Application(Holdfast):
     def new_store(self, patience: float | None = None) -> Any:
         """Another store at the same place."""
         store = super().new_store(patience)
-        return store if self.meter is None else Metered(store, self.meter)
+        return store if self.meter is None else metered(store, self.meter)
 
 
 async def noop(n: int) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.application import Meter, Metered
+from benchmarks.application import Meter, metered
 from benchmarks.telling import say
 from holdfast.core.models import Job, JobState, Settlement
 from holdfast.stores import open_store
+from holdfast.stores.base import ClaimRequest
 
 _MOST = 500
 
@@ -29,14 +30,16 @@ def main() -> None:
 
 async def _serve(url: str) -> None:
     meter = Meter()
-    store: Any = Metered(open_store(url), meter)
+    store: Any = metered(open_store(url), meter)
     await store.open()
     say({"ready": True})
     sys.stdin.readline()
     started, cpu = time.monotonic(), time.process_time()
     worker = f"claimer-{os.getpid()}"
     while jobs := await _claimed(store, worker):
-        await store.settle([Settlement(job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED) for job in jobs])
+        await store.queueing.settle(
+            [Settlement(job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED) for job in jobs]
+        )
     await store.close()
     figures = {"settled": meter.settled, "settled_at": meter.settled_at, "cpu_then": meter.cpu_then}
     say(figures | {"claims": meter.claims, "started_at": started, "cpu_before": cpu})
@@ -44,7 +47,9 @@ async def _serve(url: str) -> None:
 
 async def _claimed(store: Any, worker: str) -> list[Job]:
     limit = random.randint(1, _MOST)
-    claim = await store.claim(worker, {"default": limit}, limit=limit, lease_for=timedelta(seconds=60))
+    claim = await store.queueing.claim(
+        ClaimRequest(worker, {"default": limit}, limit=limit, lease_for=timedelta(seconds=60))
+    )
     jobs: list[Job] = claim.jobs
     return jobs
 

@@ -11,6 +11,7 @@ from benchmarks.harness import Line, Plan, percentile, times_at_most
 from benchmarks.postgres import server
 from benchmarks.postgres.filling import filled
 from holdfast.core.models import JobState, Settlement
+from holdfast.stores.base import ClaimRequest
 from holdfast.stores.postgres.store import PostgresStore
 
 TITLE = "Claim p99 (10 jobs a claim), against 10,000 waiting"
@@ -52,12 +53,14 @@ async def _alternating(large: str, queue: str, small: str, times: int) -> tuple[
     for index in range(-20, times):
         for store, name, figures in zip(stores, (queue, "default"), took, strict=True):
             started = time.perf_counter()
-            claim = await store.claim("benchmark", {name: 10}, limit=10, lease_for=timedelta(seconds=60))
+            claim = await store.queueing.claim(
+                ClaimRequest("benchmark", {name: 10}, limit=10, lease_for=timedelta(seconds=60))
+            )
             if index >= 0:
                 figures.append((time.perf_counter() - started) * 1000)
             if len(claim.jobs) < 10:
                 raise RuntimeError(f"a claim found {len(claim.jobs)} of 10 jobs")
-            await store.settle(
+            await store.queueing.settle(
                 [Settlement(job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED) for job in claim.jobs]
             )
     for store in stores:

@@ -13,7 +13,7 @@ from benchmarks.harness import Line, Plan, percentile, times_at_most
 from benchmarks.redis import server
 from holdfast.core.models import JobState, NewJob, Settlement, new_id
 from holdfast.stores import open_store
-from holdfast.stores.base import Store
+from holdfast.stores.base import ClaimRequest, Store
 
 TITLE = "Delayed jobs: p99 of an insert, a look and a promotion, and memory, against 10,000"
 FEW = 10_000
@@ -61,7 +61,7 @@ async def _fill(url: str, count: int) -> None:
     step = _FAR / count
     for start in range(0, count, _BATCH):
         numbers = range(start, min(start + _BATCH, count))
-        await store.submit([_job(_FAR + step * (number * 7919 % count)) for number in numbers])
+        await store.queueing.submit([_job(_FAR + step * (number * 7919 % count)) for number in numbers])
     await store.close()
 
 
@@ -91,7 +91,7 @@ async def _alternating(large: str, small: str, times: int) -> list[Pair]:
 async def _insert(store: Store) -> float:
     """Seconds of one insert."""
     began = time.perf_counter()
-    await store.submit([_job(_FAR)])
+    await store.queueing.submit([_job(_FAR)])
     return time.perf_counter() - began
 
 
@@ -104,14 +104,18 @@ async def _look(store: Store) -> float:
 
 async def _claim(store: Store) -> float:
     """Seconds of a claim that makes ten jobs ready and takes them; they are settled afterwards."""
-    await store.submit([_job(_SOON) for _ in range(10)])
+    await store.queueing.submit([_job(_SOON) for _ in range(10)])
     await asyncio.sleep(2 * _SOON.total_seconds())
     began = time.perf_counter()
-    claim = await store.claim("benchmark", {"default": 10}, limit=10, lease_for=timedelta(minutes=1))
+    claim = await store.queueing.claim(
+        ClaimRequest("benchmark", {"default": 10}, limit=10, lease_for=timedelta(minutes=1))
+    )
     seconds = time.perf_counter() - began
     if len(claim.jobs) < 10:
         raise RuntimeError(f"a claim found {len(claim.jobs)} of 10 jobs")
-    await store.settle([Settlement(job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED) for job in claim.jobs])
+    await store.queueing.settle(
+        [Settlement(job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED) for job in claim.jobs]
+    )
     return seconds
 
 

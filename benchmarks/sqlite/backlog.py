@@ -11,6 +11,7 @@ import uvloop
 from benchmarks.harness import Line, Plan, percentile, times_at_most
 from benchmarks.sqlite.filling import filled
 from holdfast.core.models import JobState, Settlement
+from holdfast.stores.base import ClaimRequest
 from holdfast.stores.sqlite.store import SQLiteStore
 
 TITLE = "Claim p99 (10 jobs a claim), against 10,000 waiting"
@@ -53,10 +54,12 @@ async def _claims(path: Path, queue: str, times: int) -> list[float]:
     took = []
     for index in range(-5, times):
         started = time.perf_counter()
-        claim = await store.claim("benchmark", {queue: 10}, limit=10, lease_for=timedelta(seconds=60))
+        claim = await store.queueing.claim(
+            ClaimRequest("benchmark", {queue: 10}, limit=10, lease_for=timedelta(seconds=60))
+        )
         if index >= 0:
             took.append((time.perf_counter() - started) * 1000)
-        await store.settle(
+        await store.queueing.settle(
             [Settlement(job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED) for job in claim.jobs]
         )
     await store.close()

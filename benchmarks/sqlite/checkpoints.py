@@ -14,6 +14,7 @@ import uvloop
 
 from benchmarks.harness import Line, Plan, percentile
 from holdfast.core.models import JobState, NewJob, Settlement, new_id
+from holdfast.stores.base import ClaimRequest
 from holdfast.stores.sqlite.store import SQLiteStore
 
 TITLE = "Our own checkpoints, against SQLite's automatic ones (unsafe here below 3.51.3)"
@@ -39,7 +40,7 @@ def _measured(plan: Plan, way: Any, size: int, *, automatic: bool) -> Any:
         store = SQLiteStore(str(path))
         await store.open()
         if automatic:
-            writer = store._open.writer
+            writer = store._current().writer
             writer.connection.execute("pragma wal_autocheckpoint=1000").fetchall()
             writer._checkpoint_if_due = _none  # type: ignore[method-assign, assignment]  # of this one store only
         try:
@@ -55,9 +56,11 @@ async def _lives(store: SQLiteStore, size: int, plan: Plan) -> float:
     rounds = plan.size(40_000, 500) // size
     started = time.perf_counter()
     for _ in range(rounds):
-        await store.submit([_job() for _ in range(size)])
-        claim = await store.claim("benchmark", {"default": size}, limit=size, lease_for=timedelta(seconds=30))
-        await store.settle(
+        await store.queueing.submit([_job() for _ in range(size)])
+        claim = await store.queueing.claim(
+            ClaimRequest("benchmark", {"default": size}, limit=size, lease_for=timedelta(seconds=30))
+        )
+        await store.queueing.settle(
             [Settlement(job_id=job.id, claims=job.claims, state=JobState.SUCCEEDED) for job in claim.jobs]
         )
     return rounds * size / (time.perf_counter() - started)
@@ -67,7 +70,7 @@ async def _lone(store: SQLiteStore, jobs: int, _: Plan) -> tuple[float, float]:
     took = []
     for _index in range(jobs):
         started = time.perf_counter()
-        await store.submit([_job()])
+        await store.queueing.submit([_job()])
         took.append((time.perf_counter() - started) * 1000)
     return jobs / sum(took) * 1000, percentile(took, 99.9)
 

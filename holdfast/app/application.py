@@ -337,19 +337,19 @@ class Holdfast(TaskRegistration):
     @requires_loop
     async def doctor(self) -> list[Finding]:
         """Returns the findings of the store about itself."""
-        return await (await self.open_store()).doctor()
+        return await (await self.open_store()).health.doctor()
 
     @requires_loop
     async def repair(self) -> list[Finding]:
         """Put right what can be put right in the store without losing a job; what was done."""
-        return await (await self.open_store()).repair()
+        return await (await self.open_store()).health.repair()
 
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
     @requires_loop
     async def cancel(self, selection: str | Selection, *, limit: int = 1000) -> BulkResult:
         """Cancel by id, ids or filter, at most ``limit`` jobs a call; ``more`` says whether to call again."""
         _check_limit(limit)
-        return await (await self.open_store()).cancel(await self._ids(selection), limit=limit)
+        return await (await self.open_store()).admin.cancel(await self._ids(selection), limit=limit)
 
     @requires_loop
     async def replay(
@@ -379,17 +379,17 @@ class Holdfast(TaskRegistration):
             registered = self.registry.get((await self._get(chosen[0])).task)
             if registered is not None:
                 registered.check_payload(text)
-        return await store.replay(chosen, force=force, payload=text, limit=limit, pace=pace)
+        return await store.admin.replay(chosen, force=force, payload=text, limit=limit, pace=pace)
 
     @requires_loop
     async def delete(self, selection: str | Selection, *, limit: int = 1000) -> BulkResult:
         """Remove jobs that are not running, with key and history."""
         _check_limit(limit)
-        return await (await self.open_store()).delete(await self._ids(selection), limit=limit)
+        return await (await self.open_store()).admin.delete(await self._ids(selection), limit=limit)
 
     async def cancel_one(self, job_id: str) -> JobState:
         """Cancel one job; its state then. NotFound, or Conflict if it has ended."""
-        operated = await (await self.open_store()).cancel(await self._ids(job_id))
+        operated = await (await self.open_store()).admin.cancel(await self._ids(job_id))
         if operated.changed:
             return operated.changed[0][1]
         state = _refused_state(operated)
@@ -397,7 +397,7 @@ class Holdfast(TaskRegistration):
 
     async def replay_one(self, job_id: str, *, force: bool = False) -> None:
         """Replay one job. NotFound, or Conflict where its state does not allow it."""
-        operated = await (await self.open_store()).replay(await self._ids(job_id), force=force)
+        operated = await (await self.open_store()).admin.replay(await self._ids(job_id), force=force)
         if not operated.changed:
             check_replay(job_id, _refused_state(operated), force=force)
 
@@ -411,24 +411,24 @@ class Holdfast(TaskRegistration):
     @requires_loop
     async def pause(self, queue: str) -> None:
         """No worker takes a job of this queue until it is resumed."""
-        await (await self.open_store()).pause(check_name("queue", queue))
+        await (await self.open_store()).admin.pause(check_name("queue", queue))
 
     @requires_loop
     async def resume(self, queue: str) -> None:
         """Undo ``pause``."""
-        await (await self.open_store()).resume(check_name("queue", queue))
+        await (await self.open_store()).admin.resume(check_name("queue", queue))
 
     @requires_loop
     async def stop_workers(self, workers: Sequence[str] | None = None, *, drain: bool = False) -> list[str]:
         """Ask these workers (None: every living one) to stop, or to empty their queues first; the ids asked."""
-        return await (await self.open_store()).send_command(
+        return await (await self.open_store()).admin.send_command(
             WorkerCommand.DRAIN if drain else WorkerCommand.STOP, workers
         )
 
     @requires_loop
     async def backup(self, path: str) -> None:
         """A consistent copy of a live store."""
-        await (await self.open_store()).backup(path)
+        await (await self.open_store()).health.backup(path)
 
     @requires_loop
     async def migrate(self) -> list[str]:

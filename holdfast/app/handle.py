@@ -70,7 +70,7 @@ class JobHandle(Generic[R]):
             left = _LOOK if deadline is None else deadline - clock.monotonic()
             if left <= 0:
                 raise ResultTimeout(job.id, f"job {job.id} is {job.state} after {timeout:g} s; {await self._hope(job)}")
-            await store.wait([f"job:{self.id}"], timeout=min(left, _LOOK))
+            await store.queueing.wait([f"job:{self.id}"], timeout=min(left, _LOOK))
 
     @requires_loop
     async def cancel(self) -> JobState:

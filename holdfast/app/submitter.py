@@ -192,7 +192,7 @@ class Submitter:
     async def _send(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         store = await self._store()
         fault_point("submit.before")
-        answers = await store.submit(jobs)
+        answers = await store.queueing.submit(jobs)
         fault_point("submit.after")
         if self._events.has_subscriber(JobsSubmitted):
             self._measure(jobs, answers)

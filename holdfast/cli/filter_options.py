@@ -23,7 +23,7 @@ def server_time_us(app: Holdfast) -> int:
     """The store's clock."""
 
     async def ask_limit() -> int:
-        return await (await app.open_store()).server_time_us()
+        return await (await app.open_store()).health.server_time_us()
 
     return app.run_blocking(ask_limit())
 

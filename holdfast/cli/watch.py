@@ -138,7 +138,7 @@ class _Watcher:
 
 
 async def _hear(app: Holdfast, topics: list[str], most: timedelta) -> None:
-    await (await app.open_store()).wait(topics, timeout=most.total_seconds())
+    await (await app.open_store()).queueing.wait(topics, timeout=most.total_seconds())
 
 
 def _steady(status: dict[str, Any]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ Stores raise the errors of ``holdfast.core.errors`` and nothing of their drivers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -66,6 +66,116 @@ AT_ONCE = ReplayRate()
 
 EVERY_QUEUE = "*"
 """In ``claim``'s wants: every queue there is, served in turn."""
+
+
+class ClaimRequest(msgspec.Struct, frozen=True):
+    """A worker's request: up to ``limit`` ready jobs, of each queue at most what it wants (queue → free slots).
+
+    ``startable``: how many of them may be jobs that must start at once, because a crash before that costs them too
+    much. Those are jobs whose last lease was lost, which a claim passes over beyond that number, and jobs on their
+    last attempt: at the first one beyond it the claim of its queue ends, and says ``held_back``.
+    ``alone``: take exactly one job that lost two or more leases in a row, and nothing beside it.
+    ``only``: just these ids (a transport delivered them). ``promote``: make due jobs of these queues ready first.
+    ``elsewhere``: the worker may claim through other processes too, so what a claim took whose answer was lost is
+    not given back: it cannot be distinguished from what the worker has begun.
+    """
+
+    worker: str
+    wants: Mapping[str, int]
+    limit: int
+    lease_for: timedelta
+    startable: int = 1 << 30
+    alone: bool = False
+    only: Sequence[str] | None = None
+    promote: bool = True
+    elsewhere: bool = False
+
+
+class Queueing(Protocol):
+    """The path of every job: submitted, claimed, kept by heartbeats, settled."""
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Store the jobs in one transaction and wake their queues' workers after it."""
+
+    async def claim(self, request: ClaimRequest) -> Claim:
+        """Make due jobs ready, take jobs under a lease, and say when the next one falls due."""
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        """Apply each settlement whose guard holds. Failed attempts are recorded; endings wake who awaits them.
+
+        A job locked by another transaction is not waited for, but answered as ``locked``.
+        """
+
+    async def heartbeat(
+        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+    ) -> HeartbeatReply:
+        """Register the worker, extend its live leases, and return the status of each."""
+
+    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
+        """Keep log lines with their jobs, each record under its lease; returns for each whether it was kept.
+
+        Refused: the lease is not the job's any more, or has expired. One under which the job succeeded still stands. A
+        line that is there already, by lease and number, stays as it is: a call whose answer was lost may be repeated.
+        """
+
+    async def deregister(self, worker: str) -> None:
+        """Forget a worker that has stopped."""
+
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        """Return when one of the topics may have news, at the latest after ``timeout`` seconds.
+
+        Topics: ``queue:NAME`` or ``queue:*`` (something became ready), ``job:ID`` (it ended) or ``job:*`` (any),
+        ``worker:ID`` (an order, or a cancellation of one of its jobs). May return early, never late.
+        """
+
+
+class Admin(Protocol):
+    """Changes by operators: of jobs, queues and workers."""
+
+    async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
+        """Cancel what waits; ask what runs to stop (its state stays ``running`` until its worker settles it)."""
+
+    async def replay(
+        self,
+        selection: Selection,
+        *,
+        force: bool = False,
+        payload: str | None = None,
+        limit: int = 1000,
+        pace: ReplayRate = AT_ONCE,
+    ) -> BulkResult:
+        """Queue again with a new budget, error cleared, history kept. ``payload`` replaces the stored one. Those that
+        are not to run at once, by ``pace``, become ``scheduled``."""
+
+    async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
+        """Remove jobs that are not running, with their keys and history."""
+
+    async def pause(self, queue: str) -> None:
+        """No later claim takes a job of this queue."""
+
+    async def resume(self, queue: str) -> None:
+        """Undo ``pause``."""
+
+    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
+        """Sends these workers (None: every living one) a command; returns their ids."""
+
+
+class Maintenance(Protocol):
+    """Bounded work that any worker may do at any time."""
+
+    async def promote_due(self, *, limit: int) -> int:
+        """Make due jobs of every queue ready; how many."""
+
+    async def find_expired(self, *, limit: int) -> list[Job]:
+        """Running jobs whose lease ran out. The remedy is ``settle``."""
+
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        """Delete jobs of each terminal state that ended longer ago than given, keys that outlived their job and
+        workers that fell silent long ago; how many jobs."""
+
+    async def reannounce(self) -> int:
+        """Tell the transport again of ready jobs that it has lost; how many. A store that wakes its waiters itself has
+        nothing to tell."""
 
 
 class Query(Protocol):
@@ -125,219 +235,9 @@ class Query(Protocol):
         """
 
 
-class Interceptor(Protocol):
-    """Runs the call of a verb; may delay, refuse or time it."""
+class Health(Protocol):
+    """Checks, repair and copies of a store."""
 
-    async def __call__(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
-
-
-async def run_directly(verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Interceptor that only runs the call."""
-    return await call()
-
-
-class ForwardingQuery:
-    """Forwards every verb to ``inner``. Base of wrappers, which override the verbs they change."""
-
-    def __init__(self, inner: Query, intercept: Interceptor = run_directly) -> None:
-        self._inner = inner
-        self._intercept = intercept
-
-    async def get(self, job_id: str) -> Job | None:
-        return await self._intercept("get", lambda: self._inner.get(job_id))
-
-    async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
-        return await self._intercept("summaries", lambda: self._inner.summaries(job_ids))
-
-    async def by_key(self, key: str) -> Job | None:
-        return await self._intercept("by_key", lambda: self._inner.by_key(key))
-
-    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
-        return await self._intercept("by_keys", lambda: self._inner.by_keys(keys))
-
-    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return await self._intercept("find", lambda: self._inner.find(where, limit=limit, cursor=cursor))
-
-    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        return await self._intercept("count", lambda: self._inner.count(where, most=most, seconds=seconds))
-
-    async def attempts(self, job_id: str) -> list[Attempt]:
-        return await self._intercept("attempts", lambda: self._inner.attempts(job_id))
-
-    async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
-        return await self._intercept("logs", lambda: self._inner.logs(job_id, limit=limit, cursor=cursor))
-
-    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
-        return await self._intercept("queues", lambda: self._inner.queues(recent=recent, most=most))
-
-    async def queue_depths(self, *, most: int) -> list[QueueInfo]:
-        return await self._intercept("queue_depths", lambda: self._inner.queue_depths(most=most))
-
-    async def workers(self) -> list[WorkerInfo]:
-        return await self._intercept("workers", self._inner.workers)
-
-    async def stats(self, *, recent: timedelta, most: int) -> JobStats:
-        return await self._intercept("stats", lambda: self._inner.stats(recent=recent, most=most))
-
-    async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
-        return await self._intercept("events", lambda: self._inner.events(after, limit=limit, within=within))
-
-
-class Maintenance(Protocol):
-    """Bounded work that any worker may do at any time."""
-
-    async def promote_due(self, *, limit: int) -> int:
-        """Make due jobs of every queue ready; how many."""
-
-    async def find_expired(self, *, limit: int) -> list[Job]:
-        """Running jobs whose lease ran out. The remedy is ``settle``."""
-
-    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
-        """Delete jobs of each terminal state that ended longer ago than given, keys that outlived their job and
-        workers that fell silent long ago; how many jobs."""
-
-
-class ForwardingMaintenance:
-    """Forwards every verb to ``inner``, as ``ForwardingQuery`` does."""
-
-    def __init__(self, inner: Maintenance, intercept: Interceptor = run_directly) -> None:
-        self._inner = inner
-        self._intercept = intercept
-
-    async def promote_due(self, *, limit: int) -> int:
-        return await self._intercept("promote_due", lambda: self._inner.promote_due(limit=limit))
-
-    async def find_expired(self, *, limit: int) -> list[Job]:
-        return await self._intercept("find_expired", lambda: self._inner.find_expired(limit=limit))
-
-    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
-        return await self._intercept("prune", lambda: self._inner.prune(ended_for, limit=limit))
-
-
-class Store(Protocol):
-    """The durable source of truth."""
-
-    url: str
-    """As opened, without password."""
-
-    @property
-    def maintenance(self) -> Maintenance:
-        """Family of maintenance, for the running event loop."""
-
-    @property
-    def query(self) -> Query:
-        """Family of reads, for the running event loop."""
-
-    # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
-    async def open(self) -> None:
-        """Connect and check: ours, the right schema (migrating an old or empty one), safe to use. Idempotent."""
-
-    async def missing(self) -> str | None:
-        """Where nobody has opened this store yet, what is not there, in words; None where it stands. Needs no opening,
-        and makes nothing."""
-
-    async def close(self) -> None:
-        """Finish what is under way and let go. Idempotent."""
-
-    async def migrate(self) -> list[str]:
-        """Bring the schema up to date; the names of the migrations that were applied, by opening the store too."""
-
-    def migration_sql(self, span: str) -> str:
-        """The migrations after FROM up to TO (``FROM..TO``, from 0) as SQL, for a migration tool of one's own.
-
-        With what they are noted in. Opens nothing; Invalid for what names no migrations."""
-
-    def blocking(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run one of this store's calls for a caller without an event loop, as fast as this store can."""
-
-    # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
-    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store the jobs in one transaction and wake their queues' workers after it."""
-
-    async def claim(
-        self,
-        worker: str,
-        wants: Mapping[str, int],
-        *,
-        limit: int,
-        lease_for: timedelta,
-        startable: int | None = None,
-        alone: bool = False,
-        only: Sequence[str] | None = None,
-        promote: bool = True,
-        elsewhere: bool = False,
-    ) -> Claim:
-        """Take up to ``limit`` ready jobs, of each queue at most what it wants (queue → free slots).
-
-        ``startable``: how many of them may be jobs that must start at once, because a crash before that costs them too
-        much (None: all). Those are jobs whose last lease was lost, which a claim passes over beyond that number, and
-        jobs on their last attempt: at the first one beyond it the claim of its queue ends, and says ``held_back``.
-        ``alone``: take exactly one job that lost two or more leases in a row, and nothing beside it.
-        ``only``: just these ids (a transport delivered them). ``promote``: make due jobs of these queues ready first.
-        ``elsewhere``: the worker may claim through other processes too, so what a claim took whose answer was lost is
-        not given back: it cannot be distinguished from what the worker has begun.
-        """
-
-    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Apply each settlement whose guard holds. Failed attempts are recorded; endings wake who awaits them.
-
-        A job locked by another transaction is not waited for, but answered as ``locked``.
-        """
-
-    async def heartbeat(
-        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
-    ) -> HeartbeatReply:
-        """Register the worker, extend its live leases, and say what became of each."""
-
-    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
-        """Keep log lines with their jobs, each record under its lease; which were. Refused: the lease is not the job's
-        any more, or has expired. One under which the job succeeded still stands. A line that is there already, by lease
-        and number, stays as it is: a call whose answer was lost may be repeated."""
-
-    async def deregister(self, worker: str) -> None:
-        """The worker has stopped: forget it."""
-
-    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        """Return when one of the topics may have news, at the latest after ``timeout`` seconds.
-
-        Topics: ``queue:NAME`` or ``queue:*`` (something became ready), ``job:ID`` (it ended) or ``job:*`` (any),
-        ``worker:ID`` (an order, or a cancellation of one of its jobs). May return early, never late.
-        """
-
-    # ── maintenance: bounded, safe from anyone at any time ────────────────────────────────────────────────────
-    async def reannounce(self) -> int:
-        """Tell the transport again of ready jobs that it has lost; how many. A store that wakes its waiters itself has
-        nothing to tell."""
-
-    # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
-    async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
-        """Cancel what waits; ask what runs to stop (its state stays ``running`` until its worker settles it)."""
-
-    async def replay(
-        self,
-        selection: Selection,
-        *,
-        force: bool = False,
-        payload: str | None = None,
-        limit: int = 1000,
-        pace: ReplayRate = AT_ONCE,
-    ) -> BulkResult:
-        """Queue again with a new budget, error cleared, history kept. ``payload`` replaces the stored one. Those that
-        are not to run at once, by ``pace``, become ``scheduled``."""
-
-    async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
-        """Remove jobs that are not running, with their keys and history."""
-
-    async def pause(self, queue: str) -> None:
-        """No later claim takes a job of this queue."""
-
-    async def resume(self, queue: str) -> None:
-        """Undo ``pause``."""
-
-    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
-        """Sends these workers (None: every living one) a command; returns their ids."""
-
-    # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def doctor(self) -> list[Finding]:
         """Returns the store's checks of itself: effective durability first."""
 
@@ -345,14 +245,14 @@ class Store(Protocol):
         """The first of these alone: what is in effect now."""
 
     async def repair(self) -> list[Finding]:
-        """Put right what can be put right without losing a job: what was done, nothing where there was nothing to do.
-        May be repeated, and while others are at work."""
+        """Put right what can be put right without losing a job; returns a finding for each repair. May be repeated,
+        and while other programs use the store."""
 
     async def backup(self, path: str) -> None:
-        """A consistent copy while everything goes on."""
+        """Write a consistent copy while everything goes on."""
 
     async def server_time_us(self) -> int:
-        """The store's clock."""
+        """The store's clock, in microseconds since 1970."""
 
 
 class Statement(msgspec.Struct, frozen=True):
@@ -371,46 +271,84 @@ StatementFlow: TypeAlias = Generator[Statement, Rows, T]
 end it returns the answer. It does no I/O, so any driver and any thread can hold it."""
 
 
-class TransactionalStore(Store, Protocol):
-    """A store in which jobs can be submitted, and ended, inside a transaction the caller holds.
+class External(Protocol):
+    """Jobs inside a transaction that the caller holds. SQL stores have it.
 
-    A dialogue neither begins nor ends a transaction. What it wrote exists once the caller commits; rolled back, it
-    never was. Wake-ups come with the commit.
+    A statement flow neither begins nor ends a transaction. Its writes exist once the caller commits, and never if they
+    roll back. Wake-ups come with the commit.
     """
 
     dialect: str
-    """What its database speaks: ``sqlite`` or ``postgresql``."""
+    """SQL dialect of the database: ``sqlite`` or ``postgresql``."""
 
     async def verify(self) -> StatementFlow[None]:
-        """Find out whether a connection is one to this very store; Invalid, saying to what else, if it is not."""
+        """Check that a connection is open on this very store; raises Invalid, naming the database, if it is not."""
 
     def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
         """``submit``, but for the commit."""
 
     def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
-        """End a running job as ``succeeded`` under its lease. From then on, until the caller's transaction ends, nobody
-        else can take or settle the job. Not accepted: nothing was changed."""
+        """End a running job as ``succeeded`` under its lease. From then on, until the caller's transaction ends, no
+        other worker can take or settle the job. Not accepted: nothing was changed."""
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
-        """Outcome of a ``completion`` once its caller had it in hand. Waits for no transaction."""
+        """Outcome of a completion once its caller had it in hand. Waits for no transaction."""
 
 
-class AnnouncingStore(TransactionalStore, Protocol):
-    """A store whose ready jobs a transport can carry: it says which ids those are, and takes jobs by their ids."""
+class Store(Protocol):
+    """The durable source of truth: its life, and its families of verbs, each for the running event loop."""
 
-    async def claim_delivered(
-        self,
-        worker: str,
-        wants: Mapping[str, int],
-        ids: Sequence[str],
-        *,
-        limit: int,
-        lease_for: timedelta,
-        startable: int,
-        elsewhere: bool = False,
-    ) -> DeliveredClaim:
-        """``claim`` of these ids, and of what it says the rest. Makes nothing ready: ``next_due`` is 0 where something
-        is due. Every id is a UUID in its canonical form."""
+    url: str
+    """As opened, without password."""
+
+    @property
+    def queueing(self) -> Queueing: ...
+
+    @property
+    def maintenance(self) -> Maintenance: ...
+
+    @property
+    def admin(self) -> Admin: ...
+
+    @property
+    def query(self) -> Query: ...
+
+    @property
+    def health(self) -> Health: ...
+
+    @property
+    def external(self) -> External | None:
+        """None for a store without transactions of its callers' own. Needs no event loop where their connection does
+        not."""
+
+    async def open(self) -> None:
+        """Connect and check: ours, the right schema (migrating an old or empty one), safe to use. Idempotent."""
+
+    async def missing(self) -> str | None:
+        """Of a store that was never opened, what is not there, in words; None where it stands. Needs no opening, and
+        makes nothing."""
+
+    async def close(self) -> None:
+        """Finish what is under way and disconnect. Idempotent."""
+
+    async def migrate(self) -> list[str]:
+        """Bring the schema up to date; the names of the migrations that were applied, by opening the store too."""
+
+    def migration_sql(self, span: str) -> str:
+        """The migrations after FROM up to TO (``FROM..TO``, from 0) as SQL, for a migration tool of one's own.
+
+        With what they are noted in. Opens nothing; Invalid for what names no migrations."""
+
+    def blocking(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run one of this store's calls for a caller without an event loop, as fast as this store can."""
+
+
+class TransportQueries(Protocol):
+    """What a transport asks of the store whose ready jobs it carries: which ids those are, and jobs by their ids."""
+
+    async def claim_delivered(self, request: ClaimRequest) -> DeliveredClaim:
+        """``claim`` of ``request.only``, and of what it says the rest. Makes nothing ready: ``next_due`` is 0 where
+        something is due. Every id is a UUID in its canonical form."""
 
     async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
         """Make due jobs of these queues (None: of every queue) ready; their ids by queue, in the order of claims."""
@@ -440,3 +378,10 @@ class AnnouncingStore(TransactionalStore, Protocol):
     async def wake_waiters(self, topics: Sequence[str]) -> None:
         """Wakes the waiters for these topics, in any process. Beside those of ``wait`` there is ``due:QUEUE``: when
         its next job falls due may have changed, or it was resumed."""
+
+
+class TransportableStore(Store, Protocol):
+    """A store whose ready jobs a transport can carry."""
+
+    @property
+    def transport_queries(self) -> TransportQueries: ...

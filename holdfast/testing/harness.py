@@ -17,7 +17,7 @@ from holdfast.core.models import JobFilter, JobState, to_datetime
 from holdfast.core.validation import check_span
 from holdfast.stores.base import Store
 from holdfast.testing.override import override_store
-from holdfast.testing.store_probe import Activity, CallBarrier, watch_store
+from holdfast.testing.store_probe import Activity, CallBarrier, WatchedStore
 from holdfast.worker.context import TaskRun
 from holdfast.worker.worker import Worker
 
@@ -43,7 +43,7 @@ class TestWorker:
         self.running = asyncio.create_task(self._run(), name=f"harness-{self.worker.id}")
 
     def _new_store(self, patience: float | None = None) -> Store:
-        return watch_store(Holdfast.new_store(self._app, patience), self._activity, self._gate)
+        return WatchedStore(Holdfast.new_store(self._app, patience), self._activity, self._gate, None)
 
     async def _run(self) -> None:
         try:
@@ -124,7 +124,7 @@ class Harness:
         return self
 
     def _new_store(self, patience: float | None = None) -> Store:
-        return watch_store(Holdfast.new_store(self.app, patience), self._activity, CallBarrier(), self._hope)
+        return WatchedStore(Holdfast.new_store(self.app, patience), self._activity, CallBarrier(), self._hope)
 
     def _hope(self) -> float | None:
         """How many real seconds the test may wait for a job: none to speak of, unless a worker is at it."""

@@ -16,7 +16,7 @@ from holdfast.core.control_flow import HandlerSignal
 from holdfast.core.errors import JobFailed
 from holdfast.core.lifecycle import UNFIT
 from holdfast.core.models import Job, JobState, NewJob, Submitted
-from holdfast.stores.base import EVERY_QUEUE
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.tasks import Context
 from holdfast.testing.override import override_store
 from holdfast.worker.context import WorkerContext
@@ -115,8 +115,8 @@ async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
     runner, settler = Runner(shift, calls, recorder), Settler(shift, store, recorder.flush)
     watching = asyncio.create_task(runner.watch_deadlines())
     try:
-        claim = await store.claim(
-            "inline", {EVERY_QUEUE: len(job_ids)}, limit=len(job_ids), lease_for=_LEASE, only=job_ids
+        claim = await store.queueing.claim(
+            ClaimRequest("inline", {EVERY_QUEUE: len(job_ids)}, limit=len(job_ids), lease_for=_LEASE, only=job_ids)
         )
         shift.deliver_jobs(claim.jobs, shift.clock.monotonic())
         runner.resize(1)

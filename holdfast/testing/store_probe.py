@@ -8,16 +8,16 @@ travel through a server would come too late for that: among the stores of one ha
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from holdfast.core.errors import HoldfastError, Unavailable
-from holdfast.stores.base import ForwardingMaintenance, ForwardingQuery, Maintenance, Query, Store
+from holdfast.core.models import Claim
+from holdfast.stores.base import Queueing, Store
+from holdfast.stores.forwarding import ForwardingQueueing, ForwardingStore, Interceptor
 from holdfast.stores.sqlite.store import SQLiteStore
 
 T = TypeVar("T")
@@ -182,11 +182,11 @@ class ObservedNotifications:
         await news
 
 
-class WatchedStore:
+class WatchedStore(ForwardingStore):
     """A store whose calls are counted and can be held up."""
 
     def __init__(self, store: Store, activity: Activity, gate: CallBarrier, patience: Patience | None) -> None:
-        self._store = store
+        super().__init__(store, self._watch)
         self._patience = patience
         self._activity = activity
         self._gate = gate
@@ -194,49 +194,35 @@ class WatchedStore:
         activity.add_loop()
 
     @property
-    def maintenance(self) -> Maintenance:
-        """Maintenance, counted and held up."""
-        return ForwardingMaintenance(self._store.maintenance, self._intercept)
+    def queueing(self) -> Queueing:
+        """Queueing whose ``wait`` ends by the news of this harness."""
+        return WatchedQueueing(self._inner.queueing, self._watch, self._wait_for_news)
 
-    @property
-    def query(self) -> Query:
-        """Reads, counted and held up."""
-        return ForwardingQuery(self._store.query, self._intercept)
-
-    async def _intercept(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        answer: T = await self._watched(call, verb)
-        return answer
-
-    def __getattr__(self, name: str) -> Any:
-        member = getattr(self._store, name)
-        if name == "wait" and self._patience is not None:
-            return self._wait_in_test
-        if name == "wait" and not isinstance(self._store, SQLiteStore):
-            return self._wait
-        if name == "wait" or not inspect.iscoroutinefunction(member):
-            return member
-        return functools.partial(self._watched, member, name)
-
-    async def _watched(self, call: Callable[..., Awaitable[Any]], name: str, *args: Any, **kwargs: Any) -> Any:
+    async def _watch(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         self._activity.add_loop()
-        if name not in ("open", "close"):
-            await self._gate.pass_through(name)
+        if verb not in ("open", "close"):
+            await self._gate.pass_through(verb)
         self._activity.call_started()
         try:
-            answer = await call(*args, **kwargs)
-            if (
-                name in _NEWS
-                and not (name == "claim" and not answer.jobs)
-                and not (name == "reannounce" and not answer)
-            ):
-                self._activity.news.notify_kinds(_NEWS[name])
+            answer = await call()
+            changed = not isinstance(answer, Claim) or bool(answer.jobs)
+            if verb in _NEWS and changed and not (verb == "reannounce" and not answer):
+                self._activity.news.notify_kinds(_NEWS[verb])
             return answer
         finally:
             self._activity.call_ended()
 
-    async def _wait_in_test(self, topics: Sequence[str], *, timeout: float) -> None:
+    async def _wait_for_news(self, topics: Sequence[str], timeout: float) -> None:
+        wait = self._inner.queueing.wait if isinstance(self._inner, SQLiteStore) else self._wait
+        if self._patience is None:
+            await wait(topics, timeout=timeout)
+        else:
+            await self._wait_in_test(wait, topics, timeout)
+
+    async def _wait_in_test(
+        self, wait: Callable[..., Coroutine[Any, Any, None]], topics: Sequence[str], timeout: float
+    ) -> None:
         """For the test itself, which may be the one who should move time instead: HoldfastError tells it so."""
-        wait = self._store.wait if isinstance(self._store, SQLiteStore) else self._wait
         patience = self._hope()
         if patience is None:
             await wait(topics, timeout=timeout)
@@ -259,7 +245,7 @@ class WatchedStore:
         kinds = frozenset(topic.partition(":")[0] for topic in topics)
         news = self._activity.news
         brought = asyncio.ensure_future(news.wait_notified(self._heard.get(kinds, 0), kinds))
-        own = asyncio.ensure_future(self._store.wait(topics, timeout=timeout))
+        own = asyncio.ensure_future(self._inner.queueing.wait(topics, timeout=timeout))
         try:
             done, _ = await asyncio.wait((brought, own), return_when=asyncio.FIRST_COMPLETED)
             for each in done:
@@ -270,6 +256,18 @@ class WatchedStore:
             own.cancel()
 
 
-def watch_store(store: Store, activity: Activity, gate: CallBarrier, patience: Patience | None = None) -> Store:
-    """``store``, counted and behind a barrier; with ``patience`` it is the test's own."""
-    return cast(Store, WatchedStore(store, activity, gate, patience))
+class WatchedQueueing(ForwardingQueueing):
+    """Queueing whose waits are the harness's."""
+
+    def __init__(
+        self,
+        inner: Queueing,
+        intercept: Interceptor,
+        wait_for_news: Callable[[Sequence[str], float], Coroutine[Any, Any, None]],
+    ) -> None:
+        super().__init__(inner, intercept)
+        self._wait_for_news = wait_for_news
+
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        """Waits for the news of this harness."""
+        await self._wait_for_news(topics, timeout)

@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.events import Event
-from holdfast.stores.base import AnnouncingStore, Store
+from holdfast.stores.base import Store, TransportableStore
 from holdfast.transports.contract import Transport
 from holdfast.transports.keys import TransportKeys
 from holdfast.transports.session import DeliveryLedger
@@ -41,7 +41,7 @@ class TransportConfig(NamedTuple):
 def with_transport(
     store: Store, way: TransportConfig, *, lease: timedelta, in_hand: DeliveryLedger, emit: Callable[[Event], None]
 ) -> Store:
-    """``store``, whose ready jobs' ids that transport carries. It must be an AnnouncingStore.
+    """``store``, whose ready jobs' ids that transport carries. It must be an TransportableStore.
 
     ``lease``: for how long who has a delivery may be silent. ``in_hand`` is shared by the stores of an application.
     ``emit`` receives an event when the transport leaves and when it is back.
@@ -60,4 +60,4 @@ def with_transport(
             return RedisList(server, names, in_hand.consumer)
         return RedisStream(server, names, in_hand.consumer, silence=lease)
 
-    return TransportStore(cast(AnnouncingStore, store), make_transport, in_hand, emit)
+    return TransportStore(cast(TransportableStore, store), make_transport, in_hand, emit)

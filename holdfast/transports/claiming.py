@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from datetime import timedelta
 
 import msgspec
@@ -11,7 +10,7 @@ import msgspec
 from holdfast.core.errors import HoldfastError
 from holdfast.core.lifecycle import must_start
 from holdfast.core.models import Claim, DeliveredClaim, Delivery, Job
-from holdfast.stores.base import EVERY_QUEUE, AnnouncingStore
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, TransportQueries
 from holdfast.transports.session import Away, DeliveryLedger, TransportSession, canonical_id
 
 _ROUNDS = 20  # of receiving, in one claim
@@ -19,28 +18,20 @@ _MANY = 500  # ids received at once where most of the last ones could not be cla
 _PROMOTED_MOST = 1000  # due jobs made ready by one claim; more are made ready by the next
 
 
-class ClaimQuery(msgspec.Struct, frozen=True):
-    """Request of a claim; see ``Store.claim``."""
-
-    worker: str
-    wants: Mapping[str, int]
-    limit: int
-    lease_for: timedelta
-    startable: int
-    promote: bool
-    elsewhere: bool = False
-
-
 class Claiming:
     """A claim's progress. What it has taken it keeps, whatever happens to the transport meanwhile."""
 
     def __init__(
-        self, store: AnnouncingStore, carrier: TransportSession, in_hand: DeliveryLedger, asked: ClaimQuery
+        self,
+        queries: TransportQueries,
+        carrier: TransportSession,
+        in_hand: DeliveryLedger,
+        request: ClaimRequest,
     ) -> None:
-        self._store = store
+        self._queries = queries
         self._carrier = carrier
         self._in_hand = in_hand
-        self._asked = asked
+        self._request = request
         self._jobs: list[Job] = []
         self._taken: Counter[str] = Counter()
         self._left: list[Delivery] = []
@@ -95,11 +86,11 @@ class Claiming:
 
     @property
     def _room(self) -> int:
-        return self._asked.limit - len(self._jobs)
+        return self._request.limit - len(self._jobs)
 
     def _wants(self) -> dict[str, int]:
         """Returns the number still wanted of each queue."""
-        wants = dict(self._asked.wants)
+        wants = dict(self._request.wants)
         others = wants.get(EVERY_QUEUE)
         for queue, number in self._taken.items():
             if queue in wants or others is not None:
@@ -135,17 +126,18 @@ class Claiming:
                 self._over.append(each)
             else:
                 by_id[canonical] = each
-        asked = self._asked
-        startable = asked.startable - sum(map(must_start, self._jobs))
+        request = self._request
+        startable = request.startable - sum(map(must_start, self._jobs))
         try:
-            delivered = await self._store.claim_delivered(
-                asked.worker,
-                self._wants(),
-                list(by_id),
-                limit=self._room,
-                lease_for=asked.lease_for,
-                startable=max(0, startable),
-                elsewhere=asked.elsewhere,
+            delivered = await self._queries.claim_delivered(
+                msgspec.structs.replace(
+                    request,
+                    wants=self._wants(),
+                    limit=self._room,
+                    startable=max(0, startable),
+                    only=list(by_id),
+                    promote=False,
+                )
             )
         except BaseException:
             self._left += by_id.values()
@@ -162,18 +154,18 @@ class Claiming:
         for job in delivered.claim.jobs:
             self._jobs.append(job)
             self._taken[job.queue] += 1
-            self._in_hand.take(self._asked.worker, job.lease, by_id.pop(job.id))
+            self._in_hand.take(self._request.worker, job.lease, by_id.pop(job.id))
         self._left += [by_id.pop(job_id) for job_id in delivered.left]
         self._over += by_id.values()
 
     async def _promote(self) -> bool:
         """Make ready and announce what is due, once; whether there was any."""
         due = self._last.next_due
-        if not self._asked.promote or self._promoted is not None or due is None or due > timedelta(0):
+        if not self._request.promote or self._promoted is not None or due is None or due > timedelta(0):
             return False
-        wants = self._asked.wants
+        wants = self._request.wants
         queues = None if EVERY_QUEUE in wants else [queue for queue, slots in wants.items() if slots > 0]
-        ready = await self._store.make_ready(queues, limit=_PROMOTED_MOST)
+        ready = await self._queries.make_ready(queues, limit=_PROMOTED_MOST)
         self._promoted = sum(map(len, ready.values()))
         if ready:
             await self._carrier.call_transport(self._carrier.transport.publish(ready))

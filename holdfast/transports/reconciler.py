@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
 from holdfast.core.models import JobState
-from holdfast.stores.base import AnnouncingStore
+from holdfast.stores.base import TransportQueries
 from holdfast.transports.session import Away, TransportSession
 
 ROUND = 10_000
@@ -35,8 +35,8 @@ _PASSED_AT_ONCE = 1000  # jobs of a deep queue that a sweep announces, and more 
 class Reconciler:
     """The sweeps of one event loop."""
 
-    def __init__(self, store: AnnouncingStore, carrier: TransportSession) -> None:
-        self._store = store
+    def __init__(self, queries: TransportQueries, carrier: TransportSession) -> None:
+        self._queries = queries
         self._carrier = carrier
         self._mirrored = ""  # the queue whose dead letters were looked at last
 
@@ -61,14 +61,17 @@ class Reconciler:
         """Make the lists of these queues' dead letters hold the newest ones there are."""
         carrier = self._carrier
         for queue in queues:
-            dead = await self._store.newest_dead(queue, limit=MIRRORED)
+            dead = await self._queries.newest_dead(queue, limit=MIRRORED)
             await carrier.call_transport(carrier.transport.sync_dead_letters(queue, dead))
 
     async def mirror_next(self) -> None:
         """Make so many lists true, in turn."""
         carrier = self._carrier
         queues = sorted(
-            {*await self._store.dead_queues(), *await carrier.call_transport(carrier.transport.dead_letter_queues())}
+            {
+                *await self._queries.dead_queues(),
+                *await carrier.call_transport(carrier.transport.dead_letter_queues()),
+            }
         )
         first = bisect_right(queues, self._mirrored)
         for queue in [*queues[first:], *queues[:first]][:_MIRRORED_AT_ONCE]:
@@ -81,7 +84,7 @@ class Reconciler:
         deliveries = await carrier.without_malformed(await carrier.call_transport(carrier.transport.reclaim()))
         if not deliveries:
             return
-        places = await self._store.locate_jobs([each.job_id for each in deliveries])
+        places = await self._queries.locate_jobs([each.job_id for each in deliveries])
         ready: dict[str, list[str]] = {}
         for each in deliveries:
             queue, state = places.get(each.job_id, ("", None))
@@ -91,7 +94,7 @@ class Reconciler:
         await carrier.call_transport(carrier.transport.ack(deliveries))
 
     async def _remind(self) -> int:
-        queues = await self._store.ready_queues()
+        queues = await self._queries.ready_queues()
         if not queues:
             return 0
         backlog = await self._carrier.call_transport(self._carrier.transport.queue_backlogs(queues))
@@ -110,7 +113,7 @@ class Reconciler:
     async def _missing(self, backlog: Mapping[str, int]) -> dict[str, int]:
         """Returns the number of ready jobs missing in the transport, of each queue that is not too deep."""
         shallow = {queue: waiting for queue, waiting in backlog.items() if waiting <= ROUND}
-        depths = await self._store.count_ready({queue: waiting + ROUND for queue, waiting in shallow.items()})
+        depths = await self._queries.count_ready({queue: waiting + ROUND for queue, waiting in shallow.items()})
         missing = {queue: min(ROUND, depths[queue] - waiting) for queue, waiting in shallow.items()}
         return {queue: number for queue, number in missing.items() if number > 0}
 
@@ -120,7 +123,7 @@ class Reconciler:
         for queue, number in missing.items():
             held = await self._held(queue)
             if held is not None:
-                oldest = await self._store.oldest_ready(queue, limit=number + len(held), aged=_AGED)
+                oldest = await self._queries.oldest_ready(queue, limit=number + len(held), aged=_AGED)
                 lost[queue] = [job_id for job_id in oldest if job_id not in held][:number]
         lost = {queue: ids for queue, ids in lost.items() if ids}
         if not lost:
@@ -129,7 +132,7 @@ class Reconciler:
         for queue, ids in lost.items():
             held = await self._held(queue)
             missing_still = [] if held is None else [job_id for job_id in ids if job_id not in held]
-            places = await self._store.locate_jobs(missing_still)
+            places = await self._queries.locate_jobs(missing_still)
             lost[queue] = [job_id for job_id in missing_still if places.get(job_id) == (queue, JobState.QUEUED)]
         await self._carrier.call_transport(
             self._carrier.transport.publish({queue: ids for queue, ids in lost.items() if ids})
@@ -142,7 +145,7 @@ class Reconciler:
         for queue in queues:
             front, waiting = await self._carrier.call_transport(transport.peek(queue, most=_FRONT))
             limit = min(ROUND, _PASSED_AT_ONCE + waiting)
-            passed = await self._store.find_overtaken(queue, front, margin=_MARGIN, limit=limit)
+            passed = await self._queries.find_overtaken(queue, front, margin=_MARGIN, limit=limit)
             if passed.ids:
                 announced += await self._carrier.call_transport(transport.republish(queue, passed))
         return announced

@@ -127,7 +127,7 @@ class TransportSession:
         return True
 
     def _leave(self, error: HoldfastError) -> None:
-        if self.away:
+        if self.away or self._watching.cancelling() or self._watching.done():  # or closed by ourselves
             return
         self.back.clear()
         self._left_at = time.monotonic()

@@ -4,7 +4,7 @@ but wake-ups, and what it loses the sweep announces again."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -36,86 +36,118 @@ from holdfast.core.models import (
 )
 from holdfast.stores.base import (
     AT_ONCE,
-    AnnouncingStore,
-    ForwardingMaintenance,
-    ForwardingQuery,
+    Admin,
+    ClaimRequest,
+    External,
+    Health,
     Maintenance,
     Query,
+    Queueing,
     Selection,
+    TransportableStore,
+    TransportQueries,
 )
-from holdfast.transports.claiming import Claiming, ClaimQuery
+from holdfast.stores.forwarding import (
+    ForwardingAdmin,
+    ForwardingExternal,
+    ForwardingHealth,
+    ForwardingMaintenance,
+    ForwardingQuery,
+    ForwardingQueueing,
+    ForwardingStore,
+)
+from holdfast.transports.claiming import Claiming
 from holdfast.transports.contract import Transport
 from holdfast.transports.doctor import run_checks
 from holdfast.transports.reconciler import Reconciler
 from holdfast.transports.session import Away, DeliveryLedger, TransportSession
 
 
-class TransportStore:
-    """The store's own verbs; those that make jobs ready, claim or end them go by the transport too."""
+class TransportStore(ForwardingStore):
+    """A store whose verbs that make jobs ready, claim or end them go by the transport too."""
+
+    _inner: TransportableStore
 
     def __init__(
         self,
-        store: AnnouncingStore,
+        store: TransportableStore,
         make: Callable[[], Transport],
         in_hand: DeliveryLedger,
         emit: Callable[[Event], None],
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._make = make
         self._in_hand = in_hand
         self._emit = emit
-        self._here: dict[asyncio.AbstractEventLoop, _Here] = {}
-        self.url = store.url
-        self.dialect = store.dialect
-        self.missing = store.missing
-        self.migrate = store.migrate
-        self.migration_sql = store.migration_sql
-        self.blocking = store.blocking
-        self.cancel = store.cancel
-        self.pause = store.pause
-        self.send_command = store.send_command
-        self.append_logs = store.append_logs
-        self.backup = store.backup
-        self.repair = store.repair
-        self.server_time_us = store.server_time_us
-        self.verify = store.verify
-        self.submit_steps = store.submit_steps
-        self.complete_steps = store.complete_steps
+        self._opened: dict[asyncio.AbstractEventLoop, _OpenTransport] = {}
 
     async def open(self) -> None:
         """Open the store. The transport is reached when it is needed: it may be away."""
-        await self._store.open()
+        await self._inner.open()
         loop = asyncio.get_running_loop()
-        if loop not in self._here:
-            for ended in [each for each in self._here if each.is_closed()]:
-                del self._here[ended]
-            self._here[loop] = _Here(self._store, TransportSession(self._make(), self._emit))
+        if loop not in self._opened:
+            for ended in [each for each in self._opened if each.is_closed()]:
+                del self._opened[ended]
+            session = TransportSession(self._make(), self._emit)
+            self._opened[loop] = _OpenTransport(self._inner.transport_queries, session, self._in_hand)
 
     async def close(self) -> None:
         """Gives deliveries in hand back and closes both."""
-        here = self._here.pop(asyncio.get_running_loop(), None)
-        if here is not None:
-            await here.carrier.close()
-        await self._store.close()
-
-    def _now(self) -> _Here:
-        """Returns the state of the running event loop."""
-        here = self._here.get(asyncio.get_running_loop())
-        if here is None:
-            raise HoldfastError("this store is not open; await open() first, or use the application as a context")
-        return here
+        opened = self._opened.pop(asyncio.get_running_loop(), None)
+        if opened is not None:
+            await opened.carrier.close()
+        await self._inner.close()
 
     @property
-    def _carrier(self) -> TransportSession:
-        return self._now().carrier
+    def _transport(self) -> _OpenTransport:
+        """The transport in the running event loop."""
+        opened = self._opened.get(asyncio.get_running_loop())
+        if opened is None:
+            raise HoldfastError("this store is not open; await open() first, or use the application as a context")
+        return opened
 
-    # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def queueing(self) -> Queueing:
+        return TransportQueueing(self._inner.queueing, self._transport)
+
+    @property
+    def maintenance(self) -> Maintenance:
+        return TransportMaintenance(self._inner.maintenance, self._transport)
+
+    @property
+    def admin(self) -> Admin:
+        return TransportAdmin(self._inner.admin, self._transport)
+
+    @property
+    def query(self) -> Query:
+        return TransportQuery(self._inner.query, self._transport.carrier)
+
+    @property
+    def health(self) -> Health:
+        return TransportHealth(self._inner.health, self._inner.query, self._transport.carrier)
+
+    @property
+    def external(self) -> External | None:
+        external = self._inner.external
+        return None if external is None else TransportExternal(external, lambda: self._transport)
+
+
+class TransportQueueing(ForwardingQueueing):
+    """Queueing of the store; what becomes ready is announced, what is claimed was delivered."""
+
+    def __init__(self, inner: Queueing, transport: _OpenTransport) -> None:
+        super().__init__(inner)
+        self._queries = transport.queries
+        self._transport = transport
+        self._carrier = transport.carrier
+        self._in_hand = transport.in_hand
+
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store the jobs, and announce those that are ready. For the transport's sake nothing stored is refused."""
-        answers = await self._store.submit(jobs)
+        answers = await self._inner.submit(jobs)
         created = [job for job, answer in zip(jobs, answers, strict=True) if answer.created]
         ready = await self._ready_of(created)
-        if await self._announced(_by_queue([(job.queue, job.id) for job in ready])):
+        if await self._transport.announce(_by_queue([(job.queue, job.id) for job in ready])):
             return answers
         unheard = {job.id for job in ready}
         return [
@@ -132,129 +164,96 @@ class TransportStore:
             return jobs
         ready: set[str] = set()
         with suppress(HoldfastError):  # they are stored: a sweep finds those that are ready
-            places = await self._store.locate_jobs(list(timed))
+            places = await self._queries.locate_jobs(list(timed))
             ready = {job_id for job_id, (_, state) in places.items() if state is JobState.QUEUED}
-            await self._store.wake_waiters([f"due:{timed[job_id]}" for job_id in timed if job_id not in ready])
+            await self._queries.wake_waiters([f"due:{timed[job_id]}" for job_id in timed if job_id not in ready])
         return [job for job in jobs if job.id not in timed or job.id in ready]
 
-    async def claim(
-        self,
-        worker: str,
-        wants: Mapping[str, int],
-        *,
-        limit: int,
-        lease_for: timedelta,
-        startable: int | None = None,
-        alone: bool = False,
-        only: Sequence[str] | None = None,
-        promote: bool = True,
-        elsewhere: bool = False,
-    ) -> Claim:
+    async def claim(self, request: ClaimRequest) -> Claim:
         """Of what the transport has delivered; while it is away, of what the store has ready. A quarantined job is
         taken from the store."""
         carrier = self._carrier
-        if only is None and not alone:
+        if request.only is None and not request.alone:
             await carrier.stop_listening()
-            carrier.wants = wants
-            most = limit if startable is None else startable
-            asked = ClaimQuery(worker, wants, limit, lease_for, most, promote, elsewhere)
+            carrier.wants = request.wants
             with suppress(Away):
-                return await Claiming(self._store, carrier, self._in_hand, asked).run()
-        return await self._store.claim(
-            worker,
-            wants,
-            limit=limit,
-            lease_for=lease_for,
-            startable=startable,
-            alone=alone,
-            only=only,
-            promote=promote,
-            elsewhere=elsewhere,
-        )
+                return await Claiming(self._queries, carrier, self._in_hand, request).run()
+        return await self._inner.claim(request)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Settle; then acknowledge, announce what is ready again, and publish dead letters."""
-        answers = await self._store.settle(settlements)
+        answers = await self._inner.settle(settlements)
         over = self._in_hand.let_go([Lease(each.job_id, each.claims) for each in answers if not each.locked])
         if over:
             await self._carrier.try_call(self._carrier.transport.ack(over))
         changed = [answer.job_id for answer in answers if answer.accepted and answer.state in _GOES_ON]
         if changed:
             with suppress(HoldfastError):  # it is settled: a sweep does the rest
-                await self._tell_of(changed)
+                await self._transport.announce_changes(changed)
         return answers
-
-    async def _tell_of(self, job_ids: Sequence[str]) -> set[str]:
-        """Publishes ready jobs and dead letters of these, and wakes workers that sleep until a due job. Returns the
-        queues they are in."""
-        by_state: dict[JobState, list[tuple[str, str]]] = {}
-        places = await self._store.locate_jobs(job_ids)
-        for job_id, (queue, state) in places.items():
-            by_state.setdefault(state, []).append((queue, job_id))
-        await self._announced(_by_queue(by_state.get(JobState.QUEUED, [])))
-        if JobState.DEAD in by_state:
-            await self._carrier.try_call(self._carrier.transport.dead_letter(_by_queue(by_state[JobState.DEAD])))
-        due = by_state.get(JobState.FAILED, []) + by_state.get(JobState.SCHEDULED, [])
-        if due:
-            await self._store.wake_waiters([f"due:{queue}" for queue in {queue for queue, _ in due}])
-        return {queue for queue, _ in places.values()}
-
-    async def _announced(self, ready: Mapping[str, Sequence[str]]) -> bool:
-        """Returns True if the transport has heard of all these."""
-        return not ready or await self._carrier.try_call(self._announce(ready))
-
-    async def _announce(self, ready: Mapping[str, Sequence[str]]) -> None:
-        fault_point("announce.before")
-        await self._carrier.transport.publish(ready)
 
     async def heartbeat(
         self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
         """Beat; what is still held keeps its delivery, what is lost has no use for it."""
-        beat = await self._store.heartbeat(pulse, leases, lease_for=lease_for)
+        beat = await self._inner.heartbeat(pulse, leases, lease_for=lease_for)
         lost = [lease for lease, held in zip(leases, beat.held, strict=True) if held is LeaseStatus.LOST]
         over, touched = self._in_hand.let_go(lost), self._in_hand.held(pulse.worker, leases)
         if over or touched:
-            self._now().touch(touched, over)
+            self._transport.touch(touched, over)
         return beat
-
-    async def tx_outcome(self, lease: Lease) -> TxOutcome:
-        """Outcome of a job that its handler has ended; what is over is acknowledged."""
-        completion = await self._store.tx_outcome(lease)
-        if completion in (TxOutcome.KEPT, TxOutcome.LOST):
-            over = self._in_hand.let_go([lease])
-            if over:
-                await self._carrier.try_call(self._carrier.transport.ack(over))
-        return completion
 
     async def deregister(self, worker: str) -> None:
         """The worker has stopped: what has arrived for it is for others."""
         await self._carrier.return_deliveries()
         self._in_hand.forget_worker(worker)
-        await self._store.deregister(worker)
+        await self._inner.deregister(worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         """For queues: until something arrives, or something else falls due next. The rest is the store's."""
         queues = [topic.removeprefix("queue:") for topic in topics if topic.startswith("queue:")]
         carrier = self._carrier
         if not queues:
-            await self._store.wait(topics, timeout=timeout)
+            await self._inner.wait(topics, timeout=timeout)
         elif carrier.away:
-            await _first_of(self._store.wait(topics, timeout=timeout), carrier.back.wait())
+            await _first_of(self._inner.wait(topics, timeout=timeout), carrier.back.wait())
         elif carrier.news:
             carrier.news = False
         else:
             others = [topic for topic in topics if not topic.startswith("queue:")]
-            waits = [self._store.wait([*others, *(f"due:{queue}" for queue in queues)], timeout=timeout)]
+            waits = [self._inner.wait([*others, *(f"due:{queue}" for queue in queues)], timeout=timeout)]
             wanted = carrier.queues_with_room(queues)
             await _first_of(*waits, *([carrier.listen(wanted, timeout)] if wanted else []))
             await carrier.stop_listening()
             carrier.news = False
 
-    # ── maintenance and operating ─────────────────────────────────────────────────────────────────────────────
+
+class TransportMaintenance(ForwardingMaintenance):
+    """Maintenance of the store; jobs that fall due are announced."""
+
+    def __init__(self, inner: Maintenance, transport: _OpenTransport) -> None:
+        super().__init__(inner)
+        self._queries = transport.queries
+        self._transport = transport
+
+    async def promote_due(self, *, limit: int) -> int:
+        """Make due jobs of every queue ready, and announce them."""
+        ready = await self._queries.make_ready(None, limit=limit)
+        await self._transport.announce(ready)
+        return sum(map(len, ready.values()))
+
     async def reannounce(self) -> int:
         """Announce again what the transport has lost."""
-        return await self._now().reminder.sweep()
+        return await self._transport.reconciler.sweep()
+
+
+class TransportAdmin(ForwardingAdmin):
+    """Changes by operators; what becomes ready is announced, dead letters are kept in step."""
+
+    def __init__(self, inner: Admin, transport: _OpenTransport) -> None:
+        super().__init__(inner)
+        self._queries = transport.queries
+        self._transport = transport
 
     async def replay(
         self,
@@ -266,11 +265,11 @@ class TransportStore:
         pace: ReplayRate = AT_ONCE,
     ) -> BulkResult:
         """Queue again, announce, and take what was dead off its list."""
-        operated = await self._store.replay(selection, force=force, payload=payload, limit=limit, pace=pace)
+        operated = await self._inner.replay(selection, force=force, payload=payload, limit=limit, pace=pace)
         if operated.changed:
             with suppress(HoldfastError):  # done: a sweep does the rest
-                queues = await self._tell_of([job_id for job_id, _ in operated.changed])
-                await self._now().reminder.sync_dead_letters(queues)
+                queues = await self._transport.announce_changes([job_id for job_id, _ in operated.changed])
+                await self._transport.reconciler.sync_dead_letters(queues)
         return operated
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
@@ -279,58 +278,24 @@ class TransportStore:
         if isinstance(selection, JobFilter):
             queues.update([] if selection.queue is None else [selection.queue])
         else:
-            places = await self._store.locate_jobs(selection)
+            places = await self._queries.locate_jobs(selection)
             queues.update(queue for queue, state in places.values() if state is JobState.DEAD)
-        operated = await self._store.delete(selection, limit=limit)
+        operated = await self._inner.delete(selection, limit=limit)
         if any(state is JobState.DEAD for _, state in operated.changed):
             with suppress(HoldfastError):
-                await (self._now().reminder.sync_dead_letters(queues) if queues else self._now().reminder.mirror_next())
+                await (
+                    self._transport.reconciler.sync_dead_letters(queues)
+                    if queues
+                    else self._transport.reconciler.mirror_next()
+                )
         return operated
 
     async def resume(self, queue: str) -> None:
         """Open the queue, announce what was lost of it meanwhile, and have its workers look at it again."""
-        await self._store.resume(queue)
+        await self._inner.resume(queue)
         with suppress(HoldfastError):
-            await self._store.wake_waiters([f"due:{queue}"])
-            await self._now().reminder.remind_of(queue)
-
-    @property
-    def maintenance(self) -> Maintenance:
-        """The store's maintenance; due jobs are announced too."""
-        return TransportMaintenance(self._store, self._announced)
-
-    @property
-    def query(self) -> Query:
-        """The store's reads; queues with what waits in the transport."""
-        return TransportQuery(self._store.query, self._carrier)
-
-    async def durability(self) -> Finding:
-        return await self._store.durability()
-
-    async def doctor(self) -> list[Finding]:
-        """The store's findings, and how the transport is."""
-        queues = await self._store.query.queues(recent=_LATELY, most=_COUNTED)
-        return [*await self._store.doctor(), *await run_checks(self._carrier.transport, queues)]
-
-
-_LATELY, _COUNTED = timedelta(minutes=1), 100_000  # what the doctor looks at
-_GOES_ON = frozenset({JobState.QUEUED, JobState.DEAD, JobState.FAILED, JobState.SCHEDULED})
-"""States of a settled job that the transport ignores."""
-
-
-class TransportMaintenance(ForwardingMaintenance):
-    """Maintenance of the store; jobs that fall due are announced."""
-
-    def __init__(self, store: AnnouncingStore, announce: Callable[[dict[str, list[str]]], Awaitable[bool]]) -> None:
-        super().__init__(store.maintenance)
-        self._store = store
-        self._announce = announce
-
-    async def promote_due(self, *, limit: int) -> int:
-        """Make due jobs of every queue ready, and announce them."""
-        ready = await self._store.make_ready(None, limit=limit)
-        await self._announce(ready)
-        return sum(map(len, ready.values()))
+            await self._queries.wake_waiters([f"due:{queue}"])
+            await self._transport.reconciler.remind_of(queue)
 
 
 class TransportQuery(ForwardingQuery):
@@ -351,13 +316,75 @@ class TransportQuery(ForwardingQuery):
         return [msgspec.structs.replace(queue, announced=backlog.get(queue.name)) for queue in queues]
 
 
-class _Here:
-    """State of one event loop."""
+class TransportHealth(ForwardingHealth):
+    """Checks of the store and of the transport."""
 
-    def __init__(self, store: AnnouncingStore, carrier: TransportSession) -> None:
+    def __init__(self, inner: Health, query: Query, carrier: TransportSession) -> None:
+        super().__init__(inner)
+        self._query = query
+        self._carrier = carrier
+
+    async def doctor(self) -> list[Finding]:
+        """The store's findings, and how the transport is."""
+        queues = await self._query.queues(recent=_LATELY, most=_COUNTED)
+        return [*await self._inner.doctor(), *await run_checks(self._carrier.transport, queues)]
+
+
+class TransportExternal(ForwardingExternal):
+    """Jobs inside the callers' transactions; a delivery is acknowledged when its completion is known."""
+
+    def __init__(self, inner: External, transport: Callable[[], _OpenTransport]) -> None:
+        super().__init__(inner)
+        self._transport = transport
+
+    async def tx_outcome(self, lease: Lease) -> TxOutcome:
+        """Outcome of a job that its handler has ended; what is over is acknowledged."""
+        completion = await self._inner.tx_outcome(lease)
+        if completion in (TxOutcome.KEPT, TxOutcome.LOST):
+            transport = self._transport()
+            over = transport.in_hand.let_go([lease])
+            if over:
+                await transport.carrier.try_call(transport.carrier.transport.ack(over))
+        return completion
+
+
+_LATELY, _COUNTED = timedelta(minutes=1), 100_000  # what the doctor looks at
+_GOES_ON = frozenset({JobState.QUEUED, JobState.DEAD, JobState.FAILED, JobState.SCHEDULED})
+"""States of a settled job that the transport ignores."""
+
+
+class _OpenTransport:
+    """The transport in one event loop."""
+
+    def __init__(self, queries: TransportQueries, carrier: TransportSession, in_hand: DeliveryLedger) -> None:
+        self.queries = queries
         self.carrier = carrier
-        self.reminder = Reconciler(store, carrier)
+        self.in_hand = in_hand
+        self.reconciler = Reconciler(queries, carrier)
         self._touching: asyncio.Task[None] | None = None
+
+    async def announce(self, ready: Mapping[str, Sequence[str]]) -> bool:
+        """Publishes ready jobs, by queue; returns True if the transport has them all."""
+        return not ready or await self.carrier.try_call(self._publish(ready))
+
+    async def _publish(self, ready: Mapping[str, Sequence[str]]) -> None:
+        fault_point("announce.before")
+        await self.carrier.transport.publish(ready)
+
+    async def announce_changes(self, job_ids: Sequence[str]) -> set[str]:
+        """Publishes ready jobs and dead letters of these, and wakes workers that sleep until a due job. Returns the
+        queues they are in."""
+        by_state: dict[JobState, list[tuple[str, str]]] = {}
+        places = await self.queries.locate_jobs(job_ids)
+        for job_id, (queue, state) in places.items():
+            by_state.setdefault(state, []).append((queue, job_id))
+        await self.announce(_by_queue(by_state.get(JobState.QUEUED, [])))
+        if JobState.DEAD in by_state:
+            await self.carrier.try_call(self.carrier.transport.dead_letter(_by_queue(by_state[JobState.DEAD])))
+        due = by_state.get(JobState.FAILED, []) + by_state.get(JobState.SCHEDULED, [])
+        if due:
+            await self.queries.wake_waiters([f"due:{queue}" for queue in {queue for queue, _ in due}])
+        return {queue for queue, _ in places.values()}
 
     def touch(self, held: Sequence[Delivery], over: Sequence[Delivery]) -> None:
         """Begin to tell the transport; no beat waits for that."""

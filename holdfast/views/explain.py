@@ -68,7 +68,7 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
     queues = [queue for queue in await store.query.queues(recent=_MINUTE, most=most) if queue.name == job.queue]
     ahead, exact = await _ahead(store, job, queues) if job.state is JobState.QUEUED else (0, True)
     return JobFacts(
-        now_us=await store.server_time_us(),
+        now_us=await store.health.server_time_us(),
         paused=any(queue.paused for queue in queues),
         deaf=app.settings.transport != "none" and any(queue.announced is None for queue in queues),
         workers=tuple(workers),

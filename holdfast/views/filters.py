@@ -53,6 +53,6 @@ async def _instant(app: Holdfast, field: str, text: str | None) -> datetime | No
     if re.match(r"\d{4}-", text):
         return parse_instant(text, field)
     try:
-        return to_datetime(await (await app.open_store()).server_time_us()) - parse_duration(text, field)
+        return to_datetime(await (await app.open_store()).health.server_time_us()) - parse_duration(text, field)
     except Invalid:
         raise Invalid(field, text, 'give how long ago ("2h", "7d") or an instant ("2030-01-31T08:00:00Z")') from None

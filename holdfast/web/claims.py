@@ -32,7 +32,7 @@ from holdfast.web.lease_tokens import (
     token_of,
     worker_of,
 )
-from holdfast.web.long_poll import ClaimRequest, ClaimResult, WaitingClaim
+from holdfast.web.long_poll import ClaimResult, RemoteClaimRequest, WaitingClaim
 from holdfast.web.principal import unauthorized_refusal
 from holdfast.web.responses import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
@@ -161,9 +161,9 @@ CLAIM = Form(
 )
 
 
-def _ask(call: RequestContext, wants: dict[str, int], limit: int, said: About) -> ClaimRequest:
+def _ask(call: RequestContext, wants: dict[str, int], limit: int, said: About) -> RemoteClaimRequest:
     tasks = call.body.get("tasks")
-    return ClaimRequest(
+    return RemoteClaimRequest(
         worker=worker_of(call),
         wants=wants,
         limit=limit,
@@ -234,7 +234,7 @@ class _Visit:
         self,
         call: RequestContext,
         wants: dict[str, int],
-        ask: ClaimRequest,
+        ask: RemoteClaimRequest,
         pulse: WorkerHeartbeat,
         order: WorkerCommand,
     ) -> None:
@@ -306,7 +306,7 @@ class _Visit:
     async def _news(self, taken: asyncio.Future[ClaimResult], seconds: float) -> None:
         """Until there are jobs, the client has gone, or there is news for this very worker."""
         store = await self._call.app.open_store()
-        news = asyncio.ensure_future(store.wait([f"worker:{self._ask.worker}"], timeout=seconds + 1))
+        news = asyncio.ensure_future(store.queueing.wait([f"worker:{self._ask.worker}"], timeout=seconds + 1))
         waits: list[asyncio.Future[Any]] = [taken, self._gone, news]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -316,7 +316,7 @@ class _Visit:
             news.cancel()
 
 
-def _answer(call: RequestContext, ask: ClaimRequest, taken: ClaimResult, order: WorkerCommand) -> ApiResponse:
+def _answer(call: RequestContext, ask: RemoteClaimRequest, taken: ClaimResult, order: WorkerCommand) -> ApiResponse:
     call.changed += [job.id for job in taken.jobs]
     claimed = ClaimAnswer(
         jobs=[_claimed(call, job, alone=taken.alone) for job in taken.jobs],

@@ -143,7 +143,7 @@ class EventBroadcaster:
             for follower in self._followers:
                 follower.put(fresh)
         if not piece.more:
-            await store.wait(["job:*"], timeout=_LOOK)
+            await store.queueing.wait(["job:*"], timeout=_LOOK)
             await asyncio.sleep(_BUSY if len(piece.endings) > _MANY else _BREATH)
 
 

@@ -32,7 +32,7 @@ async def live(call: RequestContext) -> ApiResponse:
 
 async def ready(call: RequestContext) -> ApiResponse:
     """The store answers. A server that took over may keep less than the one that was opened."""
-    found = await (await call.app.open_store()).durability()
+    found = await (await call.app.open_store()).health.durability()
     warnings = [] if found.level == "ok" else [f"durability: {found.text}; {found.remedy}"]
     return json_response(200, Health("ready", call.app.settings.api_service, warnings or UNSET, found.text))
 

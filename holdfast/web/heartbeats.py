@@ -80,7 +80,7 @@ async def deregister(call: RequestContext) -> ApiResponse:
     answers = await call.fleet.settle(worker, endings)
     released = [answer.job_id for answer in answers if answer.accepted]
     call.changed += released
-    await store.deregister(worker)
+    await store.queueing.deregister(worker)
     call.fleet.remove_worker(worker)
     return json_response(200, DeregisterAnswer(len(released)))
 

@@ -120,7 +120,7 @@ async def append_job_logs(call: RequestContext) -> ApiResponse:
     (stand,) = await read_leases(store, worker_of(call), [lease])
     job = stand.job
     own = job is not None and job.worker == worker_of(call) and job.claims == lease.claims
-    kept = own and (not new or (await store.append_logs([Record(lease, new)]))[0])
+    kept = own and (not new or (await store.queueing.append_logs([Record(lease, new)]))[0])
     call.changed += [lease.job_id] if kept else []
     return json_response(200, LogLinesAnswer(kept, len(read) - len(new)))
 

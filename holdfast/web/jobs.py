@@ -109,7 +109,7 @@ async def _ended(call: RequestContext, job: Job, most: float) -> Job:
             left = deadline - clock.monotonic()
             if left <= 0:
                 break
-            await store.wait([f"job:{job.id}"], timeout=min(left, _LOOK))
+            await store.queueing.wait([f"job:{job.id}"], timeout=min(left, _LOOK))
             if not call.still():
                 raise unauthorized_refusal()
             job = await call.app.get(job.id)

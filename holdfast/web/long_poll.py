@@ -17,6 +17,7 @@ from holdfast.core.clock import wait_first
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import ApiStopping, Event
 from holdfast.core.models import Claim, Job
+from holdfast.stores.base import ClaimRequest
 from holdfast.web.remote_workers import RemoteWorkers
 from holdfast.worker.reporting import tell_claim
 
@@ -24,7 +25,7 @@ _BREATH = 0.01  # seconds at least between two rounds for the sake of what is du
 _WARY = 60.0  # seconds for which it is remembered that a job waits to be run alone
 
 
-class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
+class RemoteClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Request of a claim. ``tasks``: those the worker knows; None: it takes every one. ``idle``: it has no job."""
 
     worker: str
@@ -49,7 +50,7 @@ class WaitingClaim:
 
     __slots__ = ("ask", "left", "taken")
 
-    def __init__(self, ask: ClaimRequest) -> None:
+    def __init__(self, ask: RemoteClaimRequest) -> None:
         self.ask = ask
         self.left = False
         self.taken: asyncio.Future[ClaimResult] = asyncio.get_running_loop().create_future()
@@ -70,7 +71,7 @@ class ClaimWaiters:
         self._app.events.subscribe(self._stopping, ApiStopping)
 
     # ── taking ────────────────────────────────────────────────────────────────────────────────────────────────
-    async def take(self, ask: ClaimRequest) -> ClaimResult:
+    async def take(self, ask: RemoteClaimRequest) -> ClaimResult:
         """Takes the jobs that are ready now; call it shielded, since they must reach a caller. To be shielded: what it
         takes must reach a caller.
         """
@@ -91,25 +92,27 @@ class ClaimWaiters:
         jobs = await self._without_unknown(ask, claim.jobs)
         return ClaimResult(jobs, quarantined=claim.quarantined, next_due=claim.next_due)
 
-    async def _take_alone(self, ask: ClaimRequest) -> ClaimResult:
+    async def _take_alone(self, ask: RemoteClaimRequest) -> ClaimResult:
         claim = await self._claim(ask, alone=True)
         jobs = await self._without_unknown(ask, claim.jobs)
         return ClaimResult(jobs, alone=bool(jobs), quarantined=claim.quarantined, next_due=claim.next_due)
 
-    async def _claim(self, ask: ClaimRequest, *, alone: bool = False) -> Claim:
+    async def _claim(self, ask: RemoteClaimRequest, *, alone: bool = False) -> Claim:
         store = await self._app.open_store()
-        claim = await store.claim(
-            ask.worker,
-            ask.wants,
-            limit=1 if alone else ask.limit,
-            lease_for=ask.lease_for,
-            alone=alone,
-            elsewhere=True,
+        claim = await store.queueing.claim(
+            ClaimRequest(
+                ask.worker,
+                ask.wants,
+                limit=1 if alone else ask.limit,
+                lease_for=ask.lease_for,
+                alone=alone,
+                elsewhere=True,
+            )
         )
         tell_claim(self._app.events, claim, ask.worker, ask.lease_for)
         return claim
 
-    async def _without_unknown(self, ask: ClaimRequest, jobs: list[Job]) -> list[Job]:
+    async def _without_unknown(self, ask: RemoteClaimRequest, jobs: list[Job]) -> list[Job]:
         if ask.tasks is None:
             return jobs
         unknown = [job for job in jobs if job.task not in ask.tasks]
@@ -118,7 +121,7 @@ class ClaimWaiters:
         return [job for job in jobs if job.task in ask.tasks]
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
-    def enqueue_claim(self, ask: ClaimRequest) -> WaitingClaim:
+    def enqueue_claim(self, ask: RemoteClaimRequest) -> WaitingClaim:
         """Wait in turn; ``taken`` of the place says what came of it."""
         place = WaitingClaim(ask)
         if self._closed:
@@ -130,7 +133,7 @@ class ClaimWaiters:
             self._minding = asyncio.create_task(self._mind(), name="holdfast-hall")
         return place
 
-    def renew(self, place: WaitingClaim, ask: ClaimRequest) -> None:
+    def renew(self, place: WaitingClaim, ask: RemoteClaimRequest) -> None:
         """It asks for something else from now on."""
         if ask != place.ask:
             place.ask = ask
@@ -201,7 +204,7 @@ class ClaimWaiters:
         most = max(_BREATH, min(poll, due))
         waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._came.wait())]
         if topics:
-            waits.append(asyncio.ensure_future(store.wait(topics, timeout=most + 1)))
+            waits.append(asyncio.ensure_future(store.queueing.wait(topics, timeout=most + 1)))
         try:
             await clock.run_bounded(wait_first(*waits), most)
         finally:

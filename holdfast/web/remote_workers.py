@@ -84,7 +84,7 @@ class RemoteWorkers:
         """Register the worker and extend its leases."""
         store = await self.app.open_store()
         beaten_at = self.app.clock.monotonic()
-        beat = await store.heartbeat(pulse, leases, lease_for=lease_for)
+        beat = await store.queueing.heartbeat(pulse, leases, lease_for=lease_for)
         known = self.get_worker(pulse.worker)
         known.beaten_at, known.order = beaten_at, beat.order
         return beat
@@ -103,14 +103,16 @@ class RemoteWorkers:
         store = await self.app.open_store()
         endings = await self._with_deferred(endings)
         settlements = [self.decide_settlement(each) for each in endings]
-        now_us = await store.server_time_us() if any(map(self.app.events.has_subscriber, _TIMED)) else 0
-        answers = await store.settle(settlements)
+        now_us = await store.health.server_time_us() if any(map(self.app.events.has_subscriber, _TIMED)) else 0
+        answers = await store.queueing.settle(settlements)
         for pause in _LOCKED:
             locked = [place for place, answer in enumerate(answers) if answer.locked]
             if not locked:
                 break
             await self.app.clock.sleep(pause)
-            for place, answer in zip(locked, await store.settle([settlements[each] for each in locked]), strict=True):
+            for place, answer in zip(
+                locked, await store.queueing.settle([settlements[each] for each in locked]), strict=True
+            ):
                 answers[place] = answer
         succeeded: list[tuple[str, float]] = []
         for ending, settlement, answer in zip(endings, settlements, answers, strict=True):

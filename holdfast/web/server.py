@@ -85,7 +85,7 @@ async def _check_store_files(app: Holdfast) -> None:
         if not is_file:
             continue
         try:
-            await (await app.open_store()).durability()
+            await (await app.open_store()).health.durability()
         except StoreReplaced:
             raise
         except HoldfastError:

@@ -19,7 +19,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.fault_injection import fault_point
 from holdfast.core.lifecycle import Released, budget_spent
 from holdfast.core.models import Claim
-from holdfast.stores.base import EVERY_QUEUE, Store
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, Store
 from holdfast.worker.context import FENCE, FULL, RetryDelay, WorkerContext
 from holdfast.worker.reporting import tell_claim
 
@@ -81,7 +81,7 @@ class Fetcher:
                     await self._run_one_alone()
                 # What was in hand when this claim looked may be ready again by now: then it takes another look.
                 if self._draining and empty_handed and not claim.jobs and not shift.held:
-                    if not await self._store.reannounce():
+                    if not await self._store.maintenance.reannounce():
                         shift.stopping.set()
                     continue
             except HoldfastError as error:
@@ -147,14 +147,16 @@ class Fetcher:
         self._capped = min(wants.values()) < room
         fault_point("claim.before")
         # Shielded: a claim that was cancelled half-way would hold its jobs until their leases end.
-        claiming = self._store.claim(
-            shift.worker_id,
-            wants,
-            limit=min(room, max(1, sum(wants.values()))),
-            lease_for=shift.settings.lease,
-            startable=max(0, min(self._places, max(1, min(idle, room)))),
-            alone=alone,
-            promote=shift.settings.role != "follower",
+        claiming = self._store.queueing.claim(
+            ClaimRequest(
+                shift.worker_id,
+                wants,
+                limit=min(room, max(1, sum(wants.values()))),
+                lease_for=shift.settings.lease,
+                startable=max(0, min(self._places, max(1, min(idle, room)))),
+                alone=alone,
+                promote=shift.settings.role != "follower",
+            )
         )
         self._claiming = asyncio.ensure_future(self._take(claiming, since))
         return await asyncio.shield(self._claiming)
@@ -257,7 +259,7 @@ class Fetcher:
         shift = self._shift
         topics = [f"queue:{queue}" for queue in (shift.settings.queues or (EVERY_QUEUE,))]
         if not self._roused:
-            self._listening = asyncio.ensure_future(self._store.wait(topics, timeout=timeout))
+            self._listening = asyncio.ensure_future(self._store.queueing.wait(topics, timeout=timeout))
             low = asyncio.ensure_future(shift.low.wait()) if self._capped or self._draining else None
             try:
                 if low is not None:

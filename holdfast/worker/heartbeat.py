@@ -105,7 +105,7 @@ class Heartbeat:
             async with asyncio.timeout(shift.settings.lease.total_seconds() * _DEADLINE):
                 await store.open()
                 fault_point("beat.before")
-                beat = await store.heartbeat(pulse, leases, lease_for=shift.settings.lease)
+                beat = await store.queueing.heartbeat(pulse, leases, lease_for=shift.settings.lease)
         except StoreReplaced:
             raise
         except (HoldfastError, TimeoutError) as error:
@@ -142,7 +142,7 @@ class Heartbeat:
         await shift.clock.run_bounded(self._stop.wait(), gap)
         if self._stop.is_set() or self._failing or interval <= gap:
             return
-        news = asyncio.ensure_future(store.wait([f"worker:{shift.worker_id}"], timeout=interval))
+        news = asyncio.ensure_future(store.queueing.wait([f"worker:{shift.worker_id}"], timeout=interval))
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
             left = interval - gap

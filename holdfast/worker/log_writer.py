@@ -96,7 +96,7 @@ class LogWriter:
     async def _write(self, batch: list[_Line]) -> None:
         now = self._shift.clock.monotonic()
         try:
-            await self._store.append_logs(_records(batch, now))
+            await self._store.queueing.append_logs(_records(batch, now))
         except (Unavailable, ConfigError, asyncio.CancelledError):
             self._put_back(batch)
             raise

@@ -74,7 +74,7 @@ class Settler:
             try:
                 await self._write_lines()
                 fault_point("settle.before")
-                answers = await self._store.settle([run.settlement for run in batch])
+                answers = await self._store.queueing.settle([run.settlement for run in batch])
                 fault_point("settle.after")
             except (Unavailable, ConfigError) as error:
                 await self._patience.wait_after(error)

@@ -51,7 +51,7 @@ class Sweeper:
         parts = {
             "recovered": self._recover_all,
             "requeued": self._promote,
-            "reminded": self._store.reannounce,
+            "reminded": self._store.maintenance.reannounce,
             "pruned": self._prune,
         }
         for name, part in parts.items():
@@ -90,7 +90,9 @@ class Sweeper:
         shift = self._shift
         fault_point("sweep.before_settle")
         try:
-            answers = await self._store.settle([decide(job, Lost(), shift.settings.retry, shift.rng) for job in jobs])
+            answers = await self._store.queueing.settle(
+                [decide(job, Lost(), shift.settings.retry, shift.rng) for job in jobs]
+            )
         except (Unavailable, ConfigError):
             raise
         except HoldfastError as error:

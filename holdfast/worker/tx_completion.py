@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from holdfast.core.errors import HoldfastError, LeaseLost
 from holdfast.core.models import TxOutcome
-from holdfast.stores.base import TransactionalStore
+from holdfast.stores.base import External
 from holdfast.tasks import Context, encode_result
 from holdfast.worker.context import RetryDelay, TaskRun, WorkerContext
 
@@ -41,9 +41,9 @@ class TxCompletion:
 
     async def is_lost(self, run: TaskRun) -> bool:
         """Returns True if another worker may have the job: not if it has ended, nor while its transaction holds it."""
-        store = cast(TransactionalStore, await self._shift.app.open_store())
+        external = cast(External, (await self._shift.app.open_store()).external)
         try:
-            fate = await store.tx_outcome(run.lease)
+            fate = await external.tx_outcome(run.lease)
         except HoldfastError:
             return True  # cut off from the store: unknown
         return fate in (TxOutcome.UNDONE, TxOutcome.LOST)
@@ -51,13 +51,13 @@ class TxCompletion:
     async def read_outcome(self, run: TaskRun) -> TxOutcome:
         """Outcome of the job. Waits while its transaction is open, but for no longer than a lease lasts."""
         shift = self._shift
-        store = cast(TransactionalStore, await shift.app.open_store())
+        external = cast(External, (await shift.app.open_store()).external)
         patience = RetryDelay(shift, "runner")
         give_up = shift.clock.monotonic() + shift.settings.lease.total_seconds()
         pause = _PAUSE
         while True:
             try:
-                fate = await store.tx_outcome(run.lease)
+                fate = await external.tx_outcome(run.lease)
             except HoldfastError as error:
                 fate = TxOutcome.OPEN
                 await patience.wait_after(error)

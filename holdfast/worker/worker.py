@@ -250,12 +250,14 @@ class Worker:
 
     async def _sign_on(self) -> None:
         store = await self._app.open_store()
-        await store.deregister(self.id)  # one of the same name may have died with an order: that was not meant for us
-        await store.heartbeat(self._pulse(), [], lease_for=self.shift.settings.lease)
+        await store.queueing.deregister(
+            self.id
+        )  # one of the same name may have died with an order: that was not meant for us
+        await store.queueing.heartbeat(self._pulse(), [], lease_for=self.shift.settings.lease)
 
     async def _sign_off(self) -> None:
         store = await self._app.open_store()
-        await store.deregister(self.id)
+        await store.queueing.deregister(self.id)
 
     async def _or_told(self, ending: Coroutine[Any, Any, None], what: str) -> None:
         """Do that, but not for long: where the store is away, the leases end by themselves."""

@@ -30,7 +30,7 @@ from holdfast.core.models import (
     WorkerHeartbeat,
     new_id,
 )
-from holdfast.stores.base import Store
+from holdfast.stores.base import ClaimRequest, Store
 from holdfast.stores.common.named_sql import Migration, load_migrations
 
 SECOND = timedelta(seconds=1)
@@ -76,13 +76,15 @@ def new_job(task: str = "work", **fields: Any) -> NewJob:
 
 async def put(store: Store, *jobs: NewJob) -> list[str]:
     """Submit the jobs (one plain job if none is given); their ids."""
-    return [answer.job_id for answer in await store.submit(jobs or [new_job()])]
+    return [answer.job_id for answer in await store.queueing.submit(jobs or [new_job()])]
 
 
 async def claim(store: Store, limit: int = 100, wants: dict[str, int] | None = None, **options: Any) -> Claim:
     options = {"worker": WORKER, "lease_for": LEASE, **options}
     worker = options.pop("worker")
-    return await store.claim(worker, {"default": limit} if wants is None else wants, limit=limit, **options)
+    return await store.queueing.claim(
+        ClaimRequest(worker, {"default": limit} if wants is None else wants, limit=limit, **options)
+    )
 
 
 async def take(store: Store, limit: int = 100, wants: dict[str, int] | None = None, **options: Any) -> list[Job]:
@@ -111,7 +113,7 @@ async def until_claimed(store: Store) -> Job:
     """The job that somebody makes ready."""
     async with asyncio.timeout(30):
         while not (jobs := await take(store, 1)):
-            await store.wait(["queue:default"], timeout=0.05)
+            await store.queueing.wait(["queue:default"], timeout=0.05)
     return jobs[0]
 
 
@@ -128,7 +130,7 @@ def failing(job: Job, error: str = "boom", **fields: Any) -> Settlement:
 
 async def settle(store: Store, job: Job | Lease, state: JobState = JobState.SUCCEEDED, **fields: Any) -> Settled:
     """Settle one job; the answer."""
-    (answer,) = await store.settle([ending(job, state, **fields)])
+    (answer,) = await store.queueing.settle([ending(job, state, **fields)])
     return answer
 
 
@@ -147,7 +149,7 @@ async def lose_all(store: Store, clock: ManualClock) -> dict[str, Settled]:
     """Let every lease run out and settle the lost attempts as a sweeper does; the answers by job."""
     clock.advance(LEASE.total_seconds() + 1)
     found = await store.maintenance.find_expired(limit=1000)
-    answers = await store.settle([decide(job, Lost(), _NoBackoff(), random.Random(0)) for job in found])
+    answers = await store.queueing.settle([decide(job, Lost(), _NoBackoff(), random.Random(0)) for job in found])
     assert all(answer.accepted for answer in answers)
     return {answer.job_id: answer for answer in answers}
 

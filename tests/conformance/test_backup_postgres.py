@@ -31,7 +31,7 @@ async def test_what_backup_advises_makes_a_copy_that_works(clock: ManualClock, t
         (waiting,) = await put(store, new_job(key="waiting"))
         await settle(store, done)
         with pytest.raises(ConfigError, match="pg_dump") as caught:
-            await store.backup(str(tmp_path / "queue.dump"))
+            await store.health.backup(str(tmp_path / "queue.dump"))
         advice = str(caught.value)
         command(advice[advice.index("pg_dump") :])
         await store.close()
@@ -43,7 +43,7 @@ async def test_what_backup_advises_makes_a_copy_that_works(clock: ManualClock, t
         await copy.open()
         assert await copy.migrate() == []
         assert await take_ids(copy) == [waiting]
-        assert (await copy.submit([new_job(key="waiting")]))[0].job_id == waiting
+        assert (await copy.queueing.submit([new_job(key="waiting")]))[0].job_id == waiting
         assert await state_of(copy, done.id) is JobState.SUCCEEDED
         assert (await stored(copy, interrupted.id)).state is JobState.RUNNING
         assert set(await lose_all(copy, clock)) == {interrupted.id, waiting}  # their leases ran out, as after any crash

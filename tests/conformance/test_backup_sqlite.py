@@ -23,7 +23,7 @@ async def test_a_backup_is_a_consistent_copy_while_everything_goes_on(store: Sto
         for _ in range(20):
             await put(store, new_job(), new_job())
 
-    await asyncio.gather(store.backup(str(target)), traffic())
+    await asyncio.gather(store.health.backup(str(target)), traffic())
 
     await settle(store, busy)
     copy = open_store(f"sqlite:///{target}", now=ManualClock())
@@ -31,6 +31,6 @@ async def test_a_backup_is_a_consistent_copy_while_everything_goes_on(store: Sto
     assert [await state_of(copy, each) for each in (*queued, dead)] == [JobState.QUEUED] * 100 + [JobState.DEAD]
     assert await state_of(copy, busy.id) is JobState.RUNNING
     assert await copy.query.count(JobFilter()) % 2 == 0, "half a batch was copied"
-    assert await copy.submit([new_job(key="k7")]) == [Submitted(queued[7], False)]
+    assert await copy.queueing.submit([new_job(key="k7")]) == [Submitted(queued[7], False)]
     await copy.close()
     assert await store.query.count(JobFilter()) == 142

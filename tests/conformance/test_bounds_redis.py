@@ -57,7 +57,7 @@ async def test_new_attempt_event_reads_no_earlier_attempts(store: Store, home: s
     await follower.begin()
     begun = follower.mark
     clock.advance(1)
-    await store.settle([failing(job)])
+    await store.queueing.settle([failing(job)])
 
     took = []
     for _ in range(5):

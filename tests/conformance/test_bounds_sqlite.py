@@ -28,7 +28,7 @@ async def test_waiting_for_a_job_reads_only_its_state(store: Store, connection: 
     job_id = await ended(store, JobState.SUCCEEDED)
     connection.execute("update holdfast_job set options = '[]'")
 
-    await store.wait([f"job:{job_id}"], timeout=30)
+    await store.queueing.wait([f"job:{job_id}"], timeout=30)
 
 
 async def test_operation_by_filter_selects_jobs_without_the_write_lock(
@@ -36,7 +36,7 @@ async def test_operation_by_filter_selects_jobs_without_the_write_lock(
 ) -> None:
     """Through a large table that takes long; under the write lock nobody could submit or settle meanwhile."""
     ids = await put(store, *[new_job() for _ in range(3)])
-    choose = SqliteAdmin.select_jobs
+    choose = SqliteAdmin._choose_in
 
     def writing_meanwhile(self: SqliteAdmin, *args: Any, **options: Any) -> Chosen:
         connection.execute("begin immediate")
@@ -44,9 +44,9 @@ async def test_operation_by_filter_selects_jobs_without_the_write_lock(
         connection.execute("commit")
         return chosen
 
-    monkeypatch.setattr(SqliteAdmin, "select_jobs", writing_meanwhile)
+    monkeypatch.setattr(SqliteAdmin, "_choose_in", writing_meanwhile)
 
-    for call in (store.cancel, store.replay, store.delete):
+    for call in (store.admin.cancel, store.admin.replay, store.admin.delete):
         assert [job_id for job_id, _ in (await call(JobFilter())).changed] == ids
     assert await states_of(store, ids) == [None] * 3
 
@@ -55,16 +55,16 @@ async def test_operation_skips_jobs_that_no_longer_match_when_written(
     store: Store, monkeypatch: pytest.MonkeyPatch, connection: sqlite3.Connection
 ) -> None:
     first, second = await put(store, new_job(), new_job())
-    choose = SqliteAdmin.select_jobs
+    choose = SqliteAdmin._choose_in
 
     def started_meanwhile(self: SqliteAdmin, *args: Any, **options: Any) -> Chosen:
         chosen = choose(self, *args, **options)
         connection.execute("update holdfast_job set state = 2, lease_until = 1 << 62 where id = ?", (first,))
         return chosen
 
-    monkeypatch.setattr(SqliteAdmin, "select_jobs", started_meanwhile)
+    monkeypatch.setattr(SqliteAdmin, "_choose_in", started_meanwhile)
 
-    done = await store.cancel(JobFilter(states=(JobState.QUEUED,)))
+    done = await store.admin.cancel(JobFilter(states=(JobState.QUEUED,)))
 
     assert done == BulkResult([(second, JobState.CANCELLED)], [])
     running = await store.query.get(first)
@@ -76,7 +76,7 @@ async def test_a_filter_that_matches_nothing_waits_for_no_writer(store: Store, c
     (job_id,) = await put(store)
     connection.execute("begin immediate")
 
-    assert await store.cancel(JobFilter(queue="empty")) == BulkResult([], [])
+    assert await store.admin.cancel(JobFilter(queue="empty")) == BulkResult([], [])
 
     connection.execute("rollback")
     assert await state_of(store, job_id) is JobState.QUEUED

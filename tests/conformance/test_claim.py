@@ -62,7 +62,7 @@ async def test_every_claim_grows_claims_and_attempts(store: Store) -> None:
     for n in range(1, 6):
         (job,) = await take(store)
         assert (job.id, job.claims, job.attempts) == (job_id, n, n)
-        await store.settle([failing(job)])
+        await store.queueing.settle([failing(job)])
 
 
 async def test_a_higher_priority_goes_first(store: Store, carried: bool) -> None:
@@ -124,7 +124,7 @@ async def test_a_job_is_never_delivered_early(store: Store, clock: ManualClock) 
 
 async def test_a_retry_is_not_delivered_before_its_delay_is_over(store: Store, clock: ManualClock) -> None:
     job = await running(store)
-    await store.settle([failing(job, delay=timedelta(seconds=5))])
+    await store.queueing.settle([failing(job, delay=timedelta(seconds=5))])
     clock.advance(4.999999)
     assert await take(store) == []
 
@@ -168,7 +168,7 @@ async def test_next_due_is_the_exact_time_until_the_next_job(store: Store, clock
 
 async def test_next_due_counts_retries(store: Store) -> None:
     job = await running(store)
-    await store.settle([failing(job, delay=timedelta(seconds=5))])
+    await store.queueing.settle([failing(job, delay=timedelta(seconds=5))])
 
     assert (await claim(store)).next_due == timedelta(seconds=5)
 
@@ -251,12 +251,12 @@ async def test_the_star_delivers_within_a_queue_in_order(store: Store, carried: 
 async def test_a_paused_queue_is_skipped_until_it_is_resumed(store: Store, opener: Opener, wanted: str) -> None:
     (job_id,) = await put(store)
     (other_id,) = await put(store, new_job(queue="other"))
-    await (await opener()).pause("default")
+    await (await opener()).admin.pause("default")
 
     assert await take_ids(store, wants={wanted: 5, "other": 5} if wanted == "default" else {wanted: 5}) == [other_id]
     assert await take_ids(store, wants={wanted: 5}, only=[job_id]) == []
 
-    await store.resume("default")
+    await store.admin.resume("default")
     assert await take_ids(store, wants={wanted: 5}) == [job_id]
 
 
@@ -283,7 +283,7 @@ async def test_id_delivered_twice_is_claimed_once_and_refused_once(store: Store)
 
 async def test_delivered_ids_of_any_queue_are_claimed_for_the_star(store: Store) -> None:
     ids = await put(store, new_job(queue="a"), new_job(queue="b"), new_job(queue="closed"))
-    await store.pause("closed")
+    await store.admin.pause("closed")
 
     brought = await claim(store, wants={EVERY_QUEUE: 5}, only=ids)
 

@@ -70,7 +70,7 @@ class Fleet:
             ids = [job.id for job in jobs]
             self.twice += self.claimed.intersection(ids)
             self.claimed.update(ids)
-            await store.settle([ending(job) for job in jobs])
+            await store.queueing.settle([ending(job) for job in jobs])
             await submit_many(self._producer, len(jobs))
 
     async def found(self, job_ids: list[str]) -> None:
@@ -120,7 +120,7 @@ async def test_nothing_in_front_of_the_cursors_is_left_behind(schema: str) -> No
 
             replayed, retried, given_back = held
             await settle(operator, replayed, JobState.DEAD, reason=Reason.ERROR, error="boom")
-            await operator.replay([replayed.id])
+            await operator.admin.replay([replayed.id])
             await settle(
                 operator, retried, JobState.FAILED, reason=Reason.ERROR, error="boom", delay=timedelta(seconds=0.1)
             )
@@ -178,7 +178,7 @@ async def test_a_pinned_snapshot_makes_claims_no_dearer(schema: str) -> None:
     with pinned(schema):
         while jobs := await take(store, 500):
             seen += [job.id for job in jobs]
-            answers = await store.settle([ending(job) for job in jobs])
+            answers = await store.queueing.settle([ending(job) for job in jobs])
             assert all(answer.accepted for answer in answers)
     await store.close()
     assert sorted(seen) == sorted(ids)

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core.models import Finding
 from holdfast.stores import open_store
-from holdfast.stores.postgres import doctor
+from holdfast.stores.postgres import health
 from tests.conformance.support import new_job, put, take
 from tests.support.postgres import SUPERUSER, Postgres
 
@@ -32,7 +32,7 @@ async def findings(server: Postgres, schema: str, **parameters: object) -> dict[
     store = open_store(server.url(schema=schema, **parameters))
     await store.open()
     try:
-        return {finding.name: finding for finding in await store.doctor()}
+        return {finding.name: finding for finding in await store.health.doctor()}
     finally:
         await store.close()
 
@@ -94,7 +94,7 @@ async def test_a_transaction_that_keeps_dead_rows(
     server: Postgres, schema: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (await finding(server, schema, "transactions")).level == "ok"
-    monkeypatch.setattr(doctor, "_OLD_S", 0)
+    monkeypatch.setattr(health, "_OLD_S", 0)
     with psycopg.connect(server.url(), application_name="nightly report") as connection:
         if kind == "a snapshot":
             connection.execute("set transaction isolation level repeatable read")
@@ -159,6 +159,6 @@ async def test_a_url_that_says_pooled_without_need(server: Postgres, schema: str
 
 
 def test_a_pooler_the_url_does_not_name() -> None:
-    found = doctor.check_pooler(pooled=False, through=True)
+    found = health.check_pooler(pooled=False, through=True)
     assert (found.level, "?pooled=1" in found.remedy) == ("warning", True)
-    assert doctor.check_pooler(pooled=True, through=True).level == "ok"
+    assert health.check_pooler(pooled=True, through=True).level == "ok"

@@ -48,7 +48,7 @@ async def test_every_final_state_is_reported_once(store: Store, clock: ManualClo
         expected.append((await ended(store, state), state))
         clock.advance(5)
     (waiting,) = await put(store)
-    await store.cancel([waiting])
+    await store.admin.cancel([waiting])
     clock.advance(5)
 
     assert brief(await follower.told()) == [*expected, (waiting, JobState.CANCELLED)]
@@ -63,7 +63,7 @@ async def test_an_ending_says_what_its_job_was(store: Store, clock: ManualClock,
     (job,) = await take(store, wants={"mail": 1})
     clock.advance(3)
     started = clock()
-    await store.settle([ending(job, JobState.DEAD, reason=Reason.NON_RETRYABLE, error="no such address")])
+    await store.queueing.settle([ending(job, JobState.DEAD, reason=Reason.NON_RETRYABLE, error="no such address")])
 
     (told,) = await follower.told()
 
@@ -86,7 +86,7 @@ async def test_failed_attempts_are_reported_before_the_end(
     store: Store, clock: ManualClock, follower: Follower
 ) -> None:
     job = await running(store)
-    await store.settle([failing(job, "first")])
+    await store.queueing.settle([failing(job, "first")])
     clock.advance(5)
     (job,) = await take(store)
     await lose(store, clock, job)
@@ -118,7 +118,7 @@ async def test_long_backlog_is_reported_in_pages(store: Store, clock: ManualCloc
     for number in range(9):
         batch = await take(store, limit=5)
         first, *rest = batch
-        await store.settle([failing(first, delay=HOUR), *[ending(job, JobState.SUCCEEDED) for job in rest]])
+        await store.queueing.settle([failing(first, delay=HOUR), *[ending(job, JobState.SUCCEEDED) for job in rest]])
         clock.advance(1 + number % 2)
 
     told = await follower.told()
@@ -141,7 +141,7 @@ async def test_nothing_is_passed_by_while_others_settle(store: Store, opener: Op
     async def settling(each: Store) -> None:
         while batch := await take(each, limit=4):
             clock.advance(0.01)
-            await each.settle([ending(job, JobState.SUCCEEDED) for job in batch])
+            await each.queueing.settle([ending(job, JobState.SUCCEEDED) for job in batch])
 
     async def following() -> None:
         over = False
@@ -164,8 +164,8 @@ async def test_what_was_replayed_or_deleted_since_is_no_ending(
     replayed = await ended(store, JobState.DEAD)
     deleted = await ended(store, JobState.SUCCEEDED)
     stays = await ended(store, JobState.DEAD)
-    await store.replay([replayed])
-    await store.delete([deleted])
+    await store.admin.replay([replayed])
+    await store.admin.delete([deleted])
 
     assert brief(await follower.told()) == [(stays, JobState.DEAD)]
     clock.advance(5)
@@ -211,7 +211,7 @@ async def test_cursor_that_was_never_issued_is_harmless(store: Store, clock: Man
 async def test_no_mark_leads_back_further_than_the_window(store: Store, clock: ManualClock) -> None:
     """Whoever made it up: else a client could have everything that ever ended read, again and again."""
     setback = await running(store)
-    await store.settle([failing(setback, delay=HOUR)])
+    await store.queueing.settle([failing(setback, delay=HOUR)])
     old = {setback.id} | {await ended(store, state) for state in (JobState.SUCCEEDED, JobState.DEAD)}
     clock.advance(2 * 3600)
     recent = await ended(store, JobState.SUCCEEDED)
@@ -242,9 +242,9 @@ async def test_a_bookmark_names_no_job_and_passes_nothing_by(
     store: Store, clock: ManualClock, follower: Follower
 ) -> None:
     jobs = await put(store, *[new_job() for _ in range(6)])
-    await store.cancel(jobs[:4])  # at one instant
+    await store.admin.cancel(jobs[:4])  # at one instant
     clock.advance(5)
-    await store.cancel(jobs[4:])
+    await store.admin.cancel(jobs[4:])
     mark, told, more = follower.mark, set(), True
     while more:
         piece = await store.query.events(mark, limit=1, within=HOUR)
@@ -259,9 +259,9 @@ async def test_a_bookmark_names_no_job_and_passes_nothing_by(
 async def test_a_wait_for_any_ending_ends_with_one(store: Store, opener: Opener) -> None:
     other = await opener()
     job = await running(store)
-    await store.wait(["job:*"], timeout=1)  # who begins to hear hears at once
-    waiting = asyncio.create_task(store.wait(["job:*"], timeout=300))
-    await other.settle([ending(job, JobState.SUCCEEDED)])
+    await store.queueing.wait(["job:*"], timeout=1)  # who begins to hear hears at once
+    waiting = asyncio.create_task(store.queueing.wait(["job:*"], timeout=300))
+    await other.queueing.settle([ending(job, JobState.SUCCEEDED)])
 
     async with asyncio.timeout(60):
         await waiting

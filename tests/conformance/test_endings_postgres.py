@@ -64,7 +64,7 @@ async def test_late_commit_is_not_skipped(store: Store, clock: ManualClock) -> N
         await complete(link, store, clock, late)
         for job in (quick, last):  # dated later, and seen sooner, for a while
             clock.advance(5)
-            await store.settle([ending(job, JobState.SUCCEEDED)])
+            await store.queueing.settle([ending(job, JobState.SUCCEEDED)])
             assert ids(await follower.told()) == [job.id]
         clock.advance(5)
         assert await follower.told() == []
@@ -79,12 +79,12 @@ async def test_job_ended_inside_a_savepoint_is_not_skipped(store: Store, clock: 
     async with connected(store) as link, link.transaction():
         async with link.transaction():
             await complete(link, store, clock, within)
-        await store.settle([ending(other, JobState.SUCCEEDED)])
+        await store.queueing.settle([ending(other, JobState.SUCCEEDED)])
         assert ids(await follower.told()) == [other.id]
     assert ids(await follower.told()) == [within.id]
-    await store.replay([within.id], force=True)
+    await store.admin.replay([within.id], force=True)
     (again,) = await take(store)
-    await store.settle([ending(again, JobState.DEAD)])
+    await store.queueing.settle([ending(again, JobState.DEAD)])
     assert [(each.job_id, each.claims) for each in await follower.told()] == [(within.id, 2)]
 
 
@@ -144,7 +144,7 @@ async def test_others_long_transactions_hold_up_nothing(store: Store, clock: Man
         for _ in range(10):
             (job_id,) = await put(store)
             (job,) = await take(store)
-            await store.settle([ending(job, JobState.SUCCEEDED)])
+            await store.queueing.settle([ending(job, JobState.SUCCEEDED)])
             assert ids(await follower.told()) == [job_id]
             clock.advance(300)
     assert await follower.told() == []
@@ -228,7 +228,7 @@ async def test_a_mark_outlives_many_transactions(store: Store, clock: ManualCloc
     for _ in range(30):
         (job_id,) = await put(store)
         (job,) = await take(store)
-        await store.settle([ending(job, JobState.SUCCEEDED)])
+        await store.queueing.settle([ending(job, JobState.SUCCEEDED)])
         ended.append(job_id)
         clock.advance(timedelta(minutes=1).total_seconds())
 

@@ -55,13 +55,13 @@ async def test_stats_of_some_queues_are_as_exact_as_of_all(store: Store) -> None
 async def test_recent_activity_is_separated_from_the_total(store: Store, clock: ManualClock) -> None:
     old = [await ended(store, state) for state in (JobState.SUCCEEDED, JobState.DEAD)]
     long_since = await running(store, queue="other")
-    await store.settle([failing(long_since, delay=timedelta(hours=9))])
+    await store.queueing.settle([failing(long_since, delay=timedelta(hours=9))])
     (waiting,) = await put(store, new_job(queue="third"))
     clock.advance(600)
     new = await ended(store, JobState.SUCCEEDED)
     (late,) = await take(store, wants={"third": 1})
     clock.advance(20)
-    await store.settle([failing(late, delay=timedelta(hours=9))])
+    await store.queueing.settle([failing(late, delay=timedelta(hours=9))])
     clock.advance(290)
 
     found = await figures(store)
@@ -85,7 +85,7 @@ async def test_they_say_how_long_attempts_took(store: Store, clock: ManualClock)
 async def test_they_look_at_so_many_and_say_so(store: Store, clock: ManualClock) -> None:
     await put(store, *[new_job() for _ in range(30)])
     for _ in range(6):
-        await store.settle([ending(job, JobState.SUCCEEDED) for job in await take(store, limit=2)])
+        await store.queueing.settle([ending(job, JobState.SUCCEEDED) for job in await take(store, limit=2)])
         clock.advance(1)
     await ended(store, JobState.DEAD, queue="other")
 
@@ -101,7 +101,7 @@ async def test_the_rate_of_many_endings_is_that_of_the_latest(store: Store, cloc
     """Also of one queue, whose own first may be younger: those that were looked at took as long for all."""
     for queue in ("a", "a", "b"):
         await put(store, *[new_job(queue=queue) for _ in range(10)])
-        await store.settle([ending(job) for job in await take(store, wants={queue: 10})])
+        await store.queueing.settle([ending(job) for job in await take(store, wants={queue: 10})])
         clock.advance(1)
 
     found = await figures(store, most=20)

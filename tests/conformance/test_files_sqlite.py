@@ -133,15 +133,18 @@ async def test_open_store_refuses_replaced_files(
     for call in (
         put(store),
         claim(store),
-        store.settle([ending(job)]),
-        store.heartbeat(pulse(), [job.lease], lease_for=LEASE),
+        store.queueing.settle([ending(job)]),
+        store.queueing.heartbeat(pulse(), [job.lease], lease_for=LEASE),
         store.query.find(JobFilter()),
-        store.doctor(),
-        store.durability(),
+        store.health.doctor(),
+        store.health.durability(),
     ):
         with pytest.raises(StoreReplaced, match=f"{damaged} {word} while this program had it open; restart"):
             await call
-    for start in (lambda: store.submit_steps([new_job()]), lambda: store.complete_steps(job.lease, None)):
+    for start in (
+        lambda: store.external.submit_steps([new_job()]),
+        lambda: store.external.complete_steps(job.lease, None),
+    ):
         with pytest.raises(StoreReplaced):
             start()
     await opener.close()
@@ -222,15 +225,15 @@ async def test_commit_is_not_acknowledged_if_shm_vanished_meanwhile(
 ) -> None:
     store: Any = await opener()
     await put(store)
-    hot = store._hot
-    submit = hot.submit
+    queueing = store.queueing
+    submit = queueing._submit
 
     def submit_and_lose_shm(*arguments: object) -> object:
         answers = submit(*arguments)
         side(file, "-shm").unlink()
         return answers
 
-    monkeypatch.setattr(hot, "submit", submit_and_lose_shm)
+    monkeypatch.setattr(queueing, "_submit", submit_and_lose_shm)
     with pytest.raises(StoreReplaced):
         await put(store)
     await opener.close()
@@ -241,15 +244,15 @@ async def test_commit_is_not_acknowledged_if_the_log_was_cut_meanwhile(
 ) -> None:
     store: Any = await opener()
     await put(store)
-    hot = store._hot
-    submit = hot.submit
+    queueing = store.queueing
+    submit = queueing._submit
 
     def submit_and_cut_the_log(*arguments: object) -> object:
         answers = submit(*arguments)
         cut(side(file, "-wal"))
         return answers
 
-    monkeypatch.setattr(hot, "submit", submit_and_cut_the_log)
+    monkeypatch.setattr(queueing, "_submit", submit_and_cut_the_log)
     with pytest.raises(StoreReplaced, match=r"-wal was cut to 0 bytes"):
         await put(store)
     await opener.close()

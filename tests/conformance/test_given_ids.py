@@ -18,7 +18,7 @@ async def second_life(store: Store, clock: ManualClock, *, worker: str = WORKER)
     """The job as it was claimed in its first life, and in its second."""
     first = await running(store, given_id=True)
     await settle(store, first)
-    assert (await store.delete([first.id])).changed
+    assert (await store.admin.delete([first.id])).changed
     clock.advance(0.001)
     await put(store, NewJob(id=first.id, task="work", payload="{}", given_id=True))
     (second,) = await take(store, 1, worker=worker)
@@ -37,9 +37,9 @@ async def test_returning_id_never_repeats_a_fencing_token(store: Store, clock: M
 async def test_first_life_cannot_settle_or_extend_the_second(store: Store, clock: ManualClock, worker: str) -> None:
     first, second = await second_life(store, clock, worker=worker)
     assert not (await settle(store, first, result='"stale"', worker=WORKER)).accepted
-    assert (await store.heartbeat(pulse(), [first.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.queueing.heartbeat(pulse(), [first.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
     line = NewLine(number=1, ago=timedelta(0), level="info", text="stale", fields=None)
-    assert await store.append_logs([Record(first.lease, [line])]) == [False]
+    assert await store.queueing.append_logs([Record(first.lease, [line])]) == [False]
     assert await state_of(store, second.id) is JobState.RUNNING
     assert (await settle(store, second, result='"fresh"', worker=worker)).accepted
     assert (await stored(store, second.id)).result == '"fresh"'
@@ -75,7 +75,7 @@ async def test_only_the_holder_settles_and_extends(store: Store, state: JobState
     """A failover or a restore may forget a claim and give its number to another worker."""
     job = await running(store)
     assert not (await settle(store, job, state, worker="other")).accepted
-    assert (await store.heartbeat(pulse("other"), [job.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
-    assert (await store.heartbeat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.HELD]
+    assert (await store.queueing.heartbeat(pulse("other"), [job.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
+    assert (await store.queueing.heartbeat(pulse(), [job.lease], lease_for=LEASE)).held == [LeaseStatus.HELD]
     assert await state_of(store, job.id) is JobState.RUNNING
     assert (await settle(store, job, state, worker=WORKER)).accepted

@@ -29,12 +29,12 @@ async def test_other_spelling_of_an_id_matches_no_job(store: Store, spelling: st
     assert await store.query.get(other) is None
     assert await store.query.attempts(other) == []
     for operated in (
-        await store.cancel([other]),
-        await store.replay([other]),
-        await store.delete([other]),
+        await store.admin.cancel([other]),
+        await store.admin.replay([other]),
+        await store.admin.delete([other]),
     ):
         assert (operated.changed, operated.refused) == ([], [(other, None)])
     delivered = await claim(store, only=[other, new_id()])
     assert (delivered.jobs, delivered.refused) == ([], 2)
     assert await state_of(store, job_id) is JobState.QUEUED
-    await store.wait([f"job:{other}"], timeout=0.01)
+    await store.queueing.wait([f"job:{other}"], timeout=0.01)

@@ -23,9 +23,9 @@ async def prune_all(store: Store) -> int:
 
 async def test_a_key_creates_one_job_and_every_caller_gets_it(store: Store) -> None:
     first = new_job(key="welcome-42", payload='{"n":1}')
-    await store.submit([first])
+    await store.queueing.submit([first])
 
-    assert await store.submit([new_job(key="welcome-42", payload='{"n":2}')]) == [Submitted(first.id, False)]
+    assert await store.queueing.submit([new_job(key="welcome-42", payload='{"n":2}')]) == [Submitted(first.id, False)]
     assert await store.query.count(JobFilter()) == 1
     assert (await stored(store, first.id)).payload == '{"n":1}'
 
@@ -33,7 +33,7 @@ async def test_a_key_creates_one_job_and_every_caller_gets_it(store: Store) -> N
 async def test_different_keys_are_different_jobs(store: Store) -> None:
     keys = ["a", "A", "a ", " a", "a\0", "ä", "a\u0308", "%", "_", "'", "x" * 512]
 
-    answers = await store.submit([new_job(key=key) for key in keys])
+    answers = await store.queueing.submit([new_job(key=key) for key in keys])
 
     assert all(answer.created for answer in answers)
     found = [await store.query.by_key(key) for key in keys]
@@ -45,7 +45,7 @@ async def test_different_keys_are_different_jobs(store: Store) -> None:
 async def test_a_key_twice_in_one_batch_is_one_job(store: Store) -> None:
     first, second, plain = new_job(key="k"), new_job(key="k"), new_job()
 
-    answers = await store.submit([first, plain, second])
+    answers = await store.queueing.submit([first, plain, second])
 
     assert answers == [Submitted(first.id, True), Submitted(plain.id, True), Submitted(first.id, False)]
     assert await store.query.get(second.id) is None
@@ -53,10 +53,10 @@ async def test_a_key_twice_in_one_batch_is_one_job(store: Store) -> None:
 
 async def test_batch_of_old_and_new_keys_is_answered_in_order(store: Store) -> None:
     old = [new_job(key=f"k{n}") for n in range(20)]
-    await store.submit(old)
+    await store.queueing.submit(old)
     batch = [new_job(key=f"k{n}") for n in range(40)]
 
-    answers = await store.submit(batch)
+    answers = await store.queueing.submit(batch)
 
     assert answers[:20] == [Submitted(job.id, False) for job in old]
     assert answers[20:] == [Submitted(job.id, True) for job in batch[20:]]
@@ -65,19 +65,19 @@ async def test_batch_of_old_and_new_keys_is_answered_in_order(store: Store) -> N
 async def test_resubmitting_a_keyed_job_by_its_id_is_harmless(store: Store) -> None:
     new = new_job(key="k")
 
-    assert await store.submit([new]) == [Submitted(new.id, True)]
-    assert await store.submit([new]) == [Submitted(new.id, False)]
+    assert await store.queueing.submit([new]) == [Submitted(new.id, True)]
+    assert await store.queueing.submit([new]) == [Submitted(new.id, False)]
 
 
 async def test_key_submitted_with_a_known_id_belongs_to_that_job(store: Store) -> None:
     (job_id,) = await put(store)
 
-    assert await store.submit([new_job(id=job_id, key="late")]) == [Submitted(job_id, False)]
+    assert await store.queueing.submit([new_job(id=job_id, key="late")]) == [Submitted(job_id, False)]
     assert (await stored(store, job_id)).key == "late"
     assert await store.query.count(JobFilter()) == 1
-    await store.delete([job_id])
+    await store.admin.delete([job_id])
     assert await store.query.by_key("late") is None
-    assert (await store.submit([new_job(key="late")]))[0].created
+    assert (await store.queueing.submit([new_job(key="late")]))[0].created
 
 
 async def test_every_key_of_a_known_job_answers_with_it(store: Store) -> None:
@@ -85,12 +85,12 @@ async def test_every_key_of_a_known_job_answers_with_it(store: Store) -> None:
     keys = ["first", "second", "third"]
 
     for key in keys:
-        assert await store.submit([new_job(id=job_id, key=key)]) == [Submitted(job_id, False)]
+        assert await store.queueing.submit([new_job(id=job_id, key=key)]) == [Submitted(job_id, False)]
 
-    assert await store.submit([new_job(key=key) for key in keys]) == [Submitted(job_id, False)] * 3
+    assert await store.queueing.submit([new_job(key=key) for key in keys]) == [Submitted(job_id, False)] * 3
     assert [job and job.id for job in await store.query.by_keys(keys)] == [job_id] * 3
-    await store.delete([job_id])
-    answers = await store.submit([new_job(key=key, key_for=DAY) for key in keys])
+    await store.admin.delete([job_id])
+    answers = await store.queueing.submit([new_job(key=key, key_for=DAY) for key in keys])
     assert all(answer.created for answer in answers)
 
 
@@ -98,11 +98,11 @@ async def test_deleted_job_frees_every_key_it_was_given(store: Store) -> None:
     job_id = new_id()
     keys = [f"key-{number}" for number in range(300)]
     for key in keys:
-        await store.submit([new_job(id=job_id, key=key)])
+        await store.queueing.submit([new_job(id=job_id, key=key)])
 
-    await store.delete([job_id])
+    await store.admin.delete([job_id])
 
-    answers = await store.submit([new_job(key=key) for key in keys])
+    answers = await store.queueing.submit([new_job(key=key) for key in keys])
     assert all(answer.created for answer in answers)
 
 
@@ -134,7 +134,7 @@ async def test_by_keys_returns_whole_jobs_in_key_order(store: Store) -> None:
 async def test_a_key_is_kept_whatever_became_of_its_job(store: Store, state: JobState) -> None:
     job_id = await ended(store, state, key="k")
 
-    assert await store.submit([new_job(key="k")]) == [Submitted(job_id, False)]
+    assert await store.queueing.submit([new_job(key="k")]) == [Submitted(job_id, False)]
 
 
 async def test_a_key_outlasts_its_lifetime_while_its_job_is_there(store: Store, clock: ManualClock) -> None:
@@ -142,7 +142,7 @@ async def test_a_key_outlasts_its_lifetime_while_its_job_is_there(store: Store, 
     clock.advance(3600)
     await prune_all(store)
 
-    assert await store.submit([new_job(key="k")]) == [Submitted(job_id, False)]
+    assert await store.queueing.submit([new_job(key="k")]) == [Submitted(job_id, False)]
 
 
 async def test_key_outlives_its_pruned_job_until_it_expires(store: Store, clock: ManualClock) -> None:
@@ -151,11 +151,11 @@ async def test_key_outlives_its_pruned_job_until_it_expires(store: Store, clock:
     assert await prune_all(store) == 1
     assert await store.query.get(job_id) is None
 
-    assert await store.submit([new_job(key="k")]) == [Submitted(job_id, False)]
+    assert await store.queueing.submit([new_job(key="k")]) == [Submitted(job_id, False)]
     assert await store.query.count(JobFilter()) == 0
 
     clock.advance(DAY.total_seconds())
-    (answer,) = await store.submit([new_job(key="k")])
+    (answer,) = await store.queueing.submit([new_job(key="k")])
     assert answer.created
 
 
@@ -165,7 +165,7 @@ async def test_expired_key_is_free_before_it_is_pruned(store: Store, clock: Manu
     await prune_all(store)
     clock.advance(3601)
 
-    (answer,) = await store.submit([new_job(key="k")])
+    (answer,) = await store.queueing.submit([new_job(key="k")])
 
     assert answer.created
     assert answer.job_id != job_id
@@ -179,8 +179,8 @@ async def test_pruning_takes_the_dead_keys_and_leaves_the_living(store: Store, c
     clock.advance(3 * 3600)
     await prune_all(store)
 
-    assert (await store.submit([new_job(key="short")]))[0].created
-    assert await store.submit([new_job(key="long")]) == [Submitted(long, False)]
+    assert (await store.queueing.submit([new_job(key="short")]))[0].created
+    assert await store.queueing.submit([new_job(key="long")]) == [Submitted(long, False)]
 
 
 async def test_a_key_without_a_lifetime_goes_with_its_job(store: Store, clock: ManualClock) -> None:
@@ -189,16 +189,16 @@ async def test_a_key_without_a_lifetime_goes_with_its_job(store: Store, clock: M
     assert await prune_all(store) == 1
 
     assert await store.query.by_key("k") is None
-    assert (await store.submit([new_job(key="k")]))[0].created
+    assert (await store.queueing.submit([new_job(key="k")]))[0].created
 
 
 async def test_deleting_a_job_frees_its_key_whatever_lifetime_it_has(store: Store) -> None:
     (job_id,) = await put(store, new_job(key="k", key_for=DAY))
 
-    await store.delete([job_id])
+    await store.admin.delete([job_id])
 
     assert await store.query.by_key("k") is None
-    assert (await store.submit([new_job(key="k")]))[0].created
+    assert (await store.queueing.submit([new_job(key="k")]))[0].created
 
 
 async def test_by_key_of_a_pruned_job_finds_nothing(store: Store, clock: ManualClock) -> None:
@@ -212,16 +212,16 @@ async def test_by_key_of_a_pruned_job_finds_nothing(store: Store, clock: ManualC
 async def test_a_key_survives_retries_and_replays(store: Store) -> None:
     job = await running(store, key="k")
     await settle(store, job, JobState.DEAD, error="boom")
-    await store.replay([job.id])
+    await store.admin.replay([job.id])
 
     assert (await stored(store, job.id)).key == "k"
-    assert await store.submit([new_job(key="k")]) == [Submitted(job.id, False)]
+    assert await store.queueing.submit([new_job(key="k")]) == [Submitted(job.id, False)]
 
 
 async def test_one_of_32_racing_submissions_of_a_key_creates(store: Store, opener: Opener) -> None:
     stores = [store, *[await opener() for _ in range(3)]]
 
-    answers = await asyncio.gather(*[stores[n % 4].submit([new_job(), new_job(key="k")]) for n in range(32)])
+    answers = await asyncio.gather(*[stores[n % 4].queueing.submit([new_job(), new_job(key="k")]) for n in range(32)])
 
     keyed = [answer for _, answer in answers]
     assert sum(answer.created for answer in keyed) == 1
@@ -233,13 +233,13 @@ async def test_one_of_many_callers_takes_over_an_outlived_key(store: Store, open
     stores = [store, *[await opener() for _ in range(3)]]
     keys = [f"k{number}" for number in range(16)]
     first = await put(store, *[new_job(key=key, key_for=timedelta(hours=2)) for key in keys])
-    await store.cancel(first)
+    await store.admin.cancel(first)
     clock.advance(3600)
     assert await prune_all(store) == len(keys)
     clock.advance(3601)
 
     for key in keys:
-        answers = await asyncio.gather(*[stores[n % 4].submit([new_job(key=key)]) for n in range(16)])
+        answers = await asyncio.gather(*[stores[n % 4].queueing.submit([new_job(key=key)]) for n in range(16)])
 
         (owner,) = {answer.job_id for (answer,) in answers}
         assert sum(answer.created for (answer,) in answers) == 1

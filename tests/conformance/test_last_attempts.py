@@ -40,7 +40,7 @@ async def test_claim_takes_every_last_attempt_without_a_bound(store: Store) -> N
 
 async def test_retry_on_its_last_attempt_is_held_back(store: Store) -> None:
     job = await running(store, max_attempts=2)
-    await store.settle([failing(job)])
+    await store.queueing.settle([failing(job)])
     await store.maintenance.promote_due(limit=1)
     (other,) = await put(store)
 

@@ -38,7 +38,7 @@ async def test_a_line_is_kept_as_it_was_said(store: Store, clock: ManualClock) -
     clock.advance(5)
     line = NewLine(1, timedelta(milliseconds=1500), "warning", "größer als\nerwartet", '{"rows":3}')
 
-    assert await store.append_logs([record(job, [line])]) == [True]
+    assert await store.queueing.append_logs([record(job, [line])]) == [True]
 
     kept = LogLine(1, 1, 1, clock() - 1_500_000, "warning", "größer als\nerwartet", '{"rows":3}')
     assert await lines_of(store, job.id) == [kept]
@@ -47,7 +47,7 @@ async def test_a_line_is_kept_as_it_was_said(store: Store, clock: ManualClock) -
 async def test_lines_of_many_jobs_are_kept_together(store: Store) -> None:
     jobs = [await running(store) for _ in range(3)]
 
-    answers = await store.append_logs([record(job, said(f"{n} a", f"{n} b")) for n, job in enumerate(jobs)])
+    answers = await store.queueing.append_logs([record(job, said(f"{n} a", f"{n} b")) for n, job in enumerate(jobs)])
 
     assert answers == [True] * 3
     assert [await texts_of(store, job.id) for job in jobs] == [[f"{n} a", f"{n} b"] for n in range(3)]
@@ -58,7 +58,8 @@ async def test_logs_longer_than_one_chunk_keep_their_order(store: Store) -> None
     many = [str(n) for n in range(450)]
 
     assert (
-        await store.append_logs([record(other, said("a")), record(job, said(*many)), record(other, [])]) == [True] * 3
+        await store.queueing.append_logs([record(other, said("a")), record(job, said(*many)), record(other, [])])
+        == [True] * 3
     )
 
     assert await texts_of(store, job.id) == many
@@ -66,14 +67,14 @@ async def test_logs_longer_than_one_chunk_keep_their_order(store: Store) -> None
 
 async def test_a_lost_lease_keeps_nothing(store: Store, clock: ManualClock) -> None:
     expired, retaken, freed = await running(store), await running(store), await running(store)
-    await store.settle([failing(freed)])
+    await store.queueing.settle([failing(freed)])
     clock.advance(LEASE.total_seconds() + 1)
     await lose(store, clock, retaken)
     (again,) = await take(store, only=[retaken.id], startable=1)
     nobody = Lease(new_id(), 1)
     leases = [expired, retaken, freed, nobody, Lease("nonsense", 1), Lease(again.id, 99), again]
 
-    answers = await store.append_logs([record(lease, said("late")) for lease in leases])
+    answers = await store.queueing.append_logs([record(lease, said("late")) for lease in leases])
 
     assert answers == [False] * 6 + [True]
     assert await texts_of(store, expired.id) == await texts_of(store, freed.id) == []
@@ -84,8 +85,8 @@ async def test_a_lease_under_which_the_job_succeeded_still_stands(store: Store) 
     job = await running(store)
     await settle(store, job)
 
-    assert await store.append_logs([record(job, said("done"))]) == [True]
-    assert await store.append_logs([record(Lease(job.id, 7), said("forged"))]) == [False]
+    assert await store.queueing.append_logs([record(job, said("done"))]) == [True]
+    assert await store.queueing.append_logs([record(Lease(job.id, 7), said("forged"))]) == [False]
 
     assert await texts_of(store, job.id) == ["done"]
 
@@ -95,14 +96,14 @@ async def test_no_other_ending_leaves_the_lease_standing(store: Store) -> None:
         job = await running(store)
         await settle(store, job, state, delay=timedelta(hours=1) if state is JobState.FAILED else None)
 
-        assert await store.append_logs([record(job, said("late"))]) == [False]
+        assert await store.queueing.append_logs([record(job, said("late"))]) == [False]
 
 
 async def test_a_repeated_record_changes_nothing(store: Store) -> None:
     job = await running(store)
-    await store.append_logs([record(job, said("one", "two"))])
+    await store.queueing.append_logs([record(job, said("one", "two"))])
 
-    assert await store.append_logs([record(job, said("other", "two", "three"))]) == [True]
+    assert await store.queueing.append_logs([record(job, said("other", "two", "three"))]) == [True]
 
     assert await texts_of(store, job.id) == ["one", "two", "three"]
 
@@ -110,13 +111,13 @@ async def test_a_repeated_record_changes_nothing(store: Store) -> None:
 async def test_lines_that_come_late_are_kept_in_their_places(store: Store, clock: ManualClock) -> None:
     """Whoever sent the first could not reach the store, sent the next, and then those again."""
     job = await running(store)
-    await store.append_logs([record(job, said("before"))])
+    await store.queueing.append_logs([record(job, said("before"))])
     await lose(store, clock, job)
     (again,) = await take(store, startable=1)
     lines = said(*"abcdefg", "größer")
 
     for some in (lines[5:6], lines[3:5], lines[:2], [lines[7], lines[2], lines[6], lines[2]], lines):
-        assert await store.append_logs([record(again, some)]) == [True]
+        assert await store.queueing.append_logs([record(again, some)]) == [True]
 
     kept = [(line.claims, line.number, line.text) for line in await lines_of(store, job.id)]
     assert kept == [(1, 1, "before"), *((again.claims, n, text) for n, text in enumerate([*"abcdefg", "größer"], 1))]
@@ -124,11 +125,11 @@ async def test_lines_that_come_late_are_kept_in_their_places(store: Store, clock
 
 async def test_each_attempt_adds_its_lines(store: Store, clock: ManualClock) -> None:
     job = await running(store)
-    await store.append_logs([record(job, said("first"))])
-    await store.settle([failing(job)])
+    await store.queueing.append_logs([record(job, said("first"))])
+    await store.queueing.settle([failing(job)])
     (again,) = await take(store, 1)
     clock.advance(1)
-    await store.append_logs([record(again, said("second"))])
+    await store.queueing.append_logs([record(again, said("second"))])
 
     kept = [(line.claims, line.attempt, line.text) for line in await lines_of(store, job.id)]
 
@@ -137,11 +138,11 @@ async def test_each_attempt_adds_its_lines(store: Store, clock: ManualClock) -> 
 
 async def test_lines_survive_a_replay(store: Store) -> None:
     job = await running(store)
-    await store.append_logs([record(job, said("before"))])
+    await store.queueing.append_logs([record(job, said("before"))])
     await settle(store, job, JobState.DEAD)
-    await store.replay([job.id])
+    await store.admin.replay([job.id])
     (again,) = await take(store, 1)
-    await store.append_logs([record(again, said("after"))])
+    await store.queueing.append_logs([record(again, said("after"))])
 
     kept = [(line.attempt, line.text) for line in await lines_of(store, job.id)]
 
@@ -150,10 +151,10 @@ async def test_lines_survive_a_replay(store: Store) -> None:
 
 async def test_pages_of_lines_follow_one_another(store: Store) -> None:
     job = await running(store)
-    await store.append_logs([record(job, said(*"abcde"))])
-    await store.settle([failing(job)])
+    await store.queueing.append_logs([record(job, said(*"abcde"))])
+    await store.queueing.settle([failing(job)])
     (again,) = await take(store, 1)
-    await store.append_logs([record(again, said(*"fg"))])
+    await store.queueing.append_logs([record(again, said(*"fg"))])
 
     pages, cursor = [], None
     while not pages or cursor is not None:
@@ -176,18 +177,18 @@ async def test_a_job_that_is_not_there_has_no_lines(store: Store) -> None:
 
 async def test_deleting_a_job_deletes_its_lines(store: Store) -> None:
     job = await running(store)
-    await store.append_logs([record(job, said("x"))])
+    await store.queueing.append_logs([record(job, said("x"))])
     await settle(store, job)
-    await store.delete([job.id])
+    await store.admin.delete([job.id])
     await put(store, new_job(id=job.id))
 
     assert await lines_of(store, job.id) == []
-    assert await store.repair() == []
+    assert await store.health.repair() == []
 
 
 async def test_pruning_a_job_deletes_its_lines(store: Store, clock: ManualClock) -> None:
     job = await running(store)
-    await store.append_logs([record(job, said("x"))])
+    await store.queueing.append_logs([record(job, said("x"))])
     await settle(store, job)
     kept = await ended(store, JobState.DEAD)
     clock.advance(10)
@@ -197,7 +198,7 @@ async def test_pruning_a_job_deletes_its_lines(store: Store, clock: ManualClock)
     assert await store.query.count(JobFilter()) == 1
     await put(store, new_job(id=job.id))
     assert await texts_of(store, job.id) == await texts_of(store, kept) == []
-    assert await store.repair() == []
+    assert await store.health.repair() == []
 
 
 async def test_any_text_comes_back_as_it_was(store: Store) -> None:
@@ -205,7 +206,7 @@ async def test_any_text_comes_back_as_it_was(store: Store) -> None:
     texts = ["", "NUL \0 in it", "€" * 3000, '{"a":"\\u0000"}', "' or 1=1 --", "\ufffe\U0010ffff"]
     lines = [NewLine(n, timedelta(0), "info", text, '{"a":"\\u0000"}') for n, text in enumerate(texts, 1)]
 
-    assert await store.append_logs([record(job, lines)]) == [True]
+    assert await store.queueing.append_logs([record(job, lines)]) == [True]
 
     assert [(line.text, line.fields) for line in await lines_of(store, job.id)] == [
         (text, '{"a":"\\u0000"}') for text in texts

@@ -17,7 +17,7 @@ async def test_a_job_that_is_being_deleted_gets_no_lines(store: Store) -> None:
     schema = parse_url(store.url).schema
     async with connected(store) as link, link.transaction():
         await link.execute(f'delete from "{schema}".job')  # noqa: S608 - a name of ours
-        recording = asyncio.create_task(store.append_logs([record(job, said("late"))]))
+        recording = asyncio.create_task(store.queueing.append_logs([record(job, said("late"))]))
         await asyncio.wait([recording], timeout=1)
 
     assert await recording == [False]

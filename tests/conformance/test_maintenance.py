@@ -33,7 +33,7 @@ async def test_promote_makes_due_jobs_of_every_queue_ready(store: Store, clock: 
     due = await put(store, *[new_job(queue=queue, delay=5 * SECOND) for queue in ("a", "b", "nobody reads")])
     (later,) = await put(store, new_job(delay=6 * SECOND))
     retry = await running(store)
-    await store.settle([failing(retry, delay=5 * SECOND)])
+    await store.queueing.settle([failing(retry, delay=5 * SECOND)])
     clock.advance(5)
 
     assert await store.maintenance.promote_due(limit=100) == 4
@@ -73,7 +73,7 @@ async def test_racing_promoters_promote_each_job_once(store: Store, opener: Open
 async def test_expired_finds_what_the_remedy_needs_to_know(store: Store, clock: ManualClock) -> None:
     job = await running(store, task="t", max_attempts=3)
     await running(store)
-    await store.cancel([job.id])
+    await store.admin.cancel([job.id])
     clock.advance(LEASE.total_seconds() / 2)
     live = await running(store)
     clock.advance(LEASE.total_seconds() / 2 + 1)
@@ -107,7 +107,7 @@ async def test_racing_sweepers_settle_each_lost_lease_once(store: Store, opener:
         lost = [
             ending(job, JobState.QUEUED, reason=Reason.CRASHED, error="lease expired", expired=True) for job in found
         ]
-        return sum(answer.accepted for answer in await each.settle(lost))
+        return sum(answer.accepted for answer in await each.queueing.settle(lost))
 
     assert sum(await asyncio.gather(*[sweep(each) for each in stores])) == 60
     assert {job.losses for job in await take(store, startable=100)} == {1}
@@ -143,7 +143,7 @@ async def test_what_has_not_ended_is_never_pruned(store: Store, clock: ManualClo
     await put(store, new_job(), new_job(delay=timedelta(days=3650)))
     await running(store)
     job = await running(store)
-    await store.settle([failing(job, delay=timedelta(days=3650))])
+    await store.queueing.settle([failing(job, delay=timedelta(days=3650))])
     clock.advance(365 * 86_400)
 
     assert await store.maintenance.prune({state.value: timedelta(0) for state in JobState}, limit=100) == 0
@@ -161,7 +161,7 @@ async def test_age_counts_from_the_end_of_the_job(store: Store, clock: ManualClo
 
 async def test_pruning_is_bounded(store: Store, clock: ManualClock) -> None:
     await put(store, *[new_job() for _ in range(25)])
-    await store.cancel(JobFilter())
+    await store.admin.cancel(JobFilter())
     clock.advance(3600)
 
     assert [await store.maintenance.prune({"cancelled": MINUTE}, limit=10) for _ in range(4)] == [10, 10, 5, 0]
@@ -185,10 +185,10 @@ async def test_retention_deletes_no_job_that_is_replayed_meanwhile(
     for _ in range(10):
         batch = await put(store, *[new_job() for _ in range(40)])
         ids += batch
-        await store.cancel(batch)
+        await store.admin.cancel(batch)
         clock.advance(1)
         sweeps = [store.maintenance.prune({"cancelled": timedelta(0)}, limit=10) for _ in range(4)]
-        replays = [others[number % 3].replay([job_id]) for number, job_id in enumerate(batch)]
+        replays = [others[number % 3].admin.replay([job_id]) for number, job_id in enumerate(batch)]
         counts, answers = await asyncio.gather(asyncio.gather(*sweeps), asyncio.gather(*replays))
         pruned += sum(counts)
         replayed |= {job_id for answer in answers for job_id, _ in answer.changed}
@@ -201,7 +201,7 @@ async def test_retention_deletes_no_job_that_is_replayed_meanwhile(
 async def test_a_replayed_job_is_not_pruned_by_its_old_end(store: Store, clock: ManualClock) -> None:
     job_id = await ended(store, JobState.DEAD)
     clock.advance(3600)
-    await store.replay([job_id])
+    await store.admin.replay([job_id])
 
     assert await store.maintenance.prune({"dead": MINUTE}, limit=10) == 0
     assert await state_of(store, job_id) is JobState.QUEUED

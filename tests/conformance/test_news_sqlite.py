@@ -18,10 +18,10 @@ async def versions(path: Path) -> list[int]:
     ours, theirs = SQLiteStore(str(path)), SQLiteStore(str(path))
     await ours.open()
     await theirs.open()
-    writer = ours._open.writer
+    writer = ours._current().writer
     seen = [writer.version()]
     for store in (ours, theirs):
-        await store.submit([job()])
+        await store.queueing.submit([job()])
         seen.append(writer.version())
     await theirs.close()
     await ours.close()

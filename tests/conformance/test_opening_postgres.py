@@ -15,7 +15,7 @@ import pytest
 from holdfast.core.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
 from holdfast.stores import open_store
 from holdfast.stores.base import Store
-from holdfast.stores.postgres import maintenance
+from holdfast.stores.postgres import schema as store_schema
 from tests.conformance.support import lengthen_migrations, put, take_ids
 from tests.support import postgres
 from tests.support.postgres import PASSWORD, USER, Postgres, installed
@@ -105,7 +105,7 @@ async def test_migration_does_not_block_others_while_a_table_is_read(
 
 
 async def test_a_migration_that_cannot_have_its_lock_says_why(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "_TRIES", 2)
+    monkeypatch.setattr(store_schema, "_TRIES", 2)
     lengthen_migrations(monkeypatch)
     with psycopg.connect(postgres.shared().url()) as reader:
         reader.execute(open_store(url(schema)).migration_sql("0..1").encode())

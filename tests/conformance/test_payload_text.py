@@ -49,5 +49,5 @@ async def test_lone_job_and_replay_keep_payloads_to_the_letter(store: Store, pay
     (job_id,) = await put(store, new_job(payload=payload))
     assert (await stored(store, job_id)).payload == payload
     dead = await ended(store, JobState.DEAD)
-    await store.replay([dead], payload=payload)
+    await store.admin.replay([dead], payload=payload)
     assert (await stored(store, dead)).payload == payload

@@ -441,7 +441,7 @@ async def live(url: str, count: Callable[[], int]) -> list[int]:
     counts = [count()]
     jobs = await take(store, BATCH)
     counts.append(count())
-    answers = await store.settle([ending(job) for job in jobs])
+    answers = await store.queueing.settle([ending(job) for job in jobs])
     counts.append(count())
     await store.close()
     assert [answer.accepted for answer in answers] == [True] * BATCH

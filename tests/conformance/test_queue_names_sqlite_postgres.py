@@ -11,7 +11,7 @@ from tests.support.spoiling import by_hand, spoil
 
 
 async def _finding(store: Store) -> Finding:
-    [finding] = [each for each in await store.doctor() if each.name == "queue names"]
+    [finding] = [each for each in await store.health.doctor() if each.name == "queue names"]
     return finding
 
 

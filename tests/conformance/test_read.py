@@ -47,7 +47,7 @@ async def test_an_unknown_job_is_none(store: Store) -> None:
 
 async def test_outlines_are_jobs_without_what_may_be_large(store: Store, clock: ManualClock) -> None:
     job = await running(store, payload='{"a":"' + "x" * 1000 + '"}', key="k", options=Options(timeout=5.0, tags=("t",)))
-    await store.cancel([job.id])
+    await store.admin.cancel([job.id])
     dead = await ended(store, JobState.DEAD)
     whole = await stored(store, job.id)
 
@@ -153,7 +153,7 @@ async def test_pages_are_stable_while_jobs_are_added_and_deleted(store: Store, c
     await put(store, *[new_job() for _ in range(5)])
     clock.advance(1)
     await put(store)
-    await store.delete([first.jobs[-1].id, ids[0]])
+    await store.admin.delete([first.jobs[-1].id, ids[0]])
 
     rest: list[str] = []
     cursor = first.cursor
@@ -193,9 +193,9 @@ async def test_texts_that_cannot_be_stored_match_nothing_or_are_refused(store: S
         lambda: store.query.by_keys(["a", bad]),
         lambda: store.query.find(JobFilter(queue=bad)),
         lambda: store.query.count(JobFilter(tasks=(bad,))),
-        lambda: store.cancel([bad]),
-        lambda: store.delete(JobFilter(error=bad)),
-        lambda: store.pause(bad),
+        lambda: store.admin.cancel([bad]),
+        lambda: store.admin.delete(JobFilter(error=bad)),
+        lambda: store.admin.pause(bad),
     ]
 
     for call in calls:
@@ -235,7 +235,7 @@ async def test_a_glance_sees_what_goes_on_in_every_queue(store: Store, clock: Ma
     await ended(store, JobState.SUCCEEDED, queue="done")
     await put(store, *[new_job(queue="a", priority=n) for n in range(4)], new_job(queue="d", delay=HOUR))
     (job,) = await take(store, 1, {"a": 1})
-    await store.pause("e")
+    await store.admin.pause("e")
     clock.advance(5)
 
     infos = await store.query.queue_depths(most=1000)
@@ -300,7 +300,7 @@ async def test_queues_say_how_many_of_their_jobs_ended_a_second(store: Store, cl
     for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED):
         await ended(store, state, queue="b")
     replayed = await ended(store, JobState.DEAD, queue="a")
-    await store.replay([replayed])
+    await store.admin.replay([replayed])
     await ended(store, JobState.FAILED, queue="a")
     clock.advance(299)
 
@@ -313,7 +313,7 @@ async def test_the_rate_of_many_endings_is_that_of_the_latest(store: Store, cloc
     """Those that were looked at are counted over the time that they took, not over the minutes asked for."""
     for _ in range(3):
         await put(store, *[new_job(queue=queue) for queue in ("a", "b") for _ in range(50)])
-        await store.settle([ending(job) for job in await take(store, 100, {"a": 50, "b": 50})])
+        await store.queueing.settle([ending(job) for job in await take(store, 100, {"a": 50, "b": 50})])
         clock.advance(1)
 
     rates = {info.name: info.ended_per_second for info in await queues(store, most=100)}
@@ -351,11 +351,11 @@ async def test_oldest_ready_job_may_have_any_priority_or_tier(store: Store, cloc
 
 async def test_a_paused_queue_is_listed_even_without_jobs(store: Store) -> None:
     await put(store, new_job(queue="busy"))
-    await store.pause("empty")
-    await store.pause("empty")
-    await store.pause("resumed")
-    await store.resume("resumed")
-    await store.resume("unheard of")
+    await store.admin.pause("empty")
+    await store.admin.pause("empty")
+    await store.admin.pause("resumed")
+    await store.admin.resume("resumed")
+    await store.admin.resume("unheard of")
 
     infos = {info.name: info for info in await queues(store)}
 
@@ -367,6 +367,6 @@ async def test_a_paused_queue_is_listed_even_without_jobs(store: Store) -> None:
 
 
 async def test_the_stores_clock_is_the_one_it_was_opened_with(store: Store, clock: ManualClock) -> None:
-    assert await store.server_time_us() == clock()
+    assert await store.health.server_time_us() == clock()
     clock.advance(1.5)
-    assert await store.server_time_us() == clock()
+    assert await store.health.server_time_us() == clock()

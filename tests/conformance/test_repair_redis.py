@@ -50,7 +50,7 @@ async def fill(store: Store, clock: ManualClock) -> None:
         for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.FAILED):
             await ended(store, state, queue=queue, key=f"{state}-{queue}-{mark}", options=Options(tags=("t",)))
         (gone,) = await put(store, new_job(queue=queue))
-        await store.cancel([gone])
+        await store.admin.cancel([gone])
         poison = await running(store, queue=queue)
         for _ in range(2):
             await lose(store, clock, poison)
@@ -67,8 +67,8 @@ def finding_named(findings: list[Finding], name: str) -> Finding:
 async def everything_agrees(store: Store, keys: Keys) -> None:
     """Nothing is left to repair, and all that is ready can be taken, once."""
     assert list(keys.strays()) == []
-    assert await store.repair() == []
-    findings = await store.doctor()
+    assert await store.health.repair() == []
+    findings = await store.health.doctor()
     assert finding_named(findings, "structures").level == "ok", finding_named(findings, "structures")
     queued = await store.query.find(JobFilter(states=(JobState.QUEUED,)), limit=10_000)
     ready = {job.id for job in queued.jobs if job.losses < 2}
@@ -77,11 +77,11 @@ async def everything_agrees(store: Store, keys: Keys) -> None:
         taken += jobs
     assert sorted(taken) == sorted(ready)
     while jobs := await take(store, 1, {EVERY_QUEUE: 1}, alone=True):
-        await store.settle([ending(jobs[0], JobState.DEAD, error="poison")])
+        await store.queueing.settle([ending(jobs[0], JobState.DEAD, error="poison")])
 
 
 async def test_there_is_nothing_to_repair_where_nothing_is_wrong(store: Store, keys: Keys, clock: ManualClock) -> None:
-    assert await store.repair() == []
+    assert await store.health.repair() == []
     await fill(store, clock)
 
     await everything_agrees(store, keys)
@@ -102,13 +102,13 @@ async def test_a_structure_that_is_gone_is_made_again(
     await fill(store, clock)
     (tombstone,) = await put(store)
     await put(store)
-    await store.cancel([tombstone])
+    await store.admin.cancel([tombstone])
     before = {job.id: job.state for job in (await store.query.find(JobFilter(), limit=1000)).jobs}
     assert keys.delete(name) == 1
     if other:
         keys.set(name, "not ours")
 
-    done = await store.repair()
+    done = await store.health.repair()
 
     assert {each.level for each in done} == {"ok"} or name in ("outlived", "ghosts")
     assert {job.id: job.state for job in (await store.query.find(JobFilter(), limit=1000)).jobs} == before
@@ -121,11 +121,11 @@ async def test_stranded_job_is_an_error_and_runs_after_repair(store: Store, keys
     held = await running(store)
     keys.zrem("leases", held.id)
 
-    finding = finding_named(await store.doctor(), "structures")
+    finding = finding_named(await store.health.doctor(), "structures")
     assert (finding.level, "2 jobs are queued and 1 stand there" in finding.text) == ("error", True)
     assert "1 jobs are running and 0 stand there" in finding.text
     assert "doctor --repair" in finding.remedy
-    assert await store.repair() == [Finding("repair", "ok", "2 jobs put back where they belong")]
+    assert await store.health.repair() == [Finding("repair", "ok", "2 jobs put back where they belong")]
 
     assert await take_ids(store) == [first, second]
     assert [job.id for job in await store.maintenance.find_expired(limit=10)] == [held.id]
@@ -143,9 +143,9 @@ async def test_ids_without_a_job_are_dropped_however_many(store: Store, keys: Ke
         keys.hset("index:0", mapping={str(900 + n): each for n, each in enumerate(piece)})
         keys.hset("keys", mapping={each: f"0 {each}" for each in piece})
         keys.rpush(f"attempts:{piece[0]}", "x")
-    assert finding_named(await store.doctor(), "structures").level == "warning"
+    assert finding_named(await store.health.doctor(), "structures").level == "warning"
 
-    assert {each.text.partition(" ")[2] for each in await store.repair()} >= {"idempotency keys corrected"}
+    assert {each.text.partition(" ")[2] for each in await store.health.repair()} >= {"idempotency keys corrected"}
 
     assert await take_ids(store, 10) == kept
     assert keys.all() >= {"meta", "seq", "keys"}
@@ -161,7 +161,7 @@ async def test_jobs_that_make_no_sense_are_moved_aside(store: Store, keys: Keys)
     keys.delete(f"job:{bad[3]}")
     keys.set(f"job:{bad[3]}", "not ours")
 
-    await store.repair()
+    await store.health.repair()
 
     assert (await store.query.find(JobFilter())).jobs == [await stored(store, good)]
     assert len([name for name in keys.all() if ":foreign:" in name]) == 4
@@ -174,7 +174,7 @@ async def test_hash_written_by_hand_is_left_to_its_claimer(store: Store, keys: K
     keys.hset("job:later", mapping={"payload": "{}", "task": "work"})
     keys.zadd("schedule", {"later": 1})
 
-    assert await store.repair() == []
+    assert await store.health.repair() == []
 
     assert set(await take_ids(store)) == {"by-hand", "later"}
 
@@ -182,11 +182,11 @@ async def test_hash_written_by_hand_is_left_to_its_claimer(store: Store, keys: K
 async def test_what_scripts_met_is_forgotten_once_it_is_repaired(store: Store, keys: Keys) -> None:
     keys.lpush("ready", "nobody")
     await take(store)
-    assert finding_named(await store.doctor(), "keys").level == "warning"
+    assert finding_named(await store.health.doctor(), "keys").level == "warning"
 
-    await store.repair()
+    await store.health.repair()
 
-    assert finding_named(await store.doctor(), "keys").level == "ok"
+    assert finding_named(await store.health.doctor(), "keys").level == "ok"
 
 
 async def test_nothing_is_put_right_that_changes_meanwhile(
@@ -196,18 +196,18 @@ async def test_nothing_is_put_right_that_changes_meanwhile(
     keys.lrem("ready", 0, first)
     mends = repair.plan_repairs
 
-    def interrupted(seen: repair.Snapshot) -> list[repair.Mend]:
+    def interrupted(seen: repair.NamespaceSnapshot) -> list[repair.RepairStep]:
         keys.hincrby("counts", "queued:default", 1)
         keys.hincrby("counts", "queued:default", -1)
         return mends(seen)
 
     with monkeypatch.context() as patch:
         patch.setattr(repair, "plan_repairs", interrupted)
-        (finding,) = await store.repair()
+        (finding,) = await store.health.repair()
 
     assert (finding.level, "stop workers" in finding.remedy) == ("error", True)
     assert first not in await take_ids(store, 1)
-    assert len(await store.repair()) == 1
+    assert len(await store.health.repair()) == 1
     assert first in await take_ids(store)
 
 
@@ -221,14 +221,14 @@ async def test_a_repair_beside_workers_and_submitters_loses_nothing(store: Store
         while not stop.is_set():
             await put(store, *[new_job(priority=random.randint(-2, 2)) for _ in range(random.randint(1, 5))])
             jobs = await take(store, 3)
-            await store.settle([ending(job) for job in jobs])
+            await store.queueing.settle([ending(job) for job in jobs])
             done += len(jobs)
             await asyncio.sleep(random.uniform(0, 0.02))
         return done
 
     working = [asyncio.create_task(work()) for _ in range(3)]
     for _ in range(20):
-        await store.repair()
+        await store.health.repair()
     stop.set()
     ends = sum(await asyncio.gather(*working))
 
@@ -247,7 +247,7 @@ async def test_whatever_is_spoiled_but_the_jobs_themselves_is_repaired(
             spoil(keys, rng, ids)
         before = {job: fields["state"] for job, fields in keys.jobs().items()}
 
-        await store.repair()
+        await store.health.repair()
 
         assert {job: fields["state"] for job, fields in keys.jobs().items()} == before
         await everything_agrees(store, keys)
@@ -277,10 +277,10 @@ async def test_two_jobs_of_one_number_get_one_each(store: Store, keys: Keys) -> 
     first, second = await put(store, new_job(), new_job())
     keys.hset(f"job:{second}", "seq", keys.hget(f"job:{first}", "seq"))
 
-    await store.repair()
+    await store.health.repair()
     (third,) = await put(store)
 
     assert next(job.id for job in (await store.query.find(JobFilter())).jobs) == third
     assert len((await store.query.find(JobFilter())).jobs) == 3
     await everything_agrees(store, keys)
-    assert not (await store.settle([ending(Lease("nobody", 1))]))[0].accepted
+    assert not (await store.queueing.settle([ending(Lease("nobody", 1))]))[0].accepted

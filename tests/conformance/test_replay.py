@@ -34,7 +34,7 @@ async def test_a_replayed_job_is_ready_with_a_new_budget(store: Store, clock: Ma
     job_id = await ended(store, state, max_attempts=1)
     clock.advance(5)
 
-    assert await store.replay([job_id]) == BulkResult([(job_id, JobState.QUEUED)], [])
+    assert await store.admin.replay([job_id]) == BulkResult([(job_id, JobState.QUEUED)], [])
 
     job = await stored(store, job_id)
     assert (job.state, job.attempts, job.max_attempts, job.claims) == (JobState.QUEUED, 0, 1, 1)
@@ -46,20 +46,20 @@ async def test_a_replayed_job_is_ready_with_a_new_budget(store: Store, clock: Ma
 
 async def test_a_job_cancelled_before_it_ever_ran_can_be_replayed(store: Store) -> None:
     (job_id,) = await put(store, new_job(delay=timedelta(hours=1)))
-    await store.cancel([job_id])
-    await store.replay([job_id])
+    await store.admin.cancel([job_id])
+    await store.admin.replay([job_id])
 
     assert await take_ids(store) == [job_id]
 
 
 async def test_a_replay_keeps_the_history(store: Store) -> None:
     job = await running(store)
-    await store.settle([failing(job, "first")])
+    await store.queueing.settle([failing(job, "first")])
     (job,) = await take(store)
     await settle(store, job, JobState.DEAD, error="second", reason=Reason.BUDGET)
-    await store.replay([job.id])
+    await store.admin.replay([job.id])
     (job,) = await take(store)
-    await store.settle([failing(job, "third")])
+    await store.queueing.settle([failing(job, "third")])
 
     records = await store.query.attempts(job.id)
 
@@ -76,7 +76,7 @@ async def test_a_replay_can_bring_a_new_payload(store: Store, before: int, after
     job_id = await ended(store, JobState.DEAD, payload='{"to":"' + "b" * before + '"}')
     payload = '{"to":"' + "a" * after + '"}'
 
-    await store.replay([job_id], payload=payload)
+    await store.admin.replay([job_id], payload=payload)
 
     assert (await stored(store, job_id)).payload == payload
     assert [job.payload for job in await take(store)] == [payload]
@@ -84,7 +84,7 @@ async def test_a_replay_can_bring_a_new_payload(store: Store, before: int, after
 
 async def test_a_replay_without_a_payload_keeps_the_old_one(store: Store) -> None:
     job_id = await ended(store, JobState.DEAD, payload='{"to":"right"}')
-    await store.replay([job_id])
+    await store.admin.replay([job_id])
 
     assert (await stored(store, job_id)).payload == '{"to":"right"}'
 
@@ -92,9 +92,9 @@ async def test_a_replay_without_a_payload_keeps_the_old_one(store: Store) -> Non
 async def test_a_success_is_replayed_only_by_force(store: Store) -> None:
     job_id = await ended(store, JobState.SUCCEEDED)
 
-    assert await store.replay([job_id]) == BulkResult([], [(job_id, JobState.SUCCEEDED)])
+    assert await store.admin.replay([job_id]) == BulkResult([], [(job_id, JobState.SUCCEEDED)])
     assert await state_of(store, job_id) is JobState.SUCCEEDED
-    assert await store.replay([job_id], force=True) == BulkResult([(job_id, JobState.QUEUED)], [])
+    assert await store.admin.replay([job_id], force=True) == BulkResult([(job_id, JobState.QUEUED)], [])
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -104,7 +104,7 @@ async def test_a_job_that_will_run_anyway_is_refused(store: Store, force: bool) 
     job = await running(store)
     unknown = new_id()
 
-    done = await store.replay([job.id, scheduled, queued, unknown], force=force)
+    done = await store.admin.replay([job.id, scheduled, queued, unknown], force=force)
 
     assert done == BulkResult(
         [],
@@ -117,7 +117,7 @@ async def test_of_ten_replays_at_once_one_wins(store: Store, opener: Opener) -> 
     stores = [store, await opener(), await opener()]
     job_id = await ended(store, JobState.DEAD)
 
-    answers = await asyncio.gather(*[stores[n % 3].replay([job_id]) for n in range(10)])
+    answers = await asyncio.gather(*[stores[n % 3].admin.replay([job_id]) for n in range(10)])
 
     assert sorted(len(answer.changed) for answer in answers) == [0] * 9 + [1]
     assert [answer.refused for answer in answers if answer.refused] == [[(job_id, JobState.QUEUED)]] * 9
@@ -130,7 +130,7 @@ async def test_a_paced_replay_makes_one_job_ready_after_the_other(store: Store, 
     asked = [dead[1], waits, dead[2], dead[0]]
     start = clock()
 
-    done = await store.replay(asked, pace=ReplayRate(every=timedelta(seconds=2)))
+    done = await store.admin.replay(asked, pace=ReplayRate(every=timedelta(seconds=2)))
 
     scheduled = [(dead[2], JobState.SCHEDULED), (dead[0], JobState.SCHEDULED)]
     assert done == BulkResult([(dead[1], JobState.QUEUED), *scheduled], [(waits, JobState.QUEUED)])
@@ -152,7 +152,7 @@ async def test_a_paced_replay_goes_on_where_the_one_before_ended(store: Store, c
     answers = []
     while not answers or answers[-1].more:
         pace = ReplayRate(every=every, after=passed * every)
-        answers.append(await store.replay(JobFilter(states=(JobState.DEAD,)), limit=2, pace=pace))
+        answers.append(await store.admin.replay(JobFilter(states=(JobState.DEAD,)), limit=2, pace=pace))
         passed += len(answers[-1].changed)
 
     assert changed_ids(answers) == dead  # in the order of their submission
@@ -164,7 +164,7 @@ async def test_of_ten_paced_replays_at_once_one_wins(store: Store, opener: Opene
     job_id = await ended(store, JobState.DEAD)
     pace = ReplayRate(after=timedelta(minutes=1))
 
-    answers = await asyncio.gather(*[stores[n % 3].replay([job_id], pace=pace) for n in range(10)])
+    answers = await asyncio.gather(*[stores[n % 3].admin.replay([job_id], pace=pace) for n in range(10)])
 
     assert [answer.changed for answer in answers if answer.changed] == [[(job_id, JobState.SCHEDULED)]]
     assert [answer.refused for answer in answers if answer.refused] == [[(job_id, JobState.SCHEDULED)]] * 9
@@ -174,20 +174,20 @@ async def test_of_ten_paced_replays_at_once_one_wins(store: Store, opener: Opene
 async def test_whatever_can_be_replayed_can_be_so_later(store: Store, clock: ManualClock, state: JobState) -> None:
     job_id = await ended(store, state)
 
-    await store.replay([job_id], force=True, pace=ReplayRate(after=timedelta(seconds=3)))
+    await store.admin.replay([job_id], force=True, pace=ReplayRate(after=timedelta(seconds=3)))
 
     job = await stored(store, job_id)
     assert (job.state, job.attempts, job.error, job.result) == (JobState.SCHEDULED, 0, None, None)
     assert (job.reason, job.ended_at_us, job.run_at_us) == (None, None, clock() + 3_000_000)
     assert await store.query.count(JobFilter(states=(JobState.SCHEDULED,))) == 1
-    await store.cancel([job_id])
+    await store.admin.cancel([job_id])
     assert await state_of(store, job_id) is JobState.CANCELLED
 
 
 async def test_a_lease_from_before_the_replay_cannot_settle(store: Store, clock: ManualClock) -> None:
     old = await running(store, max_attempts=1)
     assert (await lose(store, clock, old)).state is JobState.DEAD
-    await store.replay([old.id])
+    await store.admin.replay([old.id])
     (new,) = await take(store)
 
     assert not (await settle(store, old)).accepted
@@ -197,7 +197,7 @@ async def test_a_lease_from_before_the_replay_cannot_settle(store: Store, clock:
 async def test_a_replayed_crasher_is_no_longer_a_suspect(store: Store, clock: ManualClock) -> None:
     old = await running(store, max_attempts=1)
     await lose(store, clock, old)
-    await store.replay([old.id])
+    await store.admin.replay([old.id])
 
     assert await take_ids(store) == [old.id]
 
@@ -207,7 +207,7 @@ async def test_a_filter_replays_what_it_matches(store: Store) -> None:
     other = await ended(store, JobState.DEAD, task="other")
     success = await ended(store, JobState.SUCCEEDED, task="t")
 
-    done = await store.replay(JobFilter(tasks=("t",)))
+    done = await store.admin.replay(JobFilter(tasks=("t",)))
 
     assert sorted(changed_ids([done])) == sorted(dead)
     assert await states_of(store, [other, success]) == [JobState.DEAD, JobState.SUCCEEDED]
@@ -216,7 +216,7 @@ async def test_a_filter_replays_what_it_matches(store: Store) -> None:
 async def test_a_filter_replays_in_bounded_steps_until_nothing_is_left(store: Store) -> None:
     dead = [await ended(store, JobState.DEAD) for _ in range(11)]
 
-    answers = await until_done(lambda: store.replay(JobFilter(states=(JobState.DEAD,)), limit=3))
+    answers = await until_done(lambda: store.admin.replay(JobFilter(states=(JobState.DEAD,)), limit=3))
 
     assert all(len(answer.changed) <= 3 for answer in answers)
     assert sorted(changed_ids(answers)) == sorted(dead)
@@ -225,7 +225,7 @@ async def test_a_filter_replays_in_bounded_steps_until_nothing_is_left(store: St
 async def test_forced_replay_by_filter_takes_successes_too(store: Store) -> None:
     success = await ended(store, JobState.SUCCEEDED)
 
-    assert changed_ids([await store.replay(JobFilter(states=(JobState.SUCCEEDED,)), force=True)]) == [success]
+    assert changed_ids([await store.admin.replay(JobFilter(states=(JobState.SUCCEEDED,)), force=True)]) == [success]
 
 
 # ── delete ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -237,7 +237,7 @@ async def test_forced_replay_by_filter_takes_successes_too(store: Store) -> None
 async def test_a_deleted_job_is_gone_with_its_history(store: Store, state: JobState) -> None:
     job_id = (await put(store))[0] if state is JobState.QUEUED else await ended(store, state)
 
-    done = await store.delete([job_id])
+    done = await store.admin.delete([job_id])
 
     assert (changed_ids([done]), done.refused) == ([job_id], [])
     assert await store.query.get(job_id) is None
@@ -249,7 +249,7 @@ async def test_a_running_job_cannot_be_deleted(store: Store) -> None:
     job = await running(store)
     unknown = new_id()
 
-    done = await store.delete([job.id, unknown])
+    done = await store.admin.delete([job.id, unknown])
 
     assert (done.changed, done.refused) == ([], [(job.id, JobState.RUNNING), (unknown, None)])
     assert (await settle(store, job)).accepted
@@ -257,10 +257,10 @@ async def test_a_running_job_cannot_be_deleted(store: Store) -> None:
 
 async def test_a_deleted_jobs_id_can_be_submitted_again(store: Store) -> None:
     new = new_job()
-    await store.submit([new])
-    await store.delete([new.id])
+    await store.queueing.submit([new])
+    await store.admin.delete([new.id])
 
-    assert (await store.submit([new]))[0].created
+    assert (await store.queueing.submit([new]))[0].created
 
 
 async def test_a_filter_deletes_in_bounded_steps_and_spares_what_runs(store: Store) -> None:
@@ -268,7 +268,7 @@ async def test_a_filter_deletes_in_bounded_steps_and_spares_what_runs(store: Sto
     ids = await put(store, *[new_job() for _ in range(10)])
     (spared,) = await put(store, new_job(queue="other"))
 
-    answers = await until_done(lambda: store.delete(JobFilter(queue="default"), limit=3))
+    answers = await until_done(lambda: store.admin.delete(JobFilter(queue="default"), limit=3))
 
     assert all(len(answer.changed) <= 3 for answer in answers)
     assert sorted(changed_ids(answers)) == sorted(ids)

@@ -68,7 +68,7 @@ async def test_a_success_without_a_result_has_none(store: Store) -> None:
 async def test_a_failure_is_retried_after_its_delay(store: Store, clock: ManualClock) -> None:
     job = await running(store)
 
-    (answer,) = await store.settle([failing(job, "boom", delay=timedelta(seconds=1.5))])
+    (answer,) = await store.queueing.settle([failing(job, "boom", delay=timedelta(seconds=1.5))])
 
     assert answer == Settled(job.id, 1, True, JobState.FAILED, clock() + 1_500_000)
     kept = await stored(store, job.id)
@@ -158,7 +158,7 @@ async def test_an_unlimited_delay_of_175_years_is_kept(store: Store, clock: Manu
     job = await running(store)
     delay = timedelta(days=175 * 366)
 
-    (answer,) = await store.settle([failing(job, delay=delay)])
+    (answer,) = await store.queueing.settle([failing(job, delay=delay)])
 
     assert answer.run_at_us == clock() + delay // timedelta(microseconds=1)
 
@@ -258,7 +258,7 @@ async def test_an_unknown_job_cannot_be_settled(store: Store) -> None:
 async def test_the_same_lease_twice_in_a_batch_is_answered_separately(store: Store) -> None:
     job = await running(store)
 
-    first, second = await store.settle([ending(job, result="1"), ending(job, result="2")])
+    first, second = await store.queueing.settle([ending(job, result="1"), ending(job, result="2")])
 
     assert (first.accepted, second.accepted) == (True, False)
     assert (await stored(store, job.id)).result == "1"
@@ -267,7 +267,7 @@ async def test_the_same_lease_twice_in_a_batch_is_answered_separately(store: Sto
 async def test_contradicting_settlements_of_a_lease_are_answered_separately(store: Store) -> None:
     job = await running(store)
 
-    first, second = await store.settle([failing(job, delay=SECOND), ending(job, result="2")])
+    first, second = await store.queueing.settle([failing(job, delay=SECOND), ending(job, result="2")])
 
     assert (first.accepted, first.state, second.accepted) == (True, JobState.FAILED, False)
     assert await state_of(store, job.id) is JobState.FAILED
@@ -282,7 +282,7 @@ async def test_stale_and_current_in_a_batch_are_answered_separately(
     (current,) = await take(store, startable=1)
     batch = [ending(stale, result='"stale"'), ending(current, result='"current"')]
 
-    answers = await store.settle(batch if stale_first else batch[::-1])
+    answers = await store.queueing.settle(batch if stale_first else batch[::-1])
 
     assert [(each.claims, each.accepted) for each in answers] == [
         (settlement.claims, settlement.claims == 2) for settlement in (batch if stale_first else batch[::-1])
@@ -291,7 +291,7 @@ async def test_stale_and_current_in_a_batch_are_answered_separately(
 
 
 async def test_an_empty_batch_is_an_empty_answer(store: Store) -> None:
-    assert await store.settle([]) == []
+    assert await store.queueing.settle([]) == []
 
 
 async def test_a_mixed_batch_of_500_is_answered_in_order(store: Store, clock: ManualClock) -> None:
@@ -312,7 +312,7 @@ async def test_a_mixed_batch_of_500_is_answered_in_order(store: Store, clock: Ma
                 batch.append(ending(Lease(job.id, 7)))
         kinds.append((batch[-1].state, n % 5 != 4))
 
-    answers = await store.settle(batch)
+    answers = await store.queueing.settle(batch)
 
     assert [each.job_id for each in answers] == ids
     assert [each.accepted for each in answers] == [accepted for _, accepted in kinds]
@@ -343,7 +343,7 @@ async def test_a_mixed_batch_of_500_is_answered_in_order(store: Store, clock: Ma
 )
 async def test_error_texts_are_kept_exactly(store: Store, error: str) -> None:
     job = await running(store)
-    (answer,) = await store.settle([failing(job, error, traceback=error * 3)])
+    (answer,) = await store.queueing.settle([failing(job, error, traceback=error * 3)])
 
     assert answer.accepted
     assert (await stored(store, job.id)).error == error
@@ -378,7 +378,7 @@ async def test_every_failed_attempt_is_recorded_in_order(store: Store, clock: Ma
     for n in range(3):
         (job,) = await take(store, worker=f"w{n}")
         clock.advance(2)
-        await store.settle([failing(job, f"error {n}", traceback=f"trace {n}")])
+        await store.queueing.settle([failing(job, f"error {n}", traceback=f"trace {n}")])
     (job,) = await take(store, worker="w3")
     await settle(store, job, JobState.DEAD, reason=Reason.NON_RETRYABLE, error="over")
 
@@ -405,16 +405,16 @@ async def test_lost_attempt_is_recorded_with_its_worker(store: Store, clock: Man
 
 async def test_a_refused_settlement_records_nothing(store: Store, clock: ManualClock) -> None:
     job = await running(store)
-    await store.settle([failing(Job(job.id, "work", "default", "{}", 9, 9, 5, 0, 0, 0, 0))])
+    await store.queueing.settle([failing(Job(job.id, "work", "default", "{}", 9, 9, 5, 0, 0, 0, 0))])
     clock.advance(LEASE.total_seconds() + 1)
-    await store.settle([failing(job)])
+    await store.queueing.settle([failing(job)])
 
     assert await store.query.attempts(job.id) == []
 
 
 async def test_the_last_error_stays_readable_while_the_job_runs_again(store: Store) -> None:
     job = await running(store)
-    await store.settle([failing(job, "first")])
+    await store.queueing.settle([failing(job, "first")])
     await take(store)
 
     assert (await stored(store, job.id)).error == "first"

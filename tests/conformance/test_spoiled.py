@@ -37,7 +37,7 @@ async def test_an_attempt_that_is_not_there_is_not_given_back(store: Store, home
     robbed, neighbour = await running(store), await running(store)
     spoil(home, robbed.id, attempts=0)
 
-    answers = await store.settle([ending(job, JobState.QUEUED, refund=True) for job in (robbed, neighbour)])
+    answers = await store.queueing.settle([ending(job, JobState.QUEUED, refund=True) for job in (robbed, neighbour)])
 
     assert [answer.accepted for answer in answers] == [True, True]
     assert [(await stored(store, job.id)).attempts for job in (robbed, neighbour)] == [0, 0]

@@ -35,25 +35,25 @@ async def test_foreign_key_to_a_job_does_not_block_it(store: Store) -> None:
     with session(store.url) as other:
         other.execute("select from job where id = any(%s) for key share", [[held.id, waiting]])
 
-        beat = await store.heartbeat(pulse(), [held.lease], lease_for=LEASE * 2)
+        beat = await store.queueing.heartbeat(pulse(), [held.lease], lease_for=LEASE * 2)
         assert beat.held == [LeaseStatus.HELD]
         assert (
             await stored(store, held.id)
-        ).lease_until_us == await store.server_time_us() + 2 * LEASE.total_seconds() * 1e6
+        ).lease_until_us == await store.health.server_time_us() + 2 * LEASE.total_seconds() * 1e6
         assert [job.id for job in (await claim(store)).jobs] == [waiting]
 
 
 async def test_a_worker_s_own_row_is_not_waited_for_either(store: Store) -> None:
     held = await running(store)
-    await store.heartbeat(pulse(), [held.lease], lease_for=LEASE)
+    await store.queueing.heartbeat(pulse(), [held.lease], lease_for=LEASE)
     with session(store.url) as other:
         other.execute("select from worker for update")
 
-        beat = await store.heartbeat(pulse(running=1), [held.lease], lease_for=LEASE * 2)
+        beat = await store.queueing.heartbeat(pulse(running=1), [held.lease], lease_for=LEASE * 2)
         assert beat.held == [LeaseStatus.HELD]
         assert (
             await stored(store, held.id)
-        ).lease_until_us == await store.server_time_us() + 2 * LEASE.total_seconds() * 1e6
+        ).lease_until_us == await store.health.server_time_us() + 2 * LEASE.total_seconds() * 1e6
     # The server lets go of the row in its own time.
     while [info.pulse.running for info in await store.query.workers()] != [1]:
-        await store.heartbeat(pulse(running=1), [], lease_for=LEASE)
+        await store.queueing.heartbeat(pulse(running=1), [], lease_for=LEASE)

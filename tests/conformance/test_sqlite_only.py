@@ -23,7 +23,7 @@ from holdfast.core.errors import ConfigError, ForkedConnection, HoldfastError, S
 from holdfast.core.models import Finding, JobFilter, JobState
 from holdfast.stores import open_store
 from holdfast.stores.base import Store
-from holdfast.stores.sqlite import maintenance, writer
+from holdfast.stores.sqlite import health, writer
 from holdfast.stores.sqlite.store import SQLiteStore
 from tests.conformance.support import Opener, new_job, put, state_of, take_ids
 
@@ -168,7 +168,7 @@ def _exit_code_of_opening(store: Store) -> int:
 async def test_the_database_is_safe_against_power_cuts(opener: Opener, connection: sqlite3.Connection) -> None:
     store = await opener()
 
-    findings = {finding.name: finding for finding in await store.doctor()}
+    findings = {finding.name: finding for finding in await store.health.doctor()}
 
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert any("FULL" in finding.text.upper() for finding in findings.values()), "synchronous=FULL is not reported"
@@ -227,10 +227,10 @@ async def test_reading_the_whole_file_delays_no_other_reader(
         assert going_on.wait(60)
         return Finding("file", "ok", "read")
 
-    monkeypatch.setattr(maintenance, work, take_long)
+    monkeypatch.setattr(health, work, take_long)
     store = await opener()
     (job_id,) = await put(store)
-    reading = asyncio.create_task(store.doctor() if verb == "doctor" else store.backup("copy.db"))
+    reading = asyncio.create_task(store.health.doctor() if verb == "doctor" else store.health.backup("copy.db"))
     assert await asyncio.to_thread(began.wait, 10)
 
     seen = await asyncio.wait_for(state_of(store, job_id), 60)
@@ -248,7 +248,7 @@ async def test_a_file_deleted_under_the_store_is_noticed(opener: Opener, file: P
     for path in file.parent.glob("holdfast.db*"):
         path.unlink()
 
-    for call in (put(store), store.doctor(), store.backup(str(file.parent / "copy.db"))):
+    for call in (put(store), store.health.doctor(), store.health.backup(str(file.parent / "copy.db"))):
         with pytest.raises(StoreReplaced, match="was removed"):
             await call
     assert list(file.parent.iterdir()) == []
@@ -278,8 +278,8 @@ async def test_no_connection_checkpoints_automatically(file: Path, monkeypatch: 
         await store.open()
         await put(store)
         await store.query.find(JobFilter(tasks=("work",)))
-        await store.doctor()
-        await store.backup(str(file.with_name(f"copy-{len(made)}.db")))
+        await store.health.doctor()
+        await store.health.backup(str(file.with_name(f"copy-{len(made)}.db")))
         await store.close()
     assert len(made) > 16
     assert set(map(id, limits)) == set(map(id, made))
@@ -288,8 +288,8 @@ async def test_no_connection_checkpoints_automatically(file: Path, monkeypatch: 
 
 async def test_every_sync_reaches_the_disk_on_macos_too(opener: Opener) -> None:
     store: Any = await opener()
-    assert store._open.writer.connection.execute("pragma fullfsync").fetchone() == (1,)
-    assert store._open.writer.connection.execute("pragma synchronous").fetchone() == (2,)
+    assert store._current().writer.connection.execute("pragma fullfsync").fetchone() == (1,)
+    assert store._current().writer.connection.execute("pragma synchronous").fetchone() == (2,)
     await opener.close()
 
 
@@ -347,7 +347,7 @@ async def test_dropped_table_raises_an_error_of_the_library(opener: Opener, conn
         lambda: put(store),
         lambda: take_ids(store),
         lambda: store.query.find(JobFilter()),
-        lambda: store.cancel(JobFilter()),
+        lambda: store.admin.cancel(JobFilter()),
         lambda: store.maintenance.find_expired(limit=1),
         lambda: store.maintenance.prune({}, limit=1),
     ]

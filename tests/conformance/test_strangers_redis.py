@@ -59,11 +59,11 @@ async def read_everything(store: Store) -> None:
     await queues(store)
     await store.query.workers()
     await store.maintenance.find_expired(limit=100)
-    await store.doctor()
+    await store.health.doctor()
     await store.maintenance.promote_due(limit=100)
-    await store.heartbeat(pulse(), [], lease_for=LATER)
+    await store.queueing.heartbeat(pulse(), [], lease_for=LATER)
     await store.maintenance.prune({"succeeded": LATER, "dead": LATER, "cancelled": LATER}, limit=100)
-    for verb in (store.cancel, store.replay, store.delete):
+    for verb in (store.admin.cancel, store.admin.replay, store.admin.delete):
         await verb(JobFilter(tag="none"), limit=10)
 
 
@@ -83,12 +83,12 @@ async def test_non_uuid_id_is_handled_everywhere_and_blocks_no_job(store: Store,
     assert ours in [each.id for each in taken]
     assert await state_of(store, ours) is JobState.SUCCEEDED
     assert await store.query.count(JobFilter()) == len(STRANGE) + 1
-    await store.repair()
+    await store.health.repair()
     await read_everything(store)
 
 
 async def test_unknown_id_is_dropped_wherever_it_is_listed(store: Store, keys: Keys) -> None:
-    await store.settle([failing(await running(store))])
+    await store.queueing.settle([failing(await running(store))])
     for job in STRANGE:
         for name in ("ready", "ready@5", "ended:succeeded"):
             raw(keys, "RPUSH", name, job)
@@ -104,7 +104,7 @@ async def test_unknown_id_is_dropped_wherever_it_is_listed(store: Store, keys: K
     assert ours in await take_ids(store, 10, {EVERY_QUEUE: 10})
     assert await take(store, 1, alone=True) == []
     await read_everything(store)
-    await store.repair()
+    await store.health.repair()
     assert list(keys.strays()) == []
 
 
@@ -139,11 +139,11 @@ async def test_job_with_a_malformed_field_blocks_no_other_job(store: Store, keys
         await store.query.attempts(job_id)
 
         assert ours in [job.id for job in await take(store, 10)], fields
-        await store.cancel([job_id])
-        await store.replay([job_id], force=True)
-        await store.delete([job_id])
+        await store.admin.cancel([job_id])
+        await store.admin.replay([job_id], force=True)
+        await store.admin.delete([job_id])
         assert (await stored(store, ours)).state is JobState.RUNNING
-    await store.repair()
+    await store.health.repair()
     await read_everything(store)
 
 
@@ -183,22 +183,22 @@ async def test_malformed_entry_blocks_no_other_job(
     await store.query.by_key("key")
 
     assert first in await take_ids(store, 1, {EVERY_QUEUE: 1})
-    await store.repair()
+    await store.health.repair()
     await read_everything(store)
     assert len(await take(store, 10, {EVERY_QUEUE: 10})) == 1
 
 
 async def test_malformed_attempt_and_worker_records_are_tolerated(store: Store, keys: Keys) -> None:
     job = await running(store)
-    await store.settle([ending(job, JobState.DEAD, error="boom")])
+    await store.queueing.settle([ending(job, JobState.DEAD, error="boom")])
     raw(keys, "RPUSH", f"attempts:{job.id}", b"\xff\xff", b"\x93\x01\x02\x03", "x")
     raw(keys, "ZADD", "workers", 1, "stranger")
     raw(keys, "HSET", "worker:stranger", "seen", "yesterday")
-    await store.heartbeat(pulse(), [], lease_for=LATER)
+    await store.queueing.heartbeat(pulse(), [], lease_for=LATER)
 
     assert [each.error for each in await store.query.attempts(job.id)] == ["boom"]
     assert [info.pulse.worker for info in await store.query.workers()] == [pulse().worker]
-    await store.deregister("stranger")
+    await store.queueing.deregister("stranger")
 
 
 async def test_doctor_reports_ids_in_a_ready_list_without_queue_name(store: Store, keys: Keys) -> None:
@@ -207,7 +207,7 @@ async def test_doctor_reports_ids_in_a_ready_list_without_queue_name(store: Stor
         write(keys, job)
         raw(keys, "RPUSH", "ready:", job)
 
-    [finding] = [each for each in await store.doctor() if each.name == "queue names"]
+    [finding] = [each for each in await store.health.doctor() if each.name == "queue names"]
 
     assert (finding.level, finding.text.partition(",")[0]) == ("error", f"2 ids wait in {keys.prefix}ready:")
     program, repeat, times, *command = shlex.split(finding.remedy.partition(": ")[2])
@@ -215,4 +215,4 @@ async def test_doctor_reports_ids_in_a_ready_list_without_queue_name(store: Stor
     for _ in range(int(times)):
         keys.client.execute_command(*command)
     assert await take_ids(store) == ids
-    assert [each.level for each in await store.doctor() if each.name == "queue names"] == ["ok"]
+    assert [each.level for each in await store.health.doctor() if each.name == "queue names"] == ["ok"]

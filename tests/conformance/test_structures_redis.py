@@ -133,10 +133,10 @@ async def test_everything_goes_when_all_jobs_are_deleted_or_pruned(
     for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.FAILED):
         await ended(store, state, key=f"{state}", options=Options(tags=("t",)), priority=3, queue="mail")
     await put(store, new_job(), new_job(delay=HOUR), new_job(priority=-4))
-    await store.cancel(JobFilter(states=(JobState.FAILED,)))
+    await store.admin.cancel(JobFilter(states=(JobState.FAILED,)))
     clock.advance(1)
     await store.maintenance.prune({state.value: timedelta(0) for state in JobState}, limit=100)
-    await store.delete(JobFilter())
+    await store.admin.delete(JobFilter())
     assert await take(store, wants={EVERY_QUEUE: 10}) == []
 
     left = keys.all()
@@ -214,8 +214,8 @@ async def test_id_pushed_by_hand_keeps_its_place_during_promotion(store: Store, 
 
 
 async def test_id_pushed_by_hand_wakes_waiters(store: Store, keys: Keys) -> None:
-    await store.wait(["queue:default"], timeout=0.05)
-    waiting = asyncio.create_task(store.wait(["queue:default"], timeout=50))
+    await store.queueing.wait(["queue:default"], timeout=0.05)
+    waiting = asyncio.create_task(store.queueing.wait(["queue:default"], timeout=50))
     while not any(each["cmd"] == "blmove" for each in keys.client.client_list()):  # noqa: ASYNC110 - the server's
         await asyncio.sleep(0.01)
     keys.hset("job:by-hand", mapping={"payload": "{}", "task": "work"})
@@ -240,7 +240,7 @@ async def test_ids_without_a_job_are_dropped_and_reported(store: Store, keys: Ke
         assert await store.maintenance.find_expired(limit=100) == []
     while await take_ids(store):
         pass
-    (finding,) = [each for each in await store.doctor() if each.name == "keys"]
+    (finding,) = [each for each in await store.health.doctor() if each.name == "keys"]
     assert (finding.level, "500 ids" in finding.text) == ("warning", True)
 
 
@@ -277,16 +277,16 @@ async def test_a_key_of_another_type_is_moved_away_and_reported(store: Store, ke
     assert [job.id for job in jobs] == [other, one]
     await settle(store, jobs[0])
     await settle(store, jobs[1], JobState.DEAD, error="boom", reason=None)
-    await store.cancel(later)
+    await store.admin.cancel(later)
     await store.maintenance.find_expired(limit=10)
     await store.maintenance.prune({}, limit=10)
-    await store.send_command(WorkerCommand.STOP)
-    await store.pause("other")
+    await store.admin.send_command(WorkerCommand.STOP)
+    await store.admin.pause("other")
 
     assert await states_of(store, [one, other, *later]) == [JobState.DEAD, JobState.SUCCEEDED, JobState.CANCELLED]
     moved = [each for each in keys.all() if each.startswith(f"{name}:foreign:")]
     assert len(moved) == 1
-    (finding,) = [each for each in await store.doctor() if each.name == "keys"]
+    (finding,) = [each for each in await store.health.doctor() if each.name == "keys"]
     assert "1 keys of another type" in finding.text
 
 
@@ -320,20 +320,20 @@ async def test_released_jobs_go_back_where_they_were(store: Store, clock: Manual
     jobs = await take(store, 400)
     for first in (200, 0):  # two workers stop, the later one first
         batch = [ending(job, JobState.QUEUED, refund=True) for job in jobs[first : first + 200][::-1]]
-        assert all(answer.accepted for answer in await store.settle(batch))
+        assert all(answer.accepted for answer in await store.queueing.settle(batch))
 
     assert await take_ids(store, 1000) == ids
 
 
 async def test_tombstones_of_cancelled_jobs_keep_the_claim_order(store: Store, clock: ManualClock) -> None:
     ids = await put(store, *[new_job() for _ in range(10)])
-    await store.cancel(ids[:5])
+    await store.admin.cancel(ids[:5])
     clock.advance(1)
     (behind,) = await put(store)
     clock.advance(1)
-    await store.replay(ids[:2])
-    await store.delete(ids[2:3])
-    await store.submit([new_job(id=ids[2])])
+    await store.admin.replay(ids[:2])
+    await store.admin.delete(ids[2:3])
+    await store.queueing.submit([new_job(id=ids[2])])
 
     assert await take_ids(store) == [*ids[5:], behind, *ids[:3]]
 
@@ -341,10 +341,10 @@ async def test_tombstones_of_cancelled_jobs_keep_the_claim_order(store: Store, c
 async def test_tombstone_applies_only_to_its_own_list(store: Store, keys: Keys) -> None:
     """An id that was deleted may come again, in another queue or with another priority."""
     again, urgent, ahead = await put(store, new_job(), new_job(), new_job())
-    await store.delete([again, urgent])
+    await store.admin.delete([again, urgent])
     await put(store, new_job(id=again, queue="mail"), new_job(id=urgent, priority=5))
     assert list(keys.strays()) == []
-    assert await store.repair() == []
+    assert await store.health.repair() == []
 
     assert await take_ids(store, 5, {"mail": 5}) == [again]
     assert await take_ids(store, 5) == [urgent, ahead]
@@ -360,8 +360,8 @@ async def test_tombstone_at_the_head_keeps_order_after_replay(store: Store, cloc
     clock.advance(0.5)
     (before,) = await put(store)
     clock.advance(1)
-    await store.settle([ending(Lease(gone, 1), JobState.DEAD, error="boom")])
-    await store.replay([gone])
+    await store.queueing.settle([ending(Lease(gone, 1), JobState.DEAD, error="boom")])
+    await store.admin.replay([gone])
 
     assert await take_ids(store, 1) == [first]
     taken = await take_ids(store, 2 * waiting + 10)
@@ -370,8 +370,8 @@ async def test_tombstone_at_the_head_keeps_order_after_replay(store: Store, cloc
 
 async def test_job_replayed_before_its_first_claim_counts_attempts(store: Store) -> None:
     (job_id,) = await put(store)
-    await store.cancel([job_id])
-    await store.replay([job_id])
+    await store.admin.cancel([job_id])
+    await store.admin.replay([job_id])
 
     (job,) = await take(store)
 
@@ -381,7 +381,7 @@ async def test_job_replayed_before_its_first_claim_counts_attempts(store: Store)
 
 async def test_one_claim_skips_a_thousand_tombstones(store: Store) -> None:
     ids = await put(store, *[new_job() for _ in range(1500)])
-    while (await store.cancel(JobFilter(), limit=1000)).more:
+    while (await store.admin.cancel(JobFilter(), limit=1000)).more:
         pass
     (job_id,) = await put(store)
 
@@ -397,7 +397,7 @@ async def test_texts_of_any_length_survive_being_taken_apart(store: Store, lengt
     text = '"' + "ä" * ((length - 2) // 2) + "x" * (length % 2) + '"'
     job = await running(store, payload=text)
     assert job.payload == text
-    await store.settle([failing(job, error=text)])
+    await store.queueing.settle([failing(job, error=text)])
     assert (await stored(store, job.id)).error == text
     (job,) = await take(store)
     await settle(store, job, result=text)
@@ -434,7 +434,7 @@ async def test_job_costs_at_most_650_bytes_and_frees_them(store: Store, keys: Ke
     waiting = (used() - empty) / 1000
     for _ in range(2):
         jobs = await take(store, 500)
-        await store.settle([ending(job, result='"ok"') for job in jobs])
+        await store.queueing.settle([ending(job, result='"ok"') for job in jobs])
     finished = (used() - empty) / 1000
     clock.advance(1)
     assert [await store.maintenance.prune({"succeeded": timedelta(0)}, limit=1000) for _ in range(2)] == [1000, 0]
@@ -451,7 +451,7 @@ async def test_a_batch_is_stored_in_order_in_pieces(store: Store, opener: Opener
     batches = [[new_job() for _ in range(450)] for _ in range(3)]
     stores = [store, await opener(), await opener()]
 
-    await asyncio.gather(*[each.submit(batch) for each, batch in zip(stores, batches, strict=True)])
+    await asyncio.gather(*[each.queueing.submit(batch) for each, batch in zip(stores, batches, strict=True)])
 
     ready = keys.lrange("ready", 0, -1)
     for batch in batches:

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.models import JobFilter, JobState, NewJob, Options, Submitted
-from holdfast.stores.base import Store, TransactionalStore
+from holdfast.stores.base import External, Store
 from tests.conformance.support import new_job, put, state_of, stored, take_ids
 
 
@@ -28,7 +28,7 @@ def connection(tmp_path: Path, store: Store) -> Iterator[sqlite3.Connection]:
 
 def submit(connection: sqlite3.Connection, store: Store, jobs: Sequence[NewJob]) -> list[Submitted]:
     """Hold a submission's dialogue as a caller's own code may."""
-    dialogue = cast(TransactionalStore, store).submit_steps(jobs)
+    dialogue = cast(External, store.external).submit_steps(jobs)
     try:
         statement = next(dialogue)
         while True:
@@ -75,7 +75,7 @@ async def test_a_rolled_back_submission_never_was(store: Store, connection: sqli
 
     assert await store.query.count(JobFilter()) == 0
     assert await store.query.by_key("k") is None
-    assert (await store.submit([new_job(key="k")]))[0].created
+    assert (await store.queueing.submit([new_job(key="k")]))[0].created
 
 
 async def test_keys_hold_across_both_ways_of_submitting(store: Store, connection: sqlite3.Connection) -> None:
@@ -88,13 +88,13 @@ async def test_keys_hold_across_both_ways_of_submitting(store: Store, connection
     connection.execute("COMMIT")
     assert answers[:3] == [Submitted(old, False), Submitted(first.id, True), Submitted(first.id, False)]
     assert answers[3].created
-    assert await store.submit([new_job(key="new")]) == [Submitted(first.id, False)]
+    assert await store.queueing.submit([new_job(key="new")]) == [Submitted(first.id, False)]
     assert await store.query.count(JobFilter()) == 3
 
 
 async def test_a_dead_key_is_free_here_too(store: Store, connection: sqlite3.Connection, clock: ManualClock) -> None:
     (job_id,) = await put(store, new_job(key="k", key_for=timedelta(hours=1)))
-    await store.cancel([job_id])
+    await store.admin.cancel([job_id])
     clock.advance(60)
     await store.maintenance.prune({"cancelled": timedelta(0)}, limit=10)
     assert submit(connection, store, [new_job(key="k")]) == [Submitted(job_id, False)]
@@ -136,8 +136,8 @@ async def test_commit_wakes_all_waiters(store: Store, connection: sqlite3.Connec
     """Nobody but the file can tell: the caller's connection knows nothing of our wake-ups."""
     topics = ["queue:default", "queue:*", "queue:other"]
     for _ in range(2):
-        await asyncio.gather(*[store.wait([topic], timeout=0.01) for topic in topics])
-    waiters = [asyncio.create_task(store.wait([topic], timeout=20)) for topic in topics[:2] * 2]
+        await asyncio.gather(*[store.queueing.wait([topic], timeout=0.01) for topic in topics])
+    waiters = [asyncio.create_task(store.queueing.wait([topic], timeout=20)) for topic in topics[:2] * 2]
     await asyncio.sleep(0.05)
 
     submit(connection, store, [new_job()])

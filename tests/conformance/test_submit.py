@@ -30,7 +30,7 @@ async def test_a_submitted_job_is_stored_as_it_was_given(store: Store, clock: Ma
         options=options,
     )
 
-    assert await store.submit([new]) == [Submitted(new.id, True)]
+    assert await store.queueing.submit([new]) == [Submitted(new.id, True)]
 
     job = await stored(store, new.id)
     assert (job.id, job.task, job.payload, job.queue) == (new.id, "email.send", '{"to":"a@b.c"}', "mail")
@@ -77,9 +77,9 @@ async def test_large_payloads_are_kept(store: Store) -> None:
 
 async def test_a_resubmission_with_the_same_id_is_harmless(store: Store) -> None:
     new = new_job(payload='{"n":1}')
-    await store.submit([new])
+    await store.queueing.submit([new])
 
-    again = await store.submit([new_job(id=new.id, payload='{"n":2}')])
+    again = await store.queueing.submit([new_job(id=new.id, payload='{"n":2}')])
 
     assert again == [Submitted(new.id, False)]
     assert (await stored(store, new.id)).payload == '{"n":1}'
@@ -88,18 +88,20 @@ async def test_a_resubmission_with_the_same_id_is_harmless(store: Store) -> None
 
 async def test_a_resubmission_does_not_wake_an_ended_job(store: Store) -> None:
     new = new_job()
-    await store.submit([new])
-    await store.cancel([new.id])
+    await store.queueing.submit([new])
+    await store.admin.cancel([new.id])
 
-    assert await store.submit([new]) == [Submitted(new.id, False)]
+    assert await store.queueing.submit([new]) == [Submitted(new.id, False)]
     assert await state_of(store, new.id) is JobState.CANCELLED
 
 
 async def test_a_resubmission_adds_nothing_to_the_job(store: Store) -> None:
     new = new_job()
-    await store.submit([new])
+    await store.queueing.submit([new])
 
-    await store.submit([new_job(id=new.id, options=Options(tags=("late",)), payload='{"a":"' + "x" * 5000 + '"}')])
+    await store.queueing.submit(
+        [new_job(id=new.id, options=Options(tags=("late",)), payload='{"a":"' + "x" * 5000 + '"}')]
+    )
 
     assert await store.query.count(JobFilter(tag="late")) == 0
     assert (await stored(store, new.id)).payload == "{}"
@@ -108,7 +110,7 @@ async def test_a_resubmission_adds_nothing_to_the_job(store: Store) -> None:
 async def test_the_same_id_twice_in_one_batch_is_one_job(store: Store) -> None:
     new, other = new_job(), new_job()
 
-    answers = await store.submit([new, other, new])
+    answers = await store.queueing.submit([new, other, new])
 
     assert answers == [Submitted(new.id, True), Submitted(other.id, True), Submitted(new.id, False)]
     assert await store.query.count(JobFilter()) == 2
@@ -116,16 +118,16 @@ async def test_the_same_id_twice_in_one_batch_is_one_job(store: Store) -> None:
 
 async def test_answers_come_in_the_order_of_the_questions(store: Store) -> None:
     old = [new_job() for _ in range(50)]
-    await store.submit(old)
+    await store.queueing.submit(old)
     batch = [job for pair in zip(old, [new_job() for _ in range(50)], strict=True) for job in pair]
 
-    answers = await store.submit(batch)
+    answers = await store.queueing.submit(batch)
 
     assert answers == [Submitted(job.id, position % 2 == 1) for position, job in enumerate(batch)]
 
 
 async def test_an_empty_batch_is_an_empty_answer(store: Store) -> None:
-    assert await store.submit([]) == []
+    assert await store.queueing.submit([]) == []
 
 
 async def test_a_batch_is_stored_whole_or_not_at_all(store: Store) -> None:
@@ -134,7 +136,7 @@ async def test_a_batch_is_stored_whole_or_not_at_all(store: Store) -> None:
     bad = new_job(payload='{"a":"\ud800"}')
 
     with pytest.raises(HoldfastError):
-        await store.submit([*good[:2], bad, *good[2:]])
+        await store.queueing.submit([*good[:2], bad, *good[2:]])
 
     assert await store.query.count(JobFilter()) == 0
     assert await put(store, *good) == [job.id for job in good]
@@ -143,7 +145,7 @@ async def test_a_batch_is_stored_whole_or_not_at_all(store: Store) -> None:
 @pytest.mark.parametrize("fields", [{"priority": 2**70}, {"run_at_us": 2**63}, {"task": "\udcff"}, {"key": "\udcff"}])
 async def test_what_a_store_cannot_hold_is_refused_by_us(store: Store, fields: dict[str, object]) -> None:
     with pytest.raises(HoldfastError):
-        await store.submit([new_job(**fields)])
+        await store.queueing.submit([new_job(**fields)])
 
     assert await store.query.count(JobFilter()) == 0
 
@@ -151,9 +153,9 @@ async def test_what_a_store_cannot_hold_is_refused_by_us(store: Store, fields: d
 async def test_refused_batch_does_not_affect_concurrent_submissions(store: Store) -> None:
     bad = new_job(payload='{"a":"\ud800"}')
     good = [new_job() for _ in range(20)]
-    calls = [store.submit([job]) for job in good]
+    calls = [store.queueing.submit([job]) for job in good]
 
-    answers = await asyncio.gather(*calls[:10], store.submit([bad]), *calls[10:], return_exceptions=True)
+    answers = await asyncio.gather(*calls[:10], store.queueing.submit([bad]), *calls[10:], return_exceptions=True)
 
     assert isinstance(answers.pop(10), HoldfastError)
     assert answers == [[Submitted(job.id, True)] for job in good]
@@ -216,7 +218,7 @@ async def test_many_submitters_at_once_lose_nothing(store: Store, opener: Opener
     stores = [store, *[await opener() for _ in range(3)]]
     jobs = [new_job() for _ in range(200)]
 
-    answers = await asyncio.gather(*[stores[n % 4].submit([job]) for n, job in enumerate(jobs)])
+    answers = await asyncio.gather(*[stores[n % 4].queueing.submit([job]) for n, job in enumerate(jobs)])
 
     assert [(answer.job_id, answer.created) for (answer,) in answers] == [(job.id, True) for job in jobs]
     assert sorted(await take_ids(store, 500)) == sorted(job.id for job in jobs)

@@ -86,7 +86,7 @@ async def test_no_more_suspects_than_the_limit_leaves(
     await take(store, wants={"q39": 3})
     await lose_all(store, clock)
     other = await opener()
-    await other.submit([new_job(queue="q00")])  # the queue it knows of, and looks into first
+    await other.queueing.submit([new_job(queue="q00")])  # the queue it knows of, and looks into first
 
     wants = {EVERY_QUEUE: 2} if star else {f"q{number:02}": 2 for number in range(40)}
     jobs = await take(other, 2, wants, startable=2)
@@ -154,7 +154,7 @@ async def test_an_attempt_that_ends_by_itself_clears_the_suspicion(store: Store,
     job = await running(store)
     await lose(store, clock, job)
     (job,) = await take(store, startable=1)
-    await store.settle([failing(job)])
+    await store.queueing.settle([failing(job)])
 
     (job,) = await take(store)
     assert job.losses == 0

@@ -53,14 +53,17 @@ async def test_whole_lifecycle_is_stored_as_ulids_and_reported_as_uuids(
 ) -> None:
     first, later = new_job(key="k"), new_job(delay=HOUR)
     assert await put(store, first, later) == [first.id, later.id]
-    assert (await store.submit([new_job(key="k")]))[0].job_id == first.id
+    assert (await store.queueing.submit([new_job(key="k")]))[0].job_id == first.id
     assert keys.lrange("ready", 0, -1) == [as_ulid(first.id)]
     assert keys.zrange("schedule", 0, -1) == [as_ulid(later.id)]
 
     (job,) = await take(store)
     assert (job.id, keys.zrange("leases", 0, -1)) == (first.id, [as_ulid(first.id)])
     leases = [job.lease, Lease(later.id, 1)]
-    assert (await store.heartbeat(pulse(), leases, lease_for=LEASE)).held == [LeaseStatus.HELD, LeaseStatus.LOST]
+    assert (await store.queueing.heartbeat(pulse(), leases, lease_for=LEASE)).held == [
+        LeaseStatus.HELD,
+        LeaseStatus.LOST,
+    ]
     assert (await lose(store, clock, job)).state is JobState.QUEUED
     assert [each.reason for each in await store.query.attempts(first.id)] == ["crashed"]
     (job,) = await take(store, startable=1)
@@ -68,21 +71,21 @@ async def test_whole_lifecycle_is_stored_as_ulids_and_reported_as_uuids(
     assert (answer.job_id, answer.accepted) == (first.id, True)
     assert await store.query.by_key("k") == await stored(store, first.id)
 
-    assert (await store.cancel([later.id])).changed == [(later.id, JobState.CANCELLED)]
-    assert (await store.replay(JobFilter(states=(JobState.CANCELLED,)))).changed == [(later.id, JobState.QUEUED)]
+    assert (await store.admin.cancel([later.id])).changed == [(later.id, JobState.CANCELLED)]
+    assert (await store.admin.replay(JobFilter(states=(JobState.CANCELLED,)))).changed == [(later.id, JobState.QUEUED)]
     assert (await claim(store, only=[later.id])).jobs[0].id == later.id
     assert [each.id for each in (await store.query.find(JobFilter())).jobs] == [later.id, first.id]
     assert {name for name in keys.all() if name.startswith("job:")} == {
         f"job:{as_ulid(each)}" for each in (first.id, later.id)
     }
-    assert (await store.delete([first.id])).changed == [(first.id, JobState.SUCCEEDED)]
+    assert (await store.admin.delete([first.id])).changed == [(first.id, JobState.SUCCEEDED)]
     assert await store.query.get(first.id) is None
 
 
 async def test_waiter_is_woken_when_the_job_ends(store: Store, opener: Opener) -> None:
     (job_id,) = await put(store)
     other = await opener()
-    waiting = asyncio.create_task(other.wait([f"job:{job_id}"], timeout=50))
+    waiting = asyncio.create_task(other.queueing.wait([f"job:{job_id}"], timeout=50))
     (job,) = await take(store)
     await settle(store, job)
 

@@ -27,7 +27,7 @@ async def quiet(waiting: Store, topics: list[str]) -> None:
     in_a_row = 0
     for _ in range(20):
         started = time.monotonic()
-        await waiting.wait(topics, timeout=0.05)
+        await waiting.queueing.wait(topics, timeout=0.05)
         in_a_row = in_a_row + 1 if time.monotonic() - started >= 0.04 else 0
         if in_a_row == 3:
             return
@@ -38,7 +38,7 @@ async def seconds_until_woken(waiting: Store, topics: list[str], news: Awaitable
     """How long ``wait`` lasted when ``news`` happened after it had begun."""
     await quiet(waiting, topics)
     for _ in range(10):
-        waiter = asyncio.create_task(waiting.wait(topics, timeout=LONG))
+        waiter = asyncio.create_task(waiting.queueing.wait(topics, timeout=LONG))
         await asyncio.sleep(0.05)
         if not waiter.done():  # else it was late news of what the test did before
             break
@@ -55,7 +55,7 @@ async def test_waiting_without_news_ends_at_the_timeout(store: Store) -> None:
     await quiet(store, topics)
     started = time.monotonic()
 
-    await store.wait(topics, timeout=0.2)
+    await store.queueing.wait(topics, timeout=0.2)
 
     assert 0.15 <= time.monotonic() - started < soon()
 
@@ -63,8 +63,8 @@ async def test_waiting_without_news_ends_at_the_timeout(store: Store) -> None:
 async def test_waiting_for_nothing_is_a_sleep(store: Store) -> None:
     started = time.monotonic()
 
-    await store.wait([], timeout=0.1)
-    await store.wait(["queue:default"], timeout=0)
+    await store.queueing.wait([], timeout=0.1)
+    await store.queueing.wait(["queue:default"], timeout=0)
 
     assert time.monotonic() - started < soon()
 
@@ -89,7 +89,9 @@ async def test_submission_wakes_all_waiters(store: Store, opener: Opener, carrie
     for each in others:
         await quiet(each, ["queue:default"])
     started = time.monotonic()
-    waiters = [asyncio.create_task(each.wait(["queue:default"], timeout=LONG)) for each in others for _ in range(3)]
+    waiters = [
+        asyncio.create_task(each.queueing.wait(["queue:default"], timeout=LONG)) for each in others for _ in range(3)
+    ]
     await asyncio.sleep(0.05)
 
     jobs = [new_job() for _ in waiters] if carried else [new_job()]
@@ -106,7 +108,7 @@ async def test_submission_between_last_claim_and_wait_is_not_missed(store: Store
         assert await take(worker) == []
         (job_id,) = await put(each)
         started = time.monotonic()
-        await worker.wait(["queue:default"], timeout=LONG)
+        await worker.queueing.wait(["queue:default"], timeout=LONG)
         assert time.monotonic() - started < soon()
         assert [job.id for job in await take(worker)] == [job_id]
 
@@ -126,7 +128,7 @@ async def test_end_of_a_job_wakes_waiter_in_the_same_process(store: Store) -> No
 async def test_cancellation_wakes_waiter_for_the_job(store: Store, opener: Opener) -> None:
     (job_id,) = await put(store)
 
-    assert await seconds_until_woken(await opener(), [f"job:{job_id}"], store.cancel([job_id])) < soon()
+    assert await seconds_until_woken(await opener(), [f"job:{job_id}"], store.admin.cancel([job_id])) < soon()
 
 
 async def test_a_released_job_wakes_its_queue(store: Store, opener: Opener) -> None:
@@ -147,21 +149,22 @@ async def test_a_replay_wakes_its_queue(store: Store, opener: Opener) -> None:
     job = await running(store)
     await settle(store, job, JobState.DEAD, error="boom")
 
-    assert await seconds_until_woken(await opener(), ["queue:default"], store.replay([job.id])) < soon()
+    assert await seconds_until_woken(await opener(), ["queue:default"], store.admin.replay([job.id])) < soon()
 
 
 async def test_resuming_wakes_the_queue(store: Store, opener: Opener) -> None:
-    await store.pause("default")
+    await store.admin.pause("default")
     await put(store)
 
-    assert await seconds_until_woken(await opener(), ["queue:default"], store.resume("default")) < soon()
+    assert await seconds_until_woken(await opener(), ["queue:default"], store.admin.resume("default")) < soon()
 
 
 async def test_an_order_wakes_its_worker(store: Store, opener: Opener) -> None:
-    await store.heartbeat(pulse("w"), [], lease_for=LEASE)
+    await store.queueing.heartbeat(pulse("w"), [], lease_for=LEASE)
 
     assert (
-        await seconds_until_woken(await opener(), ["worker:w"], store.send_command(WorkerCommand.STOP, ["w"])) < soon()
+        await seconds_until_woken(await opener(), ["worker:w"], store.admin.send_command(WorkerCommand.STOP, ["w"]))
+        < soon()
     )
 
 
@@ -169,12 +172,12 @@ async def test_a_cancellation_wakes_the_worker_that_runs_the_job(store: Store, o
     (job_id,) = await put(store)
     await take(store, worker="w")
 
-    assert await seconds_until_woken(await opener(), ["worker:w"], store.cancel([job_id])) < soon()
+    assert await seconds_until_woken(await opener(), ["worker:w"], store.admin.cancel([job_id])) < soon()
     assert (await stored(store, job_id)).cancelling
 
 
 async def test_a_cancelled_wait_leaves_the_store_usable(store: Store) -> None:
-    waiter = asyncio.create_task(store.wait(["queue:default"], timeout=LONG))
+    waiter = asyncio.create_task(store.queueing.wait(["queue:default"], timeout=LONG))
     await asyncio.sleep(0.02)
     waiter.cancel()
     await asyncio.gather(waiter, return_exceptions=True)
@@ -188,9 +191,9 @@ async def test_waiter_that_stops_leaves_others_listening(store: Store, opener: O
     lasted = []
     for _ in range(3):
         await quiet(waiting, ["queue:default"])
-        stays = asyncio.create_task(waiting.wait(["queue:default"], timeout=LONG))
+        stays = asyncio.create_task(waiting.queueing.wait(["queue:default"], timeout=LONG))
         await asyncio.sleep(0.02)
-        await waiting.wait(["worker:w"], timeout=0.02)
+        await waiting.queueing.wait(["worker:w"], timeout=0.02)
         await asyncio.sleep(0.02)
         started = time.monotonic()
         await put(store)
@@ -202,7 +205,7 @@ async def test_waiter_that_stops_leaves_others_listening(store: Store, opener: O
 
 async def test_closing_a_store_does_not_wait_for_waiters(opener: Opener) -> None:
     store = await opener()
-    waiter = asyncio.create_task(store.wait(["queue:default"], timeout=LONG))
+    waiter = asyncio.create_task(store.queueing.wait(["queue:default"], timeout=LONG))
     await asyncio.sleep(0.02)
     started = time.monotonic()
 

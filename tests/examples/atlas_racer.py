@@ -7,6 +7,7 @@ import random
 import sys
 
 from holdfast import Holdfast
+from holdfast.stores.base import ClaimRequest
 
 
 async def race(url: str, name: str) -> None:
@@ -19,7 +20,9 @@ async def race(url: str, name: str) -> None:
             won: list[str] = []
             while True:
                 limit = chance.randint(1, 4)
-                claim = await store.claim(name, {"*": limit}, limit=limit, lease_for=app.settings.lease)
+                claim = await store.queueing.claim(
+                    ClaimRequest(name, {"*": limit}, limit=limit, lease_for=app.settings.lease)
+                )
                 if not claim.jobs:
                     break
                 won += [job.id for job in claim.jobs]

@@ -166,39 +166,37 @@ class Delayed:
         return [name for name, ids in self.places().items() for each in ids if each == job_id]
 
     @contextmanager
-    def store(self, now: Callable[[], int] | None = None) -> Iterator[Blocked]:
+    def store(self, now: Callable[[], int] | None = None) -> Iterator[BlockingStore]:
         """The store itself, without an application; with a clock of the test's own, if it has one."""
         store = open_store(self.url, now=now)
         store.blocking(store.open())
         try:
-            yield Blocked(store)
+            yield BlockingStore(store)
         finally:
             store.blocking(store.close())
 
 
-class Blocked:
-    """A store's verbs for a test without an event loop."""
+class BlockingStore:
+    """A store's families for a test without an event loop."""
 
-    def __init__(self, store: Store, family: str = "") -> None:
+    def __init__(self, store: Store) -> None:
+        self.queueing = Blocking(store, "queueing")
+        self.maintenance = Blocking(store, "maintenance")
+        self.query = Blocking(store, "query")
+
+
+class Blocking:
+    """A family whose verbs run without an event loop."""
+
+    def __init__(self, store: Store, family: str) -> None:
         self._store = store
         self._family = family
-
-    @property
-    def maintenance(self) -> Blocked:
-        """Its maintenance."""
-        return Blocked(self._store, "maintenance")
-
-    @property
-    def query(self) -> Blocked:
-        """Its reads."""
-        return Blocked(self._store, "query")
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
         return lambda *values, **options: self._store.blocking(self._call(verb, *values, **options))
 
     async def _call(self, verb: str, *values: Any, **options: Any) -> Any:
-        family = getattr(self._store, self._family) if self._family else self._store
-        return await getattr(family, verb)(*values, **options)
+        return await getattr(getattr(self._store, self._family), verb)(*values, **options)
 
 
 class Server:

@@ -9,6 +9,8 @@ from pathlib import Path
 from queuectl.app import open_app
 from queuectl.config import Place
 
+from holdfast.stores.base import ClaimRequest
+
 
 async def race(folder: Path, name: str, rounds: int) -> None:
     """Each round: wait for the starting shot, claim, say what came of it."""
@@ -17,7 +19,7 @@ async def race(folder: Path, name: str, rounds: int) -> None:
         print("ready", flush=True)
         for _ in range(rounds):
             sys.stdin.readline()
-            claim = await store.claim(name, {"*": 1}, limit=1, lease_for=app.settings.lease)
+            claim = await store.queueing.claim(ClaimRequest(name, {"*": 1}, limit=1, lease_for=app.settings.lease))
             print(len(claim.jobs), flush=True)
 
 

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 
+from holdfast.stores.base import ClaimRequest
 from tests.examples.atlas_support import EXAMPLE, Atlas
 from tests.examples.common import until
 from tests.examples.programs import ROOT
@@ -77,7 +78,11 @@ def test_claim_among_100_000_jobs_uses_the_index(atlas: Atlas) -> None:
         async with app:
             store = await app.open_store()
             for _ in range(claims):
-                (await store.claim("w", {"default": 1}, limit=1, lease_for=timedelta(minutes=1))).jobs[0]
+                (
+                    await store.queueing.claim(
+                        ClaimRequest("w", {"default": 1}, limit=1, lease_for=timedelta(minutes=1))
+                    )
+                ).jobs[0]
 
     app.run_blocking(claim())
     app.sync.close()

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast import Holdfast, HoldfastError, Retry, current_job
 from holdfast.core.clock import ManualClock
-from holdfast.stores.base import EVERY_QUEUE
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.worker import Worker
 from tests.examples.atlasqueue_support import QUEUE, Atlasqueue, rejected, starts
 from tests.examples.common import PATIENCE, until
@@ -119,7 +119,9 @@ def test_lost_job_is_taken_within_lease_poll_and_two_seconds(atlasqueue: Atlasqu
         async with app, asyncio.timeout(PATIENCE):
             job = await app.enqueue("test.lost")
             store = await app.open_store()
-            claim = await store.claim("dead", {EVERY_QUEUE: 1}, limit=1, lease_for=app.settings.lease, only=[job.id])
+            claim = await store.queueing.claim(
+                ClaimRequest("dead", {EVERY_QUEUE: 1}, limit=1, lease_for=app.settings.lease, only=[job.id])
+            )
             assert [each.id for each in claim.jobs] == [job.id]
             clock.advance(29)
             worker = Worker(app)
@@ -147,7 +149,9 @@ def test_id_delivered_twenty_times_runs_once(atlasqueue: Atlasqueue) -> None:
             store = await app.open_store()
             claims = await asyncio.gather(
                 *(
-                    store.claim(f"w{n}", {EVERY_QUEUE: 1}, limit=1, lease_for=app.settings.lease, only=[asked])
+                    store.queueing.claim(
+                        ClaimRequest(f"w{n}", {EVERY_QUEUE: 1}, limit=1, lease_for=app.settings.lease, only=[asked])
+                    )
                     for n in range(20)
                 )
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.models import NewJob, new_id
-from tests.examples.delayed_support import DATABASE, LEADER, SECOND, Blocked, Delayed, lateness
+from tests.examples.delayed_support import DATABASE, LEADER, SECOND, Blocking, Delayed, lateness
 from tests.support.load import percentile, slowness
 from tests.support.redis import shared
 
@@ -23,11 +23,11 @@ def _job(due: int) -> NewJob:
     return NewJob(id=new_id(), task="callback", payload='{"payload": null}', run_at_us=due, max_attempts=None)
 
 
-def _fill(delayed: Delayed, store: Blocked, count: int) -> None:
+def _fill(delayed: Delayed, store: Blocking, count: int) -> None:
     """So many jobs for later, a millisecond apart."""
     begin = delayed.now() + HOUR
     for start in range(0, count, 5000):
-        store.submit([_job(begin + number * 1000) for number in range(start, min(start + 5000, count))])
+        store.queueing.submit([_job(begin + number * 1000) for number in range(start, min(start + 5000, count))])
 
 
 def _took(call: Callable[[], object]) -> float:
@@ -36,12 +36,12 @@ def _took(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _inserts(large: Blocked, small: Blocked, due: int) -> tuple[list[float], list[float]]:
+def _inserts(large: Blocking, small: Blocking, due: int) -> tuple[list[float], list[float]]:
     """Seconds of inserts into the one and into the other, in turns."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(1000):
         for store, took in zip((large, small), times, strict=True):
-            took.append(_took(lambda store=store: store.submit([_job(due)])))
+            took.append(_took(lambda store=store: store.queueing.submit([_job(due)])))
     return times
 
 

@@ -175,7 +175,7 @@ def _due(delayed: Delayed, count: int) -> list[str]:
         for number in range(count)
     ]
     with delayed.store(now=lambda: begin - HOUR) as store:
-        store.submit(jobs)
+        store.queueing.submit(jobs)
     return [as_ulid(job.id) for job in jobs]
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from holdfast.stores.base import ClaimRequest
 from tests.examples.queuectl_support import EXAMPLE, QUICK, ROOT, Queue
 from tests.support.load import slowness
 from tests.web.client import Api
@@ -410,7 +411,9 @@ async def _claims(queue: Queue, count: int) -> list[float]:
     spent = []
     for _ in range(count):
         began = time.perf_counter()
-        claim = await store.claim("worker", {"*": 1}, limit=1, lease_for=queue.app.settings.lease)
+        claim = await store.queueing.claim(
+            ClaimRequest("worker", {"*": 1}, limit=1, lease_for=queue.app.settings.lease)
+        )
         spent.append(time.perf_counter() - began)
         assert len(claim.jobs) == 1
     return spent

@@ -19,6 +19,7 @@ from holdfast.core.errors import Conflict, JobFailed
 from holdfast.core.events import LeaseLost
 from holdfast.core.models import Lease, Settlement, TxOutcome
 from holdfast.core.portal import drive_coroutine
+from holdfast.stores.base import ClaimRequest
 from holdfast.worker import Worker
 from tests.external_tx.kinds import AWAITED, KINDS, Hold, by_asyncpg
 from tests.external_tx.support import Place, Undone
@@ -266,7 +267,9 @@ def test_a_lease_that_is_lost_takes_the_rows_with_it(place: Place) -> None:
 
 async def _claimed(place: Place) -> Lease:
     await place.app.enqueue("work")
-    claim = await (await place.app.open_store()).claim("w", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
+    claim = await (await place.app.open_store()).queueing.claim(
+        ClaimRequest("w", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
+    )
     return claim.jobs[0].lease
 
 
@@ -275,19 +278,19 @@ def test_the_store_says_what_became_of_a_completion(place: Place) -> None:
         async with place.app:
             store: Any = await place.app.open_store()
             lease = await _claimed(place)
-            assert await store.tx_outcome(lease) is TxOutcome.UNDONE
+            assert await store.external.tx_outcome(lease) is TxOutcome.UNDONE
             with suppress(Undone):
                 async with by_asyncpg(place.url) as held:
                     assert (await place.app.within.complete(held.connection, lease, None)).accepted
-                    assert await store.tx_outcome(lease) is TxOutcome.OPEN
+                    assert await store.external.tx_outcome(lease) is TxOutcome.OPEN
                     raise Undone
-            assert await store.tx_outcome(lease) is TxOutcome.UNDONE
+            assert await store.external.tx_outcome(lease) is TxOutcome.UNDONE
             async with by_asyncpg(place.url) as held:
                 assert (await place.app.within.complete(held.connection, lease, '"r"')).accepted
-            assert await store.tx_outcome(lease) is TxOutcome.KEPT
-            assert await store.tx_outcome(Lease(lease.job_id, 7)) is TxOutcome.LOST
+            assert await store.external.tx_outcome(lease) is TxOutcome.KEPT
+            assert await store.external.tx_outcome(Lease(lease.job_id, 7)) is TxOutcome.LOST
             await place.app.delete([lease.job_id])
-            assert await store.tx_outcome(lease) is TxOutcome.LOST
+            assert await store.external.tx_outcome(lease) is TxOutcome.LOST
             async with by_asyncpg(place.url) as held:
                 answer = await place.app.within.complete(held.connection, lease, None)
                 assert (answer.accepted, answer.state) == (False, None)
@@ -312,8 +315,10 @@ def test_superseded_lease_completes_nothing(place: Place) -> None:
         async with place.app:
             store: Any = await place.app.open_store()
             superseded = await _claimed(place)
-            await store.settle([Settlement(job_id=superseded.job_id, claims=superseded.claims, state=JobState.QUEUED)])
-            claim = await store.claim("other", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
+            await store.queueing.settle(
+                [Settlement(job_id=superseded.job_id, claims=superseded.claims, state=JobState.QUEUED)]
+            )
+            claim = await store.queueing.claim(ClaimRequest("other", {"*": 1}, limit=1, lease_for=timedelta(minutes=1)))
             async with by_asyncpg(place.url) as held:
                 answer = await place.app.within.complete(held.connection, superseded, '"late"')
             assert (answer.accepted, answer.state) == (False, JobState.RUNNING)

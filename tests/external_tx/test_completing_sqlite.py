@@ -15,6 +15,7 @@ import pytest
 from holdfast import Context, Holdfast, JobState
 from holdfast.core.errors import HoldfastError
 from holdfast.core.models import Job, Lease, Settlement, TxOutcome
+from holdfast.stores.base import ClaimRequest
 from holdfast.worker import Worker
 from tests.external_tx.support import Undone
 
@@ -79,7 +80,9 @@ def test_rollback_fails_the_attempt_and_commit_ends_the_job(app: Holdfast, execu
 
 async def _claimed(app: Holdfast) -> Lease:
     await app.enqueue("work")
-    claim = await (await app.open_store()).claim("w", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
+    claim = await (await app.open_store()).queueing.claim(
+        ClaimRequest("w", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
+    )
     return claim.jobs[0].lease
 
 
@@ -88,16 +91,16 @@ def test_the_store_says_what_became_of_a_completion(app: Holdfast) -> None:
         async with app:
             store: Any = await app.open_store()
             lease = await _claimed(app)
-            assert await store.tx_outcome(lease) is TxOutcome.UNDONE
+            assert await store.external.tx_outcome(lease) is TxOutcome.UNDONE
             with suppress(Undone), begun(app) as connection:
                 assert (await app.within.complete(connection, lease, None)).accepted
                 raise Undone
-            assert await store.tx_outcome(lease) is TxOutcome.UNDONE
+            assert await store.external.tx_outcome(lease) is TxOutcome.UNDONE
             with begun(app) as connection:
                 assert (await app.within.complete(connection, lease, '"r"')).accepted
-            assert await store.tx_outcome(lease) is TxOutcome.KEPT
+            assert await store.external.tx_outcome(lease) is TxOutcome.KEPT
             assert (await app.get(lease.job_id)).result == '"r"'
-            assert await store.tx_outcome(Lease(lease.job_id, 7)) is TxOutcome.LOST
+            assert await store.external.tx_outcome(Lease(lease.job_id, 7)) is TxOutcome.LOST
             with begun(app) as connection:
                 answer = await app.within.complete(connection, lease, None)
             assert (answer.accepted, answer.state) == (False, JobState.SUCCEEDED)
@@ -110,8 +113,10 @@ def test_superseded_lease_completes_nothing(app: Holdfast) -> None:
         async with app:
             store = await app.open_store()
             superseded = await _claimed(app)
-            await store.settle([Settlement(job_id=superseded.job_id, claims=superseded.claims, state=JobState.QUEUED)])
-            claim = await store.claim("other", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
+            await store.queueing.settle(
+                [Settlement(job_id=superseded.job_id, claims=superseded.claims, state=JobState.QUEUED)]
+            )
+            claim = await store.queueing.claim(ClaimRequest("other", {"*": 1}, limit=1, lease_for=timedelta(minutes=1)))
             with begun(app) as connection:
                 answer = await app.within.complete(connection, superseded, '"late"')
             assert (answer.accepted, answer.state) == (False, JobState.RUNNING)

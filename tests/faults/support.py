@@ -43,5 +43,5 @@ async def until_it_works(call: Callable[[], Awaitable[Any]]) -> Any:
 
 async def finding(store: Store, name: str) -> Finding:
     """What the doctor says under this name."""
-    (found,) = [each for each in await store.doctor() if each.name == name]
+    (found,) = [each for each in await store.health.doctor() if each.name == name]
     return found

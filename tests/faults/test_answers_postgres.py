@@ -40,7 +40,7 @@ async def test_stored_submission_without_answer_is_acknowledged_once(
             job = new_job(payload=f'{{"needle":{n}}}', key=f"key-{n}" if keyed else None)
             proxy.cut_after(f'"needle":{n}'.encode(), answer=b"SELECT 1" if keyed else b"INSERT 0 1")
 
-            (answer,) = await store.submit([job])
+            (answer,) = await store.queueing.submit([job])
 
             assert (answer.job_id, answer.created) == (job.id, True)
         assert proxy.cuts == 10
@@ -51,7 +51,7 @@ async def test_a_submission_that_never_arrived_is_sent_again(proxy: FaultProxy, 
     async with opened(proxied_url) as store:
         proxy.cut_before(b'"needle"')
 
-        (answer,) = await store.submit([new_job(payload='{"needle":1}')])
+        (answer,) = await store.queueing.submit([new_job(payload='{"needle":1}')])
 
         assert answer.created
         assert proxy.cuts == 1
@@ -77,7 +77,7 @@ async def test_a_failure_that_was_written_and_never_answered_counts_once(proxy: 
         job = await running(store)
         proxy.cut_after(b"a needle", answer=b"SELECT 1")
 
-        (answer,) = await store.settle([failing(job, "a needle", delay=timedelta(hours=1))])
+        (answer,) = await store.queueing.settle([failing(job, "a needle", delay=timedelta(hours=1))])
 
         assert (answer.accepted, answer.state) == (True, JobState.FAILED)
         assert len(await store.query.attempts(job.id)) == 1
@@ -97,15 +97,15 @@ async def test_stored_failure_without_answer_is_accepted_despite_later_claims(
             ending(released, JobState.QUEUED, reason=Reason.RELEASED, refund=True),
             ending(neighbour, JobState.DEAD, reason=Reason.BUDGET, error="late"),
         ]
-        settling = asyncio.create_task(store.settle(batch))
+        settling = asyncio.create_task(store.queueing.settle(batch))
         again = [await until_claimed(other), await until_claimed(other)]
-        await other.settle([failing(job, "of another") for job in again])
+        await other.queueing.settle([failing(job, "of another") for job in again])
         proxy.heal()
 
         answers = [(answer.accepted, answer.state) for answer in await settling]
 
         assert answers == [(True, JobState.FAILED), (True, JobState.QUEUED), (True, JobState.DEAD)]
-        assert not any(answer.accepted for answer in await store.settle(batch)), "a second settlement is none"
+        assert not any(answer.accepted for answer in await store.queueing.settle(batch)), "a second settlement is none"
 
 
 async def test_successes_stored_before_an_outage_are_accepted(
@@ -118,10 +118,10 @@ async def test_successes_stored_before_an_outage_are_accepted(
         batch = [ending(succeeded), failing(failed, "a needle")]
         proxy.cut_before(b"a needle", times=EVER)
         with pytest.raises(Unavailable):
-            await store.settle(batch)
+            await store.queueing.settle(batch)
         proxy.heal()
 
-        answers = await until_it_works(lambda: store.settle(batch))
+        answers = await until_it_works(lambda: store.queueing.settle(batch))
 
         assert [(answer.accepted, answer.state) for answer in answers] == [
             (True, JobState.SUCCEEDED),
@@ -169,9 +169,9 @@ async def test_a_delivered_claim_that_was_never_answered_costs_no_attempt(proxy:
 
 
 OPERATIONS = {
-    "cancel": (JobState.QUEUED, lambda store, job_id: store.cancel([job_id]), JobState.CANCELLED),
-    "replay": (JobState.DEAD, lambda store, job_id: store.replay([job_id]), JobState.QUEUED),
-    "delete": (JobState.DEAD, lambda store, job_id: store.delete([job_id]), JobState.DEAD),
+    "cancel": (JobState.QUEUED, lambda store, job_id: store.admin.cancel([job_id]), JobState.CANCELLED),
+    "replay": (JobState.DEAD, lambda store, job_id: store.admin.replay([job_id]), JobState.QUEUED),
+    "delete": (JobState.DEAD, lambda store, job_id: store.admin.delete([job_id]), JobState.DEAD),
 }
 
 
@@ -202,7 +202,7 @@ async def test_stored_replay_without_answer_is_not_repeated(
         job_id = await ended(store, JobState.SUCCEEDED)
         proxy.cut_after(b"COMMIT", answer=b"COMMIT")
         proxy.cut_before(b"pg_xact_status", times=EVER)
-        replaying = asyncio.create_task(store.replay([job_id], force=True))
+        replaying = asyncio.create_task(store.admin.replay([job_id], force=True))
         job = await until_claimed(other)
         await settle(other, job)
         proxy.heal()
@@ -223,7 +223,7 @@ async def test_operation_with_unknown_outcome_says_so(
         proxy.cut_before(b"pg_xact_status", times=EVER)
 
         with pytest.raises(Unavailable, match="it may have been done all the same: look before you ask again"):
-            await store.cancel([job_id])
+            await store.admin.cancel([job_id])
 
         assert await until_it_works(lambda: state_of(store, job_id)) is JobState.CANCELLED
 

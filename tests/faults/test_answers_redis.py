@@ -39,12 +39,12 @@ async def test_stored_submission_without_answer_is_acknowledged_once(
     proxy: FaultProxy, proxied_url: str, keyed: bool
 ) -> None:
     async with opened(proxied_url) as store:
-        await store.delete(await put(store))  # the server knows the script
+        await store.admin.delete(await put(store))  # the server knows the script
         for n in range(10):
             job = new_job(payload=f'{{"needle":{n}}}', key=f"key-{n}" if keyed else None)
             proxy.cut_after(f'"needle":{n}'.encode(), answer=b":1")
 
-            assert await store.submit([job]) == [Submitted(job.id, True)]
+            assert await store.queueing.submit([job]) == [Submitted(job.id, True)]
         assert proxy.cuts == 10
         assert await store.query.count(JobFilter()) == 10
 
@@ -77,15 +77,15 @@ async def test_stored_failure_without_answer_is_accepted_despite_later_claims(
             failing(failed, "a needle"),
             ending(released, JobState.QUEUED, reason=Reason.RELEASED, refund=True),
         ]
-        settling = asyncio.create_task(store.settle(batch))
+        settling = asyncio.create_task(store.queueing.settle(batch))
         again = [await until_claimed(other), await until_claimed(other)]
-        await other.settle([failing(job, "of another") for job in again])
+        await other.queueing.settle([failing(job, "of another") for job in again])
         proxy.heal()
 
         answers = [(answer.accepted, answer.state) for answer in await settling]
 
         assert answers == [(True, JobState.FAILED), (True, JobState.QUEUED)]
-        assert not any(answer.accepted for answer in await store.settle(batch)), "a second settlement is none"
+        assert not any(answer.accepted for answer in await store.queueing.settle(batch)), "a second settlement is none"
 
 
 async def test_stored_replay_without_answer_is_not_repeated(
@@ -93,11 +93,11 @@ async def test_stored_replay_without_answer_is_not_repeated(
 ) -> None:
     monkeypatch.setattr(links, "PATIENCE", 30.0)
     async with opened(proxied_url) as store, opened(url) as other:
-        assert (await store.replay([new_id()])).changed == []  # the server knows the script
+        assert (await store.admin.replay([new_id()])).changed == []  # the server knows the script
         job_id = await ended(store, JobState.SUCCEEDED)
         proxy.cut_after(b"replay", answer=b"queued")
         proxy.cut_before(b"replay", times=EVER)
-        replaying = asyncio.create_task(store.replay([job_id], force=True))
+        replaying = asyncio.create_task(store.admin.replay([job_id], force=True))
         await settle(other, await until_claimed(other))
         proxy.heal()
 
@@ -112,13 +112,13 @@ async def test_operation_with_unknown_outcome_says_so(
 ) -> None:
     monkeypatch.setattr(links, "PATIENCE", 0.3)
     async with opened(proxied_url) as store:
-        assert (await store.cancel([new_id()])).changed == []
+        assert (await store.admin.cancel([new_id()])).changed == []
         (job_id,) = await put(store)
         proxy.cut_after(b"cancel", answer=b"cancelled")
         proxy.cut_before(b"cancel", times=EVER)
 
         with pytest.raises(Unavailable, match="it may have been done all the same: look before you ask again"):
-            await store.cancel([job_id])
+            await store.admin.cancel([job_id])
 
         assert await until_it_works(lambda: state_of(store, job_id)) is JobState.CANCELLED
         proxy.heal()
@@ -127,7 +127,7 @@ async def test_operation_with_unknown_outcome_says_so(
         with pytest.raises(Unavailable):
             await store.query.get(job_id)
         with pytest.raises(Unavailable) as never_sent:
-            await store.cancel([job_id])
+            await store.admin.cancel([job_id])
         assert "may have been done" not in str(never_sent.value)
 
 
@@ -206,11 +206,11 @@ async def test_submission_to_a_reloading_server_may_be_stored(
     whole = Wire.ask_each
     monkeypatch.setattr(links, "PATIENCE", 0.1)
     async with opened(url) as store:
-        await store.delete(await put(store))  # the server knows the script
+        await store.admin.delete(await put(store))  # the server knows the script
         with monkeypatch.context() as patch:
             patch.setattr(Wire, "ask_each", ask_each)
             with pytest.raises(Unavailable, match=r"LOADING.*may be stored all the same") as told:
-                await store.submit([new_job() for _ in range(size)])
+                await store.queueing.submit([new_job() for _ in range(size)])
 
         assert (len(tries) > 1, told.value.stored) == (True, ())
         assert await store.query.count(JobFilter()) == size
@@ -232,13 +232,13 @@ async def test_pieces_that_were_done_before_one_was_refused_count(url: str, monk
     monkeypatch.setattr(Wire, "ask_each", ask_each)
     async with opened(url) as store:
         jobs = [new_job() for _ in range(250)]
-        assert [answer.created for answer in await store.submit(jobs)] == [True] * 250
+        assert [answer.created for answer in await store.queueing.submit(jobs)] == [True] * 250
 
         taken = await take(store, 1, worker="w") + await take(store, 240, worker="w")
         assert await store.query.count(JobFilter(states=(JobState.RUNNING,))) == len(taken) == 50
 
         taken += await take(store, 200, worker="w")
-        answers = await store.settle([ending(job) for job in taken])
+        answers = await store.queueing.settle([ending(job) for job in taken])
         assert [answer.accepted for answer in answers] == [True] * 250
         assert len(refused) == 3
 
@@ -267,5 +267,9 @@ async def test_lease_number_given_twice_belongs_to_the_recorded_worker(server: R
         (first,) = await take(store, worker="first")
         server.execute("HSET", key, "worker", "second")
 
-        assert (await store.heartbeat(pulse("first"), [first.lease], lease_for=LEASE)).held == [LeaseStatus.LOST]
-        assert (await store.heartbeat(pulse("second"), [first.lease], lease_for=LEASE)).held == [LeaseStatus.HELD]
+        assert (await store.queueing.heartbeat(pulse("first"), [first.lease], lease_for=LEASE)).held == [
+            LeaseStatus.LOST
+        ]
+        assert (await store.queueing.heartbeat(pulse("second"), [first.lease], lease_for=LEASE)).held == [
+            LeaseStatus.HELD
+        ]

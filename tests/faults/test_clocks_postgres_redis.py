@@ -66,10 +66,10 @@ async def test_skewed_caller_claims_for_the_length_of_a_lease(skewed: Skewed) ->
         assert [each.id for each in answer.jobs] == [job_id]
         for until_us in (answer.lease_until_us, job.lease_until_us):
             assert seconds_from_now(until_us) == pytest.approx(30, abs=NEAR)
-        for instant_us in (job.created_at_us, job.run_at_us, job.started_at_us, await store.server_time_us()):
+        for instant_us in (job.created_at_us, job.run_at_us, job.started_at_us, await store.health.server_time_us()):
             assert seconds_from_now(instant_us) == pytest.approx(0, abs=NEAR)
 
-        beat = await store.heartbeat(pulse(), [job.lease], lease_for=2 * LEASE)
+        beat = await store.queueing.heartbeat(pulse(), [job.lease], lease_for=2 * LEASE)
         assert beat.held == [LeaseStatus.HELD]
         assert seconds_from_now((await stored(store, job_id)).lease_until_us) == pytest.approx(60, abs=NEAR)
         assert (await settle(store, job)).accepted
@@ -84,7 +84,7 @@ async def test_skewed_caller_takes_over_no_live_lease(url: str, skewed: Skewed) 
             assert await store.maintenance.find_expired(limit=10) == []
             assert await take(store) == []
             lost = decide(job, Lost(), Retry.fixed(1), random.Random(0))
-            assert [each.accepted for each in await store.settle([lost])] == [False]
+            assert [each.accepted for each in await store.queueing.settle([lost])] == [False]
         assert (await settle(owner, job)).accepted
 
 
@@ -132,12 +132,12 @@ async def test_outlived_key_ends_by_the_servers_clock(url: str, skewed: Skewed) 
         await settle(owner, job)
         assert await owner.maintenance.prune({"succeeded": timedelta(0)}, limit=10) == 1
         async with skewed() as store:
-            (answer,) = await store.submit([new_job(key="invoice-7")])
+            (answer,) = await store.queueing.submit([new_job(key="invoice-7")])
         assert (answer.job_id, answer.created) == (job.id, False)
 
 
 async def test_skewed_worker_is_seen_as_living(skewed: Skewed) -> None:
     async with skewed() as store:
-        await store.heartbeat(pulse(), [], lease_for=LEASE)
+        await store.queueing.heartbeat(pulse(), [], lease_for=LEASE)
         (worker,) = await store.query.workers()
         assert seconds_from_now(worker.seen_at_us) == pytest.approx(0, abs=NEAR)

@@ -50,9 +50,9 @@ async def stale_lives(store: Store, *, is_given: bool) -> list[Job]:
     for _ in range(2):
         await take(store, worker="stale", startable=4, lease_for=timedelta(milliseconds=1))
         jobs = await expired(store, 4)
-        await store.settle([decided(job, Lost()) for job in jobs])
-    await store.cancel(ids)
-    assert len((await store.delete(ids)).changed) == 4
+        await store.queueing.settle([decided(job, Lost()) for job in jobs])
+    await store.admin.cancel(ids)
+    assert len((await store.admin.delete(ids)).changed) == 4
     return jobs
 
 
@@ -65,9 +65,11 @@ async def test_stale_write_after_an_id_returned_is_no_loss(url: str, *, is_given
         owned = await take(store, worker="owner") if is_claimed else []
 
         outcomes = Succeeded(), Succeeded('"done"'), Failed(error="boom")
-        answers = await store.settle([decided(job, outcome) for job, outcome in zip(stale, outcomes, strict=False)])
+        answers = await store.queueing.settle(
+            [decided(job, outcome) for job, outcome in zip(stale, outcomes, strict=False)]
+        )
         assert [answer.accepted for answer in answers] == [False] * 3
-        beat = await store.heartbeat(pulse("stale"), [job.lease for job in stale], lease_for=LEASE)
+        beat = await store.queueing.heartbeat(pulse("stale"), [job.lease for job in stale], lease_for=LEASE)
         assert beat.held == [LeaseStatus.LOST] * 4
 
         assert (await finding(store, "losses")).level == "ok"
@@ -77,11 +79,11 @@ async def test_stale_write_after_an_id_returned_is_no_loss(url: str, *, is_given
 
 async def test_plain_claim_of_a_given_id_begins_at_the_clock(url: str) -> None:
     async with opened(url) as store:
-        before = await store.server_time_us()
+        before = await store.health.server_time_us()
         await put(store, new_job(), new_job(given_id=True))
         minted, given = await take(store)
         assert minted.claims == 1
-        assert before <= given.claims <= await store.server_time_us()
+        assert before <= given.claims <= await store.health.server_time_us()
         assert [(await settle(store, job)).accepted for job in (minted, given)] == [True, True]
 
 
@@ -93,7 +95,7 @@ async def test_lost_claim_of_a_given_id_is_reported() -> None:
             jobs = await take(store)
             server.crash_back(size)
 
-            beat = await until_it_works(lambda: store.heartbeat(pulse(), [jobs[0].lease], lease_for=LEASE))
+            beat = await until_it_works(lambda: store.queueing.heartbeat(pulse(), [jobs[0].lease], lease_for=LEASE))
             assert beat.held == [LeaseStatus.LOST]
             assert not (await settle(store, jobs[1])).accepted
 
@@ -113,9 +115,9 @@ async def test_lost_claim_settles_nothing_after_a_failover() -> None:
             assert [job.lease for job in owned] == [stale[job.id].lease for job in owned]
 
             late = [decided(stale[job.id], outcome) for job, outcome in zip(owned, OUTCOMES, strict=True)]
-            answers = await store.settle(late)
+            answers = await store.queueing.settle(late)
             assert {(answer.accepted, answer.state) for answer in answers} == {(False, JobState.RUNNING)}
-            beat = await store.heartbeat(pulse("stale"), [job.lease for job in owned], lease_for=LEASE)
+            beat = await store.queueing.heartbeat(pulse("stale"), [job.lease for job in owned], lease_for=LEASE)
             assert beat.held == [LeaseStatus.LOST] * len(OUTCOMES)
             assert f"at least {2 * len(OUTCOMES)} acknowledged" in (await finding(store, "losses")).text
 
@@ -136,5 +138,5 @@ async def test_lost_lease_is_not_recovered_under_another_holder() -> None:
             await take(store, worker="owner", lease_for=timedelta(milliseconds=1))
             (owned,) = await expired(store, 1)
             assert owned.lease == stale.lease
-            assert [each.accepted for each in await store.settle([decided(stale, Lost())])] == [False]
-            assert [each.accepted for each in await store.settle([decided(owned, Lost())])] == [True]
+            assert [each.accepted for each in await store.queueing.settle([decided(stale, Lost())])] == [False]
+            assert [each.accepted for each in await store.queueing.settle([decided(owned, Lost())])] == [True]

@@ -47,13 +47,15 @@ async def test_a_change_of_jobs_takes_its_time(url: str) -> None:
     store = PostgresStore(url, patience=0.3)
     await store.open()
     waiting, again, gone = await put(store, *[new_job() for _ in range(3)])
-    await store.cancel([again, gone])
+    await store.admin.cancel([again, gone])
     body = "begin perform pg_sleep(0.5); return null; end"
     shared().execute(f"create function {schema}.slow() returns trigger language plpgsql as $${body}$$")
     slow = f"before update or delete on {schema}.job for each statement execute function {schema}.slow()"
     shared().execute(f"create trigger slow {slow}")
 
-    answers = await asyncio.gather(store.cancel([waiting]), store.replay([again]), store.delete([gone]))
+    answers = await asyncio.gather(
+        store.admin.cancel([waiting]), store.admin.replay([again]), store.admin.delete([gone])
+    )
 
     assert [each.changed for each in answers] == [
         [(waiting, JobState.CANCELLED)],
@@ -66,12 +68,12 @@ async def test_a_change_of_jobs_takes_its_time(url: str) -> None:
 async def test_write_to_a_silent_server_is_abandoned_in_time(proxied_url: str, proxy: FaultProxy) -> None:
     store = PostgresStore(proxied_url, patience=0.3)
     await store.open()
-    await store.delete([new_id()])
+    await store.admin.delete([new_id()])
     proxy.hold()
     begun = time.monotonic()
 
     with pytest.raises(Unavailable):
-        await store.delete([new_id()])
+        await store.admin.delete([new_id()])
 
     assert time.monotonic() - begun < 2.0 * slowness()
     proxy.heal()

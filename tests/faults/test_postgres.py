@@ -43,12 +43,12 @@ async def test_a_black_hole_is_noticed_by_every_verb(proxy: FaultProxy, proxied_
         proxy.hold()
 
         for call in (
-            store.submit([new_job()]),
-            store.settle([failing(job)]),
-            store.heartbeat(pulse(), [job.lease], lease_for=LEASE),
+            store.queueing.submit([new_job()]),
+            store.queueing.settle([failing(job)]),
+            store.queueing.heartbeat(pulse(), [job.lease], lease_for=LEASE),
             store.maintenance.find_expired(limit=1),
             store.query.get(job.id),
-            store.cancel([job.id]),
+            store.admin.cancel([job.id]),
         ):
             with pytest.raises(Unavailable):
                 await call
@@ -61,12 +61,12 @@ async def test_refusing_server_is_reported_in_one_line_and_soon(proxy: FaultProx
         begun = time.monotonic()
 
         with pytest.raises(Unavailable) as told:
-            await store.submit([new_job()])
+            await store.queueing.submit([new_job()])
 
         assert time.monotonic() - begun < (pool.PATIENCE + 3) * slowness()
         assert "\n" not in str(told.value)
         proxy.accept()
-        (answer,) = await until_it_works(lambda: store.submit([new_job()]))
+        (answer,) = await until_it_works(lambda: store.queueing.submit([new_job()]))
         assert answer.created
         assert await store.query.count(JobFilter()) == 1
 
@@ -75,7 +75,7 @@ async def test_a_short_absence_is_not_even_noticed(proxy: FaultProxy, proxied_ur
     async with opened(proxied_url) as store:
         for _ in range(5):
             proxy.cut()
-            (answer,) = await store.submit([new_job()])
+            (answer,) = await store.queueing.submit([new_job()])
             assert answer.created
         assert await store.query.count(JobFilter()) == 5
 
@@ -86,20 +86,20 @@ async def test_silent_listener_costs_one_poll_and_is_replaced(
     monkeypatch.setattr(notifications, "PROOF", 0.5)
     monkeypatch.setattr(notifications, "PROVEN_IN", 0.5)
     async with opened(proxied_url) as worker, opened(proxied_url) as submitter:
-        await worker.wait(["queue:default"], timeout=0.1)
+        await worker.queueing.wait(["queue:default"], timeout=0.1)
         proxy.hold(of=b"LISTEN")
 
         await put(submitter)
         begun = time.monotonic()
-        await worker.wait(["queue:default"], timeout=1.0)
+        await worker.queueing.wait(["queue:default"], timeout=1.0)
         assert time.monotonic() - begun < 5.0 * slowness()
         assert len(await take(worker)) == 1
 
         proxy.heal()
         deadline = time.monotonic() + 120
         while True:  # until somebody listens again: woken long before the timeout
-            await worker.wait(["queue:default"], timeout=0.2)
-            waiting = asyncio.create_task(worker.wait(["queue:default"], timeout=60))
+            await worker.queueing.wait(["queue:default"], timeout=0.2)
+            waiting = asyncio.create_task(worker.queueing.wait(["queue:default"], timeout=60))
             await asyncio.sleep(0.1)
             if waiting.done():
                 continue
@@ -135,7 +135,7 @@ async def test_a_deadlock_is_tried_again(postgres: Postgres, url: str) -> None:
             transaction = other.transaction()
             await transaction.start()
             await other.execute(lock, ids[1])
-            cancelling = asyncio.create_task(store.cancel(ids))
+            cancelling = asyncio.create_task(store.admin.cancel(ids))
             await asyncio.sleep(0.3)  # it holds the first row and waits for the second
             try:
                 await other.execute(lock, ids[0])  # one of the two must give way
@@ -160,17 +160,19 @@ async def test_locked_row_does_not_delay_other_rows(
             async with other.transaction():
                 await other.execute(f"select from {schema}.job where id = $1 for update", jobs[1].id)
 
-                answers = await store.settle([outcome(job) for job in jobs])
+                answers = await store.queueing.settle([outcome(job) for job in jobs])
                 assert [(answer.accepted, answer.locked) for answer in answers] == [
                     (True, False),
                     (False, True),
                     (True, False),
                 ]
-                assert [answer.locked for answer in await store.settle([outcome(jobs[1])])] == [True]
-            assert [(answer.accepted, answer.locked) for answer in await store.settle([outcome(jobs[1])])] == [
+                assert [answer.locked for answer in await store.queueing.settle([outcome(jobs[1])])] == [True]
+            assert [(answer.accepted, answer.locked) for answer in await store.queueing.settle([outcome(jobs[1])])] == [
                 (True, False)
             ]
-            assert [answer.locked for answer in await store.settle([outcome(jobs[1])])] == [False], "lost, not locked"
+            assert [answer.locked for answer in await store.queueing.settle([outcome(jobs[1])])] == [False], (
+                "lost, not locked"
+            )
         finally:
             await other.close()
 
@@ -182,11 +184,11 @@ async def test_a_primary_that_takes_no_more_writes_is_left(url: str) -> None:
             await put(store)
             server.change(default_transaction_read_only="on")
             with pytest.raises(Unavailable, match="read-only"):
-                await store.submit([new_job()])
+                await store.queueing.submit([new_job()])
             assert (await store.query.count(JobFilter())) == 1
 
             server.change(default_transaction_read_only="off")
-            await until_it_works(lambda: store.submit([new_job()]))
+            await until_it_works(lambda: store.queueing.submit([new_job()]))
             assert (await store.query.count(JobFilter())) == 2
 
 
@@ -199,7 +201,9 @@ async def test_heartbeat_does_not_wait_for_a_handler_holding_its_job(postgres: P
             async with link.transaction():
                 await link.execute(f"select from {schema}.job where id = $1 for update", held.id)
                 leases: list[Lease] = [held.lease, other.lease]
-                beat = await asyncio.wait_for(store.heartbeat(pulse(), leases, lease_for=LEASE * 2), timeout=60)
+                beat = await asyncio.wait_for(
+                    store.queueing.heartbeat(pulse(), leases, lease_for=LEASE * 2), timeout=60
+                )
                 assert [str(each) for each in beat.held] == ["held", "held"]
             assert (await stored(store, other.id)).lease_until_us > (await stored(store, held.id)).lease_until_us  # type: ignore[operator]
         finally:
@@ -215,7 +219,9 @@ async def test_a_beat_says_in_time_what_it_waited_for(
         proxy.refuse()
         proxy.cut()
         with pytest.raises(Unavailable, match="cannot be reached"):
-            await asyncio.wait_for(store.heartbeat(pulse(), [job.lease], lease_for=timedelta(seconds=1)), timeout=30)
+            await asyncio.wait_for(
+                store.queueing.heartbeat(pulse(), [job.lease], lease_for=timedelta(seconds=1)), timeout=30
+            )
 
 
 async def test_claim_waits_for_a_job_being_made_ready_elsewhere(postgres: Postgres, url: str) -> None:
@@ -274,8 +280,8 @@ async def test_a_password_is_never_shown(url: str) -> None:
 async def test_unknown_ids_are_refused_clearly(url: str) -> None:
     async with opened(url) as store:
         with pytest.raises(HoldfastError):
-            await store.submit([new_job(id="no id")])
-        operated = await store.cancel(["no id", new_id()])
+            await store.queueing.submit([new_job(id="no id")])
+        operated = await store.admin.cancel(["no id", new_id()])
         assert [state for _, state in operated.refused] == [None, None]
     with pytest.raises((Conflict, HoldfastError)):
         await store.query.count(JobFilter())

@@ -33,7 +33,7 @@ async def test_scripts_that_were_flushed_are_loaded_again_at_every_call(kind: st
                 server.execute("SCRIPT", "FLUSH")
                 (job,) = await take(store)
                 server.execute("SCRIPT", "FLUSH")
-                await store.heartbeat(pulse(), [job.lease], lease_for=LEASE)
+                await store.queueing.heartbeat(pulse(), [job.lease], lease_for=LEASE)
                 server.execute("SCRIPT", "FLUSH")
                 assert (await settle(store, job)).accepted
                 assert job.id == job_id
@@ -57,19 +57,19 @@ async def test_killed_connections_are_not_even_noticed(server: Redis, url: str) 
     async with opened(url) as store:
         for number in range(5):
             server.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            (answer,) = await store.submit([new_job()])
+            (answer,) = await store.queueing.submit([new_job()])
             assert answer.created
             assert await store.query.count(JobFilter()) == number + 1
 
 
 async def test_a_killed_listener_is_replaced(server: Redis, url: str) -> None:
     async with opened(url) as worker, opened(url) as submitter:
-        await worker.wait(["job:x"], timeout=0.1)
+        await worker.queueing.wait(["job:x"], timeout=0.1)
         job = await running(submitter)
         for _ in range(3):
             server.execute("CLIENT", "KILL", "TYPE", "pubsub")
-            await worker.wait(["worker:w"], timeout=0.05)
-        waiting = asyncio.create_task(worker.wait([f"job:{job.id}"], timeout=50))
+            await worker.queueing.wait(["worker:w"], timeout=0.05)
+        waiting = asyncio.create_task(worker.queueing.wait([f"job:{job.id}"], timeout=50))
         await settle(submitter, job)
         await asyncio.wait_for(waiting, timeout=30)
 
@@ -92,7 +92,7 @@ async def test_a_store_closes_whatever_its_listeners_are_just_doing(url: str) ->
     for steps in range(0, 120, 3):
         store = open_store(url)
         await store.open()
-        waiting = asyncio.create_task(store.wait(["queue:default", "job:x"], timeout=50))
+        waiting = asyncio.create_task(store.queueing.wait(["queue:default", "job:x"], timeout=50))
         for _ in range(steps):
             await asyncio.sleep(0)
         await asyncio.wait_for(store.close(), timeout=60)
@@ -110,12 +110,12 @@ async def test_a_half_open_connection_is_noticed_by_every_verb(
 
         for call in (
             claim(store),
-            store.submit([new_job()]),
-            store.settle([failing(job)]),
-            store.heartbeat(pulse(), [job.lease], lease_for=LEASE),
+            store.queueing.submit([new_job()]),
+            store.queueing.settle([failing(job)]),
+            store.queueing.heartbeat(pulse(), [job.lease], lease_for=LEASE),
             store.maintenance.find_expired(limit=1),
             store.query.get(job.id),
-            store.cancel([job.id]),
+            store.admin.cancel([job.id]),
         ):
             with pytest.raises(Unavailable, match="cannot be reached"):
                 await call
@@ -131,12 +131,12 @@ async def test_a_listener_that_went_silent_is_replaced(
     monkeypatch.setattr(notifications, "PROOF", 0.5)
     monkeypatch.setattr(notifications, "PROVEN_IN", 0.5)
     async with opened(proxied_url) as worker, opened(proxied_url) as submitter:
-        await worker.wait(["job:x"], timeout=0.1)
+        await worker.queueing.wait(["job:x"], timeout=0.1)
         job = await running(submitter)
         proxy.hold(of=b"SUBSCRIBE")
         await asyncio.sleep(1.2)
         proxy.heal()
-        waiting = asyncio.create_task(worker.wait([f"job:{job.id}"], timeout=50))
+        waiting = asyncio.create_task(worker.queueing.wait([f"job:{job.id}"], timeout=50))
         await settle(submitter, job)
         await asyncio.wait_for(waiting, timeout=30)
 
@@ -147,11 +147,11 @@ async def test_refusing_server_is_reported_in_one_line(proxy: FaultProxy, proxie
         proxy.cut()
 
         with pytest.raises(Unavailable) as told:
-            await store.submit([new_job()])
+            await store.queueing.submit([new_job()])
 
         assert "\n" not in str(told.value)
         proxy.accept()
-        (answer,) = await until_it_works(lambda: store.submit([new_job()]))
+        (answer,) = await until_it_works(lambda: store.queueing.submit([new_job()]))
         assert answer.created
         assert await store.query.count(JobFilter()) == 1
 

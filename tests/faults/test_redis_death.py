@@ -15,7 +15,7 @@ from holdfast.core.lifecycle import Failed, Outcome, Released, Succeeded, decide
 from holdfast.core.models import Job, JobFilter, JobState, LeaseStatus, Settlement
 from holdfast.core.retry import Retry
 from holdfast.stores import open_store
-from holdfast.stores.redis import eviction
+from holdfast.stores.redis import server_info
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.scripts import load_scripts
 from holdfast.stores.redis.url import parse_url
@@ -51,7 +51,9 @@ async def test_what_was_acknowledged_survives_a_kill_of_the_server(kind: str) ->
         async with opened(url) as store:
             acknowledged: list[str] = []
             for _ in range(4):
-                submitting = [asyncio.create_task(store.submit([new_job() for _ in range(3)])) for _ in range(40)]
+                submitting = [
+                    asyncio.create_task(store.queueing.submit([new_job() for _ in range(3)])) for _ in range(40)
+                ]
                 await asyncio.sleep(0.02)
                 server.kill()
                 server.start()
@@ -78,8 +80,8 @@ async def test_a_log_that_lost_its_tail_is_never_half_there(kind: str) -> None:
             async with opened(url) as store:
                 await put(store, *[new_job(key=f"{lost}-{n}") for n in range(5)], new_job(priority=3))
                 jobs = await take(store, 4)
-                await store.settle([ending(job) for job in jobs[:2]] + [failing(job) for job in jobs[2:]])
-                await store.cancel(JobFilter(states=(JobState.QUEUED,)), limit=1)
+                await store.queueing.settle([ending(job) for job in jobs[:2]] + [failing(job) for job in jobs[2:]])
+                await store.admin.cancel(JobFilter(states=(JobState.QUEUED,)), limit=1)
             server.crash_back(server.written_log.stat().st_size - lost)
             async with opened(url) as store:
                 keys = Keys(url)
@@ -108,20 +110,20 @@ async def test_acknowledged_jobs_lost_in_a_crash_are_reported(kind: str) -> None
             await put(store, *[new_job() for _ in range(3)])
             server.crash_back(size)
 
-            await until_it_works(lambda: store.submit([new_job()]))
+            await until_it_works(lambda: store.queueing.submit([new_job()]))
             told = await finding(store, "losses")
             assert (told.level, "at least 8 acknowledged writes" in told.text) == ("error", True)
-            await until_it_works(lambda: other.submit([new_job()]))
-            await until_it_works(lambda: late.submit([new_job() for _ in range(10)]))
+            await until_it_works(lambda: other.queueing.submit([new_job()]))
+            await until_it_works(lambda: late.queueing.submit([new_job() for _ in range(10)]))
             assert "at least 8 acknowledged" in (await finding(store, "losses")).text
 
-            await store.repair()
+            await store.health.repair()
             size = server.written_log.stat().st_size
             await put(other)
             server.crash_back(size)
-            await until_it_works(lambda: late.submit([new_job() for _ in range(10)]))
+            await until_it_works(lambda: late.queueing.submit([new_job() for _ in range(10)]))
             assert (await finding(store, "losses")).level == "ok", "nobody knows yet"
-            await until_it_works(lambda: other.submit([new_job()]))
+            await until_it_works(lambda: other.queueing.submit([new_job()]))
             assert "at least 1 acknowledged" in (await finding(store, "losses")).text
 
 
@@ -136,7 +138,7 @@ async def test_each_of_several_losses_is_reported_until_recorded() -> None:
                 await until_it_works(lambda: store.query.count(JobFilter()))
                 assert "at least 20 acknowledged" in (await finding(store, "losses")).text
 
-            await store.repair()
+            await store.health.repair()
             size = server.written_log.stat().st_size
             await put(store, new_job())  # fewer than were lost before
             server.crash_back(size)
@@ -174,7 +176,7 @@ async def test_loss_is_reported_once_the_server_accepts_writes(setting: str) -> 
             server.execute("CONFIG", "SET", setting, 1)
 
             with pytest.raises(Unavailable):
-                await store.submit([new_job()])
+                await store.queueing.submit([new_job()])
             server.execute("CONFIG", "SET", setting, 0)
             await put(store)
 
@@ -189,7 +191,7 @@ async def test_claim_lost_in_a_crash_is_reported_by_its_worker() -> None:
             jobs = await take(store)
             server.crash_back(size)
 
-            beat = await until_it_works(lambda: store.heartbeat(pulse(), [jobs[0].lease], lease_for=LEASE))
+            beat = await until_it_works(lambda: store.queueing.heartbeat(pulse(), [jobs[0].lease], lease_for=LEASE))
             assert beat.held == [LeaseStatus.LOST]
             assert not (await settle(store, jobs[1])).accepted
 
@@ -209,13 +211,17 @@ async def test_worker_with_a_lost_claim_settles_no_newer_claim() -> None:
             (*jobs, last) = await until_it_works(lambda: take(other, worker="since"))
             assert [job.lease for job in (*jobs, last)] == [job.lease for job in stale]
 
-            answers = await store.settle([_decided(job, outcome) for job, outcome in zip(stale, outcomes, strict=True)])
+            answers = await store.queueing.settle(
+                [_decided(job, outcome) for job, outcome in zip(stale, outcomes, strict=True)]
+            )
             assert {(answer.accepted, answer.state) for answer in answers} == {(False, JobState.RUNNING)}
-            beat = await store.heartbeat(pulse("stale"), [last.lease], lease_for=LEASE)
+            beat = await store.queueing.heartbeat(pulse("stale"), [last.lease], lease_for=LEASE)
             assert beat.held == [LeaseStatus.LOST]
             assert "at least 5 acknowledged" in (await finding(store, "losses")).text
 
-            answers = await other.settle([_decided(job, outcome) for job, outcome in zip(jobs, outcomes, strict=False)])
+            answers = await other.queueing.settle(
+                [_decided(job, outcome) for job, outcome in zip(jobs, outcomes, strict=False)]
+            )
             assert [answer.state for answer in answers] == [JobState.SUCCEEDED, JobState.SUCCEEDED, JobState.FAILED]
             assert all(answer.accepted for answer in answers)
 
@@ -231,7 +237,7 @@ async def test_log_with_a_corrupt_tail_is_repaired_by_redis_tools(kind: str) -> 
         async with opened(url) as store:
             ids = await put(store, *[new_job() for _ in range(5)])
             jobs = await take(store, 2)
-            await store.settle([ending(jobs[0]), failing(jobs[1])])
+            await store.queueing.settle([ending(jobs[0]), failing(jobs[1])])
         server.kill()
         with server.written_log.open("ab") as file:
             file.write(b"\x00\xffgarbage" * 20)
@@ -244,7 +250,7 @@ async def test_log_with_a_corrupt_tail_is_repaired_by_redis_tools(kind: str) -> 
             assert list(keys.strays()) == []
             keys.client.close()
             assert sorted(await take_ids(store, 10)) == sorted({*ids} - {jobs[0].id})
-            assert [each.level for each in await store.doctor()].count("error") == 0
+            assert [each.level for each in await store.health.doctor()].count("error") == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -332,18 +338,18 @@ async def test_evicting_server_is_refused_and_found_by_the_doctor() -> None:
 async def test_eviction_switched_on_later_refuses_submissions(
     kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(eviction, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(server_info, "LOOK_EVERY", 0.0)
     with Redis(kind) as server:
         async with opened(server.url()) as store:
             ids = await put(store, new_job(), new_job())
             server.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
             for _ in range(3):
                 with pytest.raises(Unavailable, match=r"allkeys-lru.*; config set maxmemory-policy noeviction"):
-                    await store.submit([new_job()])
+                    await store.queueing.submit([new_job()])
             assert await store.query.count(JobFilter()) == 2
             jobs = await take(store)
             assert [job.id for job in jobs] == ids
-            assert all(answer.accepted for answer in await store.settle([ending(job) for job in jobs]))
+            assert all(answer.accepted for answer in await store.queueing.settle([ending(job) for job in jobs]))
 
             server.execute("CONFIG", "SET", "maxmemory-policy", "noeviction")
             await put(store)
@@ -356,7 +362,7 @@ async def test_eviction_switched_on_later_refuses_submissions(
 async def test_eviction_switched_on_later_is_logged_by_a_sweeping_worker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(eviction, "LOOK_EVERY", 0.2)
+    monkeypatch.setattr(server_info, "LOOK_EVERY", 0.2)
     with Redis() as server:
         app = Holdfast(server.url(), sweep="200ms")
         async with app, working(app):
@@ -386,17 +392,19 @@ async def test_a_full_server_refuses_submissions_and_lets_jobs_finish(kind: str)
 
             for batch in ([new_job()], [new_job(key="k")], [new_job() for _ in range(300)]):
                 with pytest.raises(Unavailable, match="is full"):
-                    await store.submit(batch)
+                    await store.queueing.submit(batch)
             assert await store.query.count(JobFilter()) == 10
             assert (await finding(store, "memory")).level == "error"
 
-            beat = await store.heartbeat(pulse(), [job.lease for job in jobs], lease_for=LEASE * 2)
+            beat = await store.queueing.heartbeat(pulse(), [job.lease for job in jobs], lease_for=LEASE * 2)
             assert [str(each) for each in beat.held] == ["held"] * 5
-            answers = await store.settle([ending(jobs[0], result="1"), failing(jobs[1]), *map(ending, jobs[2:])])
+            answers = await store.queueing.settle(
+                [ending(jobs[0], result="1"), failing(jobs[1]), *map(ending, jobs[2:])]
+            )
             assert [answer.accepted for answer in answers] == [True] * 5
             assert {job.id for job in await take(store)} == {*waiting, jobs[1].id}
-            assert len((await store.delete([jobs[0].id])).changed) == 1
-            assert (await store.cancel([waiting[0]])).changed == [(waiting[0], JobState.RUNNING)]
+            assert len((await store.admin.delete([jobs[0].id])).changed) == 1
+            assert (await store.admin.cancel([waiting[0]])).changed == [(waiting[0], JobState.RUNNING)]
 
             server.execute("CONFIG", "SET", "maxmemory", "0")
-            assert (await store.submit([new_job()]))[0].created
+            assert (await store.queueing.submit([new_job()]))[0].created

@@ -41,9 +41,9 @@ async def test_a_replica_is_not_written_to(hurried: None) -> None:
             await put(store)
             primary.execute("REPLICAOF", "127.0.0.1", 1)  # now nobody takes writes
             with pytest.raises(Unavailable, match="read only replica"):
-                await store.submit([new_job()])
+                await store.queueing.submit([new_job()])
             primary.execute("REPLICAOF", "NO", "ONE")
-            await until_it_works(lambda: store.submit([new_job()]))
+            await until_it_works(lambda: store.queueing.submit([new_job()]))
             assert await store.query.count(JobFilter()) == 2
 
 
@@ -54,19 +54,19 @@ async def test_nothing_is_acknowledged_that_too_few_replicas_have(kind: str, mon
         url = primary.url(namespace="r", replicas="1")
         async with opened(url) as store, opened(url) as other:
             known = new_job()
-            await until_it_works(lambda: store.submit([known]))
+            await until_it_works(lambda: store.queueing.submit([known]))
             assert replica.execute("EXISTS", f"{{r}}:job:{known.id}") == 1
             asleep = frozen(replica)
             doubtful = new_job(key="k")
             for each in (store, other):  # the second finds it there, and nobody else knows that it is
                 with pytest.raises(Unavailable, match="0 of 1 replicas"):
-                    await each.submit([doubtful])
+                    await each.queueing.submit([doubtful])
             (job,) = await take(store, 1)
             with pytest.raises(Unavailable, match="0 of 1 replicas"):
                 await settle(store, job)
 
             asleep.resume()
-            (answer,) = await until_it_works(lambda: other.submit([doubtful]))
+            (answer,) = await until_it_works(lambda: other.queueing.submit([doubtful]))
             assert answer.job_id == doubtful.id
             settled = await until_it_works(lambda: settle(store, job))
             assert (settled.accepted, settled.state) == (True, JobState.SUCCEEDED)
@@ -79,16 +79,16 @@ async def test_a_server_that_became_a_replica_is_away(kind: str) -> None:
     with replicated(kind) as (primary, replica):
         async with opened(primary.url(namespace="r", replicas="1")) as store:
             known = new_job()
-            await store.submit([known])
+            await store.queueing.submit([known])
             job = await running(store)
             primary.execute("REPLICAOF", "127.0.0.1", 1)
 
             with pytest.raises(Unavailable, match="it has become a replica"):
-                await store.submit([known])
+                await store.queueing.submit([known])
 
             primary.execute("REPLICAOF", "NO", "ONE")
             follow(replica, primary)
-            await until_it_works(lambda: store.submit([known]))
+            await until_it_works(lambda: store.queueing.submit([known]))
             assert (await until_it_works(lambda: settle(store, job))).accepted
 
 
@@ -130,10 +130,10 @@ async def test_a_store_follows_the_sentinels_to_the_replica_they_promote(kind: s
             (job_id,) = await put(store)
             job = await running(store)
             primary.execute("WAIT", 1, 5000)
-            waiting = asyncio.create_task(until_it_works(lambda: worker.wait([f"job:{job.id}"], timeout=50)))
+            waiting = asyncio.create_task(until_it_works(lambda: worker.queueing.wait([f"job:{job.id}"], timeout=50)))
             primary.kill()
 
-            await until_it_works(lambda: store.submit([new_job(id=job_id), new_job()]))
+            await until_it_works(lambda: store.queueing.submit([new_job(id=job_id), new_job()]))
 
             assert role_of(replica)[0] == b"master"
             assert (await until_it_works(lambda: settle(store, job))).accepted
@@ -172,19 +172,19 @@ async def _every_verb(store: Store) -> None:
     )
     jobs = await take(store, 10, {"default": 5, "mail": 5})
     assert sorted(job.id for job in jobs) == sorted(ids)
-    answers = await store.settle([failing(job) for job in jobs])
+    answers = await store.queueing.settle([failing(job) for job in jobs])
     assert [answer.state for answer in answers] == [JobState.FAILED] * 3
     assert len(await take_ids(store, 10, {"*": 5})) == 3
     assert (await store.query.by_key("k")) is not None
-    assert (await store.cancel([later])).changed == [(later, JobState.CANCELLED)]
-    assert (await store.replay([later])).changed == [(later, JobState.QUEUED)]
+    assert (await store.admin.cancel([later])).changed == [(later, JobState.CANCELLED)]
+    assert (await store.admin.replay([later])).changed == [(later, JobState.QUEUED)]
     done = await ended(store, JobState.SUCCEEDED)
-    await store.wait([f"job:{done}"], timeout=5)
-    await store.pause("mail")
-    await store.wait(["queue:mail"], timeout=0.1)
+    await store.queueing.wait([f"job:{done}"], timeout=5)
+    await store.admin.pause("mail")
+    await store.queueing.wait(["queue:mail"], timeout=0.1)
     assert {info.name for info in await queues(store)} == {"default", "mail"}
     assert len((await store.query.find(JobFilter())).jobs) == await store.query.count(JobFilter()) == 5
-    assert [each.level for each in await store.doctor()].count("error") == 0
+    assert [each.level for each in await store.health.doctor()].count("error") == 0
     assert await store.maintenance.prune({"succeeded": timedelta(0)}, limit=10) == 1
 
 
@@ -206,8 +206,8 @@ async def test_namespace_occupies_one_cluster_slot_and_moves_with_it() -> None:
                 "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.execute("CLUSTER", "MYID")
             )
             while cluster.owner("{one}:meta") is not target:
-                await until_it_works(lambda: store.submit([new_job()]))
-            await until_it_works(lambda: store.submit([new_job()]))
+                await until_it_works(lambda: store.queueing.submit([new_job()]))
+            await until_it_works(lambda: store.queueing.submit([new_job()]))
             assert (await stored(store, job_id)).state is JobState.QUEUED
             keys = Keys(target.url(namespace="one"))
             assert list(keys.strays()) == []

@@ -34,7 +34,7 @@ async def test_passwords_users_and_rights() -> None:
             await put(store)
             (job,) = await take(store)
             assert (await settle(store, job)).accepted
-            await store.wait(["queue:default"], timeout=0.2)
+            await store.queueing.wait(["queue:default"], timeout=0.2)
             assert (await finding(store, "durability")).level == "ok"
         with pytest.raises(ConfigError, match="refuses us"):
             await open_store(f"{mine}?namespace=other").open()
@@ -53,12 +53,12 @@ async def test_resp3_and_other_databases(server: Redis) -> None:
         async with opened(url) as store, opened(url) as other:
             (job_id,) = await put(store, new_job(priority=2, key="k"))
             (job,) = await take(other)
-            waiting = asyncio.create_task(store.wait([f"job:{job_id}"], timeout=50))
+            waiting = asyncio.create_task(store.queueing.wait([f"job:{job_id}"], timeout=50))
             assert (await settle(other, job, result="1")).accepted
             await asyncio.wait_for(waiting, timeout=30)
             assert (await stored(store, job_id)).result == "1"
-            assert [each.level for each in await store.doctor()].count("error") == 0
-            await store.delete([job_id])
+            assert [each.level for each in await store.health.doctor()].count("error") == 0
+            await store.admin.delete([job_id])
 
 
 async def test_a_namespace_that_is_not_ours_or_newer_is_refused(server: Redis) -> None:
@@ -76,7 +76,7 @@ async def test_a_namespace_that_is_not_ours_or_newer_is_refused(server: Redis) -
 async def test_backups_are_the_servers_own_affair(url: str) -> None:
     async with opened(url) as store:
         with pytest.raises(HoldfastError, match="redis-cli"):
-            await store.backup("/tmp/nowhere")
+            await store.health.backup("/tmp/nowhere")
 
 
 # ── TLS ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,7 +99,7 @@ async def test_a_certificate_that_is_trusted_opens_every_connection(authority: A
             url = secured(server, proxy, ssl_ca_certs=str(authority.file), protocol=protocol)
             async with opened(url) as store, opened(url) as other:
                 (job_id,) = await put(store, new_job(payload='"' + "x" * 200_000 + '"'))
-                waiting = asyncio.create_task(other.wait([f"job:{job_id}"], timeout=50))
+                waiting = asyncio.create_task(other.queueing.wait([f"job:{job_id}"], timeout=50))
                 (job,) = await take(store)
                 await asyncio.sleep(0)
                 assert (await settle(store, job)).accepted

@@ -21,6 +21,7 @@ from holdfast.cli import main
 from holdfast.core.lifecycle import Failed, Succeeded, decide
 from holdfast.core.models import Job
 from holdfast.core.retry import Retry
+from holdfast.stores.base import ClaimRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,7 +108,9 @@ class Cli:
 
         async def take() -> Job:
             store = await app.open_store()
-            claim = await store.claim("worker-1", {"*": 1}, limit=1, lease_for=lease_for, only=[job_id])
+            claim = await store.queueing.claim(
+                ClaimRequest("worker-1", {"*": 1}, limit=1, lease_for=lease_for, only=[job_id])
+            )
             return claim.jobs[0]
 
         try:
@@ -122,7 +125,7 @@ class Cli:
 
         async def settle() -> None:
             store = await app.open_store()
-            await store.settle([decide(job, outcome, Retry.fixed(3600), random.Random(0))])
+            await store.queueing.settle([decide(job, outcome, Retry.fixed(3600), random.Random(0))])
 
         app.run_blocking(settle())
         app.sync.close()

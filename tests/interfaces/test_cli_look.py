@@ -118,7 +118,7 @@ def test_show_has_the_log_lines(cli: Cli) -> None:
     job, app = cli.claim(job_id), Holdfast()
 
     async def record() -> list[bool]:
-        return await (await app.open_store()).append_logs([Record(job.lease, lines)])
+        return await (await app.open_store()).queueing.append_logs([Record(job.lease, lines)])
 
     assert app.run_blocking(record()) == [True]
     app.sync.close()

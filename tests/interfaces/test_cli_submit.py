@@ -105,7 +105,7 @@ def test_waiting_says_which_attempt_failed_and_when_the_next_is(cli: Cli, monkey
 
     async def be_there() -> None:
         pulse = WorkerHeartbeat(worker="w-1", host="here", pid=1, queues="*", concurrency=2)
-        await (await app.open_store()).heartbeat(pulse, [], lease_for=timedelta(minutes=1))
+        await (await app.open_store()).queueing.heartbeat(pulse, [], lease_for=timedelta(minutes=1))
 
     app.run_blocking(be_there())
     app.sync.close()

@@ -67,7 +67,7 @@ def test_why_reports_an_unavailable_transport(carried: Cli, server: Redis) -> No
 
     async def beat() -> None:
         pulse = WorkerHeartbeat(worker="w", host="elsewhere", pid=1, queues="*", concurrency=1)
-        await (await app.open_store()).heartbeat(pulse, [], lease_for=timedelta(minutes=5))
+        await (await app.open_store()).queueing.heartbeat(pulse, [], lease_for=timedelta(minutes=5))
 
     app.run_blocking(beat())
     app.sync.close()

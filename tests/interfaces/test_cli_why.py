@@ -216,7 +216,7 @@ def _register_worker(name: str = "w-1", *, host: str = "here", pid: int = 1) -> 
 
     async def beat() -> None:
         pulse = WorkerHeartbeat(worker=name, host=host, pid=pid, queues="*", concurrency=2)
-        await (await app.open_store()).heartbeat(pulse, [], lease_for=timedelta(minutes=1))
+        await (await app.open_store()).queueing.heartbeat(pulse, [], lease_for=timedelta(minutes=1))
 
     app.run_blocking(beat())
     app.sync.close()

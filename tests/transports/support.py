@@ -13,7 +13,7 @@ from typing import Any
 from holdfast import Context, Holdfast
 from holdfast.core.events import KINDS, Event
 from holdfast.core.models import Claim, JobFilter, JobState, NewJob, Settlement, new_id
-from holdfast.stores.base import Store
+from holdfast.stores.base import ClaimRequest, Store
 from holdfast.worker.worker import Worker
 from tests.support.redis import Redis
 
@@ -130,12 +130,14 @@ def new_job(**fields: Any) -> NewJob:
 
 
 async def put(store: Store, *jobs: NewJob) -> list[str]:
-    return [answer.job_id for answer in await store.submit(jobs or [new_job()])]
+    return [answer.job_id for answer in await store.queueing.submit(jobs or [new_job()])]
 
 
 async def claim(store: Store, limit: int = 10, wants: dict[str, int] | None = None, **options: Any) -> Claim:
     options = {"worker": "w", "lease_for": timedelta(seconds=30), "startable": 5, **options}
-    return await store.claim(options.pop("worker"), wants or {"default": limit}, limit=limit, **options)
+    return await store.queueing.claim(
+        ClaimRequest(options.pop("worker"), wants or {"default": limit}, limit=limit, **options)
+    )
 
 
 async def take(store: Store, limit: int = 10, **options: Any) -> list[str]:

@@ -60,7 +60,7 @@ async def is_prompt(app: Holdfast) -> bool:
 
 async def reminds(store: Store, number: int) -> bool:
     """Whether a sweep announces so many."""
-    return await store.reannounce() == number
+    return await store.maintenance.reannounce() == number
 
 
 async def test_redis_goes_and_comes_back_under_a_worker(rough: Pairing) -> None:

@@ -19,7 +19,7 @@ async def into_the_ledger(store: Store, pairing: Pairing) -> None:
     """Wait until what waits has been taken by who waits for it; a wait may end earlier."""
     async with asyncio.timeout(PATIENCE):
         while pairing.waiting():
-            await store.wait(["queue:default"], timeout=1)
+            await store.queueing.wait(["queue:default"], timeout=1)
 
 
 async def test_only_ready_ids_arrive_and_in_submission_order(pairing: Pairing) -> None:
@@ -79,14 +79,14 @@ async def test_what_cannot_be_claimed_is_counted_once_each_and_gone(pairing: Pai
     async with pairing.app() as app:
         store = await app.open_store()
         ended, ready = await put(store, new_job(), new_job())
-        await store.cancel([ended])
+        await store.admin.cancel([ended])
         pairing.push(ready, "hello", "", "x" * 1000, "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77", "a\nb")
 
         claimed = await claim(store)
 
         assert ([job.id for job in claimed.jobs], claimed.refused) == ([ready], 3)
         assert (await claim(store)).refused == 0
-        await store.settle([ending(job) for job in claimed.jobs])
+        await store.queueing.settle([ending(job) for job in claimed.jobs])
         assert (pairing.waiting(), pairing.unacknowledged()) == ([], 0)
 
 
@@ -148,11 +148,11 @@ async def test_of_a_paused_queue_nothing_is_read(pairing: Pairing) -> None:
     async with pairing.app() as app:
         store = await app.open_store()
         ids = await put(store, new_job(), new_job())
-        await store.pause("default")
+        await store.admin.pause("default")
         assert [await take(store) for _ in range(3)] == [[], [], []]
-        assert (sorted(pairing.waiting()), await store.reannounce()) == (sorted(ids), 0)
+        assert (sorted(pairing.waiting()), await store.maintenance.reannounce()) == (sorted(ids), 0)
 
-        await store.resume("default")
+        await store.admin.resume("default")
 
         assert sorted(await take(store)) == sorted(ids)
 
@@ -196,7 +196,9 @@ async def test_a_delivery_is_acknowledged_after_its_job_s_settlement(pairing: Pa
         (job,) = (await claim(store)).jobs
         assert pairing.unacknowledged() == int(pairing.is_stream)
 
-        await store.settle([ending(job, state, reason=None if state == "succeeded" else Reason.ERROR, error="boom")])
+        await store.queueing.settle(
+            [ending(job, state, reason=None if state == "succeeded" else Reason.ERROR, error="boom")]
+        )
 
         assert (pairing.unacknowledged(), pairing.waiting()) == (0, [])
         assert not pairing.is_stream or pairing.execute("XLEN", pairing.key()) == 0
@@ -207,7 +209,7 @@ async def test_a_released_job_is_announced_again(pairing: Pairing) -> None:
         store = await app.open_store()
         (job_id,) = await put(store)
         (job,) = (await claim(store)).jobs
-        await store.settle([ending(job, JobState.QUEUED, reason=Reason.RELEASED, refund=True)])
+        await store.queueing.settle([ending(job, JobState.QUEUED, reason=Reason.RELEASED, refund=True)])
 
         assert pairing.waiting() == [job_id]
         assert await take(store) == [job_id]
@@ -222,10 +224,12 @@ async def test_a_lost_lease_needs_no_delivery(pairing: Pairing) -> None:
         (job,) = (await claim(store)).jobs
         clock.advance(31)
         (lost,) = await sweeper.maintenance.find_expired(limit=10)
-        await sweeper.settle([ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)])
+        await sweeper.queueing.settle(
+            [ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)]
+        )
         assert await take(sweeper) == [job.id]
 
         pulse = WorkerHeartbeat(worker="w", host="h", pid=1, queues="*", concurrency=1)
-        beat = await store.heartbeat(pulse, [Lease(job.id, job.claims)], lease_for=timedelta(seconds=30))
+        beat = await store.queueing.heartbeat(pulse, [Lease(job.id, job.claims)], lease_for=timedelta(seconds=30))
 
         assert beat.held == [LeaseStatus.LOST]

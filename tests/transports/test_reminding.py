@@ -54,9 +54,9 @@ async def test_what_was_lost_is_announced_again_in_order(pairing: Pairing) -> No
         pairing.forget()
         clock.advance(AGED)
 
-        assert await store.reannounce() == 23
+        assert await store.maintenance.reannounce() == 23
         assert (pairing.waiting(), pairing.waiting("mail")) == (ids[:20], ids[20:])
-        assert await store.reannounce() == 0
+        assert await store.maintenance.reannounce() == 0
 
 
 async def test_only_what_is_missing_is_announced(pairing: Pairing) -> None:
@@ -68,7 +68,7 @@ async def test_only_what_is_missing_is_announced(pairing: Pairing) -> None:
         pairing.push(*ids[:5])
         clock.advance(AGED)
 
-        assert await store.reannounce() == 5
+        assert await store.maintenance.reannounce() == 5
         assert pairing.waiting() == ids
 
 
@@ -80,7 +80,7 @@ async def test_what_has_just_become_ready_is_on_its_way(pairing: Pairing) -> Non
         await put(store, new_job())
         pairing.forget()
 
-        assert await store.reannounce() == 0
+        assert await store.maintenance.reannounce() == 0
 
 
 async def test_stale_ids_only_delay_what_was_lost(pairing: Pairing) -> None:
@@ -91,10 +91,10 @@ async def test_stale_ids_only_delay_what_was_lost(pairing: Pairing) -> None:
         pairing.forget()
         pairing.push(*["01a1feb7-6997-7000-a22a-42bd08d01901"] * 3)
         clock.advance(AGED)
-        assert await store.reannounce() == 0
+        assert await store.maintenance.reannounce() == 0
         assert (await claim(store)).refused == 3
 
-        assert await store.reannounce() == 1
+        assert await store.maintenance.reannounce() == 1
         assert await take(store) == [lost]
 
 
@@ -111,7 +111,7 @@ async def test_sweeps_of_a_very_deep_queue_repeat_nothing(pairing: Pairing, monk
         said: list[int] = []
         taken: list[str] = []
         for _ in range(12):
-            said += await asyncio.gather(*[store.reannounce() for store in stores])
+            said += await asyncio.gather(*[store.maintenance.reannounce() for store in stores])
             waiting = pairing.waiting()
             assert len(waiting) == len(set(waiting)) <= 20
             taken += await take(stores[0], 6)
@@ -131,10 +131,10 @@ async def test_lost_id_of_a_deep_queue_is_announced_once_shallow(
         pairing.forget()
         pairing.push(*(each for each in ids if each != ids[12]))
         clock.advance(AGED)
-        assert await store.reannounce() == 0
+        assert await store.maintenance.reannounce() == 0
         first = await take(store, 5)
 
-        assert (await store.reannounce(), await store.reannounce()) == (1, 0)
+        assert (await store.maintenance.reannounce(), await store.maintenance.reannounce()) == (1, 0)
         assert pairing.waiting()[-1] == ids[12]
         assert sorted(first + await take(store)) == sorted(ids)
 
@@ -156,7 +156,7 @@ async def test_lost_id_of_a_deep_queue_is_announced_while_deep(
             ids.extend(await put(stores[0], *[new_job(priority=n % 3) for n in range(4)]))
             taken.extend(await take(stores[0], takes))
             before = pairing.waiting()
-            said = sum(await asyncio.gather(*[store.reannounce() for store in stores]))
+            said = sum(await asyncio.gather(*[store.maintenance.reannounce() for store in stores]))
             waiting = pairing.waiting()
             assert len(waiting) > reconciler.ROUND or not taken
             assert (waiting[: len(before)], len(waiting)) == (before, len(before) + said)
@@ -182,12 +182,12 @@ async def test_paused_queue_is_not_reannounced_until_resumed(pairing: Pairing) -
     async with pairing.app(now=clock) as app:
         store = await app.open_store()
         ids = await put(store, new_job(), new_job())
-        await store.pause("default")
+        await store.admin.pause("default")
         pairing.forget()
         clock.advance(AGED)
-        assert (await store.reannounce(), pairing.waiting()) == (0, [])
+        assert (await store.maintenance.reannounce(), pairing.waiting()) == (0, [])
 
-        await store.resume("default")
+        await store.admin.resume("default")
 
         assert pairing.waiting() == ids
 
@@ -200,10 +200,10 @@ async def test_a_suspect_that_was_lost_is_announced_again(pairing: Pairing) -> N
         await claim(store, lease_for=timedelta(seconds=1))
         clock.advance(AGED)
         (lost,) = await store.maintenance.find_expired(limit=10)
-        await store.settle([ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)])
+        await store.queueing.settle([ending(lost, JobState.QUEUED, reason=Reason.CRASHED, error="lost", expired=True)])
         pairing.forget()
 
-        assert await store.reannounce() == 1
+        assert await store.maintenance.reannounce() == 1
         assert await take(store) == [job_id]
 
 
@@ -212,17 +212,17 @@ async def test_the_dead_letters_list_is_a_mirror(pairing: Pairing) -> None:
         store = await app.open_store()
         ids = await put(store, *[new_job() for _ in range(4)])
         jobs = (await claim(store)).jobs
-        await store.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
+        await store.queueing.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
         assert sorted(pairing.dead()) == sorted(ids)
 
-        await store.replay([ids[1]])
-        await store.delete([ids[2]])
+        await store.admin.replay([ids[1]])
+        await store.admin.delete([ids[2]])
         assert sorted(pairing.dead()) == sorted([ids[0], ids[3]])
 
         pairing.forget()
-        await store.reannounce()
+        await store.maintenance.reannounce()
         assert pairing.dead() == [ids[0], ids[3]]
-        await store.delete(JobFilter(states=(JobState.DEAD,)))
+        await store.admin.delete(JobFilter(states=(JobState.DEAD,)))
         assert pairing.dead() == []
 
 
@@ -239,15 +239,15 @@ async def test_each_queue_lists_its_latest_dead_letters(pairing: Pairing, monkey
         jobs = {job.id: job for job in (await claim(store, wants={"*": 10})).jobs}
         for job_id in (mail, *young, old):
             clock.advance(1)
-            await store.settle([ending(jobs[job_id], JobState.DEAD, reason=Reason.BUDGET, error="boom")])
+            await store.queueing.settle([ending(jobs[job_id], JobState.DEAD, reason=Reason.BUDGET, error="boom")])
 
         for lost in (False, True):
             if lost:
                 pairing.forget()
             for _ in range(2):
-                await store.reannounce()
+                await store.maintenance.reannounce()
             assert (pairing.dead(), pairing.dead("mail")) == ([young[-1], old], [mail])
-        await store.delete([mail])
+        await store.admin.delete([mail])
         assert (pairing.dead(), pairing.dead("mail")) == ([young[-1], old], [])
 
 
@@ -256,16 +256,16 @@ async def test_replay_and_delete_wait_only_for_lists_of_their_queues(pairing: Pa
         store = await app.open_store()
         ids = await put(store, *[new_job(queue=queue) for queue in ("mail", "mail", "mail", "other")])
         jobs = (await claim(store, wants={"*": 10})).jobs
-        await store.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
+        await store.queueing.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
         pairing.execute("DEL", pairing.dead_key("other"))
 
-        await store.replay([ids[0]])
+        await store.admin.replay([ids[0]])
         assert (pairing.dead("mail"), pairing.dead("other")) == (ids[1:3], [])
-        await store.delete([ids[1]])
+        await store.admin.delete([ids[1]])
         assert (pairing.dead("mail"), pairing.dead("other")) == (ids[2:3], [])
-        await store.delete(JobFilter(queue="mail"))
+        await store.admin.delete(JobFilter(queue="mail"))
         assert (pairing.dead("mail"), pairing.dead("other")) == ([], [])
-        await store.reannounce()
+        await store.maintenance.reannounce()
         assert pairing.dead("other") == [ids[3]]
 
 

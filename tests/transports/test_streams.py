@@ -70,7 +70,7 @@ async def test_what_a_dead_consumer_had_in_hand_goes_to_others(stream: Pairing) 
         await asyncio.sleep(0.5)
         sweeper = await other.open_store()
 
-        await sweeper.reannounce()
+        await sweeper.maintenance.reannounce()
 
         assert sorted(await take(sweeper)) == sorted(ids[1:])
         assert "dead" not in {name for name, number in consumers(stream).items() if number}
@@ -83,11 +83,11 @@ async def test_a_long_job_s_delivery_stays_its_worker_s(stream: Pairing) -> None
         (job,) = (await claim(store, lease_for=timedelta(minutes=5))).jobs
         (holder,) = consumers(stream)
         for _ in range(25):
-            await store.heartbeat(PULSE, [Lease(job.id, job.claims)], lease_for=timedelta(minutes=5))
+            await store.queueing.heartbeat(PULSE, [Lease(job.id, job.claims)], lease_for=timedelta(minutes=5))
             await asyncio.sleep(0.2)
-            await sweeper.reannounce()
+            await sweeper.maintenance.reannounce()
         assert {name for name, number in consumers(stream).items() if number} == {holder}
-        await store.settle([ending(job)])
+        await store.queueing.settle([ending(job)])
         await until(lambda: not stream.pending(), "the acknowledgement")
 
 
@@ -99,7 +99,7 @@ async def test_consumers_that_are_silent_and_have_nothing_are_forgotten(stream: 
         stream.execute("XGROUP", "CREATECONSUMER", "s", GROUP, "old")
         await asyncio.sleep(1.1)
 
-        await store.reannounce()
+        await store.maintenance.reannounce()
 
         assert "old" not in consumers(stream)
 
@@ -115,7 +115,7 @@ async def test_what_others_have_not_read_is_not_trimmed(stream: Pairing) -> None
                 ((_, entries),) = client.xreadgroup(group, "c", {"s": ">"}, count=read)
                 client.xack("s", group, *[entry for entry, _ in entries])
 
-        await store.reannounce()
+        await store.maintenance.reannounce()
 
         assert [fields[b"id"].decode() for _, fields in stream.entries("s")] == ids[2:]
         assert await take(store) == ids[4:]
@@ -131,7 +131,7 @@ async def test_entries_that_were_deleted_under_a_consumer_are_forgotten(stream: 
             client.xdel("s", *[entry for entry, _ in client.xrange("s")])
         await asyncio.sleep(0.5)
 
-        await store.reannounce()
+        await store.maintenance.reannounce()
 
         assert stream.pending() == []
 
@@ -197,7 +197,7 @@ async def test_malformed_message_of_a_dead_consumer_is_reported(stream: Pairing)
             client.xreadgroup(GROUP, "dead", {"s": ">"})
         await asyncio.sleep(0.5)
 
-        await store.reannounce()
+        await store.maintenance.reannounce()
 
         assert [each.text for each in events.of(MalformedMessage)] == ["hello"]
         assert (stream.entries("s"), stream.pending()) == ([], [])
@@ -209,9 +209,9 @@ async def test_consumer_group_on_the_dead_letters_keeps_working(stream: Pairing)
         store = await app.open_store()
         ids = await put(store, new_job(), new_job())
         jobs = (await claim(store)).jobs
-        await store.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
+        await store.queueing.settle([ending(job, JobState.DEAD, reason=Reason.BUDGET, error="boom") for job in jobs])
         stream.execute("XGROUP", "CREATE", "dead", "mailer", "0")
-        await store.replay([ids[0]])
+        await store.admin.replay([ids[0]])
 
         with stream.server.client() as client:
             ((_, entries),) = client.xreadgroup("mailer", "c", {"dead": ">"})

@@ -29,11 +29,13 @@ def test_calls_on_a_locked_file_are_withdrawn(tmp_path: Path) -> None:
         await store.open()
         with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
             other.execute("begin immediate")
-            answers = await asyncio.gather(*[store.submit([_job()]) for _ in range(20)], return_exceptions=True)
+            answers = await asyncio.gather(
+                *[store.queueing.submit([_job()]) for _ in range(20)], return_exceptions=True
+            )
             waiting = asyncio.create_task(store.query.count(JobFilter()))
             other.execute("rollback")
         seen = await waiting
-        await store.submit([_job()])  # behind all those that were withdrawn
+        await store.queueing.submit([_job()])  # behind all those that were withdrawn
         stored = await store.query.count(JobFilter())
         await store.close()
         return answers, seen, stored
@@ -52,7 +54,7 @@ def test_without_a_word_of_patience_the_lock_is_waited_for(tmp_path: Path) -> No
         await store.open()
         with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
             other.execute("begin immediate")
-            waiting = asyncio.create_task(store.submit([_job()]))
+            waiting = asyncio.create_task(store.queueing.submit([_job()]))
             await asyncio.sleep(0.5)
             other.execute("rollback")
         await waiting
@@ -69,10 +71,10 @@ def test_first_async_write_does_not_block_the_event_loop(tmp_path: Path) -> None
         await store.open()
         with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
             other.execute("begin immediate")
-            blocking = asyncio.create_task(asyncio.to_thread(lambda: store.blocking(store.submit([_job()]))))
+            blocking = asyncio.create_task(asyncio.to_thread(lambda: store.blocking(store.queueing.submit([_job()]))))
             await asyncio.sleep(0.1)
             began = time.monotonic()
-            awaited = asyncio.create_task(store.submit([_job()]))
+            awaited = asyncio.create_task(store.queueing.submit([_job()]))
             await asyncio.sleep(0)
             took = time.monotonic() - began
             other.execute("rollback")
@@ -95,9 +97,9 @@ def test_durability_is_answered_while_a_write_waits(tmp_path: Path) -> None:
         await store.open()
         with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
             other.execute("begin immediate")
-            waiting = asyncio.create_task(store.submit([_job()]))
+            waiting = asyncio.create_task(store.queueing.submit([_job()]))
             await asyncio.sleep(0.1)
-            asked = asyncio.create_task(store.durability())
+            asked = asyncio.create_task(store.health.durability())
             done, _ = await asyncio.wait([asked], timeout=60)
             other.execute("rollback")
         await waiting
@@ -135,7 +137,7 @@ def test_lock_timeout_costs_nothing_without_other_writers(tmp_path: Path, jobs: 
     async def submitting() -> int:
         store = open_store(f"sqlite:///{tmp_path}/jobs.db", patience=5.0)
         await store.open()
-        await asyncio.gather(*[store.submit([_job()]) for _ in range(jobs)])
+        await asyncio.gather(*[store.queueing.submit([_job()]) for _ in range(jobs)])
         stored = await store.query.count(JobFilter())
         await store.close()
         return stored

@@ -139,6 +139,7 @@ class Counting:
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.under_way = self.most = 0
+        self.queueing = self
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         self.sizes.append(len(jobs))
@@ -190,6 +191,9 @@ def test_defect_in_a_group_does_not_strand_other_submitters(app: Holdfast) -> No
 
 def test_partly_stored_group_answers_each_submitter_for_its_job(app: Holdfast) -> None:
     class Half:
+        def __init__(self) -> None:
+            self.queueing = self
+
         async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
             await asyncio.sleep(0)
             if len(jobs) == 1:

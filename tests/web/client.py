@@ -16,6 +16,7 @@ from holdfast import Holdfast
 from holdfast.core.lifecycle import Failed, Outcome, Succeeded, decide
 from holdfast.core.models import Job
 from holdfast.core.retry import Retry
+from holdfast.stores.base import ClaimRequest
 from holdfast.web import create_app
 
 T = TypeVar("T")
@@ -115,14 +116,16 @@ class Api:
     async def claim(self, job_id: str) -> Job:
         """Take this very job, as worker-1."""
         store = await self.app.open_store()
-        claim = await store.claim("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1), only=[job_id])
+        claim = await store.queueing.claim(
+            ClaimRequest("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1), only=[job_id])
+        )
         return claim.jobs[0]
 
     async def end(self, job_id: str, outcome: Outcome) -> None:
         """Take this very job and let it end so."""
         job = await self.claim(job_id)
         store = await self.app.open_store()
-        await store.settle([decide(job, outcome, Retry.fixed(3600), random.Random(0))])
+        await store.queueing.settle([decide(job, outcome, Retry.fixed(3600), random.Random(0))])
 
     def succeed(self, job_id: str, result: str | None = None) -> None:
         """Let this job succeed."""

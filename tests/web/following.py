@@ -16,6 +16,7 @@ from holdfast import Holdfast
 from holdfast.core.lifecycle import Outcome, decide
 from holdfast.core.models import Job
 from holdfast.core.retry import Retry
+from holdfast.stores.base import ClaimRequest
 from holdfast.web.server import serve_in_loop
 
 PATIENCE = 120.0
@@ -102,8 +103,10 @@ def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
 async def end(app: Holdfast, job_id: str, outcome: Outcome) -> Job:
     """Take this very job as worker-1, and let it end so."""
     store = await app.open_store()
-    claim = await store.claim("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1), only=[job_id])
+    claim = await store.queueing.claim(
+        ClaimRequest("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1), only=[job_id])
+    )
     (job,) = claim.jobs
-    (answer,) = await store.settle([decide(job, outcome, Retry.fixed(3600), random.Random(0))])
+    (answer,) = await store.queueing.settle([decide(job, outcome, Retry.fixed(3600), random.Random(0))])
     assert answer.accepted
     return job

@@ -15,10 +15,12 @@ import pytest
 from holdfast.core.errors import Busy, HoldfastError, TooBroad
 from holdfast.core.models import JobState
 from holdfast.stores.common.named_sql import load_statements
-from holdfast.stores.common.requests import CHOOSE, Chosen
+from holdfast.stores.common.requests import CHOOSE
+from holdfast.stores.common.selection import Chosen
 from holdfast.stores.postgres import store as postgres_store
 from holdfast.stores.redis import pool as redis_links
 from holdfast.stores.sqlite import store as sqlite_store
+from holdfast.stores.sqlite.admin import SqliteAdmin
 from holdfast.stores.sqlite.query import SqliteQuery
 from holdfast.views import explain
 from holdfast.web import bulk
@@ -100,7 +102,7 @@ def test_dry_run_and_queue_position_are_bounded_in_time(slow: Api, home: str, mo
 
 async def beat(api: Api) -> None:
     """A worker that serves every queue is there."""
-    await (await api.app.open_store()).heartbeat(pulse(queues="*"), [], lease_for=timedelta(minutes=1))
+    await (await api.app.open_store()).queueing.heartbeat(pulse(queues="*"), [], lease_for=timedelta(minutes=1))
 
 
 def test_position_in_a_very_long_queue_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,16 +152,16 @@ def test_changes_before_a_search_timeout_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: HoldfastError
 ) -> None:
     """A filter without a state is looked for state by state."""
-    choose = sqlite_store.SQLiteStore._chosen
+    choose = SqliteAdmin._choose
 
-    async def limited(self: sqlite_store.SQLiteStore, selection: Any, *arguments: Any, **named: Any) -> Chosen:
+    async def limited(self: SqliteAdmin, selection: Any, *arguments: Any, **named: Any) -> Chosen:
         if selection.states != (JobState.SCHEDULED,):
             raise error
         return await choose(self, selection, *arguments, **named)
 
     with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
         _, scheduled = api.submit(), api.submit(delay=3600)
-        monkeypatch.setattr(sqlite_store.SQLiteStore, "_chosen", limited)
+        monkeypatch.setattr(SqliteAdmin, "_choose", limited)
         done = api.post("/v1/jobs/cancel", {"filter": {"task": "work"}})
 
     assert ([each["id"] for each in done["changed"]], done["more"]) == ([scheduled["id"]], True)

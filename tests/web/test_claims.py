@@ -288,7 +288,7 @@ async def recovered(api: Api) -> int:
     """Settle what has expired, as a sweep does."""
     store = await api.app.open_store()
     expired = await store.maintenance.find_expired(limit=10)
-    await store.settle([decide(job, Lost(), Retry.fixed(1), random.Random(0)) for job in expired])
+    await store.queueing.settle([decide(job, Lost(), Retry.fixed(1), random.Random(0)) for job in expired])
     return len(expired)
 
 

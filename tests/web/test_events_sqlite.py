@@ -15,6 +15,7 @@ from holdfast import Holdfast, JobFilter, JobState
 from holdfast.core.lifecycle import Failed, Succeeded, decide
 from holdfast.core.models import JobEvent, JobEvents
 from holdfast.core.retry import Retry
+from holdfast.stores.base import ClaimRequest
 from holdfast.web import create_app, event_broadcast
 from holdfast.web.event_broadcast import EventBroadcaster, SeenEvents, Subscriber
 from holdfast.web.keys import revoke_key
@@ -152,7 +153,7 @@ def test_subscriber_away_too_long_receives_a_gap(home: str) -> None:
 def test_forged_event_id_takes_nothing_from_others(home: str) -> None:
     async def body() -> None:
         async with served(home) as (app, address):
-            made_up = f"{await (await app.open_store()).server_time_us()}.{10**17 - 1}"
+            made_up = f"{await (await app.open_store()).health.server_time_us()}.{10**17 - 1}"
             async with events(address, made_up) as first:
                 await first.begun()
                 await asyncio.sleep(0.1)  # until it is the first that is told what happens
@@ -290,8 +291,10 @@ async def _make_dead_letters(app: Holdfast, number: int) -> None:
     store = await app.open_store()
     await app.enqueue_many([app.draft_job("work", {}) for _ in range(number)])
     failed = Failed(error="x" * 4096, retryable=False)
-    while jobs := (await store.claim("w", {"*": 500}, limit=500, lease_for=timedelta(minutes=1))).jobs:
-        await store.settle([decide(job, failed, Retry.fixed(1), random.Random(0)) for job in jobs])
+    while jobs := (
+        await store.queueing.claim(ClaimRequest("w", {"*": 500}, limit=500, lease_for=timedelta(minutes=1)))
+    ).jobs:
+        await store.queueing.settle([decide(job, failed, Retry.fixed(1), random.Random(0)) for job in jobs])
 
 
 def test_a_stream_that_never_began_leaves_its_place(home: str) -> None:

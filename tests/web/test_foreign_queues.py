@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.models import NewJob, Submitted
-from holdfast.stores.base import ForwardingQuery
+from holdfast.stores.forwarding import ForwardingQuery
 from holdfast.web.asgi import OPERATIONS
 from tests.web.client import UNKNOWN_ID, Api
 from tests.web.keyed import Keys, ask, refused

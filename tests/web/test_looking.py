@@ -61,7 +61,7 @@ def test_log_lines_come_in_pages(api: Api) -> None:
     job = api.run(api.claim(job_id))
     said = [NewLine(n, timedelta(0), "info", f"line {n}", {2: '{"n":2}'}.get(n)) for n in (1, 2, 3)]
     store = api.run(api.app.open_store())
-    assert api.run(store.append_logs([Record(job.lease, said)])) == [True]
+    assert api.run(store.queueing.append_logs([Record(job.lease, said)])) == [True]
 
     page = api.get(f"/v1/jobs/{job_id}/lines?limit=2")
 
@@ -208,7 +208,7 @@ def test_why_leaves_open_which_tasks_a_worker_has(home: str, registered: bool, c
         pulse = WorkerHeartbeat(worker="w-1", host="elsewhere", pid=1, queues="*", concurrency=2)
 
         async def beat() -> None:
-            await (await api.app.open_store()).heartbeat(pulse, [], lease_for=timedelta(minutes=1))
+            await (await api.app.open_store()).queueing.heartbeat(pulse, [], lease_for=timedelta(minutes=1))
 
         api.run(beat())
         assert [reason["code"] for reason in api.get(f"/v1/jobs/{job_id}/why")["reasons"]] == codes

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.models import QueueInfo
-from holdfast.stores.base import ForwardingQuery
+from holdfast.stores.forwarding import ForwardingQuery
 from tests.web.client import Api
 from tests.web.keyed import Keys, ask
 

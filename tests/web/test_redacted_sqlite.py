@@ -54,7 +54,7 @@ def test_in_what_jobs_log(tmp_path: Path) -> None:
         job = api.run(api.claim(job_id))
         fields = json.dumps({"token": OTHER, "card": CANARY, "n": 1})
         said = NewLine(number=1, ago=timedelta(0), level="info", text=f"paid by {CANARY}", fields=fields)
-        api.run(api.run(api.app.open_store()).append_logs([Record(job.lease, [said])]))
+        api.run(api.run(api.app.open_store()).queueing.append_logs([Record(job.lease, [said])]))
         (line,) = api.get(f"/v1/jobs/{job_id}/lines")["lines"]
         hidden = "[redacted]"
         assert (line["text"], line["fields"]) == (f"paid by {hidden}", {"token": hidden, "card": hidden, "n": 1})

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.core.errors import Unavailable
 from holdfast.core.models import as_ulid, new_id
+from holdfast.stores.base import ClaimRequest
 from tests.web.client import JSON, Api
 
 FIELDS = {"id", "task", "state", "attempts", "max_attempts", "payload", "run_at", "created_at"}
@@ -74,7 +75,7 @@ def test_201_shows_the_job_before_any_attempt(api: Api, monkeypatch: pytest.Monk
     async def claimed_at_once(*args: Any, **kwargs: Any) -> Any:
         handle = await submit(*args, **kwargs)
         store = await api.app.open_store()
-        await store.claim("w", {"default": 1}, limit=1, lease_for=timedelta(seconds=30))
+        await store.queueing.claim(ClaimRequest("w", {"default": 1}, limit=1, lease_for=timedelta(seconds=30)))
         return handle
 
     monkeypatch.setattr(api.app, "submit", claimed_at_once)

@@ -13,6 +13,7 @@ from holdfast import Holdfast
 from holdfast.core.lifecycle import Failed, decide
 from holdfast.core.models import Reason
 from holdfast.core.retry import Retry
+from holdfast.stores.base import ClaimRequest
 from holdfast.web.asgi import Api
 from tools.worker_protocol.checks import Check, begun_when_lost, keeps_to_timeouts, names_its_types
 from tools.worker_protocol.course import Broken, Course
@@ -40,8 +41,8 @@ def _tried(check: Check, folder: Path, failed: Failed) -> None:
 async def _fail(app: Holdfast, failed: Failed) -> None:
     store = await app.open_store()
     while True:
-        claim = await store.claim("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1))
-        await store.settle([decide(job, failed, Retry.fixed(0.01), random.Random(0)) for job in claim.jobs])
+        claim = await store.queueing.claim(ClaimRequest("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1)))
+        await store.queueing.settle([decide(job, failed, Retry.fixed(0.01), random.Random(0)) for job in claim.jobs])
         await asyncio.sleep(0.01)
 
 

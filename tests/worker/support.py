@@ -13,6 +13,7 @@ from holdfast import Holdfast, JobHandle
 from holdfast.core.events import KINDS, Event
 from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.retry import Retry
+from holdfast.stores.base import ClaimRequest
 from holdfast.testing import Harness
 
 PATIENCE = 0.02
@@ -47,15 +48,19 @@ def gaps(instants: Sequence[datetime]) -> list[float]:
 async def lose(app: Holdfast, handle: JobHandle[Any], clock: Any) -> None:
     """Have a worker that dies at once take the job, and a sweep find it: without any worker of the harness."""
     store = await app.open_store()
-    claim = await store.claim(
-        "doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), startable=1, only=[handle.id], promote=True
+    claim = await store.queueing.claim(
+        ClaimRequest(
+            "doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), startable=1, only=[handle.id], promote=True
+        )
     )
     if not claim.jobs:
-        claim = await store.claim("doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), startable=1, alone=True)
+        claim = await store.queueing.claim(
+            ClaimRequest("doomed", {"*": 1}, limit=1, lease_for=timedelta(seconds=1), startable=1, alone=True)
+        )
     assert [job.id for job in claim.jobs] == [handle.id]
     clock.advance(2)
     (expired,) = await store.maintenance.find_expired(limit=10)
-    (answer,) = await store.settle([decide(expired, Lost(), Retry(), random.Random(0))])
+    (answer,) = await store.queueing.settle([decide(expired, Lost(), Retry(), random.Random(0))])
     assert answer.accepted
 
 

@@ -24,7 +24,7 @@ def test_drain_runs_a_retry_that_is_due_at_once(tmp_path: Path) -> None:
             handle = await fail.enqueue()
             worker = Worker(app, drain=True)
             store = await app.open_store()
-            claim = store.claim
+            claim = store.queueing.claim
 
             async def answered_late(*args: Any, **kwargs: Any) -> Claim:
                 claimed = await claim(*args, **kwargs)
@@ -32,7 +32,7 @@ def test_drain_runs_a_retry_that_is_due_at_once(tmp_path: Path) -> None:
                     await asyncio.sleep(0)
                 return claimed
 
-            store.claim = answered_late  # a store that takes its time
+            store.queueing.claim = answered_late  # a store that takes its time
             async with asyncio.timeout(60):
                 await worker.run()
             return await handle.job()

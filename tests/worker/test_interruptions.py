@@ -12,6 +12,7 @@ import pytest
 
 from holdfast import Conflict, Context, Holdfast, JobCancelled, Retry
 from holdfast.core.events import JobCancelled as Stopped
+from holdfast.stores.base import ClaimRequest
 from tests.worker.support import Recorder, forever, harness
 
 
@@ -151,7 +152,9 @@ async def test_cancelling_what_was_claimed_and_has_not_started(app: Holdfast) ->
         hand = await harnessed.start()
         second = await long.enqueue("second")
         shift, store = hand.worker.shift, await app.open_store()
-        claim = await store.claim(hand.worker.id, {"*": 1}, limit=1, lease_for=app.settings.lease)
+        claim = await store.queueing.claim(
+            ClaimRequest(hand.worker.id, {"*": 1}, limit=1, lease_for=app.settings.lease)
+        )
         shift.deliver_jobs(claim.jobs, shift.clock.monotonic())
         assert await second.cancel() == "running"
         await harnessed.advance(3)

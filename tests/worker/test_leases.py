@@ -7,6 +7,7 @@ from datetime import datetime
 
 from holdfast import Context, Holdfast, Retry
 from holdfast.core.events import JobDead, JobFailed, LeaseLost, SweepComplete
+from holdfast.stores.base import ClaimRequest
 from tests.worker.support import Recorder, forever, gaps, harness, lose
 
 
@@ -101,8 +102,8 @@ async def test_job_that_loses_every_lease_ends_dead(app: Holdfast) -> None:
         for _ in range(2):
             await lose(app, job, harnessed.clock)
         store = await app.open_store()
-        claim = await store.claim(
-            "last", {"*": 1}, limit=1, lease_for=harnessed.app.settings.lease, startable=1, alone=True
+        claim = await store.queueing.claim(
+            ClaimRequest("last", {"*": 1}, limit=1, lease_for=harnessed.app.settings.lease, startable=1, alone=True)
         )
         assert [each.id for each in claim.jobs] == [job.id]
         await harnessed.run_until_idle()

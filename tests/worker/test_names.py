@@ -43,8 +43,8 @@ async def test_command_for_a_dead_worker_of_the_name_is_ignored(app: Holdfast) -
             dead = WorkerHeartbeat(
                 worker="mail-1", host=socket.gethostname(), pid=process.pid, queues="*", concurrency=1
             )
-        await store.heartbeat(dead, [], lease_for=timedelta(seconds=30))
-        assert await store.send_command(WorkerCommand.STOP) == ["mail-1"]
+        await store.queueing.heartbeat(dead, [], lease_for=timedelta(seconds=30))
+        assert await store.admin.send_command(WorkerCommand.STOP) == ["mail-1"]
         hand = await harnessed.start()
         await harnessed.advance(25)
         job = await quick.enqueue()
@@ -58,7 +58,7 @@ async def test_name_of_a_live_worker_is_refused_until_lease_end(app: Holdfast, h
     living = WorkerHeartbeat(worker="mail-1", host=host, pid=os.getppid(), queues="*", concurrency=1)
     async with harness(app, worker_id="mail-1") as harnessed:
         store = await app.open_store()
-        await store.heartbeat(living, [], lease_for=timedelta(seconds=30))
+        await store.queueing.heartbeat(living, [], lease_for=timedelta(seconds=30))
         with pytest.raises(Unavailable, match="mail-1 is the name of a living worker"):
             await harnessed.start()
         assert [each.pulse.host for each in await app.workers()] == [host]
@@ -77,7 +77,7 @@ async def test_name_taken_during_start_is_refused_and_resources_closed(
     @app.lifespan
     @asynccontextmanager
     async def slow(own: Holdfast) -> AsyncIterator[None]:
-        await (await own.open_store()).heartbeat(faster, [], lease_for=timedelta(seconds=30))
+        await (await own.open_store()).queueing.heartbeat(faster, [], lease_for=timedelta(seconds=30))
         seen.append("opened")
         yield
         seen.append("closed")

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast import Holdfast
 from holdfast.core.models import JobState
+from holdfast.stores.base import ClaimRequest
 from tests.worker.support import forever, harness
 
 
@@ -160,7 +161,7 @@ async def test_a_follower_neither_promotes_nor_sweeps(app: Holdfast) -> None:
         plain, delayed = await work.enqueue(), await work.options(delay=60).enqueue()
         store = await app.open_store()
         lost = await work.options(queue="lost").enqueue()
-        await store.claim("doomed", {"lost": 1}, limit=1, lease_for=timedelta(seconds=5))
+        await store.queueing.claim(ClaimRequest("doomed", {"lost": 1}, limit=1, lease_for=timedelta(seconds=5)))
         await harnessed.advance(600)
         assert await plain.state() == "succeeded"
         assert await delayed.state() == "scheduled"

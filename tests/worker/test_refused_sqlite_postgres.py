@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from holdfast import Holdfast, JobState
 from holdfast.core.events import StoreTrouble, SweepComplete
+from holdfast.stores.base import ClaimRequest
 from tests.support.spoiling import refuse_writes
 from tests.worker.support import Recorder, harness
 
@@ -20,7 +21,7 @@ async def test_unsettleable_lost_job_does_not_block_others(app: Holdfast, home: 
     async with harness(app, sweep="5s") as harnessed:
         store = await app.open_store()
         lost = [await work.enqueue() for _ in range(7)]
-        await store.claim("doomed", {"*": 7}, limit=7, lease_for=timedelta(seconds=1))
+        await store.queueing.claim(ClaimRequest("doomed", {"*": 7}, limit=7, lease_for=timedelta(seconds=1)))
         frozen = lost.pop(3)
         refuse_writes(home, frozen.id)
         await harnessed.advance(60)

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast import Context, Holdfast
 from holdfast.core.events import JobReleased, JobSucceeded, WorkerStarted, WorkerStopped, WorkerStopping
+from holdfast.stores.base import ClaimRequest
 from tests.worker.support import Recorder, forever, harness
 
 
@@ -27,7 +28,9 @@ async def test_stop_releases_waiting_jobs_and_lets_running_ones_finish(app: Hold
         second = await long.enqueue("second")
         shift = hand.worker.shift
         store = await app.open_store()
-        claim = await store.claim(hand.worker.id, {"*": 1}, limit=1, lease_for=timedelta(seconds=30))
+        claim = await store.queueing.claim(
+            ClaimRequest(hand.worker.id, {"*": 1}, limit=1, lease_for=timedelta(seconds=30))
+        )
         shift.deliver_jobs(claim.jobs, shift.clock.monotonic())  # claimed ahead, behind the long one
         assert await second.state() == "running"
         hand.worker.stop()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Holdfast, JobState
+from holdfast.stores.base import ClaimRequest
 from tests.worker.support import harness
 
 
@@ -70,7 +71,7 @@ async def test_unreadable_lost_job_does_not_stop_the_sweeper(app: Holdfast) -> N
     async with harness(app) as harnessed:
         store = await app.open_store()
         bad, lost = await work.enqueue(), await work.enqueue()
-        await store.claim("doomed", {"*": 2}, limit=2, lease_for=timedelta(seconds=1))
+        await store.queueing.claim(ClaimRequest("doomed", {"*": 2}, limit=2, lease_for=timedelta(seconds=1)))
         spoil(app, bad.id, options="7")
         await harnessed.advance(60)
         assert await lost.result() == "done"

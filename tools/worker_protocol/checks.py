@@ -112,7 +112,7 @@ async def lets_go(course: Course) -> None:
     job_id = await course.submit("sleep", {"seconds": LEASE})
     job = await course.reached(job_id, JobState.RUNNING)
     stolen = Settlement(job_id=job.id, claims=job.claims, state=JobState.QUEUED, reason=Reason.RELEASED, refund=True)
-    await (await course.app.open_store()).settle([stolen])
+    await (await course.app.open_store()).queueing.settle([stolen])
     ended = await _ended(course, job_id, JobState.SUCCEEDED)
     _expect(ended.claims == job.claims + 1, f"expected {job.claims + 1} claims, got {ended.claims}")
     _expect(not begun_when_lost(course.recorder.said), "it settled a job whose lease it knew to be lost")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
 
 import msgspec
 
 from holdfast.core.errors import Invalid
 from holdfast.core.job_logs import LogLine, LogPage
-from holdfast.core.lifecycle import REPLAYABLE
 from holdfast.core.models import JobFilter, JobState
 
 FORGOTTEN_AFTER = timedelta(days=1)
@@ -39,37 +37,9 @@ CLAIMED_A_SECOND = 100
 _LAST_LINE = (1 << 31) - 1
 
 
-class WorkerClaim(msgspec.Struct, frozen=True):
-    """Request of a worker's claim; see ``Store.claim``."""
-
-    worker: str
-    wants: Mapping[str, int]
-    limit: int
-    lease_for: timedelta
-    startable: int
-    alone: bool
-    only: Sequence[str] | None
-    promote: bool
-    elsewhere: bool = False
-
-
-class Chosen(NamedTuple):
-    """Jobs an operation is to try."""
-
-    ids: list[str]
-    more: bool  # whether more would match
-    guard: Mapping[str, Any] | None  # what a filter chose them by, which must still hold; None: they were named
-
-
 def extra_timeout(jobs: int, characters: int = 0) -> float:
     """Seconds more that a call may take for writing so many jobs with so many characters in all."""
     return jobs / _JOBS_A_SECOND + characters / _CHARACTERS_A_SECOND
-
-
-def select_ids(ids: Sequence[str], limit: int) -> Chosen:
-    """Jobs chosen by id."""
-    once = list(dict.fromkeys(ids))
-    return Chosen(once[:limit], len(once) > limit, None)
 
 
 def is_unsuccessful(where: JobFilter) -> bool:
@@ -80,11 +50,6 @@ def is_unsuccessful(where: JobFilter) -> bool:
 def costs_its_page(where: JobFilter) -> bool:
     """Returns True if a search reads nothing but its page of matches: it needs no turn among the searches."""
     return where == JobFilter(states=where.states) and (not where.states or is_unsuccessful(where))
-
-
-def replayable_states(*, force: bool) -> frozenset[JobState]:
-    """The states a replay may leave."""
-    return REPLAYABLE | {JobState.SUCCEEDED} if force else REPLAYABLE
 
 
 def line_place(cursor: str | None) -> tuple[int, int]:

@@ -6,67 +6,16 @@ import asyncio
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.core.errors import ForkedConnection, HoldfastError
-from holdfast.core.job_logs import Record
-from holdfast.core.lifecycle import CANCELLABLE, DELETABLE
-from holdfast.core.models import (
-    BulkResult,
-    Claim,
-    HeartbeatReply,
-    JobFilter,
-    JobState,
-    Lease,
-    NewJob,
-    ReplayRate,
-    Settled,
-    Settlement,
-    Submitted,
-    WorkerCommand,
-    WorkerHeartbeat,
-)
 from holdfast.core.portal import Portal
-from holdfast.stores.base import AT_ONCE, Maintenance, Query, Selection
-from holdfast.stores.common.requests import Chosen, WorkerClaim, awaited_jobs, replayable_states, select_ids
+from holdfast.stores.base import Admin, External, Health, Maintenance, Query, Queueing
+from holdfast.stores.common.requests import awaited_jobs
 
 T = TypeVar("T")
 OpenedT = TypeVar("OpenedT", bound="Opened")
-
-
-class ServedQueueing(Protocol):
-    """The verbs of every job's way."""
-
-    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]: ...
-    async def claim(self, wish: WorkerClaim) -> Claim: ...
-    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]: ...
-    async def heartbeat(
-        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
-    ) -> HeartbeatReply: ...
-    async def append_logs(self, records: Sequence[Record]) -> list[bool]: ...
-
-
-class ServedAdmin(Protocol):
-    """Operating, and the upkeep anyone may do."""
-
-    async def deregister(self, worker: str) -> None: ...
-    async def select_jobs(
-        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool = False
-    ) -> Chosen: ...
-    async def cancel(self, chosen: Chosen) -> BulkResult: ...
-    async def replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult: ...
-    async def delete(self, chosen: Chosen) -> BulkResult: ...
-    async def pause(self, queue: str, *, paused: bool) -> None: ...
-    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None) -> list[str]: ...
-
-
-class ServerQuery(Query, Protocol):
-    """Reads, and what the store itself asks."""
-
-    async def server_time_us(self) -> int: ...
-    async def any_finished(self, job_ids: Sequence[str]) -> bool: ...
 
 
 class ServedNotifications(Protocol):
@@ -87,10 +36,11 @@ class Opened(ABC):
 
     links: Closing
     news: ServedNotifications
-    queueing: ServedQueueing
-    admin: ServedAdmin
+    queueing: Queueing
     maintenance: Maintenance
-    query: ServerQuery
+    admin: Admin
+    query: Query
+    health: Health
 
     def __init__(self) -> None:
         self._watching = asyncio.create_task(self._close_with_loop(), name="holdfast-connections")
@@ -116,6 +66,9 @@ class Opened(ABC):
 class ServedStore(ABC, Generic[OpenedT]):
     """All of ``Store`` but what differs from server to server."""
 
+    external: External | None = None
+    """Needs no event loop where a caller's connection needs none."""
+
     def __init__(self) -> None:
         self._opened: dict[asyncio.AbstractEventLoop, OpenedT] = {}
         self._migrated: list[str] = []  # what opening applied, for who asks
@@ -128,7 +81,6 @@ class ServedStore(ABC, Generic[OpenedT]):
     def _opening(self) -> OpenedT:
         """Returns the parts to hold for the running event loop, not connected yet."""
 
-    # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
         if self._opened.get(loop) is not None:
@@ -194,101 +146,36 @@ class ServedStore(ABC, Generic[OpenedT]):
         if self._process != os.getpid():
             raise ForkedConnection("this store was opened before fork(); make another one in the child process")
 
-    # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
-    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        return await self._open.queueing.submit(jobs) if jobs else []
-
-    async def claim(
-        self,
-        worker: str,
-        wants: Mapping[str, int],
-        *,
-        limit: int,
-        lease_for: timedelta,
-        startable: int | None = None,
-        alone: bool = False,
-        only: Sequence[str] | None = None,
-        promote: bool = True,
-        elsewhere: bool = False,
-    ) -> Claim:
-        startable = limit if startable is None else startable
-        wish = WorkerClaim(worker, wants, limit, lease_for, startable, alone, only, promote, elsewhere)
-        return await self._open.queueing.claim(wish)
-
-    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        return await self._open.queueing.settle(settlements) if settlements else []
-
-    async def heartbeat(
-        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
-    ) -> HeartbeatReply:
-        return await self._open.queueing.heartbeat(pulse, leases, lease_for=lease_for)
-
-    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
-        return await self._open.queueing.append_logs(records) if records else []
-
-    async def deregister(self, worker: str) -> None:
-        await self._open.admin.deregister(worker)
-
-    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        opened = self._open
-        awaited = awaited_jobs(topics)
-
-        async def is_settled() -> bool:
-            return bool(awaited) and await opened.query.any_finished(awaited)
-
-        await opened.news.wait(topics, timeout, is_settled)
-
-    # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
-    async def reannounce(self) -> int:
-        return 0
-
-    # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
-    async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
-        chosen = await self._chosen(selection, CANCELLABLE, limit, unasked=True)
-        return await self._open.admin.cancel(chosen) if chosen.ids else BulkResult([], [])
-
-    async def replay(
-        self,
-        selection: Selection,
-        *,
-        force: bool = False,
-        payload: str | None = None,
-        limit: int = 1000,
-        pace: ReplayRate = AT_ONCE,
-    ) -> BulkResult:
-        chosen = await self._chosen(selection, replayable_states(force=force), limit)
-        admin = self._open.admin
-        return await admin.replay(chosen, force=force, payload=payload, pace=pace) if chosen.ids else BulkResult([], [])
-
-    async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
-        chosen = await self._chosen(selection, DELETABLE, limit)
-        return await self._open.admin.delete(chosen) if chosen.ids else BulkResult([], [])
-
-    async def _chosen(
-        self, selection: Selection, legal: frozenset[JobState], limit: int, *, unasked: bool = False
-    ) -> Chosen:
-        if not isinstance(selection, JobFilter):
-            return select_ids(selection, limit)
-        return await self._open.admin.select_jobs(selection, legal, limit, unasked=unasked)
-
-    async def pause(self, queue: str) -> None:
-        await self._open.admin.pause(queue, paused=True)
-
-    async def resume(self, queue: str) -> None:
-        await self._open.admin.pause(queue, paused=False)
-
-    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
-        return await self._open.admin.send_command(order, workers)
+    @property
+    def queueing(self) -> Queueing:
+        return self._open.queueing
 
     @property
     def maintenance(self) -> Maintenance:
-        """Maintenance in the running event loop."""
         return self._open.maintenance
 
     @property
+    def admin(self) -> Admin:
+        return self._open.admin
+
+    @property
     def query(self) -> Query:
-        """Reads in the running event loop."""
         return self._open.query
 
-    async def server_time_us(self) -> int:
-        return await self._open.query.server_time_us()
+    @property
+    def health(self) -> Health:
+        return self._open.health
+
+async def wait_for_news(
+    news: ServedNotifications,
+    any_finished: Callable[[Sequence[str]], Awaitable[bool]],
+    topics: Sequence[str],
+    timeout: float,
+) -> None:
+    """``Queueing.wait``: returns at once if a job that these topics wait for has ended already."""
+    awaited = awaited_jobs(topics)
+
+    async def is_settled() -> bool:
+        return bool(awaited) and await any_finished(awaited)
+
+    await news.wait(topics, timeout, is_settled)

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 from holdfast.core.errors import Invalid
 from holdfast.core.models import Lease, NewJob, Settled, Submitted
 from holdfast.core.portal import running_loop
-from holdfast.stores.base import StatementFlow, Store, TransactionalStore
+from holdfast.stores.base import External, StatementFlow, Store
 from holdfast.stores.external_tx.connection_adapter import ConnectionAdapter, is_failed, refuse_failed
 
 T = TypeVar("T")
@@ -65,35 +65,32 @@ class ExternalTransactions:
 
     async def submit(self, connection: object, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Submit on ``connection``: the jobs exist once its owner commits, and never if they roll back."""
-        store = await self._transactional()
-        caller = await self._recognised(store, connection)
-        return await _hold(caller, store.submit_steps(jobs))
+        caller, external = await self._verified(connection)
+        return await _hold(caller, external.submit_steps(jobs))
 
     async def complete(self, connection: object, lease: Lease, result: str | None) -> Settled:
         """End a running job on ``connection``: it has succeeded once its owner commits."""
-        store = await self._transactional()
-        caller = await self._recognised(store, connection)
-        return await _hold(caller, store.complete_steps(lease, result))
+        caller, external = await self._verified(connection)
+        return await _hold(caller, external.complete_steps(lease, result))
 
-    async def _transactional(self) -> TransactionalStore:
-        return cast(TransactionalStore, await self._reach(self._opened()))
-
-    async def _recognised(self, store: TransactionalStore, connection: object) -> ConnectionAdapter:
-        """The connection, ready, and known to be one to this store."""
+    async def _verified(self, connection: object) -> tuple[ConnectionAdapter, External]:
+        """The connection, verified to be one to this application's store, and what that store can do on it."""
+        store = await self._reach(self._opened())
+        external = cast(External, store.external)
         caller = await _caller(connection)
         known = self._known.setdefault(store, weakref.WeakSet())
         if caller.physical is not None and caller.physical in known:
-            return caller
-        if caller.dialect != store.dialect:
+            return caller, external
+        if caller.dialect != external.dialect:
             raise Invalid(
                 "connection",
                 caller.dialect,
                 f"it is open on another database; this application's jobs are in {store.url}",
             )
-        await _hold(caller, await self._reach(store.verify()))
+        await _hold(caller, await self._reach(external.verify()))
         if caller.physical is not None:
             known.add(caller.physical)
-        return caller
+        return caller, external
 
 
 async def _caller(connection: object) -> ConnectionAdapter:

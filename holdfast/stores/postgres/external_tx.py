@@ -1,4 +1,4 @@
-"""Statements on a caller's own connection: verification, submission, completion.
+"""Family ``external`` of PostgreSQL: jobs on a caller's own connection, inside its transaction.
 
 Each is one call of a function of the schema, with one text: every driver and every session can send that, whatever its
 encoding. In one without an encoding psycopg answers with bytes.
@@ -7,7 +7,7 @@ encoding. In one without an encoding psycopg answers with bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,42 +32,74 @@ class Identity(NamedTuple):
     number: str
 
 
-async def database_identity(links: PostgresPool, statements: Mapping[str, NumberedStatement]) -> Identity:
-    """The identity of the store's own database."""
-    (row,) = await links.fetch(statements["identity"])
-    return Identity(*row)
+class PostgresExternal:
+    """Family ``external`` of PostgreSQL."""
 
+    dialect = "postgresql"
 
-def verify(statements: Mapping[str, NumberedStatement], ours: Identity, place: str) -> StatementFlow[None]:
-    """Verifies that the connection is open on the database at ``place``, and that its role may use the queue there."""
-    ((database, role, found, allowed),) = map(_texts, (yield Statement(statements["find_identity"].sql)))
-    if not found or database != ours.database:
-        raise _another(database, place)
-    if not allowed:
-        raise Invalid(
-            "connection",
-            f"role {role}",
-            "grant it usage on the schema of this application's jobs, and select, insert and update on its tables",
-            "may not submit",
-        )
-    (theirs,) = map(_texts, (yield Statement(statements["identity"].sql)))
-    if theirs != ours:
-        raise _another(database, place)
+    def __init__(
+        self,
+        links: Callable[[], PostgresPool],
+        statements: Mapping[str, NumberedStatement],
+        now: Callable[[], int] | None,
+        place: str,
+    ) -> None:
+        self._links = links
+        self._sql = statements
+        self._now = now
+        self._place = place
+        self._identity: Identity | None = None
+
+    async def verify(self) -> StatementFlow[None]:
+        if self._identity is None:
+            (row,) = await self._links().fetch(self._sql["identity"])
+            self._identity = Identity(*row)
+        return self._verify(self._identity)
+
+    def _verify(self, ours: Identity) -> StatementFlow[None]:
+        ((database, role, found, allowed),) = map(_texts, (yield Statement(self._sql["find_identity"].sql)))
+        if not found or database != ours.database:
+            raise _another(database, self._place)
+        if not allowed:
+            raise Invalid(
+                "connection",
+                f"role {role}",
+                "grant it usage on the schema of this application's jobs, and select, insert and update on its tables",
+                "may not submit",
+            )
+        (theirs,) = map(_texts, (yield Statement(self._sql["identity"].sql)))
+        if theirs != ours:
+            raise _another(database, self._place)
+
+    def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
+        if not jobs:
+            return []
+        batch = _ascii({"at": self._instant(), "jobs": [_row(job) for job in jobs]})
+        rows = yield Statement(self._sql["enlist"].sql, (batch,))
+        return [Submitted(job_id, created) for job_id, created in map(_texts, rows)]
+
+    def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
+        done = {"at": self._instant(), "id": lease.job_id, "claims": lease.claims, "result": text_or_none(result)}
+        ((accepted, state),) = yield Statement(self._sql["complete"].sql, (_ascii(done),))
+        return Settled(lease.job_id, lease.claims, accepted, None if state is None else STATES[state])
+
+    async def tx_outcome(self, lease: Lease) -> TxOutcome:
+        if not is_id(lease.job_id):
+            return TxOutcome.LOST
+        rows = await self._links().fetch(self._sql["completed"], id=lease.job_id)
+        if not rows and await self._links().fetch(self._sql["states_of"], ids=[lease.job_id]):
+            return TxOutcome.OPEN
+        for state, claims in rows:
+            if claims == lease.claims and STATES[state] in _FATES:
+                return _FATES[STATES[state]]
+        return TxOutcome.LOST
+
+    def _instant(self) -> int | None:
+        return None if self._now is None else self._now()
 
 
 def _another(database: str, place: str) -> Invalid:
     return Invalid("connection", database, f"it is open on another database; this application's jobs are in {place}")
-
-
-def submit_steps(
-    statements: Mapping[str, NumberedStatement], jobs: Sequence[NewJob], now_us: int | None
-) -> StatementFlow[list[Submitted]]:
-    """Store the jobs."""
-    if not jobs:
-        return []
-    batch = _ascii({"at": now_us, "jobs": [_row(job) for job in jobs]})
-    rows = yield Statement(statements["enlist"].sql, (batch,))
-    return [Submitted(job_id, created) for job_id, created in map(_texts, rows)]
 
 
 def _row(job: NewJob) -> dict[str, Any]:
@@ -87,28 +119,6 @@ def _row(job: NewJob) -> dict[str, Any]:
         "given": job.given_id,
         "tags": None if options is None or not options.tags else options.tags,
     }
-
-
-def complete_steps(
-    statements: Mapping[str, NumberedStatement], lease: Lease, result: str | None, now_us: int | None
-) -> StatementFlow[Settled]:
-    """End the job as succeeded, under its lease."""
-    done = {"at": now_us, "id": lease.job_id, "claims": lease.claims, "result": text_or_none(result)}
-    ((accepted, state),) = yield Statement(statements["complete"].sql, (_ascii(done),))
-    return Settled(lease.job_id, lease.claims, accepted, None if state is None else STATES[state])
-
-
-async def tx_outcome(links: PostgresPool, statements: Mapping[str, NumberedStatement], lease: Lease) -> TxOutcome:
-    """Returns the outcome of a completion."""
-    if not is_id(lease.job_id):
-        return TxOutcome.LOST
-    rows = await links.fetch(statements["completed"], id=lease.job_id)
-    if not rows and await links.fetch(statements["states_of"], ids=[lease.job_id]):
-        return TxOutcome.OPEN
-    for state, claims in rows:
-        if claims == lease.claims and STATES[state] in _FATES:
-            return _FATES[STATES[state]]
-    return TxOutcome.LOST
 
 
 _FATES = {JobState.SUCCEEDED: TxOutcome.KEPT, JobState.RUNNING: TxOutcome.UNDONE}

@@ -1,163 +1,82 @@
-"""Migrating a store's schema."""
+"""Family ``maintenance`` of PostgreSQL."""
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 
-import asyncpg
-
-from holdfast.core.errors import ConfigError, StoreMismatch, Unavailable
-from holdfast.stores.common.named_sql import Migration, noted_script
-from holdfast.stores.postgres.pool import Connection, PostgresPool
-from holdfast.stores.postgres.statements import in_schema
-
-OLDEST = 14
-"""The first major version of PostgreSQL that is supported."""
-
-_APPLIED = "select number, expand from holdfast.migration order by number"
-_HAS_TIERS = """select exists (select from pg_attribute join pg_class on pg_class.oid = attrelid
-    join pg_namespace on pg_namespace.oid = relnamespace where nspname = $1 and relname = 'job' and attname = 'tier')"""
-_STANDS = """select from pg_class join pg_namespace on pg_namespace.oid = relnamespace
-    where nspname = $1 and relname = 'migration'"""
-_TABLE = """create table holdfast.migration
-    (number integer primary key, name text not null, expand boolean not null)"""
+from holdfast.core.models import Job, JobState
+from holdfast.stores.common.named_sql import CODES
+from holdfast.stores.common.requests import FORGOTTEN_AFTER, UPKEEP
+from holdfast.stores.postgres.encoding import shown_job, span_us
+from holdfast.stores.postgres.notifications import PostgresNotifications
+from holdfast.stores.postgres.pool import Fetch, PostgresPool
+from holdfast.stores.postgres.statements import NumberedStatement
 
 
-_TAKEN = (
-    asyncpg.DuplicateTableError,
-    asyncpg.DuplicateFunctionError,
-    asyncpg.DuplicateObjectError,
-    asyncpg.UndefinedColumnError,
-)
-_PATIENCE = 3600.0  # seconds for one migration
-_LOCK_MS = 300  # how long others wait behind us at most, if another session has a table open
-_TRIES, _PAUSE = 30, 0.7
+class PostgresMaintenance:
+    """Family ``maintenance`` of PostgreSQL."""
+
+    def __init__(
+        self,
+        links: PostgresPool,
+        news: PostgresNotifications,
+        statements: Mapping[str, NumberedStatement],
+        ready: Callable[[str], None],
+    ) -> None:
+        self._links = links
+        self._news = news
+        self._sql = statements
+        self._ready = ready
+
+    async def promote_due(self, *, limit: int) -> int:
+        """Make due jobs of every queue ready."""
+        return sum(map(len, (await self.make_ready(None, limit=limit)).values()))
+
+    async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
+        """The same for these queues, or every one; their ids by queue, in the order of claims."""
+        if queues is None:
+            rows = await self._links.fetch(self._sql["promote_anywhere"], limit=limit, extra=UPKEEP)
+        else:
+            rows = await self._links.fetch(self._sql["promote_queues"], queues=list(queues), limit=limit, extra=UPKEEP)
+        ready: dict[str, list[str]] = {}
+        for queue, _, _, job_id in sorted(rows, key=lambda row: row[1:]):
+            ready.setdefault(queue, []).append(job_id)
+        notify_ready(self._news, self._ready, set(ready))
+        return ready
+
+    async def find_expired(self, *, limit: int) -> list[Job]:
+        """Running jobs whose lease ran out."""
+        return [shown_job(row) for row in await self._links.fetch(self._sql["expired"], limit=limit, extra=UPKEEP)]
+
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        """Delete what ended long enough ago, up to ``limit`` jobs in all."""
+        pruned = 0
+        for state, span in ended_for.items():
+            pruned += await self._prune_state(JobState(state), span, limit - pruned)
+        await self._links.fetch(self._sql["outlived_keys"], limit=limit, extra=UPKEEP)
+        await self._links.fetch(self._sql["prune_keys"], limit=limit, extra=UPKEEP)
+        await self._links.fetch(self._sql["prune_workers"], span=span_us(FORGOTTEN_AFTER), extra=UPKEEP)
+        return pruned
+
+    async def _prune_state(self, state: JobState, span: timedelta, limit: int) -> int:
+        async def run_in_transaction(fetch: Fetch) -> int:
+            rows = await fetch(self._sql["prune_jobs"], state=CODES[state], span=span_us(span), limit=limit)
+            keyed = [job_id for job_id, has_key in rows if has_key]
+            if keyed:
+                await fetch(self._sql["delete_keys_of"], ids=keyed, whatever=False)
+            if rows:
+                await fetch(self._sql["delete_jobs"], ids=[row[0] for row in rows])
+            return len(rows)
+
+        return await self._links.transaction(run_in_transaction, extra=UPKEEP)
+
+    async def reannounce(self) -> int:
+        return 0
 
 
-async def migrate(links: PostgresPool, migrations: Sequence[Migration]) -> list[str]:
-    """Apply what is missing, one starter at a time; the names of what was applied."""
-    schema = links.address.schema
-
-    async def run_once(link: Connection, *, applying: bool) -> list[str] | None:
-        _check_server(link)
-        try:
-            if await _is_current(link, schema, migrations):
-                return []
-            return await _apply(link, schema, migrations) if applying else None
-        except _TAKEN as error:
-            raise StoreMismatch(
-                f"the schema {schema!r} holds something of another program ({error}); give another one: ?schema=NAME"
-            ) from error
-        except asyncpg.InsufficientPrivilegeError as error:
-            raise ConfigError(
-                f"this role may not use or migrate the schema {schema!r} ({error}); grant it the use of schema and "
-                "tables, or let their owner run `holdfast migrate`, or what `holdfast migrate --sql` prints"
-            ) from error
-
-    applied = await links.call(functools.partial(run_once, applying=False))
-    if applied is None:
-        applied = await links.call(functools.partial(run_once, applying=True), extra=_PATIENCE * len(migrations))
-    return applied or []
-
-
-async def missing(links: PostgresPool) -> str | None:
-    """The part that is not there, where opening would make a store; None where there is one."""
-    schema = links.address.schema
-    # From the catalogue, which every role may read: whether this one may use the schema is for opening to say.
-    rows = await links.call(lambda link: link.fetch(_STANDS, schema))
-    return (
-        None if rows else f"the database {links.address.shown} has no tables of Holdfast in its schema {schema!r} yet"
-    )
-
-
-async def _apply(link: Connection, schema: str, migrations: Sequence[Migration]) -> list[str]:
-    """Applies missing migrations, each in a transaction of its own: no lock outlives the change that needs it."""
-    applied = []
-    while (name := await _apply_next(link, schema, migrations)) is not None:
-        applied.append(name)
-    return applied
-
-
-async def _apply_next(link: Connection, schema: str, migrations: Sequence[Migration]) -> str | None:
-    """Applies the first missing migration; returns its name. Sessions behind us wait while we wait for a lock: so
-    we wait briefly, let them by, and try again."""
-    for _ in range(_TRIES):
-        try:
-            async with link.transaction():
-                return await _next(link, schema, migrations)
-        except asyncpg.LockNotAvailableError:
-            await asyncio.sleep(_PAUSE)
-    raise Unavailable(
-        f"the schema {schema!r} cannot be migrated: somebody holds a table of it in an open transaction; "
-        "end that, or wait for it (pg_stat_activity tells whose it is), and start again"
-    )
-
-
-async def _next(link: Connection, schema: str, migrations: Sequence[Migration]) -> str | None:
-    """In a transaction, one process at a time."""
-    await link.execute("set local lock_timeout = 0")
-    await link.execute("select pg_advisory_xact_lock($1, $2)", 0x486F6C64, zlib.crc32(schema.encode()) >> 1)
-    if not await link.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):
-        await link.execute(f'create schema "{schema}"')
-    if not await link.fetchval("select to_regclass($1) is not null", in_schema("holdfast.migration", schema)):
-        await link.execute(in_schema(_TABLE, schema))
-    known = {number for number, _ in await link.fetch(in_schema(_APPLIED, schema))}
-    missing = next((each for each in migrations if each.number not in known), None)
-    if missing is None:
-        return None
-    await link.execute("set local statement_timeout = 0")  # a new index of a large table takes its time
-    await link.execute(f"set local lock_timeout = '{_LOCK_MS}ms'")
-    await link.execute(migration_script(missing, schema), timeout=_PATIENCE)
-    return missing.name
-
-
-def migration_script(migration: Migration, schema: str) -> str:
-    """A migration as the statements that apply it and write that down."""
-    note = (
-        f"insert into holdfast.migration (number, name, expand) "  # noqa: S608 - our own file's name
-        f"values ({migration.number}, '{migration.name}', {'true' if migration.expands else 'false'});"
-    )
-    return in_schema(noted_script(migration, note), schema)
-
-
-def render_migrations(migrations: Sequence[Migration], schema: str) -> str:
-    """Renders migrations as SQL for other migration tools; from the first one on with the schema and what it is noted
-    in.
-    """
-    scripts = [migration_script(each, schema) for each in migrations]
-    if migrations[0].number == 1:
-        scripts.insert(0, in_schema(f'create schema if not exists "{schema}";\n\n{_TABLE};\n', schema))
-    return "\n".join(["-- For one transaction, as the role that Holdfast connects as.\n", *scripts])
-
-
-async def _is_current(link: Connection, schema: str, migrations: Sequence[Migration]) -> bool:
-    """Returns True if the schema has every migration we know. Newer ones that only add do not concern us."""
-    try:
-        applied = dict(await link.fetch(in_schema(_APPLIED, schema)))
-    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
-        return False
-    newest = migrations[-1].number
-    if applied and not await link.fetchval(_HAS_TIERS, schema):
-        raise StoreMismatch(
-            f"the schema {schema!r} was made by an earlier Holdfast (schema {max(applied)}), and cannot be brought up "
-            "to date; let the version that made it finish its jobs, then give another schema: ?schema=NAME"
-        )
-    contracted = [number for number, expand in applied.items() if number > newest and not expand]
-    if contracted:
-        raise StoreMismatch(
-            f"the schema {schema!r} is at {max(applied)}, this Holdfast knows {newest}; "
-            "upgrade Holdfast to at least what wrote it"
-        )
-    return all(each.number in applied for each in migrations)
-
-
-def _check_server(link: Connection) -> None:
-    version = link.get_server_version()
-    if version.major < OLDEST:
-        raise ConfigError(f"PostgreSQL {version.major} is too old; Holdfast needs {OLDEST} or newer")
-    encoding = link.get_settings().server_encoding
-    if encoding != "UTF8":
-        raise ConfigError(f"the database is encoded in {encoding}; create one with: createdb --encoding=UTF8 …")
+def notify_ready(news: PostgresNotifications, ready: Callable[[str], None], queues: set[str]) -> None:
+    """Tells this process and others that queues have jobs that became ready."""
+    for queue in queues:
+        ready(queue)
+    news.notify_committed({f"queue:{queue}" for queue in queues})

@@ -30,6 +30,8 @@ from holdfast.stores.postgres.statements import NumberedStatement
 T = TypeVar("T")
 Connection: TypeAlias = Any  # asyncpg.Connection: the driver ships no types
 Rows: TypeAlias = list[Any]
+Fetch = Callable[..., Awaitable[Rows]]
+"""Runs a named statement inside a transaction."""
 
 PATIENCE = 1.5  # seconds a call waits for a server that is away: over HTTP its answer comes within two
 DEADLINE = 10.0  # seconds a statement may take

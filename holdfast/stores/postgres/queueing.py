@@ -1,4 +1,4 @@
-"""The hot path: submit, claim, settle, beat. Each is one statement, but for due jobs and the rare ways to fail."""
+"""Family ``queueing`` of PostgreSQL. Each verb is one statement, but for due jobs and the rare ways to fail."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from holdfast.core.models import (
     WorkerCommand,
     WorkerHeartbeat,
 )
-from holdfast.stores.base import EVERY_QUEUE
-from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, UNREADABLE, WorkerClaim, extra_timeout
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
+from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, UNREADABLE, extra_timeout
+from holdfast.stores.common.server_store import wait_for_news
 from holdfast.stores.common.unconfirmed import perhaps_stored
 from holdfast.stores.postgres.cursors import END, START, Cursors, QueuePosition, plan_searches
 from holdfast.stores.postgres.encoding import (
@@ -48,6 +49,7 @@ from holdfast.stores.postgres.encoding import (
 )
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import DuplicateKey, PostgresPool, Rows
+from holdfast.stores.postgres.query import PostgresQuery
 from holdfast.stores.postgres.settlement import Settling
 from holdfast.stores.postgres.statements import NumberedStatement
 
@@ -65,14 +67,19 @@ NOBODY = "00000000-0000-0000-0000-000000000000"
 
 
 class PostgresQueueing:
-    """The verbs, over the store's named statements."""
+    """Family ``queueing`` of PostgreSQL."""
 
     def __init__(
-        self, links: PostgresPool, news: PostgresNotifications, statements: Mapping[str, NumberedStatement]
+        self,
+        links: PostgresPool,
+        news: PostgresNotifications,
+        statements: Mapping[str, NumberedStatement],
+        query: PostgresQuery,
     ) -> None:
         self._links = links
         self._news = news
         self._sql = statements
+        self._query = query
         self._cursors = Cursors()
         self._known: list[str] = []  # queues that may have ready jobs, in their order
         self._known_at = -_REFRESH
@@ -113,6 +120,8 @@ class PostgresQueueing:
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Insert the batch in one statement."""
+        if not jobs:
+            return []
         doubts: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
         try:
             answers, heard = await self._submit(
@@ -151,14 +160,14 @@ class PostgresQueueing:
         return _created(jobs, await fetch(self._sql["insert_jobs"], **job_columns(jobs))), False
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
-    async def claim(self, wish: WorkerClaim) -> Claim:
+    async def claim(self, request: ClaimRequest) -> Claim:
         """Make due jobs ready, take what is wanted, say when the next falls due."""
-        wants = {queue: slots for queue, slots in wish.wants.items() if slots > 0}
-        if wish.only is not None:
-            return await self._claim_named(wish)
-        if wish.alone:
-            return await self._claim_quarantined(wish, wants)
-        claiming = _Claiming(wish, wants)
+        wants = {queue: slots for queue, slots in request.wants.items() if slots > 0}
+        if request.only is not None:
+            return await self._claim_named(request)
+        if request.alone:
+            return await self._claim_quarantined(request, wants)
+        claiming = _Claiming(request, wants)
         try:
             await self._claim_wanted(claiming)
         except HoldfastError:
@@ -185,7 +194,7 @@ class PostgresQueueing:
         named = sorted(queue for queue in claiming.wants if queue != EVERY_QUEUE)
         others = []
         if EVERY_QUEUE in claiming.wants:
-            others = [queue for queue in self._known if queue not in claiming.wish.wants]
+            others = [queue for queue in self._known if queue not in claiming.request.wants]
         after, after_others = bisect_right(named, self._served), bisect_right(others, self._served)
         return named[after:] + named[:after] + others[after_others:] + others[:after_others]
 
@@ -208,14 +217,14 @@ class PostgresQueueing:
 
     async def _claim_batch(self, claiming: _Claiming, queues: list[str]) -> bool:
         """Runs one statement; returns True if it held back because something is due."""
-        wish = claiming.wish
+        request = claiming.request
         slots = [claiming.wanted_slots(queue) for queue in queues]
         places = [self._cursors.start_position(queue) for queue in queues]
-        room = wish.limit - len(claiming.jobs)
+        room = request.limit - len(claiming.jobs)
         at = time.monotonic()
         fetch = functools.partial(
             self._links.fetch,
-            doubt=lambda: self._unanswered.add(wish.worker),
+            doubt=lambda: self._unanswered.add(request.worker),
             extra=room / CLAIMED_A_SECOND,
             queues=queues,
             slots=slots,
@@ -226,8 +235,8 @@ class PostgresQueueing:
             promote=claiming.promote,
             startable=max(0, min(room, claiming.startable)),
             limit=room,
-            worker=wish.worker,
-            lease_for=span_us(wish.lease_for),
+            worker=request.worker,
+            lease_for=span_us(request.lease_for),
         )
         rows = await fetch(self._sql["claim"])
         if rows[0][-1]:
@@ -243,7 +252,7 @@ class PostgresQueueing:
         taken = [] if rows[0][0] is None else rows
         jobs = await self._readable(taken)
         claiming.take(jobs)
-        await self._give_back_unanswered(wish, until - (span_us(wish.lease_for) or 0))
+        await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
         if due:
             return True
         for queue, look in plan_searches(queues, slots, places, taken, room, at, seconds):
@@ -255,11 +264,11 @@ class PostgresQueueing:
             return await self._claim_batch(claiming, queues)  # behind the cursors there is nothing: from the start
         return False
 
-    async def _give_back_unanswered(self, wish: WorkerClaim, claimed_at: int) -> None:
+    async def _give_back_unanswered(self, request: ClaimRequest, claimed_at: int) -> None:
         """A claim that was cut off may have taken unknown jobs: what this worker took between the last claim
         that was answered and this one was never started."""
-        worker = wish.worker
-        if wish.elsewhere:
+        worker = request.worker
+        if request.elsewhere:
             return
         since, self._answered_at[worker] = self._answered_at.get(worker), claimed_at
         if worker not in self._unanswered:
@@ -296,43 +305,43 @@ class PostgresQueueing:
         self._known = [queue for (queue,) in rows]
         self._known_at = time.monotonic()
 
-    async def _claim_quarantined(self, wish: WorkerClaim, wants: Mapping[str, int]) -> Claim:
+    async def _claim_quarantined(self, request: ClaimRequest, wants: Mapping[str, int]) -> Claim:
         queues = [queue for queue in wants if queue != EVERY_QUEUE]
         if EVERY_QUEUE in wants:
             await self._refresh()
-            queues += [queue for queue in self._known if queue not in wish.wants]
+            queues += [queue for queue in self._known if queue not in request.wants]
         rows = await self._links.fetch(
             self._sql["claim_quarantined"],
-            doubt=lambda: self._unanswered.add(wish.worker),
+            doubt=lambda: self._unanswered.add(request.worker),
             queues=queues,
-            worker=wish.worker,
-            lease_for=span_us(wish.lease_for),
+            worker=request.worker,
+            lease_for=span_us(request.lease_for),
         )
         if rows:
-            await self._give_back_unanswered(wish, rows[0][_SHOWN] - (span_us(wish.lease_for) or 0))
+            await self._give_back_unanswered(request, rows[0][_SHOWN] - (span_us(request.lease_for) or 0))
         return Claim(jobs=await self._readable(rows), lease_until_us=rows[0][_SHOWN] if rows else None)
 
-    async def claim_delivered(self, wish: WorkerClaim) -> DeliveredClaim:
-        """Take those of ``wish.only`` that are ready."""
-        wants = {queue: slots for queue, slots in wish.wants.items() if queue != EVERY_QUEUE}
-        ids = list(wish.only or ())
+    async def claim_delivered(self, request: ClaimRequest) -> DeliveredClaim:
+        """Take those of ``request.only`` that are ready."""
+        wants = {queue: slots for queue, slots in request.wants.items() if queue != EVERY_QUEUE}
+        ids = list(request.only or ())
         rows = await self._links.fetch(
             self._sql["claim_delivered"],
-            doubt=lambda: self._unanswered.add(wish.worker),
-            extra=wish.limit / CLAIMED_A_SECOND,
+            doubt=lambda: self._unanswered.add(request.worker),
+            extra=request.limit / CLAIMED_A_SECOND,
             ids=ids or [NOBODY],
             queues=list(wants),
             slots=list(wants.values()),
-            others=wish.wants.get(EVERY_QUEUE, 0),
-            anywhere=EVERY_QUEUE in wish.wants,
-            most=1 << 30 if wish.alone else 1,
-            startable=1 << 30 if wish.alone else wish.startable,
-            limit=1 if wish.alone else wish.limit,
-            worker=wish.worker,
-            lease_for=span_us(wish.lease_for),
+            others=request.wants.get(EVERY_QUEUE, 0),
+            anywhere=EVERY_QUEUE in request.wants,
+            most=1 << 30 if request.alone else 1,
+            startable=1 << 30 if request.alone else request.startable,
+            limit=1 if request.alone else request.limit,
+            worker=request.worker,
+            lease_for=span_us(request.lease_for),
         )
         due_in, until, quarantined, left, paused, held_back = rows[0][_SHOWN:]
-        await self._give_back_unanswered(wish, until - (span_us(wish.lease_for) or 0))
+        await self._give_back_unanswered(request, until - (span_us(request.lease_for) or 0))
         jobs = await self._readable([] if rows[0][0] is None else rows)
         claim = Claim(
             jobs=jobs,
@@ -344,13 +353,13 @@ class PostgresQueueing:
         )
         return DeliveredClaim(claim, left, frozenset(paused))
 
-    async def _claim_named(self, wish: WorkerClaim) -> Claim:
+    async def _claim_named(self, request: ClaimRequest) -> Claim:
         """A claim of ids by who has not asked a transport: what is left is refused too."""
-        named = msgspec.structs.replace(wish, only=list(dict.fromkeys(filter(is_id, wish.only or ()))))
-        if wish.promote:
+        named = msgspec.structs.replace(request, only=list(dict.fromkeys(filter(is_id, request.only or ()))))
+        if request.promote:
             await self._links.fetch(self._sql["promote_delivered"], ids=list(named.only or ()))
         delivered = await self.claim_delivered(named)
-        return msgspec.structs.replace(delivered.claim, refused=len(wish.only or ()) - len(delivered.claim.jobs))
+        return msgspec.structs.replace(delivered.claim, refused=len(request.only or ()) - len(delivered.claim.jobs))
 
     async def _readable(self, rows: Rows) -> list[Job]:
         """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
@@ -369,14 +378,16 @@ class PostgresQueueing:
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Apply what is still guarded; refused settlements get the job's state."""
-        return await self._settling.settle(settlements)
+        return await self._settling.settle(settlements) if settlements else []
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:
         """Keep the lines of leases that stand; which do."""
+        if not records:
+            return []
         possible = [each for each in records if is_id(each.lease.job_id)]
         if len(possible) < len(records):
-            kept = iter(await self.append_logs(possible) if possible else [])
+            kept = iter(await self.append_logs(possible))
             return [is_id(each.lease.job_id) and next(kept) for each in records]
         rows = await self._links.fetch(self._sql["record"], **record_columns(records))
         standing = {turn for (turn,) in rows}
@@ -401,15 +412,21 @@ class PostgresQueueing:
                 held[turn - 1] = LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD
         return HeartbeatReply(held=held, order=WorkerCommand(rows[0][0]))
 
+    async def deregister(self, worker: str) -> None:
+        await self._links.fetch(self._sql["delete_worker"], worker=worker)
+
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        await wait_for_news(self._news, self._query.any_finished, topics, timeout)
+
 
 class _Claiming:
     """A claim's progress through its queues."""
 
-    def __init__(self, wish: WorkerClaim, wants: Mapping[str, int]) -> None:
-        self.wish = wish
+    def __init__(self, request: ClaimRequest, wants: Mapping[str, int]) -> None:
+        self.request = request
         self.wants = wants
-        self.startable = wish.startable
-        self.promote = wish.promote
+        self.startable = request.startable
+        self.promote = request.promote
         self.jobs: list[Job] = []
         self.tried: list[str] = []
         self.promoted = 0
@@ -422,7 +439,7 @@ class _Claiming:
     @property
     def full(self) -> bool:
         """Returns True if the claim has all it asked for."""
-        return len(self.jobs) >= self.wish.limit
+        return len(self.jobs) >= self.request.limit
 
     def wanted_slots(self, queue: str) -> int:
         """Returns the number of wanted jobs of this queue."""

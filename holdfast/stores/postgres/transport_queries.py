@@ -8,16 +8,29 @@ from datetime import timedelta
 from holdfast.core.models import JobState, Overtaken
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.postgres.encoding import is_id, span_us
+from holdfast.stores.postgres.maintenance import PostgresMaintenance
+from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import PostgresPool
+from holdfast.stores.postgres.queueing import PostgresQueueing
 from holdfast.stores.postgres.statements import NumberedStatement
 
 
-class Announcing:
-    """The verbs, over the store's named statements."""
+class PostgresTransportQueries:
+    """``TransportQueries`` of PostgreSQL."""
 
-    def __init__(self, links: PostgresPool, statements: Mapping[str, NumberedStatement]) -> None:
+    def __init__(
+        self,
+        links: PostgresPool,
+        news: PostgresNotifications,
+        statements: Mapping[str, NumberedStatement],
+        queueing: PostgresQueueing,
+        maintenance: PostgresMaintenance,
+    ) -> None:
         self._links = links
+        self._news = news
         self._sql = statements
+        self.claim_delivered = queueing.claim_delivered
+        self.make_ready = maintenance.make_ready
 
     async def ready_queues(self) -> list[str]:
         """Queues with ready jobs that are not paused."""
@@ -55,3 +68,6 @@ class Announcing:
         """Of a queue's dead jobs those that ended last, the first of them first."""
         rows = await self._links.fetch(self._sql["newest_dead"], queue=queue, limit=limit)
         return [job_id for (job_id,) in reversed(rows)]
+
+    async def wake_waiters(self, topics: Sequence[str]) -> None:
+        self._news.notify_committed(topics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from msgspec.structs import replace
@@ -28,7 +28,8 @@ from holdfast.core.models import (
     as_ulid,
     parse_id,
 )
-from holdfast.stores.base import AT_ONCE, ForwardingMaintenance, ForwardingQuery, Maintenance, Query, Selection
+from holdfast.stores.base import AT_ONCE, Admin, ClaimRequest, Maintenance, Query, Queueing, Selection
+from holdfast.stores.forwarding import ForwardingAdmin, ForwardingMaintenance, ForwardingQuery, ForwardingQueueing
 from holdfast.stores.redis.store import RedisStore
 from holdfast.stores.redis.url import parse_url
 
@@ -57,64 +58,66 @@ def decode_id(text: str) -> str:
 
 
 class UlidStore(RedisStore):
-    """The Redis store of a URL with ``ids=ulid``. Its verbs are the store's; ids are turned at its door."""
+    """The Redis store of a URL with ``ids=ulid``: ids are turned at its families."""
 
-    # ── hot path ──────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def queueing(self) -> Queueing:
+        return UlidQueueing(super().queueing)
+
+    @property
+    def maintenance(self) -> Maintenance:
+        return UlidMaintenance(super().maintenance)
+
+    @property
+    def admin(self) -> Admin:
+        return UlidAdmin(super().admin)
+
+    @property
+    def query(self) -> Query:
+        return UlidQuery(super().query)
+
+
+class UlidQueueing(ForwardingQueueing):
+    """Queueing, with ids as ULIDs in Redis."""
+
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         try:
-            answers = await super().submit([replace(job, id=encode_id(job.id)) for job in jobs])
+            answers = await self._inner.submit([replace(job, id=encode_id(job.id)) for job in jobs])
         except Unavailable as error:
             error.stored = [job_id and decode_id(job_id) for job_id in error.stored]
             raise
         return [Submitted(decode_id(answer.job_id), answer.created) for answer in answers]
 
-    async def claim(
-        self,
-        worker: str,
-        wants: Mapping[str, int],
-        *,
-        limit: int,
-        lease_for: timedelta,
-        startable: int | None = None,
-        alone: bool = False,
-        only: Sequence[str] | None = None,
-        promote: bool = True,
-        elsewhere: bool = False,
-    ) -> Claim:
-        claim = await super().claim(
-            worker,
-            wants,
-            limit=limit,
-            lease_for=lease_for,
-            startable=startable,
-            alone=alone,
-            only=None if only is None else [encode_id(job_id) for job_id in only],
-            promote=promote,
-            elsewhere=elsewhere,
-        )
+    async def claim(self, request: ClaimRequest) -> Claim:
+        if request.only is not None:
+            request = replace(request, only=[encode_id(job_id) for job_id in request.only])
+        claim = await self._inner.claim(request)
         return replace(claim, jobs=_read_jobs(claim.jobs))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        answers = await super().settle([replace(each, job_id=encode_id(each.job_id)) for each in settlements])
+        answers = await self._inner.settle([replace(each, job_id=encode_id(each.job_id)) for each in settlements])
         return [replace(answer, job_id=each.job_id) for answer, each in zip(answers, settlements, strict=True)]
 
     async def heartbeat(
         self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
         held = [Lease(encode_id(lease.job_id), lease.claims) for lease in leases]
-        return await super().heartbeat(pulse, held, lease_for=lease_for)
+        return await self._inner.heartbeat(pulse, held, lease_for=lease_for)
 
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:
-        return await super().append_logs(
+        return await self._inner.append_logs(
             [replace(each, lease=Lease(encode_id(each.lease.job_id), each.lease.claims)) for each in records]
         )
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        await super().wait([_written_topic(topic) for topic in topics], timeout=timeout)
+        await self._inner.wait([_written_topic(topic) for topic in topics], timeout=timeout)
 
-    # ── maintenance and operating ─────────────────────────────────────────────────────────────────────────────
+
+class UlidAdmin(ForwardingAdmin):
+    """Changes by operators, with ids as ULIDs in Redis."""
+
     async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
-        return _read_operated(await super().cancel(_written_selection(selection), limit=limit))
+        return _read_operated(await self._inner.cancel(_written_selection(selection), limit=limit))
 
     async def replay(
         self,
@@ -126,18 +129,10 @@ class UlidStore(RedisStore):
         pace: ReplayRate = AT_ONCE,
     ) -> BulkResult:
         chosen = _written_selection(selection)
-        return _read_operated(await super().replay(chosen, force=force, payload=payload, limit=limit, pace=pace))
+        return _read_operated(await self._inner.replay(chosen, force=force, payload=payload, limit=limit, pace=pace))
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
-        return _read_operated(await super().delete(_written_selection(selection), limit=limit))
-
-    @property
-    def maintenance(self) -> Maintenance:
-        return UlidMaintenance(super().maintenance)
-
-    @property
-    def query(self) -> Query:
-        return UlidQuery(super().query)
+        return _read_operated(await self._inner.delete(_written_selection(selection), limit=limit))
 
 
 class UlidMaintenance(ForwardingMaintenance):

@@ -1,4 +1,4 @@
-"""The hot path: submit, claim, settle, beat. Each is one script for up to ``PIECE`` jobs; more take several."""
+"""Family ``queueing`` of Redis. Each verb is one script for up to ``PIECE`` jobs; more take several."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from holdfast.core.models import (
     WorkerCommand,
     WorkerHeartbeat,
 )
-from holdfast.stores.base import EVERY_QUEUE
-from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, WorkerClaim, extra_timeout
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
+from holdfast.stores.common.requests import BEAT_PATIENCE, CLAIMED_A_SECOND, extra_timeout
+from holdfast.stores.common.server_store import wait_for_news
 from holdfast.stores.common.unconfirmed import (
     SettlementEvidence,
     UnconfirmedClaims,
@@ -54,10 +55,10 @@ from holdfast.stores.redis.encoding import (
     state_of,
     whole_number,
 )
-from holdfast.stores.redis.eviction import EvictionWatch
+from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
-from holdfast.stores.redis.query import Read
+from holdfast.stores.redis.server_info import EvictionWatch
 
 PIECE = 200
 """Jobs one script handles: about 2 ms, for which all others wait."""
@@ -67,21 +68,21 @@ _HELD = (LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.CANCEL)
 
 
 class RedisQueueing:
-    """The verbs, over the store's scripts."""
+    """Family ``queueing`` of Redis."""
 
     def __init__(
         self,
         links: NamespacePool,
         news: RedisNotifications,
         scripts: Mapping[str, Script],
-        read: Read,
+        query: RedisQuery,
         kinds: Kinds,
         eviction: EvictionWatch,
     ) -> None:
         self._links = links
         self._news = news
         self._scripts = scripts
-        self._read = read
+        self._query = query
         self._kinds = kinds
         self._eviction = eviction
         self._served = ""  # the queue a claim served last
@@ -92,6 +93,8 @@ class RedisQueueing:
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store the batch, each piece of it whole; nothing of it where one job cannot be stored at all, or the server
         evicts."""
+        if not jobs:
+            return []
         await self._eviction.refuse_evicting(self._links)
         whole, pieces = self._links.address.whole, list(in_pieces(jobs, PIECE))
         sent = _Sent()
@@ -134,76 +137,78 @@ class RedisQueueing:
         return answers
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
-    async def claim(self, wish: WorkerClaim) -> Claim:
+    async def claim(self, request: ClaimRequest) -> Claim:
         """Make due jobs ready, take what is wanted, say when the next falls due."""
         try:
-            claim = await (self._claim_ready(wish) if wish.only is None else self._claim_delivered(wish, wish.only))
-            await self._give_back_unheard(wish, claim)
+            claim = await (
+                self._claim_ready(request) if request.only is None else self._claim_delivered(request, request.only)
+            )
+            await self._give_back_unheard(request, claim)
         except asyncio.CancelledError:
-            self._lost.add(wish.worker)
+            self._lost.add(request.worker)
             raise
         return claim
 
-    async def _claim_ready(self, wish: WorkerClaim) -> Claim:
-        claiming = _Claiming(wish)
-        common = (wish.worker, span_us(wish.lease_for), self._links.address.task)
+    async def _claim_ready(self, request: ClaimRequest) -> Claim:
+        claiming = _Claiming(request)
+        common = (request.worker, span_us(request.lease_for), self._links.address.task)
         while not claiming.over:
             pieces = [(*common, *arguments) for arguments in claiming.script_calls(self._served)]
             try:
                 replies = await self._links.run_each(
                     self._scripts["claim"],
                     pieces,
-                    doubt=lambda: self._lost.add(wish.worker),
-                    extra=wish.limit / CLAIMED_A_SECOND,
+                    doubt=lambda: self._lost.add(request.worker),
+                    extra=request.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
                 if len(pieces) > 1:  # some of them may have claimed
-                    self._lost.add(wish.worker)
+                    self._lost.add(request.worker)
                 if claiming.jobs:  # these are ours already
                     break
                 raise
             for reply in replies:
                 self._served = decode_text(reply[5])
-                claiming.take(await self._readable(reply[0], wish.worker), reply)
+                claiming.take(await self._readable(reply[0], request.worker), reply)
         return claiming.claim()
 
-    async def _claim_delivered(self, wish: WorkerClaim, only: Sequence[str]) -> Claim:
-        delivery = _Delivery(wish)
+    async def _claim_delivered(self, request: ClaimRequest, only: Sequence[str]) -> Claim:
+        delivery = _Delivery(request)
         for ids in in_pieces(list(dict.fromkeys(only)), PIECE):
             try:
                 taken, until, held_back = await self._links.run(
                     self._scripts["deliver"],
-                    wish.worker,
-                    span_us(wish.lease_for),
+                    request.worker,
+                    span_us(request.lease_for),
                     self._links.address.task,
                     *delivery.script_arguments(),
                     *ids,
-                    doubt=lambda: self._lost.add(wish.worker),
-                    extra=wish.limit / CLAIMED_A_SECOND,
+                    doubt=lambda: self._lost.add(request.worker),
+                    extra=request.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
                 if delivery.jobs:  # these are ours already
                     break
                 raise
-            delivery.take(await self._readable(taken, wish.worker), int(until), held_back=bool(held_back))
+            delivery.take(await self._readable(taken, request.worker), int(until), held_back=bool(held_back))
             if delivery.held_back:
                 break
         return delivery.claim(len(only))
 
-    async def _give_back_unheard(self, wish: WorkerClaim, claim: Claim) -> None:
+    async def _give_back_unheard(self, request: ClaimRequest, claim: Claim) -> None:
         """Gives back the jobs of unanswered claims, which were never started, except for this claim's."""
-        if claim.lease_until_us is None or wish.elsewhere:
+        if claim.lease_until_us is None or request.elsewhere:
             return
-        lease, since = span_us(wish.lease_for), self._lost.unconfirmed_since(wish.worker)
+        lease, since = span_us(request.lease_for), self._lost.unconfirmed_since(request.worker)
         ours = {job.id for job in claim.jobs}
         looked, more = 0, since is not None
         try:
             while more:
                 found, others, more = await self._links.run(
-                    self._scripts["unheard"], wish.worker, since or 0, lease, looked
+                    self._scripts["unheard"], request.worker, since or 0, lease, looked
                 )
                 released = [
-                    _released(decode_text(job_id), whole_number(claims), wish.worker) for job_id, claims in found
+                    _released(decode_text(job_id), whole_number(claims), request.worker) for job_id, claims in found
                 ]
                 released = [each for each in released if each.job_id not in ours]
                 looked += others + len(found) - len(released)
@@ -211,7 +216,7 @@ class RedisQueueing:
                     await self.settle(released)
         except HoldfastError:
             pass  # then their leases end
-        self._lost.mark_answered(wish.worker, claim.lease_until_us - lease)
+        self._lost.mark_answered(request.worker, claim.lease_until_us - lease)
 
     async def _readable(self, rows: Sequence[Any], worker: str) -> list[Job]:
         """The jobs that can be read. One that another program spoiled is dead, and does not hold up its queue."""
@@ -225,22 +230,24 @@ class RedisQueueing:
         return jobs
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
-    async def settle(self, batch: Sequence[Settlement]) -> list[Settled]:
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Apply what is still guarded, in order; refused settlements get the job's state."""
-        pieces = [encode_settlements(piece) for piece in in_pieces(batch, PIECE)]
+        if not settlements:
+            return []
+        pieces = [encode_settlements(piece) for piece in in_pieces(settlements, PIECE)]
         try:
             replies = await self._links.run_each(
                 self._scripts["settle"],
                 pieces,
-                doubt=lambda: self._doubts.add(batch),
-                extra=extra_timeout(len(batch), sum(len(each.result or "") for each in batch)),
+                doubt=lambda: self._doubts.add(settlements),
+                extra=extra_timeout(len(settlements), sum(len(each.result or "") for each in settlements)),
                 synced=True,
             )
         except HoldfastError:
-            self._doubts.add(batch)  # the answers of applied pieces are lost
+            self._doubts.add(settlements)  # the answers of applied pieces are lost
             raise
         answers, ended, others = [], [], False
-        for each, answer in zip(batch, chain.from_iterable(replies), strict=True):
+        for each, answer in zip(settlements, chain.from_iterable(replies), strict=True):
             if answer == 1:
                 answers.append(Settled(each.job_id, each.claims, True, JobState.SUCCEEDED))
                 ended.append(each.job_id)
@@ -256,7 +263,7 @@ class RedisQueueing:
                 answers.append(await self._refused(each, state_now))
                 if answers[-1].accepted and answers[-1].state in TERMINAL:
                     ended.append(each.job_id)
-        self._doubts.mark_answered(batch)
+        self._doubts.mark_answered(settlements)
         # Which queues something became ready in the script knows; every waiter here for any of them looks.
         self._news.notify_done({"queue:*"} if others else (), ended)
         return answers
@@ -272,7 +279,7 @@ class RedisQueueing:
         (standing,) = await self._links.run(self._scripts["states"], each.job_id)
         if standing is None:
             return SettlementEvidence(None, None, None, None, None, None)
-        records = await self._read.attempts(each.job_id)
+        records = await self._query.attempts(each.job_id)
         record = next((record for record in records if record.claims == each.claims), None)
         now, claims = state_of(standing[0]), whole_number(standing[1])
         if record is None:
@@ -315,26 +322,32 @@ class RedisQueueing:
                 kept[turn] = kept[turn] and bool(standing)
         return kept
 
+    async def deregister(self, worker: str) -> None:
+        await self._links.run(self._scripts["leave"], worker)
+
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        await wait_for_news(self._news, self._query.any_finished, topics, timeout)
+
 
 class _Delivery:
     """A claim of delivered ids, and its progress through its scripts."""
 
-    def __init__(self, wish: WorkerClaim) -> None:
-        self._wish = wish
-        self._slots = dict(wish.wants)
+    def __init__(self, request: ClaimRequest) -> None:
+        self._request = request
+        self._slots = dict(request.wants)
         self._star = self._slots.pop(EVERY_QUEUE, None)
-        self._startable = 1 << 30 if wish.alone else wish.startable
+        self._startable = 1 << 30 if request.alone else request.startable
         self.held_back = False
         self.jobs: list[Job] = []
         self._until_us: int | None = None
 
     def script_arguments(self) -> list[Argument]:
         """Returns the arguments of the next script."""
-        wish = self._wish
+        request = self._request
         return [
-            (1 if wish.alone else wish.limit) - len(self.jobs),
-            1 << 30 if wish.alone else min(1, self._startable),
-            int(wish.promote),
+            (1 if request.alone else request.limit) - len(self.jobs),
+            1 << 30 if request.alone else min(1, self._startable),
+            int(request.promote),
             "" if self._star is None else self._star,
             self._startable,
             len(self._slots),
@@ -377,11 +390,11 @@ class _Sent:
 class _Claiming:
     """A claim's progress through its scripts."""
 
-    def __init__(self, wish: WorkerClaim) -> None:
-        self._wish = wish
-        self._slots = {queue: max(0, slots) for queue, slots in wish.wants.items()}
+    def __init__(self, request: ClaimRequest) -> None:
+        self._request = request
+        self._slots = {queue: max(0, slots) for queue, slots in request.wants.items()}
         self._star = self._slots.pop(EVERY_QUEUE, 0)
-        self._startable = wish.startable
+        self._startable = request.startable
         self._asked: deque[int] = deque()  # how many jobs each of the scripts under way was asked for
         self._rounds = 0
         self._looks = 0
@@ -398,8 +411,8 @@ class _Claiming:
         """Returns the arguments of the next scripts: one, or several if the first one's jobs fit every queue. Only the
         first may take jobs that must start at once; what is behind suspects is looked for by one at a time.
         """
-        wish = self._wish
-        left = 1 if wish.alone else wish.limit - len(self.jobs)
+        request = self._request
+        left = 1 if request.alone else request.limit - len(self.jobs)
         ample = not self._passed and all(slots == 0 or slots >= left for slots in (*self._slots.values(), self._star))
         self._asked = deque(min(PIECE, left - taken) for taken in range(0, left if ample else min(left, PIECE), PIECE))
         named = sorted(self._slots)
@@ -409,8 +422,8 @@ class _Claiming:
             [
                 asked,
                 0 if number else max(0, self._startable),
-                int(wish.alone),
-                int(wish.promote),
+                int(request.alone),
+                int(request.promote),
                 int(self._rounds + 1 >= _PROMOTE_ROUNDS),
                 self._star or "",
                 served,
@@ -433,7 +446,7 @@ class _Claiming:
             self._slots[job.queue] = self._slots.get(job.queue, self._star) - 1
         self._rounds += more == 2
         self._looks += more == 1
-        full = len(self.jobs) >= (1 if self._wish.alone else self._wish.limit)
+        full = len(self.jobs) >= (1 if self._request.alone else self._request.limit)
         asked = self._asked.popleft()
         self._held_back = bool(held_back)
         again = more == 2 or (more == 1 and self._looks < _LOOKS_MOST) or len(rows) >= asked

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.resources import files
 
-from holdfast.core.errors import ConfigError, Invalid
-from holdfast.core.models import Finding
+from holdfast.core.errors import Invalid
 from holdfast.stores.common.server_store import Opened, ServedStore
-from holdfast.stores.redis import doctor, maintenance, repair
-from holdfast.stores.redis.admin import RedisAdmin, RedisMaintenance
+from holdfast.stores.redis import schema
+from holdfast.stores.redis.admin import RedisAdmin
 from holdfast.stores.redis.encoding import Kinds
 from holdfast.stores.redis.events import RedisQuery
-from holdfast.stores.redis.eviction import EvictionWatch
+from holdfast.stores.redis.health import RedisHealth
+from holdfast.stores.redis.maintenance import RedisMaintenance
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.queueing import RedisQueueing
 from holdfast.stores.redis.scripts import load_scripts
+from holdfast.stores.redis.server_info import EvictionWatch
 from holdfast.stores.redis.url import parse_url
 
 
@@ -33,38 +34,18 @@ class RedisStore(ServedStore["_OpenedRedis"]):
         self.eviction = EvictionWatch()
         self.scripts = load_scripts(files("holdfast.stores.redis") / "scripts")
 
-    # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
     def _opening(self) -> _OpenedRedis:
         return _OpenedRedis(self)
 
     async def missing(self) -> str | None:
         links = NamespacePool(self.address, now=None)
         try:
-            return await maintenance.missing(links)
+            return await schema.missing(links)
         finally:
             await links.close()
 
     def migration_sql(self, span: str) -> str:
         raise Invalid("migrations", span, "leave it out: Redis has no tables, opening the store is all there is to do")
-
-    # ── care ──────────────────────────────────────────────────────────────────────────────────────────────────
-    async def doctor(self) -> list[Finding]:
-        return await doctor.run_checks(self._open.links, self.scripts)
-
-    async def durability(self) -> Finding:
-        facts = await maintenance.read_server_info(self._open.links)
-        if maintenance.may_evict(facts.policy):  # nothing that it keeps is safe
-            return doctor.check_eviction(facts)
-        return doctor.durability(facts, self.address.durability)
-
-    async def repair(self) -> list[Finding]:
-        return await repair.repair(self.address, await self.server_time_us())
-
-    async def backup(self, path: str) -> None:
-        raise ConfigError(
-            f"Redis is backed up by its own tools: redis-cli -u {self.url.partition('?')[0]} --rdb {path}, or copy its "
-            "append-only folder"
-        )
 
 
 class _OpenedRedis(Opened):
@@ -73,15 +54,16 @@ class _OpenedRedis(Opened):
     links: NamespacePool
 
     def __init__(self, store: RedisStore) -> None:
-        kinds = Kinds()
-        self.links = NamespacePool(store.address, now=store.now, lost=store.scripts["lost"], patience=store.patience)
-        self.news = RedisNotifications(self.links)
-        self.query = read = RedisQuery(self.links, store.scripts, kinds)
-        self.queueing = RedisQueueing(self.links, self.news, store.scripts, read, kinds, store.eviction)
-        self.admin = RedisAdmin(self.links, self.news, store.scripts, read, kinds, store.eviction)
-        self.maintenance = RedisMaintenance(self.links, self.news, store.scripts, kinds, store.eviction)
+        kinds, scripts, eviction = Kinds(), store.scripts, store.eviction
+        self.links = links = NamespacePool(store.address, now=store.now, lost=scripts["lost"], patience=store.patience)
+        self.news = news = RedisNotifications(links)
+        self.query = query = RedisQuery(links, scripts, kinds)
+        self.queueing = RedisQueueing(links, news, scripts, query, kinds, eviction)
+        self.maintenance = RedisMaintenance(links, news, scripts, kinds, eviction)
+        self.admin = RedisAdmin(links, news, scripts, query)
+        self.health = RedisHealth(links, scripts, query, store.url)
         self._scripts = store.scripts
         super().__init__()
 
     async def migrate(self) -> list[str]:
-        return await maintenance.migrate(self.links, self._scripts)
+        return await schema.migrate(self.links, self._scripts)

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from holdfast.core.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
+from holdfast.core.models import Finding
 
 APPLICATION_ID = 0x484F4C44  # "HOLD"
 OLDEST_SQLITE = (3, 38, 0)  # STRICT tables and ->>
@@ -172,3 +173,14 @@ def translate(error: Exception, path: str) -> HoldfastError:
     if code.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_FORMAT")):
         return StoreMismatch(f"{path} is not a sound SQLite database ({text}); restore a backup or name another file")
     return HoldfastError(f"SQLite refused a statement on {path}: {text} {code}".rstrip())
+
+
+def durability(writer: sqlite3.Connection) -> Finding:
+    """Returns the durability in effect on the writer's connection."""
+    (journal,) = writer.execute("pragma journal_mode").fetchone()
+    (level,) = writer.execute("pragma synchronous").fetchone()
+    name = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}.get(level, str(level))
+    text = f"journal_mode={journal}, synchronous={name}"
+    if journal == "wal" and level >= 2:
+        return Finding("durability", "ok", f"{text}: an acknowledged job survives a power cut")
+    return Finding("durability", "error", f"{text}: acknowledged jobs can be lost", "open the file through Holdfast")

@@ -1,51 +1,76 @@
-"""Statements on a caller's own connection beside submissions: verification and completion."""
+"""Family ``external`` of SQLite: jobs on a caller's own connection, inside its transaction."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.core.errors import Invalid
-from holdfast.core.models import JobState, Lease, Settled, TxOutcome
+from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, TxOutcome
 from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
+from holdfast.stores.sqlite.opened import OpenedSqlite
+from holdfast.stores.sqlite.queueing import submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
 
 
-def verify(path: str) -> StatementFlow[None]:
-    """Verifies that the connection is open on this file."""
-    rows = yield Statement("pragma database_list")
-    file = next((row[2] for row in rows if row[1] == "main"), "")
-    if not file or not Path(file).samefile(path):
-        raise Invalid(
-            "connection", file or ":memory:", f"it is open on another database; this application's jobs are in {path}"
-        )
-    if sqlite3.sqlite_version_info < SOUND_CHECKPOINT:
-        yield Statement("pragma wal_autocheckpoint=0")  # see connection.py: ours run alone
+class SqliteExternal:
+    """Family ``external`` of SQLite."""
 
+    dialect = "sqlite"
 
-def complete_steps(
-    statements: Mapping[str, str], lease: Lease, result: str | None, now: Callable[[], int]
-) -> StatementFlow[Settled]:
-    """End the job as succeeded, under its lease. The clock is read as the one who writes: no other's ending that is
-    dated later can be seen sooner."""
-    yield Statement(statements["begin_writing"])
-    done = yield Statement(statements["complete"], (lease.job_id, lease.claims, result, now()))
-    standing = yield Statement(statements["completed"], (lease.job_id,))
-    state = STATES[standing[0][0]] if standing else None
-    return Settled(lease.job_id, lease.claims, bool(done), state)
+    def __init__(
+        self, opened: Callable[[], OpenedSqlite], now: Callable[[], int], statements: Mapping[str, str], path: str
+    ) -> None:
+        self._opened = opened
+        self._now = now
+        self._sql = statements
+        self._path = path
 
+    async def verify(self) -> StatementFlow[None]:
+        return self._verify()
 
-def tx_outcome(transaction: Transaction, statements: Mapping[str, str], lease: Lease) -> TxOutcome:
-    """Returns the outcome of a completion. Asked by the one writer there can be, it is never still open."""
-    standing = transaction.connection.execute(statements["completed"], (lease.job_id,)).fetchone()
-    if standing is None or standing[1] != lease.claims:
+    def _verify(self) -> StatementFlow[None]:
+        rows = yield Statement("pragma database_list")
+        file = next((row[2] for row in rows if row[1] == "main"), "")
+        if not file or not Path(file).samefile(self._path):
+            raise Invalid(
+                "connection",
+                file or ":memory:",
+                f"it is open on another database; this application's jobs are in {self._path}",
+            )
+        if sqlite3.sqlite_version_info < SOUND_CHECKPOINT:
+            yield Statement("pragma wal_autocheckpoint=0")  # see connection.py: ours run alone
+
+    def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
+        self._opened().identity.check_files()
+        return submit_one_by_one(self._sql, jobs, self._now())
+
+    def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
+        self._opened().identity.check_files()
+        return self._complete(lease, result)
+
+    def _complete(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
+        yield Statement(self._sql["begin_writing"])
+        # The clock is read as the one who writes: no other's ending that is dated later can be seen sooner.
+        done = yield Statement(self._sql["complete"], (lease.job_id, lease.claims, result, self._now()))
+        standing = yield Statement(self._sql["completed"], (lease.job_id,))
+        state = STATES[standing[0][0]] if standing else None
+        return Settled(lease.job_id, lease.claims, bool(done), state)
+
+    async def tx_outcome(self, lease: Lease) -> TxOutcome:
+        return await self._opened().writer.call(lambda transaction: self._outcome(transaction, lease))
+
+    def _outcome(self, transaction: Transaction, lease: Lease) -> TxOutcome:
+        """Asked by the one writer there can be, it is never still open."""
+        standing = transaction.connection.execute(self._sql["completed"], (lease.job_id,)).fetchone()
+        if standing is None or standing[1] != lease.claims:
+            return TxOutcome.LOST
+        match STATES[standing[0]]:
+            case JobState.SUCCEEDED:
+                return TxOutcome.KEPT
+            case JobState.RUNNING:
+                return TxOutcome.UNDONE
         return TxOutcome.LOST
-    match STATES[standing[0]]:
-        case JobState.SUCCEEDED:
-            return TxOutcome.KEPT
-        case JobState.RUNNING:
-            return TxOutcome.UNDONE
-    return TxOutcome.LOST

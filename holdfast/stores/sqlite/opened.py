@@ -12,8 +12,7 @@ from typing import TypeVar
 from holdfast.core.models import JobFilter
 from holdfast.core.portal import running_loop
 from holdfast.stores.common.requests import is_unsuccessful
-from holdfast.stores.sqlite import maintenance
-from holdfast.stores.sqlite.connection import connect
+from holdfast.stores.sqlite.connection import connect, durability
 from holdfast.stores.sqlite.identity import FileIdentity
 from holdfast.stores.sqlite.notifications import Wakes
 from holdfast.stores.sqlite.readers import Reader, SearchPool
@@ -40,7 +39,7 @@ class OpenedSqlite:
         self.doors = None if patience is None else SearchPool(path, identity)
         self.wakes = Wakes(path, self._version)
         self.writer = Writer(path, now, self.wakes, identity, patience)
-        self.durability = maintenance.durability(self.writer.connection)  # stays so; and later it may wait for a lock
+        self.durability = durability(self.writer.connection)  # stays so; and later it may wait for a lock
         _mark_in_children(self)
 
     async def read(self, look: Callable[[sqlite3.Connection], T]) -> T:

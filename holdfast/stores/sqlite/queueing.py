@@ -1,10 +1,10 @@
-"""The hot path: submit, claim, settle, beat. Each function is an operation inside one transaction."""
+"""Family ``queueing`` of SQLite: submit, claim, settle, heartbeat, log lines, wait."""
 
 from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -28,9 +28,10 @@ from holdfast.core.models import (
     WorkerCommand,
     WorkerHeartbeat,
 )
-from holdfast.stores.base import EVERY_QUEUE, Statement, StatementFlow
+from holdfast.core.portal import running_loop
+from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, Statement, StatementFlow
 from holdfast.stores.common.named_sql import CODES, STATES
-from holdfast.stores.common.requests import UNREADABLE, WorkerClaim
+from holdfast.stores.common.requests import UNREADABLE, awaited_jobs
 from holdfast.stores.sqlite.encoding import (
     INLINE_PAYLOAD,
     array_elements,
@@ -42,6 +43,8 @@ from holdfast.stores.sqlite.encoding import (
     job_row,
     span_us,
 )
+from holdfast.stores.sqlite.opened import OpenedSqlite
+from holdfast.stores.sqlite.query import Reads
 from holdfast.stores.sqlite.writer import Transaction
 
 T = TypeVar("T")
@@ -51,21 +54,31 @@ PROMOTE_MOST = 1000
 
 
 class SqliteQueueing:
-    """The verbs, over the store's named statements."""
+    """Family ``queueing`` of SQLite: each verb is one write transaction, made of the methods below it."""
 
-    def __init__(self, statements: Mapping[str, str]) -> None:
+    def __init__(
+        self, opened: Callable[[], OpenedSqlite], now: Callable[[], int], statements: Mapping[str, str]
+    ) -> None:
+        self._opened = opened
+        self._now = now
         self._sql = statements
+        self._reads = Reads(statements)
         self._served = ""  # the queue a claim of every queue served last
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
-    def submit(self, transaction: Transaction, jobs: Sequence[NewJob]) -> list[Submitted]:
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        if not jobs:
+            return []
+        return await self._opened().writer.call(lambda transaction: self._submit(transaction, jobs))
+
+    def _submit(self, transaction: Transaction, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Insert the batch in one go; where a key or a known id is among it, job by job."""
         if len(jobs) == 1 and _is_plain(jobs[0]):
             answers = [self._insert_plain(transaction, jobs[0])]
         elif not any(job.key for job in jobs) and self._insert_all(transaction, jobs):
             answers = [Submitted(job.id, True) for job in jobs]
         else:
-            answers = _held(transaction.connection, self.submit_steps(jobs, transaction.now_us))
+            answers = _held(transaction.connection, submit_one_by_one(self._sql, jobs, transaction.now_us))
         for job, answer in zip(jobs, answers, strict=True):
             if answer.created:
                 transaction.notify_topic(f"queue:{job.queue}")
@@ -85,72 +98,49 @@ class SqliteQueueing:
                 connection.executemany(self._sql["insert_job"], [job_row(job, now_us) for job in jobs])
                 if connection.total_changes - before != len(jobs):
                     raise _Short
-                for name, rows in self._extras(jobs):
+                for name, rows in _extras(jobs):
                     connection.executemany(self._sql[name], rows)
         except _Short:
             return False
         return True
 
-    @staticmethod
-    def _extras(jobs: Sequence[NewJob]) -> list[tuple[str, list[tuple[object, ...]]]]:
-        """Returns the extra rows of some jobs: large payloads and tags."""
-        large: list[tuple[object, ...]] = [(job.id, job.payload) for job in jobs if len(job.payload) > INLINE_PAYLOAD]
-        tags: list[tuple[object, ...]] = [
-            (job.id, tag) for job in jobs if job.options is not None for tag in job.options.tags
-        ]
-        return [(name, rows) for name, rows in (("insert_payload", large), ("insert_tag", tags)) if rows]
-
-    def submit_steps(self, jobs: Sequence[NewJob], now_us: int) -> StatementFlow[list[Submitted]]:
-        """The same job by job, as statements anyone's connection can run."""
-        answers = []
-        for job in jobs:
-            answer = yield from self._submit_one(job, now_us)
-            answers.append(answer)
-        return answers
-
-    def _submit_one(self, job: NewJob, now_us: int) -> StatementFlow[Submitted]:
-        row, owner = job_row(job, now_us), job.id
-        if job.key is None:
-            inserted = yield Statement(self._sql["insert_single_job"], row)
-        else:
-            keep_until = None if job.key_for is None else now_us + span_us(job.key_for)
-            yield Statement(self._sql["take_key"], (job.key, job.id, keep_until, now_us))
-            inserted = yield Statement(self._sql["insert_keyed_job"], (*row, job.key))
-            ((owner,),) = yield Statement(self._sql["key_owner"], (job.key,))
-        for name, rows in self._extras([job]):
-            for each in rows:
-                yield Statement(self._sql[name], each)
-        if job.key is not None:
-            yield Statement(self._sql["mark_keyed"], (job.id, job.key))
-        return Submitted(owner, bool(inserted))
-
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def search_claim(self, reader: sqlite3.Connection, wish: WorkerClaim, now_us: int) -> Claim | None:
+    async def claim(self, request: ClaimRequest) -> Claim:
+        opened = self._opened()
+        return await opened.writer.call(
+            lambda transaction: self._claim(transaction, request),
+            # Delivered ids are worth a look at the rows themselves: refused ones must be counted.
+            None
+            if request.only is not None
+            else lambda: opened.glance.run_search(lambda reader: self._search_claim(reader, request, self._now())),
+        )
+
+    def _search_claim(self, reader: sqlite3.Connection, request: ClaimRequest, now_us: int) -> Claim | None:
         """An empty claim if a reader sees that there is nothing to take; None if a claim is worth a transaction."""
-        queues = [queue for queue, slots in wish.wants.items() if slots > 0]
+        queues = [queue for queue, slots in request.wants.items() if slots > 0]
         every = EVERY_QUEUE in queues
         if every:
             ready = _one(reader, self._sql["next_ready_queue"], {"after": ""}) is not None
-            due = wish.promote and _one(reader, self._sql["any_due_anywhere"], {"now": now_us})
+            due = request.promote and _one(reader, self._sql["any_due_anywhere"], {"now": now_us})
         else:
             ready = any(_one(reader, self._sql["any_ready"], {"queue": queue}) for queue in queues)
-            due = wish.promote and any(
+            due = request.promote and any(
                 _one(reader, self._sql["any_due"], {"queue": queue, "now": now_us}) for queue in queues
             )
         if ready or due:
             return None
         return Claim(jobs=[], next_due=self._next_due(reader, queues, now_us))
 
-    def claim(self, transaction: Transaction, wish: WorkerClaim) -> Claim:
+    def _claim(self, transaction: Transaction, request: ClaimRequest) -> Claim:
         """Make due jobs ready, take what is wanted, say when the next falls due."""
         connection, now_us = transaction.connection, transaction.now_us
-        wants = {queue: slots for queue, slots in wish.wants.items() if slots > 0}
-        promoted = self._promote(connection, wants, wish, now_us) if wish.promote else 0
+        wants = {queue: slots for queue, slots in request.wants.items() if slots > 0}
+        promoted = self._promote(connection, wants, request, now_us) if request.promote else 0
         paused = {name for (name,) in connection.execute(self._sql["paused_queues"])}
-        until = now_us + span_us(wish.lease_for)
-        taken = _Taking(connection, self._sql, wish, now_us, until)
-        if wish.only is not None:
-            refused = taken.take_delivered(wish.only, wants, paused)
+        until = now_us + span_us(request.lease_for)
+        taken = _Taking(connection, self._sql, request, now_us, until)
+        if request.only is not None:
+            refused = taken.take_delivered(request.only, wants, paused)
             return Claim(
                 jobs=taken.jobs, refused=refused, promoted=promoted, held_back=taken.held_back, lease_until_us=until
             )
@@ -165,10 +155,12 @@ class SqliteQueueing:
             lease_until_us=until,
         )
 
-    def _promote(self, connection: sqlite3.Connection, wants: Mapping[str, int], wish: WorkerClaim, now_us: int) -> int:
+    def _promote(
+        self, connection: sqlite3.Connection, wants: Mapping[str, int], request: ClaimRequest, now_us: int
+    ) -> int:
         before = connection.total_changes
-        if wish.only is not None:
-            connection.execute(self._sql["promote_only"], {"ids": as_json(wish.only), "now": now_us})
+        if request.only is not None:
+            connection.execute(self._sql["promote_only"], {"ids": as_json(request.only), "now": now_us})
         elif EVERY_QUEUE in wants:
             connection.execute(self._sql["promote_anywhere"], {"now": now_us, "limit": PROMOTE_MOST}).fetchall()
         else:
@@ -212,7 +204,12 @@ class SqliteQueueing:
         return timedelta(microseconds=max(0, min(known) - now_us)) if known else None
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────
-    def settle(self, transaction: Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        if not settlements:
+            return []
+        return await self._opened().writer.call(lambda transaction: self._settle(transaction, settlements))
+
+    def _settle(self, transaction: Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
         """Successes in one statement; everything else, and a batch that is not all accepted, one by one."""
         simple = [each for each in settlements if each.state is JobState.SUCCEEDED and not each.expired]
         if len(simple) != len(settlements) or not self._settle_all(transaction, simple):
@@ -266,8 +263,12 @@ class SqliteQueueing:
         return Settled(settlement.job_id, settlement.claims, True, state, run_at)
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
-    def append_logs(self, transaction: Transaction, records: Sequence[Record]) -> list[bool]:
-        """Keep the lines of leases that stand; which do."""
+    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
+        if not records:
+            return []
+        return await self._opened().writer.call(lambda transaction: self._append_logs(transaction, records))
+
+    def _append_logs(self, transaction: Transaction, records: Sequence[Record]) -> list[bool]:
         connection, now_us = transaction.connection, transaction.now_us
         leases = as_json((each.lease.job_id, each.lease.claims) for each in records)
         found = connection.execute(self._sql["recordable"], {"leases": leases, "now": now_us})
@@ -281,12 +282,18 @@ class SqliteQueueing:
         return [turn in standing for turn in range(len(records))]
 
     # ── beat ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def heartbeat(
-        self, transaction: Transaction, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+    async def heartbeat(
+        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
-        """Extend what is still held; what each lease has become."""
+        return await self._opened().writer.call(
+            lambda transaction: self._heartbeat(transaction, pulse, leases, span_us(lease_for))
+        )
+
+    def _heartbeat(
+        self, transaction: Transaction, pulse: WorkerHeartbeat, leases: Sequence[Lease], lease_us: int
+    ) -> HeartbeatReply:
         connection, now_us = transaction.connection, transaction.now_us
-        until = now_us + span_us(lease_for)
+        until = now_us + lease_us
         values = msgspec.structs.asdict(pulse) | {"now": now_us, "until": until}
         (ordered,) = connection.execute(self._sql["upsert_worker"], values).fetchone()
         held: list[LeaseStatus] = []
@@ -297,6 +304,61 @@ class SqliteQueueing:
                 alive = lease_until is not None and lease_until > now_us
                 held.append((LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD) if alive else LeaseStatus.LOST)
         return HeartbeatReply(held=held, order=WorkerCommand(ordered))
+
+    async def deregister(self, worker: str) -> None:
+        await self._opened().writer.call(
+            lambda transaction: transaction.connection.execute(self._sql["delete_worker"], {"worker": worker})
+        )
+
+    # ── wait ──────────────────────────────────────────────────────────────────────────────────────────────────
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        opened = self._opened()
+        awaited = awaited_jobs(topics)
+
+        def is_settled() -> bool:
+            return bool(awaited) and opened.glance.run_search(lambda reader: self._reads.any_finished(reader, awaited))
+
+        if running_loop() is None:
+            opened.wakes.wait_here(topics, timeout, is_settled)
+        else:
+            await opened.wakes.wait(topics, timeout, is_settled)
+
+
+def submit_one_by_one(
+    statements: Mapping[str, str], jobs: Sequence[NewJob], now_us: int
+) -> StatementFlow[list[Submitted]]:
+    """Store the jobs, as statements any connection can run."""
+    answers = []
+    for job in jobs:
+        answer = yield from _submit_one(statements, job, now_us)
+        answers.append(answer)
+    return answers
+
+
+def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> StatementFlow[Submitted]:
+    row, owner = job_row(job, now_us), job.id
+    if job.key is None:
+        inserted = yield Statement(statements["insert_single_job"], row)
+    else:
+        keep_until = None if job.key_for is None else now_us + span_us(job.key_for)
+        yield Statement(statements["take_key"], (job.key, job.id, keep_until, now_us))
+        inserted = yield Statement(statements["insert_keyed_job"], (*row, job.key))
+        ((owner,),) = yield Statement(statements["key_owner"], (job.key,))
+    for name, rows in _extras([job]):
+        for each in rows:
+            yield Statement(statements[name], each)
+    if job.key is not None:
+        yield Statement(statements["mark_keyed"], (job.id, job.key))
+    return Submitted(owner, bool(inserted))
+
+
+def _extras(jobs: Sequence[NewJob]) -> list[tuple[str, list[tuple[object, ...]]]]:
+    """Returns the extra rows of some jobs: large payloads and tags."""
+    large: list[tuple[object, ...]] = [(job.id, job.payload) for job in jobs if len(job.payload) > INLINE_PAYLOAD]
+    tags: list[tuple[object, ...]] = [
+        (job.id, tag) for job in jobs if job.options is not None for tag in job.options.tags
+    ]
+    return [(name, rows) for name, rows in (("insert_payload", large), ("insert_tag", tags)) if rows]
 
 
 def _said(line: NewLine) -> tuple[str, str, str | None]:
@@ -318,16 +380,16 @@ class _Taking:
         self,
         connection: sqlite3.Connection,
         statements: Mapping[str, str],
-        wish: WorkerClaim,
+        request: ClaimRequest,
         now_us: int,
         until_us: int,
     ) -> None:
         self._connection = connection
         self._sql = statements
-        self._wish = wish
-        self._lease = {"worker": wish.worker, "until": until_us, "now": now_us}
-        self._startable = 1 << 30 if wish.alone else wish.startable
-        self.named = frozenset(wish.wants)  # those without a free slot too: the star is for the others
+        self._request = request
+        self._lease = {"worker": request.worker, "until": until_us, "now": now_us}
+        self._startable = 1 << 30 if request.alone else request.startable
+        self.named = frozenset(request.wants)  # those without a free slot too: the star is for the others
         self.jobs: list[Job] = []
         self.quarantined = False
         self.held_back = False
@@ -335,14 +397,14 @@ class _Taking:
     @property
     def full(self) -> bool:
         """Returns True if the claim has all it asked for."""
-        return len(self.jobs) >= (1 if self._wish.alone else self._wish.limit)
+        return len(self.jobs) >= (1 if self._request.alone else self._request.limit)
 
     def take_ready(self, queue: str, slots: int) -> None:
         """Take from one queue, suspects among the rest."""
-        if self._wish.alone:
+        if self._request.alone:
             self._take("pick_quarantined", queue=queue, limit=1)
             return
-        room = min(slots, self._wish.limit - len(self.jobs))
+        room = min(slots, self._request.limit - len(self.jobs))
         quarantined, suspect = self._connection.execute(self._sql["tiers"], {"queue": queue}).fetchone()
         self.quarantined = self.quarantined or bool(quarantined)
         if suspect and self._startable > 0:
@@ -353,11 +415,11 @@ class _Taking:
     def take_delivered(self, ids: Sequence[str], wants: Mapping[str, int], paused: set[str]) -> int:
         """Take just these ids; how many deliveries were refused, repeats included."""
         batch = as_json(dict.fromkeys(ids))
-        most = 1 << 30 if self._wish.alone else min(1, self._startable)
+        most = 1 << 30 if self._request.alone else min(1, self._startable)
         for queue, slots in wants.items():
             every = queue == EVERY_QUEUE
             excluded = paused | (self.named if every else set())
-            room = min(slots, (1 if self._wish.alone else self._wish.limit) - len(self.jobs))
+            room = min(slots, (1 if self._request.alone else self._request.limit) - len(self.jobs))
             self._take(
                 "pick_only",
                 ids=batch,

@@ -90,8 +90,8 @@ async def _examined(url: str) -> tuple[int, Finding, list[Finding]]:
     """How many jobs are counted, what the doctor says of the structures, and what a repair did."""
     store = open_store(url)
     await store.open()
-    counted, findings = await store.query.count(JobFilter()), await store.doctor()
-    mended = await store.repair()
+    counted, findings = await store.query.count(JobFilter()), await store.health.doctor()
+    mended = await store.health.repair()
     await store.close()
     return counted, next(each for each in findings if each.name == "structures"), mended
 

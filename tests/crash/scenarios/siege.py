@@ -76,7 +76,7 @@ async def _cancelled(url: str, rng: random.Random, report: Report) -> None:
     """Calls of one store, some of them cancelled wherever they are: the others get the answers to their questions."""
     async with _opened(url) as store:
         jobs = [NewJob(id=new_id(), task=f"siege.{number}", payload="{}", delay=FAR) for number in range(CALLS)]
-        await store.submit(jobs[::2])
+        await store.queueing.submit(jobs[::2])
         asked = [asyncio.create_task(_asked(store, job, known=not number % 2)) for number, job in enumerate(jobs)]
         for task in rng.sample(asked, CALLS // 2):
             for _ in range(rng.randrange(STEPS)):
@@ -85,7 +85,7 @@ async def _cancelled(url: str, rng: random.Random, report: Report) -> None:
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             failed = isinstance(answer, Exception)
             report.expect(not failed and answer is not False, f"a call beside cancelled ones was answered {answer!r}")
-        await store.delete([job.id for job in jobs])
+        await store.admin.delete([job.id for job in jobs])
 
 
 async def _asked(store: Store, job: NewJob, *, known: bool) -> bool:
@@ -93,7 +93,7 @@ async def _asked(store: Store, job: NewJob, *, known: bool) -> bool:
     if known:
         found = await store.query.get(job.id)
         return found is not None and (found.id, found.task) == (job.id, job.task)
-    return [(each.job_id, each.created) for each in await store.submit([job])] == [(job.id, True)]
+    return [(each.job_id, each.created) for each in await store.queueing.submit([job])] == [(job.id, True)]
 
 
 @asynccontextmanager
@@ -112,8 +112,8 @@ def _tidied(load: Load) -> None:
 
     async def repaired() -> list[str]:
         async with _opened(load.fleet.url) as store:
-            await store.repair()
-            return [each.text for each in await store.repair()]
+            await store.health.repair()
+            return [each.text for each in await store.health.repair()]
 
     left = asyncio.run(repaired())
     load.report.expect(not left, f"a second repair found: {left}")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.core.errors import ConfigError
 from holdfast.core.models import Finding
 from holdfast.stores.common.named_sql import unnamed_queue
 from holdfast.stores.postgres.pool import Connection, PostgresPool
+from holdfast.stores.postgres.query import PostgresQuery
 from holdfast.stores.postgres.statements import NumberedStatement
 
 _OLD_S = 300
@@ -49,27 +51,50 @@ where n.nspname = $1 and i.indisvalid
 """
 
 
-async def run_checks(links: PostgresPool, statements: Mapping[str, NumberedStatement]) -> list[Finding]:
-    """Returns all findings about this store: effective durability first."""
-    address = links.address
+class PostgresHealth:
+    """Family ``health`` of PostgreSQL."""
 
-    async def run_once(link: Connection) -> list[Finding]:
-        through = link.get_server_pid() != await link.fetchval("select pg_backend_pid()")
-        return [
-            await durability(link),
-            Finding("version", "ok", f"PostgreSQL {await link.fetchval('show server_version')}"),
-            await _transactions(link),
-            await _slots(link),
-            _vacuum(address.schema, await link.fetchrow(_TABLE, address.schema)),
-            await _indexes(link, address.schema),
-            await _notifications(link),
-            check_pooler(pooled=address.pooled, through=through),
-        ]
+    def __init__(self, links: PostgresPool, statements: Mapping[str, NumberedStatement], query: PostgresQuery) -> None:
+        self._links = links
+        self._sql = statements
+        self._query = query
 
-    findings = await links.call(run_once)
-    ((stuck,),) = await links.fetch(statements["stuck"])
-    ((unnamed,),) = await links.fetch(statements["unnamed_queue_jobs"])
-    return [*findings, _leases(stuck), unnamed_queue(unnamed, f"{address.schema}.job")]
+    async def doctor(self) -> list[Finding]:
+        address = self._links.address
+
+        async def run_once(link: Connection) -> list[Finding]:
+            through = link.get_server_pid() != await link.fetchval("select pg_backend_pid()")
+            return [
+                await durability(link),
+                Finding("version", "ok", f"PostgreSQL {await link.fetchval('show server_version')}"),
+                await _transactions(link),
+                await _slots(link),
+                _vacuum(address.schema, await link.fetchrow(_TABLE, address.schema)),
+                await _indexes(link, address.schema),
+                await _notifications(link),
+                check_pooler(pooled=address.pooled, through=through),
+            ]
+
+        findings = await self._links.call(run_once)
+        ((stuck,),) = await self._links.fetch(self._sql["stuck"])
+        ((unnamed,),) = await self._links.fetch(self._sql["unnamed_queue_jobs"])
+        return [*findings, _leases(stuck), unnamed_queue(unnamed, f"{address.schema}.job")]
+
+    async def durability(self) -> Finding:
+        return await self._links.call(durability)
+
+    async def repair(self) -> list[Finding]:
+        return []  # the database's own constraints hold
+
+    async def backup(self, path: str) -> None:
+        address = self._links.address
+        raise ConfigError(
+            "PostgreSQL is backed up by its own tools; for the queue alone: pg_dump --format=custom "
+            f"--schema={address.schema} --file={path} '{address.libpq}'"
+        )
+
+    async def server_time_us(self) -> int:
+        return await self._query.server_time_us()
 
 
 async def durability(link: Connection) -> Finding:

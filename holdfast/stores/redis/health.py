@@ -4,32 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from holdfast.core.errors import ConfigError
 from holdfast.core.models import Finding
 from holdfast.stores.connections.redis import Script
-from holdfast.stores.redis.maintenance import ServerInfo, may_evict, read_server_info
+from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.pool import NamespacePool
+from holdfast.stores.redis.repair import repair
+from holdfast.stores.redis.server_info import ServerInfo, may_evict, read_server_info
 from holdfast.stores.redis.url import LEVELS
 
 
-async def run_checks(links: NamespacePool, scripts: Mapping[str, Script]) -> list[Finding]:
-    """Returns findings from the server's settings and counters: effective durability first."""
-    facts = await read_server_info(links)
-    overdue, met, sizes, unnamed = await links.run(scripts["ailing"])
-    return [
-        durability(facts, links.address.durability),
-        Finding("version", "ok", facts.name),
-        check_eviction(facts),
-        _memory(facts.info),
-        _persistence(facts.info),
-        _log(facts),
-        _failover(facts.info, links),
-        _access(links),
-        _leases(int(overdue)),
-        _keys(*(int(each) for each in met[:2])),
-        _losses(int(met[2])),
-        _agreement([(name.decode(), int(counted), int(held)) for name, counted, held in sizes]),
-        _unnamed_queue(int(unnamed), links.address.keys[2]),
-    ]
+class RedisHealth:
+    """Family ``health`` of Redis."""
+
+    def __init__(self, links: NamespacePool, scripts: Mapping[str, Script], query: RedisQuery, url: str) -> None:
+        self._links = links
+        self._scripts = scripts
+        self._query = query
+        self._url = url
+
+    async def doctor(self) -> list[Finding]:
+        links = self._links
+        facts = await read_server_info(links)
+        overdue, met, sizes, unnamed = await links.run(self._scripts["ailing"])
+        return [
+            durability(facts, links.address.durability),
+            Finding("version", "ok", facts.name),
+            check_eviction(facts),
+            _memory(facts.info),
+            _persistence(facts.info),
+            _log(facts),
+            _failover(facts.info, links),
+            _access(links),
+            _leases(int(overdue)),
+            _keys(*(int(each) for each in met[:2])),
+            _losses(int(met[2])),
+            _agreement([(name.decode(), int(counted), int(held)) for name, counted, held in sizes]),
+            _unnamed_queue(int(unnamed), links.address.keys[2]),
+        ]
+
+    async def durability(self) -> Finding:
+        facts = await read_server_info(self._links)
+        if may_evict(facts.policy):  # nothing that it keeps is safe
+            return check_eviction(facts)
+        return durability(facts, self._links.address.durability)
+
+    async def repair(self) -> list[Finding]:
+        return await repair(self._links.address, await self.server_time_us())
+
+    async def backup(self, path: str) -> None:
+        raise ConfigError(
+            f"Redis is backed up by its own tools: redis-cli -u {self._url.partition('?')[0]} --rdb {path}, or copy "
+            "its append-only folder"
+        )
+
+    async def server_time_us(self) -> int:
+        return await self._query.server_time_us()
 
 
 _LOSES = {

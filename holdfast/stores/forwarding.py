@@ -1,0 +1,292 @@
+"""Wrappers of a store: every verb of a family is forwarded, through an interceptor that may delay, refuse or time it.
+
+Base classes of the stores that change some verbs: those override them. A verb that is missing here is an error of the
+type checker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+from holdfast.core.job_logs import LogPage, Record
+from holdfast.core.models import (
+    Attempt,
+    BulkResult,
+    Claim,
+    Finding,
+    HeartbeatReply,
+    Job,
+    JobEvents,
+    JobFilter,
+    Lease,
+    NewJob,
+    Page,
+    QueueInfo,
+    ReplayRate,
+    Settled,
+    Settlement,
+    Submitted,
+    TxOutcome,
+    WorkerCommand,
+    WorkerHeartbeat,
+    WorkerInfo,
+)
+from holdfast.core.stats import JobStats
+from holdfast.stores.base import (
+    AT_ONCE,
+    Admin,
+    ClaimRequest,
+    External,
+    Health,
+    Maintenance,
+    Query,
+    Queueing,
+    Selection,
+    StatementFlow,
+    Store,
+)
+
+T = TypeVar("T")
+
+
+class Interceptor(Protocol):
+    """Runs the call of a verb; may delay, refuse or time it."""
+
+    async def __call__(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
+
+
+async def run_directly(verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Interceptor that only runs the call."""
+    return await call()
+
+
+class ForwardingStore:
+    """Forwards the life of a store, and wraps each of its families."""
+
+    def __init__(self, inner: Store, intercept: Interceptor = run_directly) -> None:
+        self._inner = inner
+        self._intercept = intercept
+        self.url = inner.url
+
+    @property
+    def queueing(self) -> Queueing:
+        return ForwardingQueueing(self._inner.queueing, self._intercept)
+
+    @property
+    def maintenance(self) -> Maintenance:
+        return ForwardingMaintenance(self._inner.maintenance, self._intercept)
+
+    @property
+    def admin(self) -> Admin:
+        return ForwardingAdmin(self._inner.admin, self._intercept)
+
+    @property
+    def query(self) -> Query:
+        return ForwardingQuery(self._inner.query, self._intercept)
+
+    @property
+    def health(self) -> Health:
+        return ForwardingHealth(self._inner.health, self._intercept)
+
+    @property
+    def external(self) -> External | None:
+        external = self._inner.external
+        return None if external is None else ForwardingExternal(external, self._intercept)
+
+    async def open(self) -> None:
+        await self._intercept("open", self._inner.open)
+
+    async def missing(self) -> str | None:
+        return await self._inner.missing()
+
+    async def close(self) -> None:
+        await self._intercept("close", self._inner.close)
+
+    async def migrate(self) -> list[str]:
+        return await self._intercept("migrate", self._inner.migrate)
+
+    def migration_sql(self, span: str) -> str:
+        return self._inner.migration_sql(span)
+
+    def blocking(self, call: Coroutine[Any, Any, T]) -> T:
+        return self._inner.blocking(call)
+
+
+class ForwardingQueueing:
+    """Forwards every verb to ``inner``."""
+
+    def __init__(self, inner: Queueing, intercept: Interceptor = run_directly) -> None:
+        self._inner = inner
+        self._intercept = intercept
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        return await self._intercept("submit", lambda: self._inner.submit(jobs))
+
+    async def claim(self, request: ClaimRequest) -> Claim:
+        return await self._intercept("claim", lambda: self._inner.claim(request))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        return await self._intercept("settle", lambda: self._inner.settle(settlements))
+
+    async def heartbeat(
+        self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
+    ) -> HeartbeatReply:
+        return await self._intercept("heartbeat", lambda: self._inner.heartbeat(pulse, leases, lease_for=lease_for))
+
+    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
+        return await self._intercept("append_logs", lambda: self._inner.append_logs(records))
+
+    async def deregister(self, worker: str) -> None:
+        await self._intercept("deregister", lambda: self._inner.deregister(worker))
+
+    async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
+        await self._intercept("wait", lambda: self._inner.wait(topics, timeout=timeout))
+
+
+class ForwardingMaintenance:
+    """Forwards every verb to ``inner``."""
+
+    def __init__(self, inner: Maintenance, intercept: Interceptor = run_directly) -> None:
+        self._inner = inner
+        self._intercept = intercept
+
+    async def promote_due(self, *, limit: int) -> int:
+        return await self._intercept("promote_due", lambda: self._inner.promote_due(limit=limit))
+
+    async def find_expired(self, *, limit: int) -> list[Job]:
+        return await self._intercept("find_expired", lambda: self._inner.find_expired(limit=limit))
+
+    async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        return await self._intercept("prune", lambda: self._inner.prune(ended_for, limit=limit))
+
+    async def reannounce(self) -> int:
+        return await self._intercept("reannounce", self._inner.reannounce)
+
+
+class ForwardingAdmin:
+    """Forwards every verb to ``inner``."""
+
+    def __init__(self, inner: Admin, intercept: Interceptor = run_directly) -> None:
+        self._inner = inner
+        self._intercept = intercept
+
+    async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
+        return await self._intercept("cancel", lambda: self._inner.cancel(selection, limit=limit))
+
+    async def replay(
+        self,
+        selection: Selection,
+        *,
+        force: bool = False,
+        payload: str | None = None,
+        limit: int = 1000,
+        pace: ReplayRate = AT_ONCE,
+    ) -> BulkResult:
+        return await self._intercept(
+            "replay", lambda: self._inner.replay(selection, force=force, payload=payload, limit=limit, pace=pace)
+        )
+
+    async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
+        return await self._intercept("delete", lambda: self._inner.delete(selection, limit=limit))
+
+    async def pause(self, queue: str) -> None:
+        await self._intercept("pause", lambda: self._inner.pause(queue))
+
+    async def resume(self, queue: str) -> None:
+        await self._intercept("resume", lambda: self._inner.resume(queue))
+
+    async def send_command(self, order: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
+        return await self._intercept("send_command", lambda: self._inner.send_command(order, workers))
+
+
+class ForwardingQuery:
+    """Forwards every verb to ``inner``."""
+
+    def __init__(self, inner: Query, intercept: Interceptor = run_directly) -> None:
+        self._inner = inner
+        self._intercept = intercept
+
+    async def get(self, job_id: str) -> Job | None:
+        return await self._intercept("get", lambda: self._inner.get(job_id))
+
+    async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
+        return await self._intercept("summaries", lambda: self._inner.summaries(job_ids))
+
+    async def by_key(self, key: str) -> Job | None:
+        return await self._intercept("by_key", lambda: self._inner.by_key(key))
+
+    async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
+        return await self._intercept("by_keys", lambda: self._inner.by_keys(keys))
+
+    async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        return await self._intercept("find", lambda: self._inner.find(where, limit=limit, cursor=cursor))
+
+    async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
+        return await self._intercept("count", lambda: self._inner.count(where, most=most, seconds=seconds))
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        return await self._intercept("attempts", lambda: self._inner.attempts(job_id))
+
+    async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
+        return await self._intercept("logs", lambda: self._inner.logs(job_id, limit=limit, cursor=cursor))
+
+    async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
+        return await self._intercept("queues", lambda: self._inner.queues(recent=recent, most=most))
+
+    async def queue_depths(self, *, most: int) -> list[QueueInfo]:
+        return await self._intercept("queue_depths", lambda: self._inner.queue_depths(most=most))
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await self._intercept("workers", self._inner.workers)
+
+    async def stats(self, *, recent: timedelta, most: int) -> JobStats:
+        return await self._intercept("stats", lambda: self._inner.stats(recent=recent, most=most))
+
+    async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
+        return await self._intercept("events", lambda: self._inner.events(after, limit=limit, within=within))
+
+
+class ForwardingHealth:
+    """Forwards every verb to ``inner``."""
+
+    def __init__(self, inner: Health, intercept: Interceptor = run_directly) -> None:
+        self._inner = inner
+        self._intercept = intercept
+
+    async def doctor(self) -> list[Finding]:
+        return await self._intercept("doctor", self._inner.doctor)
+
+    async def durability(self) -> Finding:
+        return await self._intercept("durability", self._inner.durability)
+
+    async def repair(self) -> list[Finding]:
+        return await self._intercept("repair", self._inner.repair)
+
+    async def backup(self, path: str) -> None:
+        await self._intercept("backup", lambda: self._inner.backup(path))
+
+    async def server_time_us(self) -> int:
+        return await self._intercept("server_time_us", self._inner.server_time_us)
+
+
+class ForwardingExternal:
+    """Forwards every verb to ``inner``."""
+
+    def __init__(self, inner: External, intercept: Interceptor = run_directly) -> None:
+        self._inner = inner
+        self._intercept = intercept
+        self.dialect = inner.dialect
+
+    async def verify(self) -> StatementFlow[None]:
+        return await self._intercept("verify", self._inner.verify)
+
+    def submit_steps(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
+        return self._inner.submit_steps(jobs)
+
+    def complete_steps(self, lease: Lease, result: str | None) -> StatementFlow[Settled]:
+        return self._inner.complete_steps(lease, result)
+
+    async def tx_outcome(self, lease: Lease) -> TxOutcome:
+        return await self._intercept("tx_outcome", lambda: self._inner.tx_outcome(lease))

@@ -127,7 +127,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.jobs) < MOST_JOBS)
     @rule(jobs=st.lists(new_jobs, min_size=1, max_size=3))
     def submit(self, jobs: list[NewJob]) -> None:
-        answers = self.call(self.store.queueing.submit(jobs))
+        answers = self.call_family(lambda: self.store.queueing.submit(jobs))
         expected = [self.model.submit(job, self.clock()) for job in jobs]
         assert [(answer.job_id, answer.created) for answer in answers] == expected
 
@@ -145,7 +145,7 @@ class StoreMachine(RuleBasedStateMachine):
     def submit_again(self, number: int) -> None:
         job = list(self.model.jobs.values())[number % len(self.model.jobs)]
         plain = NewJob(id=job.new.id, task="other", payload='{"other":1}', queue="b")
-        (answer,) = self.call(self.store.queueing.submit([plain]))
+        (answer,) = self.call_family(lambda: self.store.queueing.submit([plain]))
         assert (answer.job_id, answer.created) == (job.new.id, False)
 
     @rule(
@@ -213,8 +213,8 @@ class StoreMachine(RuleBasedStateMachine):
         """Claim, and check what holds for every delivery."""
         now = self.clock()
         before = {job_id: (job.claims, job.attempts) for job_id, job in self.model.jobs.items()}
-        claim = self.call(
-            self.store.queueing.claim(ClaimRequest(worker, wants, limit=limit, lease_for=LEASE, **options))
+        claim = self.call_family(
+            lambda: self.store.queueing.claim(ClaimRequest(worker, wants, limit=limit, lease_for=LEASE, **options))
         )
         for job in claim.jobs:
             kept = self.model.jobs[job.id]
@@ -257,7 +257,7 @@ class StoreMachine(RuleBasedStateMachine):
         settlements = [
             self.decided(self.leases[-1 - number % len(self.leases)], outcome) for number, outcome in choices
         ]
-        answers = self.call(self.store.queueing.settle(settlements))
+        answers = self.call_family(lambda: self.store.queueing.settle(settlements))
         expected = [self.model.settle(each, self.clock()) for each in settlements]
         assert [answer.accepted for answer in answers] == [accepted for accepted, _ in expected]
         for answer, settlement, (accepted, state) in zip(answers, settlements, expected, strict=True):
@@ -276,7 +276,7 @@ class StoreMachine(RuleBasedStateMachine):
         stale = [Lease(lease.job_id, lease.claims - 1) for lease in self.alive() if lease.claims > 1]
         stale = stale[:1] if alone else stale
         settlements = [self.decided(lease, Succeeded("1")) for lease in stale]
-        assert not any(answer.accepted for answer in self.call(self.store.queueing.settle(settlements)))
+        assert not any(answer.accepted for answer in self.call_family(lambda: self.store.queueing.settle(settlements)))
 
     @precondition(lambda self: self.alive())
     @rule(number=st.integers(0, 10_000), outcome=outcomes)
@@ -289,7 +289,7 @@ class StoreMachine(RuleBasedStateMachine):
     def cancel_living(self, number: int) -> None:
         alive = self.alive()
         lease = alive[number % len(alive)]
-        self.call(self.store.admin.cancel([lease.job_id]))
+        self.call_family(lambda: self.store.admin.cancel([lease.job_id]))
         assert self.model.cancel(lease.job_id, self.clock())
 
     @precondition(lambda self: self.alive())
@@ -327,7 +327,11 @@ class StoreMachine(RuleBasedStateMachine):
         for worker in ("w1", "w2"):
             mine = [lease for lease in leases if self.workers[lease] == worker]
             said = WorkerHeartbeat(worker=worker, host="h", pid=1, queues="*", concurrency=1)
-            beat = self.call(self.store.queueing.heartbeat(said, mine, lease_for=timedelta(seconds=seconds)))
+            beat = self.call_family(
+                lambda said=said, mine=mine, span=timedelta(seconds=seconds): self.store.queueing.heartbeat(  # type: ignore[misc]
+                    said, mine, lease_for=span
+                )
+            )
             assert beat.held == [self.model.held(lease, self.clock(), until) for lease in mine]
 
     @rule(span=spans)
@@ -341,7 +345,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert {job.id for job in found} <= lost
         assert len(found) == min(limit, len(lost))
         settlements = [decide(job, Lost(), _FiveSeconds(), random.Random(0)) for job in found]
-        assert all(answer.accepted for answer in self.call(self.store.queueing.settle(settlements)))
+        assert all(answer.accepted for answer in self.call_family(lambda: self.store.queueing.settle(settlements)))
         assert all(self.model.settle(each, self.clock())[0] for each in settlements)
 
     @rule(limit=st.sampled_from([1, 2, 1000]))
@@ -354,7 +358,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(numbers=picks)
     def cancel(self, numbers: list[int]) -> None:
         ids = self.chosen(numbers)
-        done = self.call(self.store.admin.cancel(ids))
+        done = self.call_family(lambda: self.store.admin.cancel(ids))
         self.operated(ids, [job_id for job_id in ids if self.model.cancel(job_id, self.clock())], done.changed)
 
     @rule(numbers=picks, force=st.booleans(), after=st.sampled_from([0, 3]), every=st.sampled_from([0, 0, 2]))
@@ -362,7 +366,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.meet_the_due()
         ids = self.chosen(numbers)
         pace = ReplayRate(after=timedelta(seconds=after), every=timedelta(seconds=every))
-        done = self.call(self.store.admin.replay(ids, force=force, pace=pace))
+        done = self.call_family(lambda: self.store.admin.replay(ids, force=force, pace=pace))
         laters = {job_id: (after + turn * every) * 1_000_000 for turn, job_id in enumerate(dict.fromkeys(ids))}
         won = [job_id for job_id in ids if self.model.replay(job_id, self.clock(), laters[job_id], force=force)]
         self.operated(ids, won, done.changed)
@@ -370,7 +374,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(numbers=picks)
     def delete(self, numbers: list[int]) -> None:
         ids = self.chosen(numbers)
-        done = self.call(self.store.admin.delete(ids))
+        done = self.call_family(lambda: self.store.admin.delete(ids))
         self.operated(ids, [job_id for job_id in ids if self.model.delete(job_id)], done.changed)
 
     @staticmethod
@@ -379,7 +383,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(queue=st.sampled_from(QUEUES), paused=st.booleans())
     def pause_or_resume(self, queue: str, paused: bool) -> None:
-        self.call(self.store.admin.pause(queue) if paused else self.store.admin.resume(queue))
+        self.call_family(lambda: self.store.admin.pause(queue) if paused else self.store.admin.resume(queue))
         self.model.paused = self.model.paused | {queue} if paused else self.model.paused - {queue}
 
     @rule(keep=st.dictionaries(st.sampled_from(["succeeded", "dead", "cancelled"]), spans), limit=st.integers(1, 5))

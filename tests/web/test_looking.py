@@ -60,8 +60,11 @@ def test_log_lines_come_in_pages(api: Api) -> None:
     job_id = api.submit()["id"]
     job = api.run(api.claim(job_id))
     said = [NewLine(n, timedelta(0), "info", f"line {n}", {2: '{"n":2}'}.get(n)) for n in (1, 2, 3)]
-    store = api.run(api.app.open_store())
-    assert api.run(store.queueing.append_logs([Record(job.lease, said)])) == [True]
+
+    async def append() -> list[bool]:
+        return await (await api.app.open_store()).queueing.append_logs([Record(job.lease, said)])
+
+    assert api.run(append()) == [True]
 
     page = api.get(f"/v1/jobs/{job_id}/lines?limit=2")
 

@@ -216,6 +216,10 @@ class Refusing:
 
     asked = 0
 
+    @property
+    def queueing(self) -> Refusing:
+        return self
+
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:
         self.asked += 1
         raise Invalid("text", "x", "no")

@@ -166,6 +166,7 @@ class ServedStore(ABC, Generic[OpenedT]):
     def health(self) -> Health:
         return self._open.health
 
+
 async def wait_for_news(
     news: ServedNotifications,
     any_finished: Callable[[Sequence[str]], Awaitable[bool]],

@@ -8,7 +8,7 @@ base.py         what both transports have in common
 names.py        what its keys are called
 redis_list.py   a list of ids for each queue
 redis_stream.py a stream of ids for each queue, read by a consumer group
-scripts/        each step that happens whole
+scripts/        Lua: what each kind of transport does (kinds.lua), and the steps made of it (deliveries.lua)
 """
 
 from __future__ import annotations

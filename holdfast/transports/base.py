@@ -16,7 +16,7 @@ from redis import exceptions as driver
 
 from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.core.models import Delivery, Overtaken
-from holdfast.stores.connections.redis import RedisPool, Script, in_pieces, script_of
+from holdfast.stores.connections.redis import RedisPool, Script, in_pieces, load_scripts
 from holdfast.stores.connections.redis_protocol import Argument, Wire
 from holdfast.stores.connections.redis_url import Server, parse_server
 from holdfast.transports.keys import TransportKeys
@@ -49,11 +49,8 @@ def server_of(url: str, names: TransportKeys) -> Server:
 
 @cache
 def scripts_of(kind: str) -> Mapping[str, Script]:
-    """The scripts of one kind of transport by name, each with what it begins with."""
-    here = files("holdfast.transports") / "scripts"
-    texts = {entry.name.removesuffix(".lua"): entry.read_text(encoding="utf-8") for entry in here.iterdir()}
-    before = texts.pop("common") + {each: texts.pop(each) for each in ("list", "stream")}[kind]
-    return {name: script_of(name, before + text) for name, text in texts.items()}
+    """The scripts of one kind of transport, ``list`` or ``stream``, by name."""
+    return load_scripts(files("holdfast.transports") / "scripts", "common", kind)
 
 
 class RedisTransport(ABC):

@@ -15,9 +15,9 @@ from holdfast.core.lifecycle import Failed, Outcome, Released, Succeeded, decide
 from holdfast.core.models import Job, JobFilter, JobState, LeaseStatus, Settlement
 from holdfast.core.retry import Retry
 from holdfast.stores import open_store
+from holdfast.stores.connections.redis import load_scripts
 from holdfast.stores.redis import server_info
 from holdfast.stores.redis.pool import NamespacePool
-from holdfast.stores.redis.scripts import load_scripts
 from holdfast.stores.redis.url import parse_url
 from tests.conformance.support import (
     LEASE,
@@ -154,7 +154,7 @@ async def test_loss_is_reported_for_acknowledgements_in_any_order() -> None:
             size = server.written_log.stat().st_size
             (second,) = await put(store)
             links = NamespacePool(
-                address, now=None, lost=load_scripts(files("holdfast.stores.redis") / "scripts")["lost"]
+                address, now=None, lost=load_scripts(files("holdfast.stores.redis") / "scripts", "common")["lost"]
             )
             links.note_stored(2, second)
             links.note_stored(1, first)

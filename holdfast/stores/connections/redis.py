@@ -15,6 +15,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple, TypeVar
 
 from redis import exceptions as driver
@@ -67,9 +68,29 @@ class Script(NamedTuple):
     sha: str
 
 
-def script_of(name: str, text: str) -> Script:
-    """A script of this text."""
-    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+def load_scripts(directory: Traversable, *fragments: str) -> dict[str, Script]:
+    """The Lua scripts of a folder by name; each is one step that happens whole.
+
+    A line ``-- name: claim (moving, taking)`` starts a script, ``-- fragment: moving`` starts what several scripts begin
+    with: all of them with ``fragments``, this one with ``moving`` and ``taking`` too.
+    """
+    texts = [entry.read_text(encoding="utf-8") for entry in directory.iterdir() if entry.name.endswith(".lua")]
+    parts = [part for text in texts for part in list(_SCRIPT.finditer(text))]
+    bodies = {part["name"]: part["text"] for part in parts}
+    scripts = {}
+    for part in parts:
+        if part["kind"] == "name":
+            begins = [*fragments, *(part["begins"].split(", ") if part["begins"] else ())]
+            text = "".join(bodies[each] for each in (*begins, part["name"]))
+            sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+            scripts[part["name"]] = Script(part["name"], text, sha)
+    return scripts
+
+
+_SCRIPT = re.compile(
+    r"^-- (?P<kind>name|fragment): (?P<name>\w+)(?: \((?P<begins>[\w, ]+)\))?\n(?P<text>.*?)(?=^-- (?:name|fragment): |\Z)",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 class RedisPool:

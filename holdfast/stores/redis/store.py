@@ -7,6 +7,7 @@ from importlib.resources import files
 
 from holdfast.core.errors import Invalid
 from holdfast.stores.common.server_store import Opened, ServedStore
+from holdfast.stores.connections.redis import load_scripts
 from holdfast.stores.redis import schema
 from holdfast.stores.redis.admin import RedisAdmin
 from holdfast.stores.redis.encoding import Kinds
@@ -16,7 +17,6 @@ from holdfast.stores.redis.maintenance import RedisMaintenance
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.queueing import RedisQueueing
-from holdfast.stores.redis.scripts import load_scripts
 from holdfast.stores.redis.server_info import EvictionWatch
 from holdfast.stores.redis.url import parse_url
 
@@ -32,7 +32,7 @@ class RedisStore(ServedStore["_OpenedRedis"]):
         self.url = self.address.server.shown
         self.now = now
         self.eviction = EvictionWatch()
-        self.scripts = load_scripts(files("holdfast.stores.redis") / "scripts")
+        self.scripts = load_scripts(files("holdfast.stores.redis") / "scripts", "common")
 
     def _opening(self) -> _OpenedRedis:
         return _OpenedRedis(self)

@@ -1,3 +1,4 @@
+-- fragment: common
 -- What every script begins with. KEYS: prefix, schedule, ready, leases, job. ARGV[1]: microseconds since 1970, or "" for
 -- the server's clock; ARGV[2]: who calls, so that it need not listen to itself. No value of a job is ever looked into.
 --

@@ -1,3 +1,4 @@
+-- name: submit
 -- Stores a batch of jobs. ARGV: 3 "1" where payloads stay in one piece, 4 number of kinds, the kinds, then runs of jobs, each
 -- with what they have in common first: number, kind, when ("" at once, "+delay", "=instant"), "" or "x"; then id and payload
 -- of each, with "x" also key, its lifetime and options, "=" before each, "" for none, and "1" where its client chose the id.

@@ -1,3 +1,108 @@
+-- fragment: common
+-- KEYS: what the ready ids' and the dead letters' keys are called. ARGV[1]: who asks. What the two kinds of transport do
+-- differently (push, pop, length, held, unpop, ring, KIND) stands in list.lua and stream.lua, one of which follows.
+local READY, DEAD, ME = KEYS[1], KEYS[2], ARGV[1]
+-- Queues used of late, by when; those in which something may wait; those with dead letters; and what rings for new ones.
+local QUEUES, ACTIVE, GRAVES, BELL = READY .. '@queues', READY .. '@active', DEAD .. '@queues', READY .. '@bell'
+local FORGOTTEN = 86400 -- seconds until a queue that nobody uses is left out of the list of queues
+
+local function of(key, queue)
+    if queue == 'default' then return key end
+    return key .. ':' .. queue
+end
+
+local function seconds()
+    return tonumber(redis.call('TIME')[1])
+end
+
+-- Ids of a queue that were announced though more waited than anybody can look at, by when.
+local function again(queue)
+    return of(READY .. '@again', queue)
+end
+
+-- QUEUE, NUMBER and that many arguments, as often as there are: visit(queue, first, last).
+local function groups(from, visit)
+    while ARGV[from] do
+        local number = tonumber(ARGV[from + 1])
+        visit(ARGV[from], from + 2, from + 1 + number)
+        from = from + 2 + number
+    end
+end
+
+-- unpack takes some thousand values at once, and no more.
+local function pieces(from, to, visit)
+    for first = from, to, 1000 do
+        visit(first, math.min(first + 999, to))
+    end
+end
+
+-- fragment: list
+local KIND = 'list'
+
+local function push(queue, from, to)
+    pieces(from, to, function(first, last)
+        redis.call('LPUSH', of(READY, queue), unpack(ARGV, first, last))
+    end)
+end
+
+-- Receipts (none are needed) and ids.
+local function pop(queue, number)
+    local found = {}
+    for _, id in ipairs(redis.call('RPOP', of(READY, queue), number) or {}) do
+        found[#found + 1] = {'', id}
+    end
+    return found
+end
+
+-- Back to where they were: pairs of receipt and id, the first to be taken first.
+local function unpop(queue, from, to)
+    for at = to, from, -2 do
+        redis.call('RPUSH', of(READY, queue), ARGV[at])
+    end
+end
+
+local function length(queue)
+    return redis.call('LLEN', of(READY, queue))
+end
+
+-- What comes next, so many of it.
+local function held(queue, number)
+    return redis.call('LRANGE', of(READY, queue), -number, -1)
+end
+
+local function ring(queue, times)
+    for _ = 1, times do
+        redis.call('LPUSH', BELL, queue)
+    end
+    redis.call('LTRIM', BELL, 0, 15)
+    redis.call('PEXPIRE', BELL, 10000)
+end
+
+local function bury(queue, from, to)
+    pieces(from, to, function(first, last)
+        redis.call('RPUSH', of(DEAD, queue), unpack(ARGV, first, last))
+    end)
+end
+
+-- Make the dead letters' list hold exactly these ids.
+local function mirror(queue, from, to)
+    local key = of(DEAD, queue)
+    local held = redis.call('LRANGE', key, 0, -1)
+    local same = #held == to - from + 1
+    for at = 1, #held do
+        same = same and held[at] == ARGV[from + at - 1]
+    end
+    if not same then
+        redis.call('DEL', key)
+        bury(queue, from, to)
+    end
+end
+
+local function tend()
+    return {}
+end
+
+-- fragment: stream
 local KIND = 'stream'
 local GROUP = 'holdfast'
 local MALFORMED = READY .. '@malformed'

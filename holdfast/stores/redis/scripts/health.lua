@@ -1,3 +1,18 @@
+-- name: open
+-- Makes the namespace ours where it is empty. ARGV: 3 the schema this program knows. Answers the schema that was there, 0
+-- for none; -1 where a key of ours is somebody else's.
+local meta = call('TYPE', P .. 'meta').ok
+if meta ~= 'none' and meta ~= 'hash' then
+    return -1
+end
+local schema = call('HGET', P .. 'meta', 'schema')
+if not schema then
+    call('HSET', P .. 'meta', 'schema', ARGV[3], 'created', NOW)
+    return 0
+end
+return tonumber(schema) or -1
+
+-- name: ailing
 -- For the doctor: leases that ended over a minute ago, what odd things scripts have met, and for each kind of structure its
 -- name, how many jobs are counted there and how many ids it holds. Last, how many ids wait in a queue with an empty name.
 local function size(command, key)
@@ -51,3 +66,26 @@ local sizes = {
 local overdue = ours('ZCOUNT', LEASES, '-inf', int(now - 60000000))
 local met = ours('HMGET', P .. 'meta', 'orphans', 'foreign', 'lost')
 return { overdue, { number(met[1]), number(met[2]), number(met[3]) }, sizes, size('LLEN', ready_of('', '0')) }
+
+-- name: lost
+-- Whether a job that was acknowledged is there no more, although nobody removed it: the numbers of submission end before it,
+-- or its own was given again. ARGV: 3 its number, 4 its id. Answers how many are lost that nobody has told of, and 0 where the
+-- caller is to forget this one. Numbers go on behind what was lost: so the next loss is seen, and one that takes this telling
+-- with it is told anew.
+even_if_full()
+local seq, known = number(ours('GET', P .. 'seq')), number(ARGV[3])
+local lost, stands = 0, 1
+if seq < known then
+    lost = known - seq
+    call('SET', P .. 'seq', ARGV[3])
+else
+    local there = ours('HGET', index_of(known), ARGV[3])
+    if there and there ~= ARGV[4] then
+        lost, stands = 1, 0
+    end
+end
+if lost > 0 then
+    odd.lost = lost
+end
+finish()
+return { lost, stands }

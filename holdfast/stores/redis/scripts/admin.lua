@@ -1,3 +1,4 @@
+-- name: operate (moving)
 -- Cancels, replays or deletes jobs. ARGV: 3 "cancel", "replay" or "delete", 4 "f" to replay successes too, "w" where
 -- payloads stay in one piece, 5 "" or "=" and the new payload, 6 a name for this very call: asked again under it, since the
 -- answer was lost, nothing is done again, 7 and 8 microseconds: after how long the first is to be replayed, and how long after
@@ -93,3 +94,32 @@ call('SET', DONE, cmsgpack.pack(answers), 'EX', REMEMBERED)
 moving().place_ready()
 finish()
 return answers
+
+-- name: pause
+-- Closes (ARGV[3] "1") or opens a queue for claims. ARGV: 4 queue.
+even_if_full()
+ours(ARGV[3] == '1' and 'SADD' or 'SREM', P .. 'paused', ARGV[4])
+if ARGV[3] ~= '1' then
+    tell('news', 'queue:' .. ARGV[4])
+end
+finish()
+return 0
+
+-- name: order
+-- Writes down what living workers are to do. ARGV: 3 order, 4 "all" or "named", then workers. Answers who was told.
+even_if_full()
+local told = {}
+local workers = { unpack(ARGV, 5) }
+if ARGV[4] == 'all' then
+    workers = ours('ZRANGEBYSCORE', P .. 'workers', '(' .. NOW, '+inf')
+end
+for _, worker in ipairs(workers) do
+    local alive = ours('ZSCORE', P .. 'workers', worker)
+    if alive and tonumber(alive) > now then
+        ours('HSET', P .. 'worker:' .. worker, 'ordered', ARGV[3])
+        told[#told + 1] = worker
+        tell('orders', 'worker:' .. worker)
+    end
+end
+finish()
+return told

@@ -1,2 +1,0 @@
--- The queues that have a list of dead letters.
-return redis.call('SMEMBERS', GRAVES)

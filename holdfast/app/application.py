@@ -44,7 +44,7 @@ from holdfast.stores import ExternalTransactions, open_store
 from holdfast.stores.base import Selection, Store
 from holdfast.tasks import Registry, Task, decode_payload, encode_payload
 from holdfast.tasks.command_policy import COMMAND, CommandPolicy
-from holdfast.telemetry.store_timing import time_calls
+from holdfast.telemetry.timing import time_calls
 from holdfast.telemetry.traces import open_traces, submission
 from holdfast.transports import DeliveryLedger, TransportConfig, with_transport
 

@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from holdfast.cli.api import api
-from holdfast.cli.audit import audit
+from holdfast.cli.api import api, audit
 from holdfast.cli.base import CONTEXT, ExampleGroup, common_options
 from holdfast.cli.config import config
 from holdfast.cli.context import Session

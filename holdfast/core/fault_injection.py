@@ -120,3 +120,12 @@ def check_environment() -> None:
     """Raises ``ConfigError`` if ``HOLDFAST_FAULTS`` had a mistake when this process started."""
     if _mistake is not None:
         raise ConfigError(str(_mistake))
+
+
+def kill_at(point: str, nth: int = 1) -> None:
+    """Kill this process (SIGKILL) when it comes to ``point`` for the nth time. Call it in a process made to be killed.
+
+    ``POINTS`` lists the points. For a process that cannot call it, set its environment:
+    HOLDFAST_FAULTS="settle.before:kill@3".
+    """
+    arm_fault(InjectedFault(point, "kill", nth))

@@ -22,8 +22,7 @@ from holdfast.core.retry import Retry
 from holdfast.core.validation import KEY_LIMIT, did_you_mean
 from holdfast.settings import toml_file
 from holdfast.settings.conflicts import find_conflicts
-from holdfast.settings.http_settings import HttpSettings
-from holdfast.settings.metrics_settings import MetricsSettings
+from holdfast.settings.service_settings import HttpSettings, MetricsSettings
 from holdfast.settings.types import (
     FLAG,
     FOLDERS,

@@ -14,10 +14,10 @@ places.py    lending an application a store       inline.py    inline and manual
 enqueued.py  what was enqueued
 """
 
+from holdfast.core.fault_injection import kill_at
 from holdfast.testing.assertions import assert_enqueued, enqueued, refute_enqueued
 from holdfast.testing.harness import Harness, NotIdle
 from holdfast.testing.inline import inline, manual
-from holdfast.testing.kill import kill_at
 
 __all__ = [
     "Harness",

@@ -1,14 +1,12 @@
 """Transports: Redis tells workers of ready jobs, while PostgreSQL holds the jobs.
 
-carried.py      a store whose ready jobs' ids a transport carries: it announces them, and claims what arrives
-claiming.py     one claim of what arrived
-carrier.py      what one event loop has in hand of its transport, and whether the transport is there
-reminding.py    the sweep: what the transport has lost is announced again
-base.py         what both transports have in common
-names.py        what its keys are called
-redis_list.py   a list of ids for each queue
-redis_stream.py a stream of ids for each queue, read by a consumer group
-scripts/        Lua: what each kind of transport does (kinds.lua), and the steps made of it (deliveries.lua)
+transport_store.py  a store whose ready jobs' ids a transport carries: it announces them, and claims what arrives
+claiming.py         one claim of what arrived
+session.py          the deliveries of one event loop, and whether the transport is there
+reconciler.py       the sweep: what the transport has lost is announced again
+contract.py         what a transport does, and the names of its keys
+redis.py            a list of ids a queue, or a stream of them read by a consumer group
+scripts/            Lua: what each kind does (kinds.lua), and the steps made of it (deliveries.lua)
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from typing import NamedTuple, cast
 from holdfast.core.errors import ConfigError
 from holdfast.core.events import Event
 from holdfast.stores.base import Store, TransportableStore
-from holdfast.transports.contract import Transport
-from holdfast.transports.keys import TransportKeys
+from holdfast.transports.contract import Transport, TransportKeys
 from holdfast.transports.session import DeliveryLedger
 from holdfast.transports.transport_store import TransportStore
 
@@ -47,9 +44,7 @@ def with_transport(
     ``emit`` receives an event when the transport leaves and when it is back.
     """
     try:
-        from holdfast.transports.base import server_of
-        from holdfast.transports.redis_list import RedisList
-        from holdfast.transports.redis_stream import RedisStream
+        from holdfast.transports.redis import RedisList, RedisStream, server_of
     except ModuleNotFoundError as error:
         raise ConfigError(f"transport: Redis needs {error.name}; pip install 'holdfast[redis]'") from None
     names = TransportKeys(way.key, way.dead_key)

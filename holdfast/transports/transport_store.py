@@ -147,7 +147,7 @@ class TransportQueueing(ForwardingQueueing):
         answers = await self._inner.submit(jobs)
         created = [job for job, answer in zip(jobs, answers, strict=True) if answer.created]
         ready = await self._ready_of(created)
-        if await self._transport.announce(_by_queue([(job.queue, job.id) for job in ready])):
+        if await self._transport.announce_ready(_by_queue([(job.queue, job.id) for job in ready])):
             return answers
         unheard = {job.id for job in ready}
         return [
@@ -239,7 +239,7 @@ class TransportMaintenance(ForwardingMaintenance):
     async def promote_due(self, *, limit: int) -> int:
         """Make due jobs of every queue ready, and announce them."""
         ready = await self._queries.make_ready(None, limit=limit)
-        await self._transport.announce(ready)
+        await self._transport.announce_ready(ready)
         return sum(map(len, ready.values()))
 
     async def reannounce(self) -> int:
@@ -363,7 +363,7 @@ class _OpenTransport:
         self.reconciler = Reconciler(queries, carrier)
         self._touching: asyncio.Task[None] | None = None
 
-    async def announce(self, ready: Mapping[str, Sequence[str]]) -> bool:
+    async def announce_ready(self, ready: Mapping[str, Sequence[str]]) -> bool:
         """Publishes ready jobs, by queue; returns True if the transport has them all."""
         return not ready or await self.carrier.try_call(self._publish(ready))
 
@@ -378,7 +378,7 @@ class _OpenTransport:
         places = await self.queries.locate_jobs(job_ids)
         for job_id, (queue, state) in places.items():
             by_state.setdefault(state, []).append((queue, job_id))
-        await self.announce(_by_queue(by_state.get(JobState.QUEUED, [])))
+        await self.announce_ready(_by_queue(by_state.get(JobState.QUEUED, [])))
         if JobState.DEAD in by_state:
             await self.carrier.try_call(self.carrier.transport.dead_letter(_by_queue(by_state[JobState.DEAD])))
         due = by_state.get(JobState.FAILED, []) + by_state.get(JobState.SCHEDULED, [])

@@ -32,7 +32,6 @@ from holdfast.web.audit import Audit
 from holdfast.web.authentication import Authenticator
 from holdfast.web.event_broadcast import EventBroadcasters
 from holdfast.web.fields import Form, read_query
-from holdfast.web.http_metrics import RequestMetrics
 from holdfast.web.long_poll import ClaimWaiters
 from holdfast.web.middleware import AdmissionMiddleware, ProblemMiddleware, RequestMiddleware, TraceMiddleware
 from holdfast.web.openapi import with_description
@@ -40,9 +39,9 @@ from holdfast.web.principal import Scope as KeyScope
 from holdfast.web.rate_limit import WaitLimiter
 from holdfast.web.remote_workers import RemoteWorkers
 from holdfast.web.request_body import BODY_PAYLOADS, Gone, read_document
+from holdfast.web.request_records import RequestMetrics, UnknownTaskLog
 from holdfast.web.responses import REQUEST, ApiRequest, ApiResponse
 from holdfast.web.routing import Operation, RequestContext, router_of
-from holdfast.web.unknown_tasks import UnknownTaskLog
 
 OPERATIONS = with_description(
     (

@@ -11,7 +11,7 @@ from holdfast.web.responses import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 
-class Health(msgspec.Struct, frozen=True):
+class ServiceHealth(msgspec.Struct, frozen=True):
     """A sign of life."""
 
     status: str
@@ -27,14 +27,14 @@ class Health(msgspec.Struct, frozen=True):
 
 async def live(call: RequestContext) -> ApiResponse:
     """The process answers; the store is not asked."""
-    return json_response(200, Health("ok", call.app.settings.api_service, call.warnings() or UNSET))
+    return json_response(200, ServiceHealth("ok", call.app.settings.api_service, call.warnings() or UNSET))
 
 
 async def ready(call: RequestContext) -> ApiResponse:
     """The store answers. A server that took over may keep less than the one that was opened."""
     found = await (await call.app.open_store()).health.durability()
     warnings = [] if found.level == "ok" else [f"durability: {found.text}; {found.remedy}"]
-    return json_response(200, Health("ready", call.app.settings.api_service, warnings or UNSET, found.text))
+    return json_response(200, ServiceHealth("ready", call.app.settings.api_service, warnings or UNSET, found.text))
 
 
 def _operation(name: str, path: str, summary: str, status: str) -> Operation:
@@ -48,7 +48,7 @@ def _operation(name: str, path: str, summary: str, status: str) -> Operation:
         group="Health",
         summary=summary,
         handler=ready if status == "ready" else live,
-        answers={200: ResponseSpec(Health, "Yes.", {"status": status, "service": "holdfast-api"} | durability)},
+        answers={200: ResponseSpec(ServiceHealth, "Yes.", {"status": status, "service": "holdfast-api"} | durability)},
     )
 
 

@@ -12,9 +12,9 @@ from holdfast.core.errors import Unavailable
 from holdfast.core.events import RequestFailed, StoreTrouble
 from holdfast.telemetry.spans import Spans
 from holdfast.web.authentication import Authenticator
-from holdfast.web.http_metrics import RequestMetrics
 from holdfast.web.problems import RETRY_AFTER, answer_to
 from holdfast.web.request_body import Gone
+from holdfast.web.request_records import RequestMetrics
 from holdfast.web.responses import REQUEST, ApiRequest, Refusal
 from holdfast.web.streaming import send_answer
 

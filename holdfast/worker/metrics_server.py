@@ -1,8 +1,10 @@
-"""Metrics and health of a worker process, on a port of their own."""
+"""WorkerHealth of a worker process, and the port on which probes and scrapers ask for it."""
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,7 +17,6 @@ from holdfast.telemetry.exposition import expose_metrics
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.metrics_process import MetricsPage, MetricsProcess
 from holdfast.worker.context import WorkerContext
-from holdfast.worker.health import Health, health_of
 
 _JSON = "application/json"
 
@@ -80,7 +81,7 @@ class MetricsServer:
         health = health_of(self._shift)
         return self._told(health, good=health.live)
 
-    def _told(self, health: Health, *, good: bool) -> MetricsPage:
+    def _told(self, health: WorkerHealth, *, good: bool) -> MetricsPage:
         said = {
             "status": "ok" if good else health.status,
             "service": "holdfast-worker",
@@ -96,3 +97,30 @@ def _check_exposure(settings: Settings) -> None:
             "names tasks and queues: listen on 127.0.0.1, or set metrics_open if they may read it, or if something "
             "before it decides who reaches it"
         )
+
+
+class WorkerHealth(NamedTuple):
+    """``live``: its event loop turns. ``well``: it also fetches jobs, or knows that there are none."""
+
+    live: bool
+    well: bool
+    status: str
+    """``ok``, or what is not."""
+
+
+def health_of(shift: WorkerContext) -> WorkerHealth:
+    """As it is now. From any thread."""
+    settings, now = shift.settings, shift.clock.monotonic()
+    within = settings.health_within.total_seconds()
+    live = time.monotonic() - shift.heard_at <= within  # the loop's health is a matter of real time
+    if shift.stopping.is_set():
+        return WorkerHealth(live, False, "stopping")
+    if not live:
+        return WorkerHealth(False, False, "blocked")
+    if shift.fetched_at is None:
+        return WorkerHealth(True, False, "starting")
+    if shift.sated:  # its hands are full: then it is well as long as it renews what it holds
+        well = now - max(shift.renewed_at, shift.fetched_at) <= within + settings.beat.total_seconds()
+    else:
+        well = now - shift.fetched_at <= within + settings.poll.total_seconds()
+    return WorkerHealth(True, well, "ok" if well else "store_away")

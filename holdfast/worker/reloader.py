@@ -8,7 +8,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.events import SettingsChanged, SettingsRefused
 from holdfast.settings.settings import Watch
 from holdfast.worker.context import WorkerContext
-from holdfast.worker.executors.memory import resident_bytes
+from holdfast.worker.executors.process_group import resident_bytes
 
 _EVERY = 2.0  # seconds; settings are followed within 5
 _NOT_RECYCLED = (

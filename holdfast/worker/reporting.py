@@ -24,7 +24,7 @@ from holdfast.core.metric_events import BatchSettled, JobsClaimed
 from holdfast.core.models import Claim, Job, JobState, Settled, Settlement, to_datetime
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.traces import trace_id_of
-from holdfast.transports.keys import TransportKeys
+from holdfast.transports.contract import TransportKeys
 
 
 def tell_claim(events: Events, claim: Claim, worker_id: str, lease_for: timedelta) -> None:

@@ -17,9 +17,8 @@ from holdfast.core.clock import ManualClock
 from holdfast.stores import open_store
 from holdfast.stores.common.named_sql import load_statements
 from holdfast.stores.postgres.cursors import START
-from holdfast.stores.postgres.encoding import EVERYTHING
+from holdfast.stores.postgres.encoding import EVERYTHING, number_parameters
 from holdfast.stores.postgres.queueing import NOBODY
-from holdfast.stores.postgres.statements import number_parameters
 from tests.conformance.support import ending, new_job, put, take
 from tests.support import postgres
 from tests.support.servers import until

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core.errors import Unavailable
 from holdfast.core.models import JobState, new_id
-from holdfast.stores.postgres.statements import NumberedStatement
+from holdfast.stores.postgres.encoding import NumberedStatement
 from holdfast.stores.postgres.store import PostgresStore
 from tests.conformance.support import new_job, put
 from tests.faults.support import until_it_works

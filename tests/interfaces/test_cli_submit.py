@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import Holdfast, JobHandle, JobState
 from holdfast.cli import run as run_module
-from holdfast.cli import submission, wait
+from holdfast.cli import submission
 from holdfast.core.lifecycle import Failed, Succeeded
 from holdfast.core.models import Job, NewJob, WorkerHeartbeat
 from tests.interfaces.cli import Cli
@@ -91,14 +91,14 @@ def test_waiting_ends_with_its_limit(cli: Cli) -> None:
 
 
 def test_waiting_warns_once_that_no_worker_serves_the_queue(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wait, "_QUIET", 0.01)
+    monkeypatch.setattr(submission, "_QUIET", 0.01)
     said = cli.fail("enqueue", "work", "--queue", "mail", "--wait-for", "100ms", "--json", code=75)
     assert said.count("no living worker serves queue mail; start one with `holdfast worker start`") == 1
     assert "after 0.1 s; it goes on" in said
 
 
 def test_waiting_says_which_attempt_failed_and_when_the_next_is(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wait, "_QUIET", 0.01)
+    monkeypatch.setattr(submission, "_QUIET", 0.01)
     job_id = cli.run("enqueue", "work", "--key", "k").strip()
     cli.end(job_id, Failed(error="no luck\nat all"))
     app = Holdfast()

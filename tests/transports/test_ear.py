@@ -11,7 +11,7 @@ import pytest
 from holdfast.core.errors import Unavailable
 from holdfast.stores.connections.redis import RedisPool
 from holdfast.stores.connections.redis_url import parse_server
-from holdfast.transports.base import BlockingReader
+from holdfast.transports.redis import BlockingReader
 from tests.support.redis import Redis
 
 

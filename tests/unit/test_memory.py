@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.worker.executors.memory import resident_bytes
+from holdfast.worker.executors.process_group import resident_bytes
 
 MIB = 1 << 20
 

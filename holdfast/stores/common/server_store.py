@@ -54,7 +54,6 @@ class Opened(ABC):
             await self.links.close()
 
     async def close(self) -> None:
-        """Let go."""
         self._watching.cancel()
         await asyncio.wait([self._watching])
 

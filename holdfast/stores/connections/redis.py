@@ -71,8 +71,8 @@ class Script(NamedTuple):
 def load_scripts(directory: Traversable, *fragments: str) -> dict[str, Script]:
     """The Lua scripts of a folder by name; each is one step that happens whole.
 
-    A line ``-- name: claim (moving, taking)`` starts a script, ``-- fragment: moving`` starts what several scripts begin
-    with: all of them with ``fragments``, this one with ``moving`` and ``taking`` too.
+    A line ``-- name: claim (moving, taking)`` starts a script, ``-- fragment: moving`` what several scripts begin with:
+    all of them with ``fragments``, this one with ``moving`` and ``taking`` too.
     """
     texts = [entry.read_text(encoding="utf-8") for entry in directory.iterdir() if entry.name.endswith(".lua")]
     parts = [part for text in texts for part in list(_SCRIPT.finditer(text))]
@@ -88,7 +88,8 @@ def load_scripts(directory: Traversable, *fragments: str) -> dict[str, Script]:
 
 
 _SCRIPT = re.compile(
-    r"^-- (?P<kind>name|fragment): (?P<name>\w+)(?: \((?P<begins>[\w, ]+)\))?\n(?P<text>.*?)(?=^-- (?:name|fragment): |\Z)",
+    r"^-- (?P<kind>name|fragment): (?P<name>\w+)(?: \((?P<begins>[\w, ]+)\))?\n"
+    r"(?P<text>.*?)(?=^-- (?:name|fragment): |\Z)",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -257,7 +258,6 @@ class RedisPool:
             self._idle.pop().close()
 
     async def close(self) -> None:
-        """Closes every connection; calls under way fail."""
         self._closed = True
         self.drop_connections()
         for link in list(self._busy):

@@ -9,11 +9,10 @@ from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, Wo
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL, UPKEEP
 from holdfast.stores.common.selection import Chosen, SelectionAdmin
-from holdfast.stores.postgres.encoding import filter_parameters, is_id, span_us, text_or_none
+from holdfast.stores.postgres.encoding import NumberedStatement, filter_parameters, is_id, span_us, text_or_none
 from holdfast.stores.postgres.maintenance import notify_ready
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool, Turn
-from holdfast.stores.postgres.statements import NumberedStatement
 
 T = TypeVar("T")
 

@@ -14,9 +14,8 @@ from holdfast.core.models import MICROSECOND, JobEvent, JobEvents
 from holdfast.core.stats import CountGroup, JobStats
 from holdfast.stores.common.event_cursor import FIRST, Place, not_a_mark, place_of
 from holdfast.stores.common.named_sql import STATES
-from holdfast.stores.postgres.encoding import from_text
+from holdfast.stores.postgres.encoding import NumberedStatement, from_text
 from holdfast.stores.postgres.pool import PostgresPool
-from holdfast.stores.postgres.statements import NumberedStatement
 
 LAG_US = 10_000_000
 """How long after its begin a statement may get its transaction's number: as long as a statement may take."""
@@ -111,7 +110,6 @@ class Feed:
         self._sql = statements
 
     async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
-        """Returns the events that became visible since a mark."""
         mark = None if after is None else SnapshotCursor.read(after)
         ((at, number),) = await self._links.fetch(self._sql["number"])
         earliest = at - within // MICROSECOND
@@ -141,7 +139,6 @@ class Feed:
         return int(top), [int(xid) for xid in running.split(",") if xid]
 
     async def stats(self, *, recent: timedelta, most: int) -> JobStats:
-        """Counts the jobs of each kind."""
         rows = await self._links.fetch(self._sql["figures"], recent=recent // MICROSECOND, most=most)
         groups = [
             CountGroup(

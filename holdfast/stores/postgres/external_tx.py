@@ -16,9 +16,8 @@ from holdfast.core.errors import Invalid
 from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, TxOutcome
 from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.named_sql import STATES
-from holdfast.stores.postgres.encoding import encode_options, is_id, span_us, text_or_none, to_text
+from holdfast.stores.postgres.encoding import NumberedStatement, encode_options, is_id, span_us, text_or_none, to_text
 from holdfast.stores.postgres.pool import PostgresPool
-from holdfast.stores.postgres.statements import NumberedStatement
 
 _encode = msgspec.json.Encoder().encode
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")

@@ -8,9 +8,9 @@ from typing import Any
 from holdfast.core.errors import ConfigError
 from holdfast.core.models import Finding
 from holdfast.stores.common.named_sql import unnamed_queue
+from holdfast.stores.postgres.encoding import NumberedStatement
 from holdfast.stores.postgres.pool import Connection, PostgresPool
 from holdfast.stores.postgres.query import PostgresQuery
-from holdfast.stores.postgres.statements import NumberedStatement
 
 _OLD_S = 300
 """Seconds after which a transaction is worth a word."""

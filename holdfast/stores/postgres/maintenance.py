@@ -8,10 +8,9 @@ from datetime import timedelta
 from holdfast.core.models import Job, JobState
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.common.requests import FORGOTTEN_AFTER, UPKEEP
-from holdfast.stores.postgres.encoding import shown_job, span_us
+from holdfast.stores.postgres.encoding import NumberedStatement, shown_job, span_us
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool
-from holdfast.stores.postgres.statements import NumberedStatement
 
 
 class PostgresMaintenance:
@@ -30,7 +29,6 @@ class PostgresMaintenance:
         self._ready = ready
 
     async def promote_due(self, *, limit: int) -> int:
-        """Make due jobs of every queue ready."""
         return sum(map(len, (await self.make_ready(None, limit=limit)).values()))
 
     async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
@@ -46,7 +44,6 @@ class PostgresMaintenance:
         return ready
 
     async def find_expired(self, *, limit: int) -> list[Job]:
-        """Running jobs whose lease ran out."""
         return [shown_job(row) for row in await self._links.fetch(self._sql["expired"], limit=limit, extra=UPKEEP)]
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:

@@ -19,8 +19,8 @@ import asyncpg
 
 from holdfast.core.errors import HoldfastError
 from holdfast.stores.common.listener import PROOF, PROVEN_IN, Listener
+from holdfast.stores.postgres.encoding import NumberedStatement
 from holdfast.stores.postgres.pool import Connection, PostgresPool
-from holdfast.stores.postgres.statements import NumberedStatement
 
 INTERVAL = 0.002  # seconds between two notifications of a process on a channel, at least,
 SLOWDOWN = 3.0  # and so many times as long as a notification takes, which is long where the server is busy,
@@ -81,7 +81,6 @@ class PostgresNotifications(Listener):
             await voice.flush()
 
     async def close(self) -> None:
-        """Say the rest, then neither speak nor hear."""
         try:
             async with asyncio.timeout(1.0):
                 await self.flush()

@@ -25,7 +25,7 @@ from asyncpg.connect_utils import SessionAttribute
 from holdfast.core.errors import Busy, ConfigError, HoldfastError, Invalid, StoreMismatch, TooBroad, Unavailable
 from holdfast.stores.common.unconfirmed import perhaps_done
 from holdfast.stores.postgres.commit_status import Commit, begun_commit, is_committed
-from holdfast.stores.postgres.statements import NumberedStatement
+from holdfast.stores.postgres.encoding import NumberedStatement
 
 T = TypeVar("T")
 Connection: TypeAlias = Any  # asyncpg.Connection: the driver ships no types
@@ -263,7 +263,6 @@ class PostgresPool:
             self._idle.pop().terminate()
 
     async def close(self) -> None:
-        """Closes every connection; calls under way fail."""
         self._closed = True
         while self._idle:
             link = self._idle.pop()

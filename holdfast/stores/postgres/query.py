@@ -37,12 +37,10 @@ class PostgresQuery(Feed):
     """Family ``query`` of PostgreSQL."""
 
     async def get(self, job_id: str) -> Job | None:
-        """One job by id."""
         rows = await self._links.fetch(self._sql["get"], id=job_id) if is_id(job_id) else []
         return shown_job(rows[0]) if rows else None
 
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
-        """These jobs, without what may be large."""
         if not job_ids:
             return []
         rows = await self._links.fetch(self._sql["outlines"], ids=list(filter(is_id, job_ids)))
@@ -50,12 +48,10 @@ class PostgresQuery(Feed):
         return [found.get(job_id) for job_id in job_ids]
 
     async def by_key(self, key: str) -> Job | None:
-        """The job a key stands for."""
         rows = await self._links.fetch(self._sql["key_owner"], key=to_text(key))
         return await self.get(rows[0][0]) if rows else None
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
-        """The jobs these keys stand for."""
         if not keys:
             return []
         texts = list(map(to_text, keys))
@@ -84,7 +80,6 @@ class PostgresQuery(Feed):
         return await self._links.search(self._sql[name], _turn(where), **values)
 
     async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        """Counts the jobs that match, up to ``most``."""
         turn = _turn(where) if seconds is None else Turn.CHANGE
         values = filter_parameters(where) | {"most": most}
         if not is_unsuccessful(where):
@@ -98,12 +93,10 @@ class PostgresQuery(Feed):
         return number if most is None else min(number, most)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
-        """The attempts of a job that did not succeed."""
         rows = await self._links.fetch(self._sql["attempts"], id=job_id) if is_id(job_id) else []
         return [shown_attempt(row) for row in rows]
 
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
-        """A page of what a job has logged."""
         claims, number = line_place(cursor)
         if not is_id(job_id):
             return LogPage([], None)
@@ -111,11 +104,9 @@ class PostgresQuery(Feed):
         return line_page([shown_line(row) for row in rows], limit)
 
     async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
-        """Every queue with its counts."""
         return await self._looked_at(recent, most, (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED))
 
     async def queue_depths(self, *, most: int) -> list[QueueInfo]:
-        """The queues in which something is going on."""
         return await self._looked_at(timedelta(0), most, (JobState.DEAD,))
 
     async def _looked_at(self, recent: timedelta, most: int, ended: Sequence[JobState]) -> list[QueueInfo]:
@@ -136,7 +127,6 @@ class PostgresQuery(Feed):
         return list(found.values())
 
     async def workers(self) -> list[WorkerInfo]:
-        """Every registered worker, the longest running first."""
         found = []
         for row in await self._links.fetch(self._sql["workers"]):
             pulse = WorkerHeartbeat(
@@ -162,7 +152,6 @@ class PostgresQuery(Feed):
         return not all(map(is_id, job_ids)) or bool(await self._links.fetch(self._sql["over"], ids=job_ids))
 
     async def server_time_us(self) -> int:
-        """The server's clock."""
         ((now,),) = await self._links.fetch(self._sql["clock"])
         return int(now)
 

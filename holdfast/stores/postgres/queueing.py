@@ -37,6 +37,7 @@ from holdfast.stores.common.server_store import wait_for_news
 from holdfast.stores.common.unconfirmed import perhaps_stored
 from holdfast.stores.postgres.cursors import END, START, Cursors, QueuePosition, plan_searches
 from holdfast.stores.postgres.encoding import (
+    NumberedStatement,
     alike_columns,
     are_alike,
     claimed_job,
@@ -51,7 +52,6 @@ from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import DuplicateKey, PostgresPool, Rows
 from holdfast.stores.postgres.query import PostgresQuery
 from holdfast.stores.postgres.settlement import Settling
-from holdfast.stores.postgres.statements import NumberedStatement
 
 PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
@@ -119,7 +119,6 @@ class PostgresQueueing:
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Insert the batch in one statement."""
         if not jobs:
             return []
         doubts: list[bool] = []  # a try that was cut off may have stored the batch: then "known" means "created"
@@ -322,7 +321,6 @@ class PostgresQueueing:
         return Claim(jobs=await self._readable(rows), lease_until_us=rows[0][_SHOWN] if rows else None)
 
     async def claim_delivered(self, request: ClaimRequest) -> DeliveredClaim:
-        """Take those of ``request.only`` that are ready."""
         wants = {queue: slots for queue, slots in request.wants.items() if queue != EVERY_QUEUE}
         ids = list(request.only or ())
         rows = await self._links.fetch(
@@ -382,7 +380,6 @@ class PostgresQueueing:
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:
-        """Keep the lines of leases that stand; which do."""
         if not records:
             return []
         possible = [each for each in records if is_id(each.lease.job_id)]
@@ -397,7 +394,6 @@ class PostgresQueueing:
     async def heartbeat(
         self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
-        """Extend what is still held; what each lease has become."""
         rows = await self._links.fetch(
             self._sql["beat"],
             patience=BEAT_PATIENCE * lease_for.total_seconds(),

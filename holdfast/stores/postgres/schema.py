@@ -11,8 +11,8 @@ import asyncpg
 
 from holdfast.core.errors import ConfigError, StoreMismatch, Unavailable
 from holdfast.stores.common.named_sql import Migration, noted_script
+from holdfast.stores.postgres.encoding import in_schema
 from holdfast.stores.postgres.pool import Connection, PostgresPool
-from holdfast.stores.postgres.statements import in_schema
 
 OLDEST = 14
 """The first major version of PostgreSQL that is supported."""

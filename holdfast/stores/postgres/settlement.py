@@ -16,9 +16,8 @@ from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.common.requests import extra_timeout
 from holdfast.stores.common.unconfirmed import SettlementEvidence, UnconfirmedSettlements, accepted_as
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
-from holdfast.stores.postgres.encoding import from_text, settlement_columns, text_or_none
+from holdfast.stores.postgres.encoding import NumberedStatement, from_text, settlement_columns, text_or_none
 from holdfast.stores.postgres.pool import Locked, PostgresPool
-from holdfast.stores.postgres.statements import NumberedStatement
 
 _REMEMBERED = 10_000  # jobs that were locked; who settles them asks again within a second
 _job_id = attrgetter("job_id")

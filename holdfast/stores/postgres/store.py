@@ -10,6 +10,7 @@ from holdfast.stores.common.named_sql import chosen_migrations, load_migrations,
 from holdfast.stores.common.server_store import Opened, ServedStore
 from holdfast.stores.postgres import schema
 from holdfast.stores.postgres.admin import PostgresAdmin
+from holdfast.stores.postgres.encoding import number_parameters
 from holdfast.stores.postgres.external_tx import PostgresExternal
 from holdfast.stores.postgres.health import PostgresHealth
 from holdfast.stores.postgres.maintenance import PostgresMaintenance
@@ -17,7 +18,6 @@ from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import PostgresPool, parse_url
 from holdfast.stores.postgres.query import PostgresQuery
 from holdfast.stores.postgres.queueing import PostgresQueueing
-from holdfast.stores.postgres.statements import number_parameters
 from holdfast.stores.postgres.transport_queries import PostgresTransportQueries
 
 

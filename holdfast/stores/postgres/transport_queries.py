@@ -7,12 +7,11 @@ from datetime import timedelta
 
 from holdfast.core.models import JobState, Overtaken
 from holdfast.stores.common.named_sql import STATES
-from holdfast.stores.postgres.encoding import is_id, span_us
+from holdfast.stores.postgres.encoding import NumberedStatement, is_id, span_us
 from holdfast.stores.postgres.maintenance import PostgresMaintenance
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import PostgresPool
 from holdfast.stores.postgres.queueing import PostgresQueueing
-from holdfast.stores.postgres.statements import NumberedStatement
 
 
 class PostgresTransportQueries:
@@ -33,35 +32,29 @@ class PostgresTransportQueries:
         self.make_ready = maintenance.make_ready
 
     async def ready_queues(self) -> list[str]:
-        """Queues with ready jobs that are not paused."""
         rows = await self._links.fetch(self._sql["ready_queues"])
         paused = {name for name, is_paused in await self._links.fetch(self._sql["known_queues"]) if is_paused}
         return [queue for (queue,) in rows if queue not in paused]
 
     async def count_ready(self, mosts: Mapping[str, int]) -> dict[str, int]:
-        """Ready jobs of each queue, counted up to the number given."""
         queues, numbers = list(mosts), list(mosts.values())
         return dict(await self._links.fetch(self._sql["depths"], queues=queues, mosts=numbers) if queues else ())
 
     async def oldest_ready(self, queue: str, *, limit: int, aged: timedelta) -> list[str]:
-        """Of the first ready jobs those that are old enough."""
         rows = await self._links.fetch(self._sql["oldest"], queue=queue, limit=limit, aged=span_us(aged))
         return [job_id for (job_id,) in rows]
 
     async def find_overtaken(self, queue: str, front: Sequence[str], *, margin: timedelta, limit: int) -> Overtaken:
-        """Ready jobs that were so before those of the front."""
         ids = list(filter(is_id, front))
         rows = await self._links.fetch(self._sql["passed"], queue=queue, ids=ids, margin=span_us(margin), limit=limit)
         _, before, now = rows[0] if rows else ("", 0, 0)
         return Overtaken([job_id for job_id, _, _ in rows], before, now)
 
     async def locate_jobs(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
-        """Queue and state of each."""
         rows = await self._links.fetch(self._sql["places"], ids=list(filter(is_id, job_ids)))
         return {job_id: (queue, STATES[code]) for job_id, queue, code in rows}
 
     async def dead_queues(self) -> list[str]:
-        """Queues with dead jobs."""
         return [queue for (queue,) in await self._links.fetch(self._sql["dead_queues"])]
 
     async def newest_dead(self, queue: str, *, limit: int) -> list[str]:

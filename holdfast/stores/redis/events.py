@@ -39,7 +39,6 @@ class RedisQuery(Read):
         return drained.events_until(found, gap=bool(gone))
 
     async def stats(self, *, recent: timedelta, most: int) -> JobStats:
-        """Counts the jobs of each kind."""
         return await Counting(self._links, self, most).count_groups(recent)
 
     async def _told(self, kinds: Sequence[Any], until: int) -> list[JobEvent]:

@@ -33,7 +33,6 @@ class RedisMaintenance:
         self._eviction = eviction
 
     async def promote_due(self, *, limit: int) -> int:
-        """Make due jobs of every queue ready."""
         promoted = 0
         while promoted < limit:
             piece = min(PIECE, limit - promoted)

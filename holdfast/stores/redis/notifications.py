@@ -48,7 +48,6 @@ class RedisNotifications(Listener):
         self.waiters.wake_topics({*topics, *(f"job:{job_id}" for job_id in ended)})
 
     async def close(self) -> None:
-        """Hear no more."""
         await self.stop_listening([watch.task for watch in self._watches.values()])
         self._watches.clear()
 

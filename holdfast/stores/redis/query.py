@@ -76,23 +76,19 @@ class Read:
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def get(self, job_id: str) -> Job | None:
-        """One job by id."""
         found = await self._show([job_id])
         return found[0][1] if found else None
 
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
-        """These jobs, without what may be large."""
         found: dict[str, Job] = {}
         for piece in in_pieces(job_ids, _PIECE):
             found |= {job.id: msgspec.structs.replace(job, payload="{}") for _, job in await self._outlined(piece)}
         return [found.get(job_id) for job_id in job_ids]
 
     async def by_key(self, key: str) -> Job | None:
-        """The job a key stands for."""
         return (await self.by_keys([key]))[0]
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
-        """The jobs these keys stand for."""
         owners: list[str] = []
         for piece in in_pieces(keys, _PIECE):
             held = await self._links.run_command("HMGET", self._prefix + "keys", *piece)
@@ -119,7 +115,6 @@ class Read:
         return Page(jobs=jobs, cursor=str(found[limit - 1][0]) if len(found) > limit else None)
 
     async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        """Counts the jobs that match, up to ``most``."""
         if where == JobFilter(states=where.states, queue=where.queue):
             counts, _ = await self._counted()
             number = sum(
@@ -216,11 +211,9 @@ class Read:
         return sorted(found, key=lambda each: each[0], reverse=True)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
-        """The attempts of a job that did not succeed."""
         return shown_attempts(await self._links.run_command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1))
 
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
-        """A page of what a job has logged."""
         claims, number = line_place(cursor)
         key = f"{self._prefix}lines:{job_id}"
         entries = await self._links.run_command("XRANGE", key, f"({claims}-{number}", "+", "COUNT", limit + 1)
@@ -282,7 +275,6 @@ class Read:
         ]
 
     async def queue_depths(self, *, most: int) -> list[QueueInfo]:
-        """The queues in which something is going on."""
         shown = [
             msgspec.structs.replace(
                 queue, states={state: number for state, number in queue.states.items() if number and state in GLANCED}
@@ -292,7 +284,6 @@ class Read:
         return [queue for queue in shown if queue.states or queue.paused]
 
     async def workers(self) -> list[WorkerInfo]:
-        """Every registered worker, the longest running first."""
         found = []
         for flat, alive in await self._links.run(self._scripts["workers"]):
             with suppress(*UNREADABLE, ValueError, KeyError):  # of another job
@@ -300,7 +291,6 @@ class Read:
         return sorted(found, key=lambda info: info.started_at_us)
 
     async def server_time_us(self) -> int:
-        """The store's clock."""
         return int(await self._links.run(self._scripts["now"]))
 
 

@@ -290,7 +290,6 @@ class RedisQueueing:
     async def heartbeat(
         self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
-        """Extend what is still held; what each lease has become."""
         said = msgspec.structs.asdict(pulse)
         fields = [argument for pair in said.items() for argument in pair]
         held: list[LeaseStatus] = []

@@ -50,24 +50,18 @@ class SqliteQuery:
         self._feed = Feed(statements)
 
     async def get(self, job_id: str) -> Job | None:
-        """One job by id."""
         return await self._opened().read(lambda reader: self._reads.get(reader, job_id))
 
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
-        """These jobs, without what may be large."""
         return await self._opened().read(lambda reader: self._reads.summaries(reader, job_ids))
 
     async def by_key(self, key: str) -> Job | None:
-        """The job a key stands for."""
         return await self._opened().read(lambda reader: self._reads.by_key(reader, key))
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
-        """The jobs these keys stand for."""
         return await self._opened().read(lambda reader: [self._reads.by_key(reader, key) for key in keys])
 
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        """A page of jobs, newest first."""
-
         def look(reader: sqlite3.Connection) -> Page:
             return self._reads.find(reader, where, limit=limit, cursor=cursor)
 
@@ -75,21 +69,17 @@ class SqliteQuery:
         return await (opened.read(look) if costs_its_page(where) else opened.search(look, where))
 
     async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        """Counts the jobs that match, up to ``most``."""
         return await self._opened().search(
             lambda reader: self._reads.count(reader, where, most), where, seconds=seconds
         )
 
     async def attempts(self, job_id: str) -> list[Attempt]:
-        """The attempts of a job that did not succeed."""
         return await self._opened().read(lambda reader: self._reads.attempts(reader, job_id))
 
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
-        """A page of what a job has logged."""
         return await self._opened().read(lambda reader: self._reads.logs(reader, job_id, limit=limit, cursor=cursor))
 
     async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
-        """Every queue with its counts."""
         return await self._opened().read(lambda reader: self._reads.queues(reader, self._now(), recent, most))
 
     async def queue_depths(self, *, most: int) -> list[QueueInfo]:
@@ -97,16 +87,13 @@ class SqliteQuery:
         return await self._opened().read(lambda reader: self._reads.queue_depths(reader, self._now(), most))
 
     async def workers(self) -> list[WorkerInfo]:
-        """Every registered worker, the longest running first."""
         return await self._opened().read(lambda reader: self._reads.workers(reader, self._now()))
 
     async def stats(self, *, recent: timedelta, most: int) -> JobStats:
-        """Counts the jobs of each kind."""
         now_us = self._now()
         return await self._opened().read(lambda reader: self._feed.stats(reader, now_us, recent=recent, most=most))
 
     async def events(self, after: str | None, *, limit: int, within: timedelta) -> JobEvents:
-        """Ended jobs and failed attempts after a cursor."""
         now_us = self._now()
         return await self._opened().read(
             lambda reader: self._feed.events(reader, now_us, after, limit=limit, within=within)

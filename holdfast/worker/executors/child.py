@@ -28,7 +28,6 @@ from holdfast.core.models import Lease, Reason
 from holdfast.tasks import CURRENT, Context, JobLog, Registry, Task
 from holdfast.telemetry.traces import open_traces
 from holdfast.worker.executors.child_protocol import ChildRequest, Logged, Setup, decode_frame, encode_frame, reply_of
-from holdfast.worker.executors.memory import resident_bytes
 from holdfast.worker.executors.outcome import (
     describe_error,
     format_traceback,
@@ -36,6 +35,7 @@ from holdfast.worker.executors.outcome import (
     payload_refused,
     success_outcome,
 )
+from holdfast.worker.executors.process_group import resident_bytes
 
 _CHUNK = 256 * 1024
 _FAREWELL = 2.0  # seconds for an idle child to end in good order

@@ -1,4 +1,4 @@
-"""Base of the list and stream transports: keys, scripts, a lock, and blocking reads."""
+"""The transports over Redis: a list of ids a queue, or a stream that a consumer group reads; keys, scripts, lock."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -19,7 +20,7 @@ from holdfast.core.models import Delivery, Overtaken
 from holdfast.stores.connections.redis import RedisPool, Script, in_pieces, load_scripts
 from holdfast.stores.connections.redis_protocol import Argument, Wire
 from holdfast.stores.connections.redis_url import Server, parse_server
-from holdfast.transports.keys import TransportKeys
+from holdfast.transports.contract import TransportKeys
 
 PATIENCE = 0.3  # seconds a call waits for a server that is away: long enough for a connection that was cut
 DEADLINE = 1.5  # seconds a call may take: a submission waits for no more, and over HTTP is answered within two
@@ -250,3 +251,96 @@ def deliveries_of(flat: Sequence[bytes]) -> list[Delivery]:
 def text_of(data: bytes) -> str:
     """Returns text from bytes of any origin."""
     return data.decode("utf-8", "replace")
+
+
+class RedisList(RedisTransport):
+    """Forgets popped ids: a job whose id was lost on its way is announced again by the next sweep."""
+
+    kind = "list"
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        return
+
+    async def set_aside(self, deliveries: Sequence[Delivery]) -> str:
+        return ""
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        return
+
+    async def reclaim(self) -> list[Delivery]:
+        return await self.maintain_queues(0)
+
+    async def _block(
+        self, ear: BlockingReader, queues: Sequence[str], seconds: float, stop: asyncio.Event
+    ) -> list[Delivery] | None:
+        keys = [self.key_of(queue) for queue in queues]
+        reply = await ear.read_blocking("BRPOP", *keys, f"{max(0.01, seconds):.3f}", seconds=seconds, stop=stop)
+        if reply is None:
+            return None
+        key, job_id = reply
+        queue = self.queue_of(key)
+        return [Delivery(text_of(job_id), queue)] if queue else []
+
+
+GROUP = "holdfast"
+_PAUSE = 0.05  # seconds before a stream that has just gone is made again
+
+
+class RedisStream(RedisTransport):
+    """``silence``: after so long without a sign of life a consumer's deliveries are taken over."""
+
+    kind = "stream"
+
+    def __init__(self, server: Server, names: TransportKeys, consumer: str, *, silence: timedelta) -> None:
+        super().__init__(server, names, consumer)
+        self._silence = silence // timedelta(milliseconds=1)
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        await self._run_on_receipts("done", deliveries)
+
+    async def set_aside(self, deliveries: Sequence[Delivery]) -> str:
+        await self._run_on_receipts("set_aside", deliveries)
+        return self.names.malformed
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        await self._run_on_receipts("touch", deliveries)
+
+    async def _run_on_receipts(self, name: str, deliveries: Sequence[Delivery]) -> None:
+        receipts: dict[str, list[Argument]] = {}
+        for each in deliveries:
+            if each.receipt:
+                receipts.setdefault(each.queue, []).append(each.receipt)
+        await self.run_grouped(name, receipts)
+
+    async def reclaim(self) -> list[Delivery]:
+        return await self.maintain_queues(self._silence)
+
+    async def _block(
+        self, ear: BlockingReader, queues: Sequence[str], seconds: float, stop: asyncio.Event
+    ) -> list[Delivery] | None:
+        keys = [self.key_of(queue) for queue in queues]
+        words = ("GROUP", GROUP, self.consumer, "COUNT", 1, "BLOCK", max(1, int(seconds * 1000)), "STREAMS")
+        try:
+            reply = await ear.read_blocking(
+                "XREADGROUP", *words, *keys, *([">"] * len(keys)), seconds=seconds, stop=stop
+            )
+        except driver.ResponseError as error:
+            if "NOGROUP" not in str(error) and "UNBLOCKED" not in str(error):
+                raise
+            await self.run("prepare", *(queue for queue in queues if queue))
+            await asyncio.sleep(_PAUSE)
+            return None
+        found = []
+        for key, entries in reply or ():
+            for receipt, fields in entries:
+                found.append(Delivery(_id(fields), self.queue_of(key), receipt.decode()))
+        rung = [each.receipt for each in found if not each.queue]
+        if rung:
+            await self.links.run_command("XACK", self.key_of(""), GROUP, *rung)
+            await self.links.run_command("XDEL", self.key_of(""), *rung)
+        return [each for each in found if each.queue] if found else None
+
+
+def _id(fields: Sequence[bytes]) -> str:
+    """Field ``id`` of an entry; of another program's entry all its fields."""
+    return text_of(dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id", b" ".join(fields)))

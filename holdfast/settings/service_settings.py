@@ -1,4 +1,4 @@
-"""The settings of the HTTP API."""
+"""The settings of the HTTP API, of metrics and of health."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from holdfast.settings.types import (
     FLAG,
     HOST,
     HOSTS,
+    METRIC_PREFIX,
     NETWORKS,
     ORIGINS,
     SERVICE,
+    TASK_FIELD,
     Setting,
     duration,
     optional,
@@ -84,3 +86,31 @@ class HttpSettings:
         duration("0s", "1d"), "1h", "How long a stream of events lasts before its client is to connect again."
     )
     keep_alive = Setting(duration("1s", "1h"), "15s", "How long a connection without a request stays open.")
+
+
+class MetricsSettings:
+    """Settings of metrics and health endpoints."""
+
+    __slots__ = ()
+
+    metrics_prefix = Setting(METRIC_PREFIX, "holdfast_", "What the name of every metric begins with.")
+    task_field = Setting(TASK_FIELD, "task", "What log lines and metrics call the name of a job's task.")
+    metrics_labels = Setting(
+        whole_number(1, 10_000), 100, "Tasks, and queues, that metrics tell apart; later ones are counted as other."
+    )
+    metrics_port = Setting(
+        optional("none", whole_number(0, 65_535)),
+        "none",
+        "The port on which a worker tells its metrics and health; 0: a free one. Of several processes each takes the "
+        "next one.",
+    )
+    metrics_host = Setting(
+        HOST,
+        "127.0.0.1",
+        "The address of that port, which asks for no key: one that others can reach needs `metrics_open`.",
+    )
+    health_within = Setting(
+        duration("3s", "1d"),
+        "60s",
+        "A worker is healthy if it fetched jobs, or knew that there are none, within this time beyond its poll.",
+    )

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from starlette.routing import Mount, Route
 from starlette.types import Message, Receive, Scope, Send
 
-from holdfast import Holdfast
+from holdfast import Holdfast, HoldfastError
 from holdfast.integrations.fastapi import (
     HoldfastDep,
     IdempotencyKey,
@@ -32,6 +32,7 @@ from holdfast.integrations.fastapi import (
 )
 from holdfast.web import create_app
 from holdfast.web.routing import RequestContext
+from holdfast.web.server import serve_in_loop
 from holdfast.web.submissions import submit_job
 from tests.support.stores import MIGRATED
 from tests.web.client import UNKNOWN_ID
@@ -99,6 +100,23 @@ def test_site_starts_while_the_store_is_away() -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
 
     use(site, ask)
+
+
+def test_server_ends_where_the_lifespan_of_its_site_fails(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", api_port=0)
+
+    @asynccontextmanager
+    async def own(_: FastAPI) -> AsyncIterator[None]:
+        raise ArithmeticError
+        yield
+
+    async def run() -> None:
+        site = FastAPI(lifespan=holdfast_lifespan(app, own))
+        async with serve_in_loop(app, app.settings, site=site) as serving:
+            await serving.wait_ended()
+
+    with pytest.raises((HoldfastError, SystemExit)):  # uvicorn ends the program itself, or its server only
+        asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_missing_lifespan_is_named() -> None:

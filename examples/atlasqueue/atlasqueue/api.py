@@ -77,11 +77,10 @@ class Health(BaseModel):
 
 SHOW_PROBLEMS = problem_responses(401, 403, 404, 422, 429, 503)
 SUBMIT_PROBLEMS = problem_responses(401, 403, 408, 409, 413, 415, 422, 429, 503)
-jobs = APIRouter(prefix="/v1/jobs", tags=["Jobs"], route_class=StrictRoute)
-health = APIRouter(tags=["Health"])
+router = APIRouter(route_class=StrictRoute)
 
 
-@jobs.post("", status_code=201, responses={200: {"model": JobView}, **SUBMIT_PROBLEMS})
+@router.post("/v1/jobs", tags=["Jobs"], status_code=201, responses={200: {"model": JobView}, **SUBMIT_PROBLEMS})
 async def submit(wanted: Submission, key: IdempotencyKey, call: Submitting, response: Response) -> JobView:
     """Stores a job. A known key answers 200 with its job."""
     options = wanted.model_dump(exclude_unset=True, exclude={"type", "payload"})
@@ -99,7 +98,7 @@ async def submit(wanted: Submission, key: IdempotencyKey, call: Submitting, resp
     return _shown(call.visible_job(job, own=handle.created))
 
 
-@jobs.get("/{job_id}", responses=SHOW_PROBLEMS)
+@router.get("/v1/jobs/{job_id}", tags=["Jobs"], responses=SHOW_PROBLEMS)
 async def show(
     job_id: Annotated[str, Field(pattern=REFERENCE_PATTERN, description="Its id, or `key:` and its idempotency key.")],
     call: Reading,
@@ -109,7 +108,7 @@ async def show(
     return _shown(call.visible_job(await find_job(call, job_id, wait)))
 
 
-@health.get("/health")
+@router.get("/health", tags=["Health"])
 async def check_health(app: HoldfastDep) -> Health:
     """Answers while the process lives; the store is not asked."""
     return Health(status="ok", service=app.settings.api_service)
@@ -129,6 +128,5 @@ def create_site(api: Api) -> FastAPI:
         routes=[*(Route(path, api) for path in OPERATIONS), Mount("/holdfast", api)],
     )
     add_holdfast_api(site, api)
-    site.include_router(jobs)
-    site.include_router(health)
+    site.include_router(router)
     return site

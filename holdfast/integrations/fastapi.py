@@ -3,7 +3,8 @@
 For any application: ``holdfast_lifespan``, the dependency ``HoldfastDep``, and ``job_status_router``.
 
 For one that answers as Holdfast's own API does: ``add_holdfast_api`` (request ids, metrics, problem documents, limits),
-``require_scope`` (keys and scopes) and ``StrictRoute`` (JSON within limits).
+``require_scope`` (keys and scopes) and ``StrictRoute`` (JSON within limits). Its operations submit and find jobs by
+``submit_job`` and ``find_job``, and refuse requests by ``Refusal``.
 """
 
 from __future__ import annotations
@@ -35,14 +36,34 @@ from holdfast.core.validation import KEY_LIMIT
 from holdfast.views.documents import job_document, to_plain
 from holdfast.web.asgi import Api, hold_open
 from holdfast.web.fields import missing_field
+from holdfast.web.jobs import find_job
 from holdfast.web.openapi import REFUSALS
 from holdfast.web.principal import Scope as KeyScope
 from holdfast.web.problems import Problem, answer_to
 from holdfast.web.request_body import BODY_PAYLOADS, decode_body, read_body
-from holdfast.web.responses import PROBLEM, REQUEST, ApiRequest, new_request_id
+from holdfast.web.responses import PROBLEM, REQUEST, ApiRequest, Refusal, new_request_id
 from holdfast.web.routing import RequestContext
 from holdfast.web.streaming import common_headers
-from holdfast.web.submissions import KEY_HEADER, header_key
+from holdfast.web.submissions import KEY_HEADER, header_key, submit_job
+
+__all__ = [
+    "HoldfastDep",
+    "HoldfastMiddleware",
+    "IdempotencyKey",
+    "JobStatus",
+    "Refusal",
+    "RequestContext",
+    "StrictRoute",
+    "add_holdfast_api",
+    "find_job",
+    "get_holdfast",
+    "holdfast_lifespan",
+    "job_status_router",
+    "problem_responses",
+    "require_idempotency_key",
+    "require_scope",
+    "submit_job",
+]
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]
 _API = "holdfast.api"  # the key of a scope under which the API of ``add_holdfast_api`` stands

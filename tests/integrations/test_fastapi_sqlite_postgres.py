@@ -24,16 +24,16 @@ from holdfast import Holdfast, HoldfastError
 from holdfast.integrations.fastapi import (
     HoldfastDep,
     IdempotencyKey,
+    RequestContext,
     StrictRoute,
     add_holdfast_api,
     holdfast_lifespan,
     job_status_router,
     require_scope,
+    submit_job,
 )
 from holdfast.web import create_app
-from holdfast.web.routing import RequestContext
 from holdfast.web.server import serve_in_loop
-from holdfast.web.submissions import submit_job
 from tests.support.stores import MIGRATED
 from tests.web.client import UNKNOWN_ID
 from tests.web.keyed import Keys

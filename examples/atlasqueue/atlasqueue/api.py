@@ -14,19 +14,19 @@ from holdfast import Invalid
 from holdfast.integrations.fastapi import (
     HoldfastDep,
     IdempotencyKey,
+    Refusal,
+    RequestContext,
     StrictRoute,
     add_holdfast_api,
+    find_job,
     holdfast_lifespan,
     problem_responses,
     require_scope,
+    submit_job,
 )
 from holdfast.views.documents import JobDocument, to_plain
 from holdfast.web.asgi import Api
 from holdfast.web.fields import REFERENCE_PATTERN, TASK_PATTERN, whole_number
-from holdfast.web.jobs import find_job
-from holdfast.web.responses import Refusal
-from holdfast.web.routing import RequestContext
-from holdfast.web.submissions import submit_job
 
 OPERATIONS = ("/metrics", "/metrics/", "/health/live", "/health/ready", "/docs", "/docs/{asset}")
 """Operations of Holdfast beside the routes of AtlasQueue; all of them stand below ``/holdfast``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI
 from pydantic import BaseModel
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 from starlette.routing import Mount, Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -34,6 +37,8 @@ from holdfast.integrations.fastapi import (
 )
 from holdfast.web import create_app
 from holdfast.web.server import serve_in_loop
+from tests.support.pages import ROOT, blocks
+from tests.support.postgres import Postgres
 from tests.support.stores import MIGRATED
 from tests.web.client import UNKNOWN_ID
 from tests.web.keyed import Keys
@@ -201,6 +206,28 @@ def test_job_shares_the_transaction_of_its_request(url: str) -> None:
         assert (await client.get(f"/jobs/{job_id}")).json()["state"] == "queued"
 
     use(site, ask)
+
+
+def test_documented_site_submits_in_its_session(
+    tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", postgres.url(postgres.create_database()))
+    page = (ROOT / "docs" / "fastapi.md").read_text(encoding="utf-8")
+    (tmp_path / "shop.py").write_text(next(block.text for block in blocks(page) if block.text.startswith("# shop.py")))
+    shop = runpy.run_path(str(tmp_path / "shop.py"))
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        async with shop["engine"].begin() as connection:
+            await connection.execute(text("create table orders (number int primary key)"))
+        job_id = (await client.post("/orders/1")).json()["job"]
+        assert (await client.get(f"/jobs/{job_id}")).json()["task"] == "order.confirm"
+        with pytest.raises(IntegrityError):
+            await client.post("/orders/1")
+        assert (await client.post("/newsletter")).status_code == 202
+        assert await shop["jobs"].count() == 2
+        await shop["engine"].dispose()
+
+    use(shop["site"], ask)
 
 
 def test_missing_fastapi_is_named_with_its_extra() -> None:

@@ -1,11 +1,12 @@
 """The application: what a program creates, registers tasks on and submits jobs with.
 
 application.py   Holdfast: tasks, submitting, reading, operating
-bound.py         a task that knows its application, so that it can be enqueued
+bound_task.py    a task that knows its application, so that it can be enqueued
+registration.py  tasks, middlewares and hooks of an application
 submitter.py     drafts become jobs; lone concurrent submitters share a transaction
 deadline.py      the same application with a deadline on its store, for the HTTP API
 handle.py        a submitted job, and its result
-blocking.py      the blocking face of all of these
+sync.py          the blocking view of all of these
 """
 
 from holdfast.app.application import Holdfast

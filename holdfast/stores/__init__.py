@@ -1,4 +1,12 @@
-"""The stores. ``open_store`` picks one by URL; no code above this package knows which."""
+"""The stores. ``open_store`` picks one by URL; no code above this package knows which.
+
+base.py         the contract: families of verbs
+forwarding.py   bases of wrappers, a class a family
+common/         parts that several stores share
+connections/    connections to servers
+external_tx/    jobs inside a transaction of the caller
+sqlite/ postgres/ redis/   a store each: one module a family
+"""
 
 from __future__ import annotations
 

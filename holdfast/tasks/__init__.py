@@ -1,8 +1,9 @@
 """Tasks: the functions behind jobs, the registry of them, and the way between a signature and a payload.
 
 context.py     the running job as its handler sees it
-log.py         what a handler logs with its job
+job_logger.py  lines that a handler logs with its job
 codec.py       values to JSON text and back, strictly
+command_policy.py  which command jobs may run
 signature.py   a function's parameters and the payloads that fit them
 task.py        a registered function; the registry
 """

@@ -9,9 +9,9 @@
     with testing.manual(app): …                       jobs are only stored
     testing.assert_enqueued(app, task="email.send", args={"to": "a@b.c"})
 
-harness.py   manual time around real workers      watched.py   when nothing can happen before time moves
-places.py    lending an application a store       inline.py    inline and manual mode
-enqueued.py  what was enqueued
+harness.py      manual time around real workers     store_probe.py  knows when nothing can happen before time moves
+override.py     an application on a store of its own   inline.py       inline and manual mode
+assertions.py   assertions about enqueued jobs
 """
 
 from holdfast.core.fault_injection import kill_at

@@ -1,10 +1,13 @@
 """The worker.
 
-worker.py      starts and stops the rest        shift.py    what they share
-fetcher.py     claims                           runner.py   runs handlers      calls.py   how one is called
-settler.py     writes outcomes                  keeper.py   renews leases
-sweeper.py     maintains the store              reloader.py follows settings   patience.py waits between failures
-process.py     one worker as a process          supervisor.py several of them
+worker.py      starts and stops the services     context.py    state they share, waits between failures
+fetcher.py     claims jobs                        runner.py     runs handlers, each by invocation.py
+settler.py     writes outcomes                    heartbeat.py  renews leases, receives commands
+log_writer.py  writes handlers' log lines         sweeper.py    maintains the store
+policy.py      the policies of one task           reporting.py  events of claims and settlements
+reloader.py    follows the settings file          metrics_server.py  metrics and health on a port
+process.py     one worker as a process            supervisor.py several of them
+tx_completion.py  jobs that end in a handler's own transaction
 """
 
 from holdfast.worker.process import run_worker

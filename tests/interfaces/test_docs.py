@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import re
@@ -137,6 +138,16 @@ def test_architecture_names_every_package() -> None:
     rooms = [path.name for path in package.iterdir() if path.suffix == ".py" and not path.name.startswith("__")]
     rooms += [path.parent.name for path in package.glob("*/__init__.py")]
     assert sorted(set(rooms) - named) == []
+
+
+def test_every_module_that_a_package_lists_exists() -> None:
+    named = [
+        (page.parent, name)
+        for page in (ROOT / "holdfast").rglob("__init__.py")
+        for name in re.findall(r"\b[a-z_]+\.py\b", ast.get_docstring(ast.parse(page.read_text(encoding="utf-8"))) or "")
+    ]
+    assert named
+    assert [str(folder / name) for folder, name in named if not (folder / name).exists()] == []
 
 
 def _reference() -> str:

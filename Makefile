@@ -34,7 +34,7 @@ check: $(VENV)/dev.stamp ## Format, lint, types, imports and house rules, in und
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m tools.language
-	@$(BIN)/python -m pytest -q tests/conventions
+	@$(BIN)/python -m pytest -q tests/conventions tests/typing
 
 storm: $(VENV)/dev.stamp ## Run the long fault suite; goes on where it was interrupted (STORM="--parallel 3")
 	@$(BIN)/python -m tests.storm $(STORM)

@@ -11,7 +11,7 @@ job = await send_email.enqueue("a@b.c", subject="hi")
 print(await job.result(timeout=30))
 """
 
-from holdfast.app import Holdfast, JobHandle
+from holdfast.app import CallNext, Holdfast, JobHandle, Middleware
 from holdfast.core.control_flow import Dead, RetryAfter, Snooze
 from holdfast.core.errors import (
     ConfigError,
@@ -50,7 +50,9 @@ __all__ = [
     "JobFailed",
     "JobFields",
     "JobFilter",
+    "CallNext",
     "JobHandle",
+    "Middleware",
     "JobOutcome",
     "JobState",
     "LeaseLost",

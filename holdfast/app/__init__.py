@@ -13,5 +13,6 @@ from holdfast.app.application import Holdfast
 from holdfast.app.bound_task import BoundTask
 from holdfast.app.deadline import WithDeadline
 from holdfast.app.handle import JobHandle
+from holdfast.app.registration import CallNext, Middleware
 
-__all__ = ["BoundTask", "Holdfast", "JobHandle", "WithDeadline"]
+__all__ = ["BoundTask", "CallNext", "Holdfast", "JobHandle", "Middleware", "WithDeadline"]

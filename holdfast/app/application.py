@@ -11,10 +11,19 @@ from typing import Any, TypeVar
 
 from holdfast.app.bound_task import with_defaults
 from holdfast.app.handle import JobHandle
-from holdfast.app.references import canonical_id, check_selection, checked_filter
-from holdfast.app.registration import TaskRegistration
+from holdfast.app.references import (
+    batch_size,
+    canonical_id,
+    check_limit,
+    check_no_function,
+    check_selection,
+    checked_filter,
+    looked_at,
+    refused_state,
+)
+from holdfast.app.registration import Middleware, TaskRegistration
 from holdfast.app.submitter import JobOptions, Submitter, draft_job, split_batches
-from holdfast.app.sync import Blocking, requires_loop
+from holdfast.app.sync import BlockingMethod, BlockingView, requires_loop
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import Conflict, ForkedConnection, Invalid, NotFound
 from holdfast.core.events import Events
@@ -42,19 +51,13 @@ from holdfast.core.validation import check_name, check_task_name, did_you_mean, 
 from holdfast.settings.settings import Settings
 from holdfast.stores import ExternalTransactions, open_store
 from holdfast.stores.base import Selection, Store
-from holdfast.tasks import Registry, Task, decode_payload, encode_payload
+from holdfast.tasks import Registry, decode_payload, encode_payload
 from holdfast.tasks.command_policy import COMMAND, CommandPolicy
 from holdfast.telemetry.timing import time_calls
 from holdfast.telemetry.traces import open_traces, submission
 from holdfast.transports import DeliveryLedger, TransportConfig, with_transport
 
 T = TypeVar("T")
-
-_YEAR_OF_MINUTES = 525_600
-_MOST_AT_ONCE = 1_000_000  # jobs one operation may take in its one transaction
-
-Middleware = Callable[[Any, Callable[[Any], Any]], Any]
-"""``async def middleware(job, call_next): return await call_next(job)``; ``job`` is the handler's Context."""
 
 
 class Holdfast(TaskRegistration):
@@ -122,9 +125,9 @@ class Holdfast(TaskRegistration):
                 await store.close()
 
     @property
-    def sync(self) -> Blocking:
+    def sync(self) -> BlockingHoldfast:
         """The same methods for blocking callers: ``app.sync.get(id)``."""
-        return Blocking(self, self)
+        return BlockingHoldfast(self, self)
 
     def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T:
         """Run one of this application's coroutines for a blocking caller; ``here``: in this very thread, to which the
@@ -175,6 +178,7 @@ class Holdfast(TaskRegistration):
     @requires_loop
     async def enqueue(
         self,
+        /,
         task: str,
         payload: Mapping[str, Any] | None = None,
         *,
@@ -195,7 +199,7 @@ class Holdfast(TaskRegistration):
         if unknown:
             name, known = min(unknown), JobOptions.__struct_fields__
             raise Invalid("option", name, f"there are these: {', '.join(known)}{did_you_mean(name, known)}")
-        _check_no_function(task)
+        check_no_function(task)
         limit = self.settings.payload_limit
         if not isinstance(payload, Mapping | str):
             raise Invalid("payload", payload, "give an object: the arguments by name")
@@ -222,7 +226,7 @@ class Holdfast(TaskRegistration):
 
     @requires_loop
     async def run_command(
-        self, *argv: str, stdin: str | None = None, cwd: str | None = None, **options: Any
+        self, /, *argv: str, stdin: str | None = None, cwd: str | None = None, **options: Any
     ) -> JobHandle[Any]:
         """Submit a command job: a program with its arguments, run without a shell where settings allow commands."""
         payload: dict[str, Any] = {"argv": list(argv)}
@@ -252,7 +256,7 @@ class Holdfast(TaskRegistration):
         self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch: int = 1000, connection: Any = None
     ) -> list[JobHandle[Any]]:
         """Submit many drafted jobs (``task.job(…)``, ``app.draft(…)``), one transaction per batch."""
-        size = _batch_size(batch)
+        size = batch_size(batch)
         if connection is None:
             answers = await self._submitter.submit_many(jobs, size)
         else:
@@ -266,7 +270,7 @@ class Holdfast(TaskRegistration):
     ) -> AsyncIterator[list[JobHandle[Any]]]:
         """The same for a stream too long to hold: yields the handles of each batch once it is stored, and draws no job
         of the next before."""
-        async for each in split_batches(jobs, _batch_size(batch)):
+        async for each in split_batches(jobs, batch_size(batch)):
             answers = await self._submitter.submit_all(each)
             yield [self._handed(answer) for answer in answers]
 
@@ -318,7 +322,7 @@ class Holdfast(TaskRegistration):
 
         Of each state at most so many jobs are looked at, of ended ones the latest of all queues together: ``at_least``
         names the states of which there may be more."""
-        recent, bound = _looked_at(minutes, most)
+        recent, bound = looked_at(minutes, most)
         return await (await self.open_store()).query.queues(recent=recent, most=bound)
 
     @requires_loop
@@ -326,7 +330,7 @@ class Holdfast(TaskRegistration):
         """Counts jobs by queue, state, worker and attempts, and to which of them something happened in the last
         minutes; of each kind at most so many jobs are looked at, however many there are.
         """
-        recent, bound = _looked_at(minutes, most)
+        recent, bound = looked_at(minutes, most)
         return await (await self.open_store()).query.stats(recent=recent, most=bound)
 
     @requires_loop
@@ -348,7 +352,7 @@ class Holdfast(TaskRegistration):
     @requires_loop
     async def cancel(self, selection: str | Selection, *, limit: int = 1000) -> BulkResult:
         """Cancel by id, ids or filter, at most ``limit`` jobs a call; ``more`` says whether to call again."""
-        _check_limit(limit)
+        check_limit(limit)
         return await (await self.open_store()).admin.cancel(await self._ids(selection), limit=limit)
 
     @requires_loop
@@ -366,7 +370,7 @@ class Holdfast(TaskRegistration):
 
         ``rate`` (``"10/s"``): the first is ready ``after`` so long, the others by and by, scheduled until then.
         """
-        _check_limit(limit)
+        check_limit(limit)
         every = timedelta(0) if rate is None else parse_rate(rate)
         pace = ReplayRate(every=every, after=parse_duration(after, "after"))
         store = await self.open_store()
@@ -384,7 +388,7 @@ class Holdfast(TaskRegistration):
     @requires_loop
     async def delete(self, selection: str | Selection, *, limit: int = 1000) -> BulkResult:
         """Remove jobs that are not running, with key and history."""
-        _check_limit(limit)
+        check_limit(limit)
         return await (await self.open_store()).admin.delete(await self._ids(selection), limit=limit)
 
     async def cancel_one(self, job_id: str) -> JobState:
@@ -392,14 +396,14 @@ class Holdfast(TaskRegistration):
         operated = await (await self.open_store()).admin.cancel(await self._ids(job_id))
         if operated.changed:
             return operated.changed[0][1]
-        state = _refused_state(operated)
+        state = refused_state(operated)
         raise Conflict(f"job {job_id} cannot be cancelled: it has ended, {state}")
 
     async def replay_one(self, job_id: str, *, force: bool = False) -> None:
         """Replay one job. NotFound, or Conflict where its state does not allow it."""
         operated = await (await self.open_store()).admin.replay(await self._ids(job_id), force=force)
         if not operated.changed:
-            check_replay(job_id, _refused_state(operated), force=force)
+            check_replay(job_id, refused_state(operated), force=force)
 
     async def _ids(self, selection: str | Selection) -> Selection:
         if isinstance(selection, JobFilter):
@@ -436,33 +440,33 @@ class Holdfast(TaskRegistration):
         return await (await self.open_store()).migrate()
 
 
-def _check_no_function(task: object) -> None:
-    """Refuse what a caller means when he forgets that the task's own ``enqueue`` is for those who have it."""
-    if isinstance(task, Task):
-        call = f"{task.function.__name__}.enqueue(…)"
-        raise Invalid("task", task, f"give its name, {task.name!r}, or call {call} with the arguments")
-    if callable(task):
-        remedy = "register the function with @app.task() and call its enqueue(…), or give a task's name"
-        raise Invalid("task", task, remedy)
+class BlockingHoldfast(BlockingView):
+    """``app.sync``: the async methods of an application for blocking callers."""
 
+    __slots__ = ()
 
-def _looked_at(minutes: int, most: int) -> tuple[timedelta, int]:
-    recent = timedelta(minutes=parse_count(minutes, "minutes", least=1, most=_YEAR_OF_MINUTES, text=False))
-    return recent, parse_count(most, "most", least=1, most=1_000_000, text=False)
-
-
-def _check_limit(limit: int) -> None:
-    parse_count(limit, "limit", least=1, most=_MOST_AT_ONCE, text=False)
-
-
-def _refused_state(operated: BulkResult) -> JobState:
-    job_id, state = operated.refused[0]
-    if state is None:
-        raise NotFound(f"there is no job {job_id}")
-    return state
-
-
-def _batch_size(size: int) -> int:
-    if not 1 <= size <= 10_000:
-        raise Invalid("batch", size, "give between 1 and 10,000 jobs a transaction")
-    return size
+    close = BlockingMethod(Holdfast.close)
+    enqueue = BlockingMethod(Holdfast.enqueue)
+    run_command = BlockingMethod(Holdfast.run_command)
+    submit = BlockingMethod(Holdfast.submit)
+    enqueue_many = BlockingMethod(Holdfast.enqueue_many)
+    get = BlockingMethod(Holdfast.get)
+    find = BlockingMethod(Holdfast.find)
+    count = BlockingMethod(Holdfast.count)
+    attempts = BlockingMethod(Holdfast.attempts)
+    logs = BlockingMethod(Holdfast.logs)
+    queues = BlockingMethod(Holdfast.queues)
+    stats = BlockingMethod(Holdfast.stats)
+    workers = BlockingMethod(Holdfast.workers)
+    doctor = BlockingMethod(Holdfast.doctor)
+    repair = BlockingMethod(Holdfast.repair)
+    cancel = BlockingMethod(Holdfast.cancel)
+    replay = BlockingMethod(Holdfast.replay)
+    delete = BlockingMethod(Holdfast.delete)
+    cancel_one = BlockingMethod(Holdfast.cancel_one)
+    replay_one = BlockingMethod(Holdfast.replay_one)
+    pause = BlockingMethod(Holdfast.pause)
+    resume = BlockingMethod(Holdfast.resume)
+    stop_workers = BlockingMethod(Holdfast.stop_workers)
+    backup = BlockingMethod(Holdfast.backup)
+    migrate = BlockingMethod(Holdfast.migrate)

@@ -4,37 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.app.handle import JobHandle
 from holdfast.app.submitter import JobOptions, draft_job
-from holdfast.app.sync import requires_loop
+from holdfast.app.sync import Blocker, requires_loop
 from holdfast.core.models import NewJob, new_id
 from holdfast.core.portal import forbid_running_loop
 from holdfast.core.retry import Retry
 from holdfast.core.validation import check_tags, with_suggestions
+from holdfast.settings.settings import Settings
 from holdfast.tasks import Task
-
-if TYPE_CHECKING:
-    from holdfast.app.application import Holdfast
-    from holdfast.settings.settings import Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 _ELSEWHERE = frozenset({"apply_async", "defer", "delay", "defer_async", "enqueue_async", "kiq", "schedule", "send"})
 
 
-class BoundTask(Task[P, R], Generic[P, R]):
+class TaskOwner(Blocker, Protocol):
+    """The application that a task belongs to."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    async def submit(self, job: NewJob, *, connection: Any = None) -> JobHandle[Any]: ...
+
+
+class BoundTask(Task[P, R], Generic[P, R, F]):
     """A function registered by ``@app.task``. Calling it just calls the function."""
 
     __slots__ = ("_app", "_plain")
 
-    def __init__(self, app: Holdfast, name: str, function: Callable[..., Any], **options: Any) -> None:
+    def __init__(self, app: TaskOwner, name: str, function: Callable[..., Any], **options: Any) -> None:
         super().__init__(name, function, **options)
         self._app = app
         self._plain: ConfiguredTask[P, R] = ConfiguredTask(app, self, JobOptions(), None)
@@ -48,9 +55,11 @@ class BoundTask(Task[P, R], Generic[P, R]):
                 text += "; to submit a job: await task.enqueue(…), or task.sync.enqueue(…) where there is no event loop"
             raise AttributeError(text, name=name, obj=self)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    @property
+    def __call__(self) -> F:  # a call has the function's own type, its Context included
         """Just call the function: with its context, if it takes one, and without any queue."""
-        return self.function(*args, **kwargs)
+        function: F = self.function  # type: ignore[assignment]
+        return function
 
     def new_job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job with these arguments, not submitted yet: for ``app.enqueue_many``."""
@@ -108,7 +117,7 @@ class BoundTask(Task[P, R], Generic[P, R]):
         return prepared
 
     @property
-    def sync(self) -> Sync[P, R]:
+    def sync(self) -> BlockingTask[P, R]:
         """For blocking callers: ``task.sync.enqueue(…)``."""
         return self._plain.sync
 
@@ -118,7 +127,7 @@ class ConfiguredTask(Generic[P, R]):
 
     __slots__ = ("_app", "_connection", "_draft", "_settings", "_task", "_template")
 
-    def __init__(self, app: Holdfast, task: BoundTask[P, R], draft: JobOptions, connection: Any) -> None:
+    def __init__(self, app: TaskOwner, task: BoundTask[P, R, Any], draft: JobOptions, connection: Any) -> None:
         self._app = app
         self._task = task
         self._draft = draft
@@ -158,17 +167,17 @@ class ConfiguredTask(Generic[P, R]):
         return self._connection is not None
 
     @property
-    def sync(self) -> Sync[P, R]:
+    def sync(self) -> BlockingTask[P, R]:
         """For blocking callers."""
-        return Sync(self._app, self)
+        return BlockingTask(self._app, self)
 
 
-class Sync(Generic[P, R]):
-    """The blocking face of a prepared task: written out, unlike the others, to stay typed."""
+class BlockingTask(Generic[P, R]):
+    """``task.sync``: the blocking view of a task, with or without options."""
 
     __slots__ = ("_app", "_prepared")
 
-    def __init__(self, app: Holdfast, prepared: ConfiguredTask[P, R]) -> None:
+    def __init__(self, app: TaskOwner, prepared: ConfiguredTask[P, R]) -> None:
         self._app = app
         self._prepared = prepared
 

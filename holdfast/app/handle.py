@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from holdfast.app.sync import Blocking, requires_loop
+from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
+from holdfast.core.clock import Clock
 from holdfast.core.deferral import describe_outlook
 from holdfast.core.errors import JobCancelled, JobFailed, NotFound, ResultTimeout
 from holdfast.core.models import Job, JobState
+from holdfast.stores.base import Store
+from holdfast.tasks import Registry
 from holdfast.tasks.codec import decode_json
-
-if TYPE_CHECKING:
-    from holdfast.app.application import Holdfast
 
 R = TypeVar("R")
 
 _LOOK = 5.0  # seconds between looks at the job while waiting: what a lost wake-up costs at most
+
+
+class JobOwner(Blocker, Protocol):
+    """The application that a handle belongs to."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def registry(self) -> Registry: ...
+
+    async def open_store(self) -> Store: ...
+
+    async def cancel_one(self, job_id: str) -> JobState: ...
+
+    async def replay_one(self, job_id: str, *, force: bool = False) -> None: ...
 
 
 class JobHandle(Generic[R]):
@@ -24,7 +40,7 @@ class JobHandle(Generic[R]):
 
     __slots__ = ("_app", "created", "id", "wake_up_delayed")
 
-    def __init__(self, app: Holdfast, job_id: str, *, created: bool = True, wake_up_delayed: bool = False) -> None:
+    def __init__(self, app: JobOwner, job_id: str, *, created: bool = True, wake_up_delayed: bool = False) -> None:
         self._app = app
         self.id = job_id
         self.created = created
@@ -34,9 +50,9 @@ class JobHandle(Generic[R]):
         return f"<JobHandle {self.id}>"
 
     @property
-    def sync(self) -> Blocking:
+    def sync(self) -> BlockingHandle[R]:
         """The same methods for blocking callers: ``handle.sync.result(timeout=30)``."""
-        return Blocking(self._app, self)
+        return BlockingHandle(self._app, self)
 
     @requires_loop
     async def job(self) -> Job:
@@ -106,3 +122,20 @@ class JobHandle(Generic[R]):
         if job is None:
             raise NotFound(f"job {self.id} does not exist; it was deleted or its retention is over")
         return job  # type: ignore[no-any-return]  # declared above
+
+
+class BlockingHandle(BlockingView, Generic[R]):
+    """``handle.sync``: the methods of a handle for blocking callers."""
+
+    __slots__ = ()
+
+    job = BlockingMethod(JobHandle.job)
+    state = BlockingMethod(JobHandle.state)
+    cancel = BlockingMethod(JobHandle.cancel)
+    replay = BlockingMethod(JobHandle.replay)
+    _result = BlockingMethod(JobHandle.result)
+
+    def result(self, timeout: float | None = None) -> R:
+        """Returns the task's result, as ``JobHandle.result`` does."""
+        result: R = self._result(timeout)
+        return result

@@ -3,62 +3,95 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_type_hints, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_type_hints, overload
 
 import msgspec
 
-from holdfast.app.bound_task import BoundTask
+from holdfast.app.bound_task import BoundTask, TaskOwner
+from holdfast.app.handle import JobHandle
 from holdfast.core.errors import ConfigError
+from holdfast.core.models import NewJob
 from holdfast.core.retry import Retry, as_retry
 from holdfast.core.validation import check_name, check_tags, check_timeout, with_suggestions
+from holdfast.settings.settings import Settings
 from holdfast.tasks import Context, ErrorMatch, Executor, Registry
-
-if TYPE_CHECKING:
-    from holdfast.app.application import Holdfast, Middleware
 
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+CallNext = Callable[[Context], Awaitable[Any]]
+"""The rest of a job's way, as a middleware calls it."""
+
+Middleware = Callable[[Context, CallNext], Awaitable[Any]]
+"""``async def middleware(job, call_next): return await call_next(job)``; ``job`` is the handler's Context."""
+
+M = TypeVar("M", bound=Middleware)
+
+
+class Registering(TaskOwner, Protocol):
+    """An application with a registry of tasks."""
+
+    @property
+    def registry(self) -> Registry: ...
 
 
 class Decorator:
     """``@app.task(…)``: keeps the function's parameters, without a leading Context, and what it returns."""
 
-    def __init__(self, app: Holdfast, name: str | None, options: dict[str, Any]) -> None:
+    def __init__(self, app: Registering, name: str | None, options: dict[str, Any]) -> None:
         self._app = app
         self._name = name
         self._options = options
 
     @overload
-    def __call__(self, function: Callable[Concatenate[Context, P], Awaitable[R]]) -> BoundTask[P, R]: ...
+    def __call__(  # type: ignore[overload-overlap]  # a Context that a task takes first is not its parameter
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]
+    ) -> BoundTask[P, R, Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]]: ...
     @overload
-    def __call__(self, function: Callable[Concatenate[Context, P], R]) -> BoundTask[P, R]: ...
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], R]
+    ) -> BoundTask[P, R, Callable[Concatenate[Context, P], R]]: ...
     @overload
-    def __call__(self, function: Callable[P, Awaitable[R]]) -> BoundTask[P, R]: ...
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R]]
+    ) -> BoundTask[P, R, Callable[P, Coroutine[Any, Any, R]]]: ...
     @overload
-    def __call__(self, function: Callable[P, R]) -> BoundTask[P, R]: ...
-    def __call__(self, function: Callable[..., Any]) -> BoundTask[..., Any]:
+    def __call__(self, function: Callable[P, R]) -> BoundTask[P, R, Callable[P, R]]: ...
+    def __call__(self, function: Callable[..., Any]) -> BoundTask[..., Any, Any]:
         if self._name is None and function.__module__ == "__main__":
             raise ConfigError(
                 f"@app.task on {function.__qualname__}: this module runs as __main__, and a worker would know it by "
                 f'another name; give it one: @app.task("{function.__name__}")'
             )
         name = self._name or f"{function.__module__}.{function.__qualname__}".replace(".<locals>", "")
-        task: BoundTask[..., Any] = BoundTask(self._app, name, function, **self._options)
+        task: BoundTask[..., Any, Any] = BoundTask(self._app, name, function, **self._options)
         self._app.registry.register(task)
         return task
 
 
-class TaskRegistration:
+class TaskRegistration(ABC):
     """The registering half of ``Holdfast``."""
 
+    settings: Settings
     registry: Registry
     middlewares: list[Middleware]
-    lifespans: list[Callable[[Holdfast], AbstractAsyncContextManager[Any]]]
+    lifespans: list[Callable[[Any], AbstractAsyncContextManager[Any]]]
     providers: dict[type, Callable[[], Any]]
+
+    @abstractmethod
+    async def submit(self, job: NewJob, *, connection: Any = None) -> JobHandle[Any]:
+        """Submit a drafted job; inside the transaction of ``connection`` if one is given."""
+
+    @abstractmethod
+    def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T:
+        """Run one of this application's coroutines for a blocking caller."""
 
     @with_suggestions
     def task(
@@ -96,11 +129,12 @@ class TaskRegistration:
             "priority": priority,
             "tags": check_tags(tags) if tags else (),
         }
-        return Decorator(self, name, options)  # type: ignore[arg-type]  # a Register is only ever a Holdfast
+        return Decorator(self, name, options)
 
-    def middleware(self, function: F) -> F:
+    def middleware(self, function: M) -> M:
         """Wrap every job: ``async def middleware(job, call_next): return await call_next(job)``; first is outermost."""
-        if not inspect.iscoroutinefunction(function):
+        asynchronous = inspect.iscoroutinefunction(function)
+        if not asynchronous:
             raise ConfigError(f"middleware {function.__qualname__} must be an async function (job, call_next)")
         self.middlewares.append(function)
         return function

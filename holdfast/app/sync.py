@@ -1,7 +1,7 @@
-"""The blocking face: the same methods, for callers without an event loop.
+"""The blocking view: the same methods, for callers without an event loop.
 
-A public method marked ``awaited`` refuses to be called without an event loop; its blocking twin is not written
-anywhere, it is the same method run through the store's way for blocking callers.
+A public method marked ``requires_loop`` refuses to be called without an event loop; its blocking twin is a line in a
+view, and runs the same method through the store's way for blocking callers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.portal import forbid_running_loop, running_loop
@@ -40,28 +40,37 @@ def requires_loop(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Co
     return checked_call
 
 
-class Blocking:
-    """``thing.sync``: each async method of ``thing``, as a blocking one."""
+class BlockingView:
+    """``thing.sync``: async methods of ``thing`` as blocking ones. Each is a line of a derived class."""
+
+    __slots__ = ("_blocker", "_thing")
 
     def __init__(self, blocker: Blocker, thing: object) -> None:
         self._blocker = blocker
         self._thing = thing
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(type(self._thing), name, None)
-        inner = inspect.unwrap(method) if callable(method) else None
-        if name.startswith("_") or inner is None or not inspect.iscoroutinefunction(inner):
+    if not TYPE_CHECKING:  # to a type checker, other attributes are errors as ever
+
+        def __getattr__(self, name: str) -> Any:
             raise AttributeError(f"{type(self._thing).__name__} has no async method {name!r} to block on")
 
+
+class BlockingMethod(Generic[P, T]):
+    """The blocking twin of an async method: ``get = BlockingMethod(Holdfast.get)`` in a view of ``Holdfast``."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:
+        self._name = method.__name__
+        self.__doc__ = method.__doc__
+
+    def __get__(self, view: BlockingView, _: type) -> Callable[P, T]:
+        name, thing = self._name, view._thing
+        inner = inspect.unwrap(getattr(type(thing), name))  # of a derived class, its own
+
         @functools.wraps(inner)
-        def blocking_call(*args: Any, **kwargs: Any) -> Any:
+        def blocking_call(*args: P.args, **kwargs: P.kwargs) -> T:
             forbid_running_loop(f"await {name}(…) itself instead of .sync.{name}(…)")
             here = kwargs.get("connection") is not None
-            return self._blocker.run_blocking(inner(self._thing, *args, **kwargs), here=here)
+            result: T = view._blocker.run_blocking(inner(thing, *args, **kwargs), here=here)
+            return result
 
         return blocking_call
-
-    def __dir__(self) -> list[str]:
-        kind = type(self._thing)
-        names = [name for name in dir(kind) if not name.startswith("_")]
-        return [name for name in names if inspect.iscoroutinefunction(inspect.unwrap(getattr(kind, name)))]

@@ -23,7 +23,7 @@ _SHOWN = 10
 def enqueued(
     app: Holdfast,
     *,
-    task: str | BoundTask[..., Any] | None = None,
+    task: str | BoundTask[..., Any, Any] | None = None,
     args: Mapping[str, Any] | None = None,
     queue: str | None = None,
     delay: float | timedelta | str | None = None,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+import grimp
 import pytest
 
 from tests.conventions import rules
@@ -172,3 +173,14 @@ def test_two_stores_are_compared_by_their_statements(tmp_path: Path, second: str
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports for type checkers count too."""
+    graph = grimp.build_graph("holdfast", cache_dir=None)
+    left = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    while free := [module for module, imported in left.items() if not imported & left.keys()]:
+        for module in free:
+            del left[module]
+    imported = set().union(*left.values())
+    assert sorted(left.keys() & imported) == []

@@ -1,4 +1,4 @@
-"""What a type checker is shown by test_typing.py. Never run.
+"""A sample application that test_typing.py shows to mypy and pyright, both strict. Never run.
 
 ``# shows: T`` ends a line whose ``reveal_type`` must answer T; ``# wrong: code`` a line that must be refused with that
 code; every other line must be accepted.
@@ -6,13 +6,13 @@ code; every other line must be accepted.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Annotated, reveal_type
 
 from fastapi import Depends, FastAPI
 
-from holdfast import Context, Holdfast, JobHandle
+from holdfast import CallNext, Context, Holdfast, JobHandle
 from holdfast.core.models import NewJob
 from holdfast.integrations.fastapi import HoldfastDep, holdfast_lifespan, require_scope
 from holdfast.web.routing import RequestContext
@@ -70,6 +70,35 @@ def blocking() -> None:
     resize.sync.enqueue(1)  # wrong: call-arg
     plain.options(delay=1).sync.enqueue("1")  # wrong: arg-type
     plain.new_job("1")  # wrong: arg-type
+    reveal_type(plain.sync.enqueue(1).sync.result())  # shows: float
+    reveal_type(plain.sync.enqueue(1).sync.result(timeout=30))  # shows: float
+    reveal_type(plain.sync.enqueue(1).sync.state())  # shows: JobState
+    reveal_type(app.sync.get("id"))  # shows: Job
+    reveal_type(app.sync.count())  # shows: int
+    reveal_type(app.sync.enqueue("plain", {"count": 1}, delay=60))  # shows: JobHandle[Any]
+    reveal_type(app.sync.workers())  # shows: list[WorkerInfo]
+    app.sync.nope()  # wrong: attr-defined
+    app.sync.get(1)  # wrong: arg-type
+    app.sync.find(limit="5")  # wrong: arg-type
+    plain.sync.enqueue(1).sync.nope()  # wrong: attr-defined
+
+
+async def called_directly(context: Context) -> None:
+    reveal_type(await send(context, "a", subject="hi"))  # shows: str
+    reveal_type(await plain(1))  # shows: float
+    reveal_type(resize(context, 1, height=2))  # shows: list[int]
+    await plain("1")  # wrong: arg-type
+    resize(1, height=2)  # wrong: arg-type, call-arg
+
+
+@app.middleware
+async def timed(job: Context, call_next: CallNext) -> object:
+    return await call_next(job)
+
+
+@app.middleware  # wrong: type-var
+async def backwards(call_next: CallNext, job: Context) -> object:
+    return await call_next(job)
 
 
 def handles(kept: list[JobHandle[str]], jobs: list[NewJob]) -> None:
@@ -79,7 +108,7 @@ def handles(kept: list[JobHandle[str]], jobs: list[NewJob]) -> None:
 
 
 @asynccontextmanager
-async def own_lifespan(site: FastAPI) -> AsyncIterator[None]:
+async def own_lifespan(site: FastAPI) -> AsyncGenerator[None, None]:
     yield
 
 

@@ -1,12 +1,18 @@
-"""What a type checker makes of ``enqueue``: the task's own parameters, without its Context, and what it returns."""
+"""Types of a sample application, as mypy and pyright see them: tasks, handles, and the blocking view."""
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+
+from holdfast import Holdfast, JobHandle
+from holdfast.app.application import BlockingHoldfast
+from holdfast.app.handle import BlockingHandle
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = Path(__file__).with_name("calls.py")
@@ -45,3 +51,46 @@ def test_good_calls_are_typed_and_bad_ones_refused(tmp_path: Path) -> None:
     assert shown == _expected("shows")
     assert {line: sorted(codes) for line, codes in wrong.items()} == _expected("wrong")
     assert (len(shown), len(wrong)) >= (12, 12)
+
+
+def _checked_by_pyright(folder: Path) -> tuple[dict[int, list[str]], set[int]]:
+    """By line: the types that were revealed; and the lines with errors."""
+    settings = {
+        "include": [str(CALLS)],
+        "extraPaths": [str(ROOT)],
+        "pythonVersion": "3.11",
+        "typeCheckingMode": "strict",
+    }
+    config = folder / "pyrightconfig.json"
+    config.write_text(json.dumps(settings), encoding="utf-8")
+    words = ["--project", str(config), "--pythonpath", sys.executable, "--outputjson"]
+    ended = subprocess.run(
+        [str(Path(sys.executable).with_name("basedpyright")), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        timeout=200,
+    )
+    shown, wrong = defaultdict[int, list[str]](list), set[int]()
+    for each in json.loads(ended.stdout)["generalDiagnostics"]:
+        line = each["range"]["start"]["line"] + 1
+        if each["severity"] == "error":
+            wrong.add(line)
+        elif each["message"].startswith("Type of "):
+            shown[line].append(each["message"].rsplit(' is "', 1)[1].removesuffix('"'))
+    return shown, wrong
+
+
+def test_pyright_sees_the_same_types_and_the_same_mistakes(tmp_path: Path) -> None:
+    shown, wrong = _checked_by_pyright(tmp_path)
+    assert shown == _expected("shows")
+    assert wrong == set(_expected("wrong"))
+
+
+def test_every_async_method_has_a_blocking_twin() -> None:
+    """With the same parameters; the view of a handle says its result's type itself."""
+    for kind, view in ((Holdfast, BlockingHoldfast), (JobHandle, BlockingHandle)):
+        methods = {name: inspect.unwrap(method) for name, method in vars(kind).items() if not name.startswith("_")}
+        twins = {name for name, method in methods.items() if inspect.iscoroutinefunction(method)} - {"open_store"}
+        assert {name for name in vars(view) if not name.startswith("_")} == twins

@@ -111,17 +111,17 @@ def size_measures(package: Path, trees: dict[Path, ast.Module]) -> list[Measure]
             "packages and modules at the top", 14, 14, len([path for path in top if not path.name.startswith("__")])
         ),
         Measure("modules under 60 lines", 25, 25, len(small), [str(path) for path in small]),
-        Measure("statements", 24_217, 25_150, statements),
-        Measure("banned words", 0, 457, len(banned), banned),
+        Measure("statements", 24_217, 25_250, statements),
+        Measure("banned words", 0, 447, len(banned), banned),
     ]
 
 
 def measure(package: Path) -> list[Measure]:
     """Returns all measures of a package."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(package.rglob("*.py"))}
-    opening = Measure("docstrings opening with a pronoun, %", 3.0, 1.25)
-    pronouns = Measure("pronouns per 100 docstring words", 0.7, 1.66)
-    one_word = Measure("distinct one-word public functions", 160, 155)
+    opening = Measure("docstrings opening with a pronoun, %", 3.0, 1.0)
+    pronouns = Measure("pronouns per 100 docstring words", 0.7, 1.55)
+    one_word = Measure("distinct one-word public functions", 160, 150)
     unexplained = Measure("one-word functions not in the glossary", 0, 0)
     classes = Measure("class names in modules of different names", 3, 3)
     commits = Measure("commit subjects out of form", 0, 0)

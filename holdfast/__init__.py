@@ -37,6 +37,7 @@ from holdfast.tasks import Context, current_job, provided
 from holdfast.telemetry.log_context import JobFields, add_job_fields
 
 __all__ = [
+    "CallNext",
     "ConfigError",
     "Conflict",
     "Context",
@@ -50,12 +51,11 @@ __all__ = [
     "JobFailed",
     "JobFields",
     "JobFilter",
-    "CallNext",
     "JobHandle",
-    "Middleware",
     "JobOutcome",
     "JobState",
     "LeaseLost",
+    "Middleware",
     "NotFound",
     "ResultTimeout",
     "Retry",

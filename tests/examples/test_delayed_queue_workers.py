@@ -85,7 +85,7 @@ def test_idle_worker_blocks_and_runs_ids_pushed_by_hand(delayed: Delayed) -> Non
         return (int(job["pickupTime"]) - now) / SECOND
 
     def commands() -> float:
-        return len(delayed.overheard(5)) / 5
+        return len(delayed.overheard(10)) / 10
 
     def listening() -> bool:
         clients = [each["cmd"] for each in delayed.client.client_list() if each["db"] == str(DATABASE)]

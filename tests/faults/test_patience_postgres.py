@@ -44,10 +44,13 @@ async def test_abandoned_call_is_cancelled_on_the_server(url: str) -> None:
 async def test_a_change_of_jobs_takes_its_time(url: str) -> None:
     """However many log lines and attempts hang on its jobs."""
     (schema,) = parse_qs(urlsplit(url).query)["schema"]
+    patient = PostgresStore(url)
+    await patient.open()
+    waiting, again, gone = await put(patient, *[new_job() for _ in range(3)])
+    await patient.admin.cancel([again, gone])
+    await patient.close()
     store = PostgresStore(url, patience=0.3)
     await store.open()
-    waiting, again, gone = await put(store, *[new_job() for _ in range(3)])
-    await store.admin.cancel([again, gone])
     body = "begin perform pg_sleep(0.5); return null; end"
     shared().execute(f"create function {schema}.slow() returns trigger language plpgsql as $${body}$$")
     slow = f"before update or delete on {schema}.job for each statement execute function {schema}.slow()"

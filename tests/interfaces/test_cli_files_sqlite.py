@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -45,7 +46,10 @@ def test_worker_ends_with_75_when_a_file_is_removed(cli: Cli, suffix: str) -> No
     (stopping,) = [line for line in events if line["event"] == "worker_stopping"]
     assert stopping["reason"] == "store_replaced"
     assert not [line for line in events if line["event"] == "store_trouble" and line["retry_in"] == 0.0]
-    assert f"holdfast.db{suffix} was removed while this program had it open; restart this program" in problem.decode()
+    # The worker may open the next of its stores, and make a new file, before it sees that the old one is gone.
+    word = r"(removed|replaced)" if suffix == "" else "removed"
+    said_why = rf"holdfast\.db{suffix} was {word} while this program had it open; restart this program"
+    assert re.search(said_why, problem.decode())
     assert "Traceback" not in problem.decode()
     assert b"never retrieved" not in problem
 

@@ -131,25 +131,26 @@ async def test_a_task_the_child_cannot_find_fails_and_says_why(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("how", "cause"),
+    ("how", "causes"),
     [
-        ("_exit", "exit code 0"),
-        ("kill", "killed by SIGKILL"),
-        ("segfault", "killed by SIGSEGV"),
-        ("close", "exit code 1"),
+        ("_exit", ["exit code 0"]),
+        ("kill", ["killed by SIGKILL"]),
+        ("segfault", ["killed by SIGSEGV"]),
+        ("close", ["exit code 1", "killed by SIGKILL"]),  # killed where it does not end soon, on a busy machine
     ],
 )
-def test_a_handler_that_ends_its_process_has_crashed(how: str, cause: str) -> None:
+def test_a_handler_that_ends_its_process_has_crashed(how: str, causes: list[str]) -> None:
     async def main() -> None:
         events = Events()
         heard: list[Event] = []
         events.subscribe(heard.append, ChildEnded)
         async with pool(events=events) as executor:
             failed = await failure(executor, tasks.end_the_process, how=how)
-            assert (failed.error, failed.reason) == (f"its process died: {cause}", Reason.CRASHED)
-            assert failed.retryable
+            assert failed.error in [f"its process died: {cause}" for cause in causes]
+            assert (failed.reason, failed.retryable) == (Reason.CRASHED, True)
             assert await run(executor, tasks.add, a=1, b=1) == Succeeded("2")
-        assert [event.cause for event in heard if isinstance(event, ChildEnded)] == [cause]
+        (ended,) = [event.cause for event in heard if isinstance(event, ChildEnded)]
+        assert failed.error == f"its process died: {ended}"
 
     asyncio.run(main())
 

@@ -38,6 +38,9 @@ async def stamp(n: int) -> None:
     _STARTS.append(time.monotonic())
 
 
+_new_job = getattr(stamp, "new_job", None) or vars(type(stamp))["job"].__get__(stamp)  # older revisions have the latter
+
+
 def _write_starts() -> None:
     Path(os.environ["COMPARE_STARTS"]).write_text(json.dumps(_STARTS), encoding="utf-8")
 
@@ -62,7 +65,7 @@ def _worker(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
 
 async def _fill(jobs: int) -> None:
     async with app:
-        await app.enqueue_many(stamp.new_job(n=index) for index in range(jobs))
+        await app.enqueue_many(_new_job(n=index) for index in range(jobs))
 
 
 def drain(jobs: int) -> list[float]:
@@ -90,7 +93,7 @@ async def _submit(jobs: int) -> list[float]:
         await one_after_another(50)
         began = time.perf_counter()
         for _ in range(jobs // 1000):
-            await app.enqueue_many(stamp.new_job(n=index) for index in range(1000))
+            await app.enqueue_many(_new_job(n=index) for index in range(1000))
         bulk = time.perf_counter()
         await one_after_another(_SINGLES)
         singles = time.perf_counter()

@@ -112,7 +112,7 @@ def size_measures(package: Path, trees: dict[Path, ast.Module]) -> list[Measure]
         ),
         Measure("modules under 60 lines", 25, 25, len(small), [str(path) for path in small]),
         Measure("statements", 24_217, 25_250, statements),
-        Measure("banned words", 0, 447, len(banned), banned),
+        Measure("banned words", 0, 0, len(banned), banned),
     ]
 
 

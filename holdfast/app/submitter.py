@@ -199,9 +199,9 @@ class Submitter:
         return answers
 
     def _measure(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
-        told = list(zip(jobs, answers, strict=True))
-        created = Counter(job.task for job, answer in told if answer.created)
-        absorbed = Counter(job.task for job, answer in told if not answer.created)
+        pairs = list(zip(jobs, answers, strict=True))
+        created = Counter(job.task for job, answer in pairs if answer.created)
+        absorbed = Counter(job.task for job, answer in pairs if not answer.created)
         self._events.emit(JobsSubmitted(created=created, absorbed=absorbed))
 
     async def announce_jobs(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:

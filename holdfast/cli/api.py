@@ -50,7 +50,7 @@ def _warnings(app: Holdfast) -> Iterator[str]:
             yield f"this makes a new database: {store_of(app)} (url from {url_source(app)})"
     file = app.settings.keys_file
     if file is not None and not read_keys(Path(file)):
-        yield f"{file} has no key, so that nobody may come in: `holdfast keys create` makes keys"
+        yield f"{file} has no key, so no caller is let in: `holdfast keys create` makes keys"
 
 
 @add_group("audit")

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 import click
 
 from holdfast import Holdfast
-from holdfast.cli.context import Session, told_if_made
+from holdfast.cli.context import Session, note_if_created
 from holdfast.cli.output import make_console, print_json_line
 from holdfast.cli.submission import Interrupted, parse_options, standard_input
 from holdfast.core.errors import HoldfastError, Invalid, TooLarge
@@ -81,7 +81,7 @@ def enqueue_stream(session: Session, source: str, *, task: str | None, said: Map
 
 
 def _store(session: Session, app: Holdfast, lines: list[StreamLine], tally: Tally) -> None:
-    with nullcontext() if tally.last_line else told_if_made(app):
+    with nullcontext() if tally.last_line else note_if_created(app):
         handles = app.sync.enqueue_many([line.job for line in lines], batch=len(lines))
     tally.created += sum(handle.created for handle in handles)
     tally.duplicates += sum(not handle.created for handle in handles)

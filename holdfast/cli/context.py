@@ -59,11 +59,11 @@ class Session:
         from holdfast.cli.loading import load_application
 
         app = load_application(settings.app, settings.source_of("app"))
-        told = {name: value for name, value in {"url": self.url, **arguments}.items() if value is not None}
-        if told or self.config:
+        given = {name: value for name, value in {"url": self.url, **arguments}.items() if value is not None}
+        if given or self.config:
             said = _said_in_code(app.settings)
             file = self.config or (app.settings.file if app.settings.stamp else None)
-            app.settings = Settings.load(path=file, **{**said, **told, "app": settings.app})
+            app.settings = Settings.load(path=file, **{**said, **given, "app": settings.app})
         return app
 
     def with_tasks(self, purpose: str, **arguments: Any) -> Holdfast:
@@ -116,7 +116,7 @@ def store_of(app: Holdfast) -> str:
 
 
 @contextmanager
-def told_if_made(app: Holdfast) -> Iterator[None]:
+def note_if_created(app: Holdfast) -> Iterator[None]:
     """Wraps the first submission: reports a new database, which a wrong directory would cause."""
     is_new = app.run_blocking(app.new_store().missing()) is not None
     yield

@@ -88,9 +88,11 @@ def dlq_replay(
 @click.pass_obj
 def dlq_purge(session: Session, *, ids: tuple[str, ...], filters: Filters, everything: bool, dry_run: bool) -> int:
     """Delete dead letters for good."""
-    deed = BulkOperation(name="delete", done="deleted", legal=frozenset(_DEAD), advice="it is running: cancel it first")
+    change = BulkOperation(
+        name="delete", done="deleted", legal=frozenset(_DEAD), advice="it is running: cancel it first"
+    )
     with session.open_jobs() as app:
         for job_id in ids:
             if (state := app.sync.get(job_id).state) is not JobState.DEAD:
                 raise Conflict(f"job {job_id} is no dead letter: it is {state}; `holdfast delete` takes any job")
-    return carry_out(session, deed, ids, filters, everything=everything, dry_run=dry_run)
+    return carry_out(session, change, ids, filters, everything=everything, dry_run=dry_run)

@@ -103,15 +103,15 @@ def keys_rotate(session: Session, *, key_id: str, overlap: str, file: str | None
     from holdfast.web.keys_file import change_keys
 
     key_id = id_in(key_id)
-    told: list[Any] = []
+    rotated: list[Any] = []
 
     def decide_change(present: dict[str, Key]) -> Mapping[str, Key]:
-        told[:] = rotate_key(key_id, _named(present, key_id), parse_duration(overlap, "overlap"))
-        return {**present, key_id: told[0]}
+        rotated[:] = rotate_key(key_id, _named(present, key_id), parse_duration(overlap, "overlap"))
+        return {**present, key_id: rotated[0]}
 
     change_keys(_path(session, file), decide_change)
-    _tell(session, key_id, told[0], told[1])
-    until = _dated(told[0].former_until)
+    _tell(session, key_id, rotated[0], rotated[1])
+    until = _dated(rotated[0].former_until)
     print_note("the old secret is good no more" if until is None else f"the old secret is good until {until}")
 
 
@@ -150,8 +150,8 @@ def _named(present: Mapping[str, Key], key_id: str) -> Key:
     so_named = [each for each, key in present.items() if key.name == key_id]
     if so_named:
         raise NotFound(f"a name is no id; the id of {key_id} is {' or '.join(so_named)}")
-    told = key_id if len(key_id) <= _ID_MOST else "of that id"  # more could be a secret
-    raise NotFound(f"there is no key {told}; see `holdfast keys list`{did_you_mean(key_id, present)}")
+    shown = key_id if len(key_id) <= _ID_MOST else "of that id"  # more could be a secret
+    raise NotFound(f"there is no key {shown}; see `holdfast keys list`{did_you_mean(key_id, present)}")
 
 
 def _expiry(text: str) -> datetime:

@@ -96,16 +96,16 @@ def _applications(module: ModuleType) -> list[str]:
 
 def _failed(what: str, error: BaseException) -> str:
     """Returns a line that names the failure, then the traceback of the user's code."""
-    told = traceback.TracebackException.from_exception(error)
-    _keep_user_frames(told)
-    summary = "".join(told.format_exception_only()).strip().splitlines()[-1]
-    return f"{what} failed: {summary}\n{''.join(told.format()).rstrip()}"
+    trace = traceback.TracebackException.from_exception(error)
+    _keep_user_frames(trace)
+    summary = "".join(trace.format_exception_only()).strip().splitlines()[-1]
+    return f"{what} failed: {summary}\n{''.join(trace.format()).rstrip()}"
 
 
-def _keep_user_frames(told: traceback.TracebackException) -> None:
-    kept = [frame for frame in told.stack if not _is_machinery(frame.filename)]
-    told.stack = traceback.StackSummary.from_list(kept)
-    for linked in (told.__cause__, told.__context__):
+def _keep_user_frames(trace: traceback.TracebackException) -> None:
+    kept = [frame for frame in trace.stack if not _is_machinery(frame.filename)]
+    trace.stack = traceback.StackSummary.from_list(kept)
+    for linked in (trace.__cause__, trace.__context__):
         if linked is not None:
             _keep_user_frames(linked)
 

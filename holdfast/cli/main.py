@@ -95,10 +95,10 @@ def _fail(error: HoldfastError | click.ClickException, words: Sequence[str]) -> 
         click.echo(f"Try '{error.ctx.command_path} --help'.", err=True)
     click.echo(f"holdfast: {safe_text(message, lines=True)}", err=True)
     if "--json" in words:
-        told: dict[str, Any] = {"type": type(error).__name__, "message": message, "exit_code": error.exit_code}
+        document: dict[str, Any] = {"type": type(error).__name__, "message": message, "exit_code": error.exit_code}
         if isinstance(error, Invalid):
-            told |= {"field": error.field, "remedy": error.remedy}
-        click.echo(as_json({"error": told}), err=True)
+            document |= {"field": error.field, "remedy": error.remedy}
+        click.echo(as_json({"error": document}), err=True)
     sys.exit(error.exit_code)
 
 

@@ -103,8 +103,8 @@ def replay_jobs(
 ) -> int:
     """``replay``, and ``dlq replay`` with fewer states."""
     edited = {} if payload is None else {"payload": read_payload(payload, session.settings().payload_limit)}
-    deed = replay_operation(force=force, states=states, rate=rate, **edited)
-    return carry_out(session, deed, ids, filters, everything=everything, dry_run=dry_run)
+    change = replay_operation(force=force, states=states, rate=rate, **edited)
+    return carry_out(session, change, ids, filters, everything=everything, dry_run=dry_run)
 
 
 @add_command(
@@ -123,15 +123,15 @@ def delete(session: Session, *, ids: tuple[str, ...], filters: Filters, everythi
 
 
 def carry_out(
-    session: Session, deed: BulkOperation, ids: tuple[str, ...], filters: Filters, *, everything: bool, dry_run: bool
+    session: Session, change: BulkOperation, ids: tuple[str, ...], filters: Filters, *, everything: bool, dry_run: bool
 ) -> int:
     """Do it and say what was done; 1 if an id was refused."""
     check_choice(ids, filters, everything)
-    needs_tasks = "payload" in deed.options
+    needs_tasks = "payload" in change.options
     with session.open_target() if needs_tasks else session.open_jobs() as app:
         if dry_run:
-            return _count(session, app, deed, ids, filters)
-        operation, turns = getattr(app.sync, deed.name), PacedCalls(deed)
+            return _count(session, app, change, ids, filters)
+        operation, turns = getattr(app.sync, change.name), PacedCalls(change)
 
         def next_slice(where: JobFilter) -> BulkResult:
             operated: BulkResult = operation(where, **turns.batch_options())
@@ -142,10 +142,10 @@ def carry_out(
             operated = operation(list(ids), limit=len(ids), **turns.batch_options())
             turns.pace_batch(len(operated.changed))
         else:
-            operated = operate_on_all(next_slice, by_state(app.run_blocking(filters.build_filter(app)), deed.legal))
+            operated = operate_on_all(next_slice, by_state(app.run_blocking(filters.build_filter(app)), change.legal))
             if not operated.changed:
                 _note_unused(app, filters.queue)
-        return print_operated(session, operated, deed, turns)
+        return print_operated(session, operated, change, turns)
 
 
 def _note_unused(app: Holdfast, queue: str | None) -> None:
@@ -153,21 +153,21 @@ def _note_unused(app: Holdfast, queue: str | None) -> None:
         print_note(f"no job is kept of queue {queue}; see `holdfast queue list` if the name should be another")
 
 
-def _count(session: Session, app: Holdfast, deed: BulkOperation, ids: tuple[str, ...], filters: Filters) -> int:
+def _count(session: Session, app: Holdfast, change: BulkOperation, ids: tuple[str, ...], filters: Filters) -> int:
     if ids:
-        number = sum(app.sync.get(each).state in deed.legal for each in ids)
+        number = sum(app.sync.get(each).state in change.legal for each in ids)
     else:
         number = sum(
-            app.sync.count(where) for where in by_state(app.run_blocking(filters.build_filter(app)), deed.legal)
+            app.sync.count(where) for where in by_state(app.run_blocking(filters.build_filter(app)), change.legal)
         )
         if not number:
             _note_unused(app, filters.queue)
-    turns = PacedCalls(deed)
+    turns = PacedCalls(change)
     turns.pace_batch(number)
     if session.json:
         print_json({"dry_run": True, "count": number, **_lasting(turns)})
     else:
-        click.echo(f"{count_noun(number, 'job')} would be {deed.done}{_over(turns)}")
+        click.echo(f"{count_noun(number, 'job')} would be {change.done}{_over(turns)}")
     return 0
 
 
@@ -179,7 +179,7 @@ def _over(turns: PacedCalls) -> str:
     return f", one after the other over {format_span(turns.after)}" if turns.after else ""
 
 
-def print_operated(session: Session, operated: BulkResult, deed: BulkOperation, turns: PacedCalls) -> int:
+def print_operated(session: Session, operated: BulkResult, change: BulkOperation, turns: PacedCalls) -> int:
     """Prints the result of an operation; returns 1 if something was refused."""
     if session.json:
         count = len(operated.changed)
@@ -187,8 +187,8 @@ def print_operated(session: Session, operated: BulkResult, deed: BulkOperation, 
     else:
         asked = sum(state is JobState.RUNNING for _, state in operated.changed)
         also = f", {asked} of them run and were asked to stop" if asked else ""
-        click.echo(f"{count_noun(len(operated.changed), 'job')} {deed.done}{also}{_over(turns)}")
+        click.echo(f"{count_noun(len(operated.changed), 'job')} {change.done}{also}{_over(turns)}")
         for job_id, state in operated.refused:
-            why = "there is no such job" if state is None else deed.describe_refusal(job_id, state)
-            click.echo(f"holdfast: job {job_id} was not {deed.done}: {why}", err=True)
+            why = "there is no such job" if state is None else change.describe_refusal(job_id, state)
+            click.echo(f"holdfast: job {job_id} was not {change.done}: {why}", err=True)
     return 1 if operated.refused else 0

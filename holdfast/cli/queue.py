@@ -77,11 +77,11 @@ def queue_purge(session: Session, *, name: str, dry_run: bool) -> int:
     They are queued, scheduled, waiting, or failed and to be retried. What runs and what has ended stays; `holdfast
     delete --queue NAME` deletes that too.
     """
-    deed = BulkOperation(name="delete", done="deleted", legal=_NOT_RUN, advice="it is running: cancel it first")
+    change = BulkOperation(name="delete", done="deleted", legal=_NOT_RUN, advice="it is running: cancel it first")
     wheres = by_state(JobFilter(queue=check_name("queue", name)), _NOT_RUN)
     with session.open_jobs() as app:
         if not dry_run:
-            return print_operated(session, operate_on_all(app.sync.delete, wheres), deed, PacedCalls(deed))
+            return print_operated(session, operate_on_all(app.sync.delete, wheres), change, PacedCalls(change))
         number = sum(app.sync.count(where) for where in wheres)
     if session.json:
         print_json({"dry_run": True, "count": number})

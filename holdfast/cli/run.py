@@ -87,7 +87,7 @@ def _check_enabled(app: Holdfast, *, shell: bool) -> None:
         what = "Shell lines" if shell else "Command jobs"
         source = app.settings.source_of("commands")
         raise ConfigError(
-            f"{what} are off here (commands = {mode}, from {source}): whoever can submit them "
+            f"{what} are off here (commands = {mode}, from {source}): a client that can submit them "
             f"runs programs as the worker's user. To enable them: `holdfast config set commands {wanted}`, or "
             f"HOLDFAST_COMMANDS={wanted}, for the submitter and its workers; `command_allow` limits which programs"
         )

@@ -63,4 +63,4 @@ def _columns(first: str) -> list[Column]:
 
 
 def _rows(workers: Sequence[WorkerCounts]) -> list[list[object]]:
-    return [[each.worker or "nobody yet", *(each.counts[state.value] or "-" for state in _SHOWN)] for each in workers]
+    return [[each.worker or "none yet", *(each.counts[state.value] or "-" for state in _SHOWN)] for each in workers]

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TypeVar
 import click
 
 from holdfast import Holdfast, JobHandle, JobState, Retry
-from holdfast.cli.context import Session, told_if_made
+from holdfast.cli.context import Session, note_if_created
 from holdfast.cli.output import print_json, print_note
 from holdfast.core.deferral import deferral_of, describe_outlook
 from holdfast.core.errors import Invalid, JobCancelled, JobFailed, ResultTimeout
@@ -149,7 +149,7 @@ def standard_input() -> BinaryIO:
 def submit_one(app: Holdfast, job: NewJob) -> JobHandle[Any]:
     """Store one job. Ctrl-C meanwhile ends in a message that says whether it is stored."""
     try:
-        with told_if_made(app):
+        with note_if_created(app):
             handle = app.run_blocking(app.submit(job))
     except KeyboardInterrupt:
         raise Interrupted(_standing(app, job)) from None

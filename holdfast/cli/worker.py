@@ -87,9 +87,9 @@ def _tell_waiting(event: Event) -> None:
 
 def child_arguments(session: Session, said: dict[str, str | None], *, drain: bool) -> list[str]:
     """Returns the arguments of a child process beside ``worker start``."""
-    told = {"app": session.app, "url": session.url, "config": session.config, **said}
-    told.pop("processes", None)
-    arguments = [word for name, value in told.items() if value is not None for word in (_option(name), value)]
+    passed = {"app": session.app, "url": session.url, "config": session.config, **said}
+    passed.pop("processes", None)
+    arguments = [word for name, value in passed.items() if value is not None for word in (_option(name), value)]
     return [*arguments, *(["--drain"] if drain else [])]
 
 

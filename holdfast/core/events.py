@@ -346,7 +346,7 @@ class SettingsChanged(Event, frozen=True, kw_only=True, gc=False, omit_defaults=
 
 class SettingsRefused(Event, frozen=True, kw_only=True, gc=False):
     """A setting that cannot be followed: the file was changed to what cannot be used, and the settings that were valid
-    stay; or nobody would start the worker that is to come after this one. Emitted once."""
+    stay; or no supervisor would start the worker that is to come after this one. Emitted once."""
 
     name: ClassVar[str] = "settings_refused"
     level: ClassVar[str] = "warning"

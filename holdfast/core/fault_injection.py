@@ -49,43 +49,43 @@ def _fail(name: str) -> None:
     raise Unavailable(f"a fault was injected at {name}")
 
 
-_DEEDS = MappingProxyType({"kill": _kill, "freeze": _freeze, "fail": _fail})
+_ACTIONS = MappingProxyType({"kill": _kill, "freeze": _freeze, "fail": _fail})
 
 
 class InjectedFault:
     """A fault at one point, and the visit at which it strikes."""
 
-    def __init__(self, name: str, deed: str, nth: int = 1) -> None:
+    def __init__(self, name: str, action: str, nth: int = 1) -> None:
         """Raises ConfigError for an unknown point or action."""
         if name not in POINTS:
             raise ConfigError(
                 f"{FAULTS_VARIABLE}: there is no point {quote_value(name)}; there are {', '.join(sorted(POINTS))}"
             )
-        if deed not in _DEEDS or nth < 1:
+        if action not in _ACTIONS or nth < 1:
             raise ConfigError(
-                f"{FAULTS_VARIABLE}: {name}:{deed}@{nth} is not a fault; write {', '.join(_DEEDS)} and @1 or more"
+                f"{FAULTS_VARIABLE}: {name}:{action}@{nth} is not a fault; write {', '.join(_ACTIONS)} and @1 or more"
             )
         self.name = name
-        self._deed: Callable[[str], None] = _DEEDS[deed]
+        self._action: Callable[[str], None] = _ACTIONS[action]
         self._left = nth
 
     def reach_point(self) -> None:
         """The code came to the point."""
         self._left -= 1
         if self._left == 0:
-            self._deed(self.name)
+            self._action(self.name)
 
 
 def parse(text: str) -> Iterator[InjectedFault]:
     """The faults that ``HOLDFAST_FAULTS`` asks for."""
     for part in filter(None, map(str.strip, text.split(","))):
         name, _, rest = part.partition(":")
-        deed, at, nth = rest.partition("@")
+        action, at, nth = rest.partition("@")
         if at and not nth.isdecimal():
             raise ConfigError(
-                f"{FAULTS_VARIABLE}: {quote_value(part)} is not a fault; write point:deed or point:deed@number"
+                f"{FAULTS_VARIABLE}: {quote_value(part)} is not a fault; write point:action or point:action@number"
             )
-        yield InjectedFault(name, deed, int(nth) if at else 1)
+        yield InjectedFault(name, action, int(nth) if at else 1)
 
 
 # The one piece of state a whole process shares: a point must be reachable from everywhere and cost next to nothing.

@@ -38,12 +38,12 @@ class HttpSettings:
     keys_file = Setting(
         optional("none", FILE),
         "none",
-        "The file of API keys, made by `holdfast keys create`; with one, whoever calls the API needs a key.",
+        "The file of API keys, made by `holdfast keys create`; with one, every caller of the API needs a key.",
     )
     metrics_open = Setting(
         FLAG,
         False,
-        "Whether metrics are told without a key: by an API that asks for keys, and by a worker whose `metrics_host` "
+        "Whether metrics are shown without a key: by an API that asks for keys, and by a worker whose `metrics_host` "
         "others can reach.",
     )
     key_rate = Setting(optional("unlimited", whole_number(1, 1_000_000)), "unlimited", "Requests a second of one key.")

@@ -224,8 +224,8 @@ class Settings(HttpSettings, MetricsSettings):
     redacted = Setting(
         PATHS,
         "",
-        "Fields of payloads that nobody is shown, by dotted path from payload, result, metadata, lines (fields of "
-        "log lines) or error: payload.card.number, payload.*.secret, payload.**.password, result.token, error.",
+        "Fields of payloads that are never shown, by dotted path from payload, result, metadata, lines (fields of log "
+        "lines) or error: payload.card.number, payload.*.secret, payload.**.password, result.token, error.",
     )
     traces = Setting(
         FLAG, False, "Whether submissions and attempts are spans of OpenTelemetry, which the extra `otel` installs."

@@ -73,7 +73,7 @@ FAMILIES = (
         place="both",
         doc="Messages without a job id that a transport delivered.",
     ),
-    Family(name="lease_lost_total", kind="counter", doc="Settlements that came too late: the job was somebody else's."),
+    Family(name="lease_lost_total", kind="counter", doc="Settlements that came too late: another worker had the job."),
     # ── the worker itself ──
     Family(name="worker_active_jobs", kind="gauge", doc="Handlers that run now."),
     Family(name="worker_buffered_jobs", kind="gauge", doc="Jobs this worker has claimed and not yet begun."),

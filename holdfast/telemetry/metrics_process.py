@@ -101,7 +101,7 @@ class MetricsProcess:
         method, _, rest = lines[0].partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
         page = self._page(method, path, _accepted(lines[1:]))
-        told = [
+        headers = [
             f"HTTP/1.1 {page.status} {HTTPStatus(page.status).phrase}",
             f"Content-Type: {page.media}",
             f"Content-Length: {len(page.body)}",
@@ -109,7 +109,7 @@ class MetricsProcess:
             "X-Content-Type-Options: nosniff",
             "Connection: close",
         ]
-        return "\r\n".join([*told, "", ""]).encode("latin-1") + (b"" if method == "HEAD" else page.body)
+        return "\r\n".join([*headers, "", ""]).encode("latin-1") + (b"" if method == "HEAD" else page.body)
 
     def _page(self, method: str, path: str, accept: str) -> MetricsPage:
         make = self._pages.get(path)

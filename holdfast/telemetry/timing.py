@@ -21,7 +21,7 @@ _UNTIMED = frozenset({"open", "close", "migrate", "backup", "wait", "doctor", "r
 
 
 def time_calls(store: Store, events: Events) -> Store:
-    """``store``, each of whose calls tells how long it took; itself where nobody wants to know."""
+    """``store``, each of whose calls tells how long it took; itself where there is no subscriber."""
     return ForwardingStore(store, _timer(events)) if events.has_subscriber(StoreAnswered) else store
 
 

@@ -153,13 +153,13 @@ class ObservedNotifications:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told: Counter[str] = Counter()
+        self._notified: Counter[str] = Counter()
         self._waiting: list[tuple[frozenset[str], asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def notify_kinds(self, kinds: frozenset[str]) -> None:
         """Something happened to topics of these kinds."""
         with self._lock:
-            self._told.update(kinds)
+            self._notified.update(kinds)
             heard = [each for each in self._waiting if kinds & each[0]]
             self._waiting = [each for each in self._waiting if not kinds & each[0] and not each[2].done()]
         for _, loop, news in heard:
@@ -169,14 +169,14 @@ class ObservedNotifications:
     def notified_count(self, kinds: frozenset[str]) -> int:
         """Returns the number of notifications about topics of these kinds."""
         with self._lock:
-            return sum(self._told[kind] for kind in kinds)
+            return sum(self._notified[kind] for kind in kinds)
 
-    async def wait_notified(self, told: int, kinds: frozenset[str]) -> None:
+    async def wait_notified(self, count: int, kinds: frozenset[str]) -> None:
         """Returns after further notifications."""
         loop = asyncio.get_running_loop()
         news = loop.create_future()
         with self._lock:
-            if sum(self._told[kind] for kind in kinds) != told:
+            if sum(self._notified[kind] for kind in kinds) != count:
                 return
             self._waiting.append((kinds, loop, news))
         await news

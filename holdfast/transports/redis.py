@@ -68,7 +68,7 @@ class RedisTransport(ABC):
         self._scripts = scripts_of(self.kind)
         self._served = ""  # the queue served last
         self._sweep = ""  # what our lock holds
-        self._ears: list[BlockingReader] = []  # idle connections to block on
+        self._readers: list[BlockingReader] = []  # idle connections to block on
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def run(self, name: str, *arguments: Argument) -> Any:
@@ -85,8 +85,8 @@ class RedisTransport(ABC):
         await self.run("probe")
 
     async def close(self) -> None:
-        while self._ears:
-            self._ears.pop().close()
+        while self._readers:
+            self._readers.pop().close()
         await self.links.close()
 
     # ── ids come and go ───────────────────────────────────────────────────────────────────────────────────────
@@ -126,10 +126,10 @@ class RedisTransport(ABC):
         return sum([int(await self.run("again", queue, passed.before_us, passed.now_us, *ids)) for ids in pieces])
 
     async def dead_letter(self, dead: Mapping[str, Sequence[str]]) -> None:
-        await self.run_grouped("bury", dead)
+        await self.run_grouped("add_dead_letters", dead)
 
     async def dead_letter_queues(self) -> list[str]:
-        return [text_of(each) for each in await self.run("graves")]
+        return [text_of(each) for each in await self.run("dead_letter_queues")]
 
     async def sync_dead_letters(self, queue: str, dead: Sequence[str]) -> None:
         await self.run("mirror", queue, *dead)
@@ -162,16 +162,16 @@ class RedisTransport(ABC):
         deadline = loop.time() + timeout
         while (left := deadline - loop.time()) > 0 and not stop.is_set():
             watched = await self._watched(queues, closed)
-            ear = self._ears.pop() if self._ears else await self._ear()
+            reader = self._readers.pop() if self._readers else await self._open_reader()
             try:
-                found = await self._block(ear, watched, min(left, _BLOCK), stop)
+                found = await self._block(reader, watched, min(left, _BLOCK), stop)
             except _TROUBLE as error:
-                ear.close()
+                reader.close()
                 raise Unavailable(f"{self.place} cannot be reached: {' '.join(str(error).split())}") from error
             except BaseException:
-                ear.close()
+                reader.close()
                 raise
-            self._ears.append(ear)
+            self._readers.append(reader)
             if found is not None:
                 return found
         return []
@@ -186,7 +186,7 @@ class RedisTransport(ABC):
 
     @abstractmethod
     async def _block(
-        self, ear: BlockingReader, queues: Sequence[str], seconds: float, stop: asyncio.Event
+        self, reader: BlockingReader, queues: Sequence[str], seconds: float, stop: asyncio.Event
     ) -> list[Delivery] | None:
         """Block until one of these has something, for some seconds or until ``stop``. None: look again."""
 
@@ -201,7 +201,7 @@ class RedisTransport(ABC):
         rest = text_of(key).removeprefix(self.names.key)
         return "" if rest == "@bell" else rest.removeprefix(":") or "default"
 
-    async def _ear(self) -> BlockingReader:
+    async def _open_reader(self) -> BlockingReader:
         try:
             wire = await self.links.connect(protocol=2)
             return BlockingReader(wire, self.links, int(await wire.send_command("CLIENT", "ID")))
@@ -271,10 +271,10 @@ class RedisList(RedisTransport):
         return await self.maintain_queues(0)
 
     async def _block(
-        self, ear: BlockingReader, queues: Sequence[str], seconds: float, stop: asyncio.Event
+        self, reader: BlockingReader, queues: Sequence[str], seconds: float, stop: asyncio.Event
     ) -> list[Delivery] | None:
         keys = [self.key_of(queue) for queue in queues]
-        reply = await ear.read_blocking("BRPOP", *keys, f"{max(0.01, seconds):.3f}", seconds=seconds, stop=stop)
+        reply = await reader.read_blocking("BRPOP", *keys, f"{max(0.01, seconds):.3f}", seconds=seconds, stop=stop)
         if reply is None:
             return None
         key, job_id = reply
@@ -316,12 +316,12 @@ class RedisStream(RedisTransport):
         return await self.maintain_queues(self._silence)
 
     async def _block(
-        self, ear: BlockingReader, queues: Sequence[str], seconds: float, stop: asyncio.Event
+        self, reader: BlockingReader, queues: Sequence[str], seconds: float, stop: asyncio.Event
     ) -> list[Delivery] | None:
         keys = [self.key_of(queue) for queue in queues]
         words = ("GROUP", GROUP, self.consumer, "COUNT", 1, "BLOCK", max(1, int(seconds * 1000)), "STREAMS")
         try:
-            reply = await ear.read_blocking(
+            reply = await reader.read_blocking(
                 "XREADGROUP", *words, *keys, *([">"] * len(keys)), seconds=seconds, stop=stop
             )
         except driver.ResponseError as error:

@@ -39,15 +39,15 @@ class PacedCalls:
     """The options of one call after another: a replay at a rate goes on where the call before it ended. ``after``: when
     the first is to be ready."""
 
-    def __init__(self, deed: BulkOperation, after: timedelta = timedelta(0)) -> None:
-        self._deed = deed
-        self._every = None if deed.rate is None else parse_rate(deed.rate)
+    def __init__(self, change: BulkOperation, after: timedelta = timedelta(0)) -> None:
+        self._change = change
+        self._every = None if change.rate is None else parse_rate(change.rate)
         self.after = after
 
     def batch_options(self) -> dict[str, Any]:
         """Returns the options of the next call."""
-        paced = {"rate": self._deed.rate, "after": self.after} if self._every or self.after else {}
-        return {**self._deed.options, **paced}
+        paced = {"rate": self._change.rate, "after": self.after} if self._every or self.after else {}
+        return {**self._change.options, **paced}
 
     def pace_batch(self, number: int) -> None:
         """Counts so many changed jobs, and waits for the rate."""

@@ -50,7 +50,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     ahead: int = 0  # ready jobs of its queue that go first
     exact: bool | None = True  # or at most that many; None: more than are counted are ready
     defer_for: timedelta = timedelta(hours=1)
-    deaf: bool = False  # what carries the wake-ups of its queue cannot be reached
+    transport_away: bool = False  # what carries the wake-ups of its queue cannot be reached
     discreet: bool = False  # who asks may know nothing of other queues
 
     @property
@@ -70,7 +70,7 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
     return JobFacts(
         now_us=await store.health.server_time_us(),
         paused=any(queue.paused for queue in queues),
-        deaf=app.settings.transport != "none" and any(queue.announced is None for queue in queues),
+        transport_away=app.settings.transport != "none" and any(queue.announced is None for queue in queues),
         workers=tuple(workers),
         gone=frozenset(each.pulse.worker for each in workers if is_gone(each.pulse.host, each.pulse.pid)),
         silence=app.settings.beat + _LATE,
@@ -232,7 +232,7 @@ def _obstacles(job: Job, known: JobFacts) -> Iterator[Explanation]:
             others = f"; {count_noun(len(known.alive), 'living worker')} {does} stopping"
         text = f"no living worker serves queue {job.queue}{others}"
         yield Explanation("no_worker", text, f"holdfast worker start --queues {job.queue}")
-    elif known.deaf:
+    elif known.transport_away:
         text = (
             "the transport cannot be reached from here; workers that cannot reach it either ask the store now and then"
         )
@@ -285,7 +285,7 @@ def _in_line(job: Job, known: JobFacts) -> Iterator[Explanation]:
     doubts = [_doubt(worker, known) for worker in serving]
     if serving and all(doubts):
         others = f" (and {count_noun(len(serving) - 1, 'other')} as silent)" if len(serving) > 1 else ""
-        text = f"{doubts[0]}{others}: if it died, nobody takes the job"
+        text = f"{doubts[0]}{others}: if it died, no other worker takes the job"
         yield Explanation("worker_silent", text, f"start another: holdfast worker start --queues {job.queue}")
     elif not known.ahead and known.exact is not None and not job.losses:
         yield Explanation("next", "nothing holds it back: a worker takes it any moment")

@@ -79,8 +79,8 @@ class Api:
         self._fleet = RemoteWorkers(app)
         self._feeds = EventBroadcasters(app)
         self._waiting = WaitLimiter(app.settings)
-        self._strangers = UnknownTaskLog(app)
-        self._halls: WeakKeyDictionary[asyncio.AbstractEventLoop, ClaimWaiters] = WeakKeyDictionary()
+        self._unknown_tasks = UnknownTaskLog(app)
+        self._claim_waiters: WeakKeyDictionary[asyncio.AbstractEventLoop, ClaimWaiters] = WeakKeyDictionary()
         self._router = router_of(OPERATIONS, self._respond, lambda _: hold_open(self.app))
         self._stack = self.add_middlewares(self._route)
 
@@ -130,10 +130,10 @@ class Api:
             app=self.app,
             caller=self._gate.authorize_operation(request, name, scope, group),
             meter=self._meter,
-            hall=self._hall(),
+            waiters=self._waiters_here(),
             feeds=self._feeds,
             waiting=self._waiting,
-            strangers=self._strangers,
+            unknown_tasks=self._unknown_tasks,
             still=lambda: self._gate.still_good(request),
             redaction=self._redaction,
             request=request,
@@ -177,13 +177,13 @@ class Api:
         said = await read_document(request, limit, patience, optional=operation.body_optional)
         return said if operation.raw else form.read(said)
 
-    def _hall(self) -> ClaimWaiters:
+    def _waiters_here(self) -> ClaimWaiters:
         """Returns the waiting claims of the running event loop: requests may come on several."""
         loop = asyncio.get_running_loop()
-        hall = self._halls.get(loop)
-        if hall is None:
-            hall = self._halls[loop] = ClaimWaiters(self._fleet)
-        return hall
+        waiters = self._claim_waiters.get(loop)
+        if waiters is None:
+            waiters = self._claim_waiters[loop] = ClaimWaiters(self._fleet)
+        return waiters
 
 
 @asynccontextmanager

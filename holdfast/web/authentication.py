@@ -91,8 +91,9 @@ class Authenticator:
         caller = Principal(key=key_id, scopes=frozenset(key.scopes), queues=key.queues, address=request.client)
         if not caller.has_scope(scope):
             self._tell(request, key_id, f"{name} needs the scope {scope}")
-            told = (b"www-authenticate", f'Bearer error="insufficient_scope", scope="{scope}"'.encode())
-            raise Refusal(403, "forbidden", f"this key lacks the scope {scope}", f"use a key with scope {scope}", told)
+            header = (b"www-authenticate", f'Bearer error="insufficient_scope", scope="{scope}"'.encode())
+            detail = f"this key lacks the scope {scope}"
+            raise Refusal(403, "forbidden", detail, f"use a key with scope {scope}", header)
         return caller
 
     def still_good(self, request: ApiRequest) -> bool:
@@ -103,7 +104,7 @@ class Authenticator:
         taken = self._refused.take(address_network(request.client))
         if not taken.allowed:
             return self._refused.rate_refusal(taken, "these are more refused keys than one address may show")
-        self._tell(request, judged.key_id or "nobody", judged.problem or "the key became good just now")
+        self._tell(request, judged.key_id or "unknown key", judged.problem or "the key became good just now")
         return unauthorized_refusal()
 
     def _tell(self, request: ApiRequest, who: str, problem: str) -> None:

@@ -212,16 +212,16 @@ async def delete_one(call: RequestContext) -> ApiResponse:
 
 
 # ── many ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _on_many(deed: BulkOperation | None) -> Handler:
+def _on_many(change: BulkOperation | None) -> Handler:
     async def handle(call: RequestContext) -> ApiResponse:
-        done = deed or replay_operation(force=call.body.get("force", False), rate=call.body.get("rate"))
+        done = change or replay_operation(force=call.body.get("force", False), rate=call.body.get("rate"))
         return json_response(200, await carried_out(call, done, call.body))
 
     return handle
 
 
 async def carried_out(
-    call: RequestContext, deed: BulkOperation, said: Mapping[str, Any], states: Sequence[JobState] = ()
+    call: RequestContext, change: BulkOperation, said: Mapping[str, Any], states: Sequence[JobState] = ()
 ) -> BulkAnswer:
     """Do it, or count; ``states``: where the filter names none."""
     ids = said.get("ids")
@@ -230,20 +230,20 @@ async def carried_out(
         given = Words(" and ".join(ways) or "nothing")
         raise Invalid("ids", given, "give exactly one of ids, filter and all", "does not say which jobs")
     limit, dry_run = said.get("limit", MOST), said.get("dry_run", False)
-    turns = PacedCalls(deed, timedelta(seconds=said.get("after", 0)))
+    turns = PacedCalls(change, timedelta(seconds=said.get("after", 0)))
     if ids is not None:
-        return await _named(call, deed, turns, ids, dry_run=dry_run)
-    wheres = by_state(await parse_filter(call, said.get("filter") or {}, tuple(states)), deed.legal)
-    return await (_counted(call.app, turns, wheres) if dry_run else _matched(call, deed, turns, wheres, limit))
+        return await _named(call, change, turns, ids, dry_run=dry_run)
+    wheres = by_state(await parse_filter(call, said.get("filter") or {}, tuple(states)), change.legal)
+    return await (_counted(call.app, turns, wheres) if dry_run else _matched(call, change, turns, wheres, limit))
 
 
 async def _named(
-    call: RequestContext, deed: BulkOperation, turns: PacedCalls, references: Sequence[str], *, dry_run: bool
+    call: RequestContext, change: BulkOperation, turns: PacedCalls, references: Sequence[str], *, dry_run: bool
 ) -> BulkAnswer:
     own, others = await _own(call, references)
     if dry_run:
-        return _would(sum(job.state in deed.legal for job in own), turns, len(own))
-    operated = await getattr(call.app, deed.name)([job.id for job in own], limit=MOST, **turns.batch_options())
+        return _would(sum(job.state in change.legal for job in own), turns, len(own))
+    operated = await getattr(call.app, change.name)([job.id for job in own], limit=MOST, **turns.batch_options())
     call.changed += [job_id for job_id, _ in operated.changed]
     turns.pace_batch(len(own))  # those that were refused had a turn, too
     return _done(operated.changed, [*operated.refused, *others], turns, more=False)
@@ -312,13 +312,13 @@ def _would(number: int, turns: PacedCalls, passed: int, *, more: bool = False) -
 
 
 async def _matched(
-    call: RequestContext, deed: BulkOperation, turns: PacedCalls, wheres: Sequence[JobFilter], limit: int
+    call: RequestContext, change: BulkOperation, turns: PacedCalls, wheres: Sequence[JobFilter], limit: int
 ) -> BulkAnswer:
     """Change at most ``limit`` of what matches, one state after the other."""
     changed: list[tuple[str, JobState]] = []
     for place, where in enumerate(wheres):
         try:
-            operated = await getattr(call.app, deed.name)(where, limit=limit - len(changed), **turns.batch_options())
+            operated = await getattr(call.app, change.name)(where, limit=limit - len(changed), **turns.batch_options())
         except (TooBroad, Busy):
             if not changed:
                 raise
@@ -385,7 +385,7 @@ def job_operation(
     )
 
 
-def _on_selection(name: str, deed: BulkOperation | None, summary: str, body: Form, state: str) -> Operation:
+def _on_selection(name: str, change: BulkOperation | None, summary: str, body: Form, state: str) -> Operation:
     return Operation(
         name=f"{name}_jobs",
         method="POST",
@@ -394,7 +394,7 @@ def _on_selection(name: str, deed: BulkOperation | None, summary: str, body: For
         group="Jobs",
         summary=summary,
         doc=f"At most {MOST:,} a call; `more` says whether to call again. `dry_run` only counts.",
-        handler=_on_many(deed),
+        handler=_on_many(change),
         body=body,
         answers={200: ResponseSpec(BulkAnswer, "What was done.", _example(state))},
     )

@@ -242,7 +242,7 @@ class _Visit:
         self._wants = wants  # as said; a limited key's star stands for more queues once there are more
         self._ask = ask
         self._pulse = pulse
-        self._hall = call.hall
+        self._waiters = call.waiters
         self.order = order
         self._gone = asyncio.ensure_future(wait_disconnected(call.request))
 
@@ -271,7 +271,7 @@ class _Visit:
             self._call.fleet.run_in_background(self._call.fleet.nack(self._ask.worker, visiting.result().jobs))
 
     async def _visit(self, wait: float) -> ClaimResult:
-        taken = await self._hall.take(self._ask)
+        taken = await self._waiters.take(self._ask)
         if taken.jobs or wait <= 0:
             return taken
         if self.order is not WorkerCommand.NONE:  # who is to leave has to hear of it, however many wait
@@ -281,15 +281,15 @@ class _Visit:
 
     async def _in_turn(self, wait: float) -> ClaimResult:
         """Waits for the claim's turn and returns its result."""
-        place = self._hall.enqueue_claim(self._ask)
+        place = self._waiters.enqueue_claim(self._ask)
         try:
             await self._wait(place, wait)
         except HoldfastError:
-            taken = await self._hall.cancel_claim(place)
+            taken = await self._waiters.cancel_claim(place)
             if not taken.jobs:  # else their claim would be lost
                 raise
             return taken
-        return await self._hall.cancel_claim(place)
+        return await self._waiters.cancel_claim(place)
 
     async def _wait(self, place: WaitingClaim, wait: float) -> None:
         """Until there are jobs, or this claim ends without; meanwhile the worker stays listed."""
@@ -300,7 +300,7 @@ class _Visit:
             if place.taken.done() or self._gone.done() or not self._call.still():
                 return
             wants = await own_wants(self._call, self._wants)
-            self._hall.renew(place, msgspec.structs.replace(self._ask, wants=wants))
+            self._waiters.renew(place, msgspec.structs.replace(self._ask, wants=wants))
             self.order = (await self._call.fleet.heartbeat(self._pulse, [], self._ask.lease_for)).order
 
     async def _news(self, taken: asyncio.Future[ClaimResult], seconds: float) -> None:

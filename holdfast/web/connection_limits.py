@@ -88,11 +88,11 @@ class ConnectionRegistry:
 
 def bounded_protocol(bounds: ConnectionLimits) -> type[HttpToolsProtocol]:
     """uvicorn's protocol, within these bounds; all connections of the class share them."""
-    crowd = ConnectionRegistry(bounds)
+    registry = ConnectionRegistry(bounds)
 
     class Bounded(Connection):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            self.crowd = crowd
+            self.registry = registry
             super().connection_made(transport)
 
     return Bounded
@@ -114,7 +114,7 @@ class BoundedFlowControl(FlowControl):
 class Connection(HttpToolsProtocol):
     """A connection."""
 
-    crowd: ConnectionRegistry
+    registry: ConnectionRegistry
     _stopping: asyncio.Event
     _address = ""
     url = b""
@@ -132,9 +132,9 @@ class Connection(HttpToolsProtocol):
         self.flow = BoundedFlowControl(transport, self.pipeline)
         self._stopping = asyncio.Event()
         self._address = self.client[0] if self.client else ""
-        if self.crowd.add_connection(self._address):
-            self._expect(self.crowd.bounds.head)
-            self.crowd.falls_silent(self)
+        if self.registry.add_connection(self._address):
+            self._expect(self.registry.bounds.head)
+            self.registry.falls_silent(self)
         else:
             self._refuse(503, "too_many_connections", "there are too many connections", "close some, and try again")
 
@@ -156,8 +156,8 @@ class Connection(HttpToolsProtocol):
             self.loop.call_later(_GOODBYE, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.crowd.remove_connection(self._address)
-        self.crowd.set_idle(self)
+        self.registry.remove_connection(self._address)
+        self.registry.set_idle(self)
         self._stop_expecting()
         self._cancel_taking()
         super().connection_lost(exc)
@@ -165,7 +165,7 @@ class Connection(HttpToolsProtocol):
     # ── a request's head, and what is left of a body whose answer went before it ──────────────────────────────
     def data_received(self, data: bytes) -> None:
         if self._deadline is None and not self._answering:
-            self._expect(self.crowd.bounds.body if self._in_body else self.crowd.bounds.head)
+            self._expect(self.registry.bounds.body if self._in_body else self.registry.bounds.head)
         self._unparsed += len(data)
         super().data_received(data)
         if self._unparsed > HEAD_MOST + len(data):  # a field, path or chunk's extension that does not end
@@ -196,7 +196,7 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) == PIPELINED_MOST:
             self._break_off()
         self._in_body = self._answering = True
-        self.crowd.set_idle(self)
+        self.registry.set_idle(self)
         self._stop_expecting()
         super().on_headers_complete()
 
@@ -213,7 +213,7 @@ class Connection(HttpToolsProtocol):
             self._part()
             return
         if not self._answering:
-            self.crowd.falls_silent(self)
+            self.registry.falls_silent(self)
         self.flow.resume_reading()
 
     def _break_off(self) -> None:
@@ -240,7 +240,7 @@ class Connection(HttpToolsProtocol):
     # ── the taking of an answer ───────────────────────────────────────────────────────────────────────────────
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._taking_deadline = self.loop.call_later(self.crowd.bounds.body, self.transport.abort)
+        self._taking_deadline = self.loop.call_later(self.registry.bounds.body, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -26,7 +26,7 @@ _BREATH, _BUSY = 0.05, 0.5  # seconds at least between two looks; and where a lo
 _MANY = 200
 _AGAIN = 1.0  # seconds until a store that is away is asked again
 _BEHIND_MOST = 40  # pieces a stream may be behind
-_TOLD_MOST = 2000  # events remembered as sent
+_SENT_MOST = 2000  # events remembered as sent
 
 
 class SeenEvents:
@@ -43,7 +43,7 @@ class SeenEvents:
             if key not in self._keys:
                 self._keys[key] = None
                 found.append(each)
-        while len(self._keys) > _TOLD_MOST:
+        while len(self._keys) > _SENT_MOST:
             self._keys.popitem(last=False)
         return found
 
@@ -87,7 +87,7 @@ class EventBroadcaster:
         self._followers: set[Subscriber] = set()
         self._beginning = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
-        self._told = SeenEvents()
+        self._sent = SeenEvents()
         self._mark = ""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.bookmark = ""
@@ -124,7 +124,7 @@ class EventBroadcaster:
         """At a mark of our own: a follower's may be made up, and pass by what the others wait for."""
         store = await self._app.open_store()
         begin = await store.query.events(None, limit=_PIECE, within=_WITHIN)
-        self._mark, self.bookmark, self._told = begin.mark, begin.bookmark, SeenEvents()
+        self._mark, self.bookmark, self._sent = begin.mark, begin.bookmark, SeenEvents()
         self._looking = asyncio.create_task(self._look_on(), name="holdfast-feed")
 
     async def _look_on(self) -> None:
@@ -138,7 +138,7 @@ class EventBroadcaster:
         store = await self._app.open_store()
         piece = await store.query.events(self._mark, limit=_PIECE, within=_OPEN)
         self._mark, self.bookmark = piece.mark, piece.bookmark
-        fresh = msgspec.structs.replace(piece, endings=self._told.filter_new(piece.endings))
+        fresh = msgspec.structs.replace(piece, endings=self._sent.filter_new(piece.endings))
         if fresh.endings or fresh.gap:
             for follower in self._followers:
                 follower.put(fresh)
@@ -171,9 +171,9 @@ class EventBroadcasters:
             there = {"event_streams": self._streams.total(), "event_streams_per_key": self._streams[name]}
             for limit, number in there.items():
                 if number >= (most := getattr(self._app.settings, limit)):
-                    told = (b"retry-after", b"10")
+                    header = (b"retry-after", b"10")
                     detail = f"there are {most} event streams already, as many as the setting {limit} allows"
-                    raise Refusal(429, "too_many_streams", detail, "close one first", told)
+                    raise Refusal(429, "too_many_streams", detail, "close one first", header)
             self._streams[name] += 1
         return name
 

@@ -58,13 +58,13 @@ async def stream_events(call: RequestContext) -> ApiResponse:
     except Invalid as error:
         raise Invalid("Last-Event-ID", Words(f"{len(after or b''):,} characters"), error.remedy) from None
     chunk_timeout = 2 * call.app.settings.body_timeout.total_seconds()
-    return Streamed(200, media=_MEDIA, chunks=_told(stream, begin), chunk_timeout=chunk_timeout)
+    return Streamed(200, media=_MEDIA, chunks=_chunks(stream, begin), chunk_timeout=chunk_timeout)
 
 
 _MEDIA = b"text/event-stream; charset=utf-8"
 
 
-async def _told(stream: _Stream, begin: JobEvents) -> AsyncGenerator[bytes, None]:
+async def _chunks(stream: _Stream, begin: JobEvents) -> AsyncGenerator[bytes, None]:
     try:
         yield f"retry: {_RETRY_MS}\n\n".encode()
         async for chunk in stream.event_chunks(begin):
@@ -81,7 +81,7 @@ class _Stream:
         self._feed = feed
         self._name = name
         self._over_at = call.app.clock.monotonic() + call.app.settings.event_stream_for.total_seconds()
-        self._told = SeenEvents()
+        self._sent = SeenEvents()
         self._kinds: Collection[str] = call.query.get("event", KINDS)
         self._queues: Collection[str] = call.query.get("queue", ())
         self._tasks: Collection[str] = call.query.get("task", ())
@@ -127,7 +127,7 @@ class _Stream:
     def _shown(self, piece: JobEvents) -> bytes:
         """The events of a piece, and with the last of them where that leads to; nothing, where there are none."""
         parts = [_GAP] if piece.gap else []
-        parts += [self._event(each) for each in self._told.filter_new(piece.endings) if self._wants(each)]
+        parts += [self._event(each) for each in self._sent.filter_new(piece.endings) if self._wants(each)]
         if not parts:
             return b""
         return b"".join([*parts[:-1], b"id: " + piece.bookmark.encode() + b"\n", parts[-1]])
@@ -234,7 +234,7 @@ OPERATIONS = (
             ),
         ),
         headers=(_LAST,),
-        answers={200: Answered(EventDocument, "Events, until somebody ends the stream.", _EXAMPLE, stream=True)},
+        answers={200: Answered(EventDocument, "Events, until either side ends the stream.", _EXAMPLE, stream=True)},
         refusals=(429,),
     ),
 )

@@ -26,7 +26,7 @@ class LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
         LeaseStatus,
         Meta(
             description="`held`: it is the worker's for another `lease`. `cancel`: that too, but an operator wants the "
-            "job stopped: stop it and settle it as `cancelled`. `lost`: the job is somebody else's: stop it, and do "
+            "job stopped: stop it and settle it as `cancelled`. `lost`: another worker has the job: stop it, and do "
             "not settle it."
         ),
     ]
@@ -48,7 +48,7 @@ class DeregisterAnswer(msgspec.Struct, frozen=True):
 
 EXTEND = Form(
     name="ExtendRequest",
-    doc="What a worker has in hand. Whoever has nothing says so, and stays listed.",
+    doc="What a worker has in hand. A worker that has nothing says so, and stays listed.",
     fields=(WORKER, LEASES, LEASE, *ABOUT),
 )
 LEAVE = Form(

@@ -87,9 +87,9 @@ async def find_job(call: RequestContext, reference: str, wait: float = 0) -> Job
 async def job_story(call: RequestContext, job: Job) -> JobDetails:
     """Everything about one job."""
     attempts = call.redaction.redact_attempts(job, await call.app.attempts(job.id)) if job.claims else []
-    told = msgspec.structs.asdict(call.visible_job(job))
+    fields = msgspec.structs.asdict(call.visible_job(job))
     history = [attempt_document(each) for each in attempts]
-    return JobDetails(**told, history=history, trace_id=trace_id_of(job))
+    return JobDetails(**fields, history=history, trace_id=trace_id_of(job))
 
 
 async def get_job(call: RequestContext) -> ApiResponse:
@@ -155,13 +155,13 @@ async def parse_filter(
 ) -> JobFilter:
     """The filter that a query or a body says, within the caller's queues; ``states`` where it names none."""
     if "error" in said:
-        _check_errors_told(call)
+        _check_error_scope(call)
     filters = msgspec.convert(said, Filters)
     where = await filters.build_filter(call.app, states)
     return msgspec.structs.replace(where, queue=call.caller.own_queue(where.queue))
 
 
-def _check_errors_told(call: RequestContext) -> None:
+def _check_error_scope(call: RequestContext) -> None:
     """Refuse who may not see error texts, or not whole: which of them match tells letter by letter what they say."""
     if call.redaction.hides:
         detail = "jobs cannot be chosen by their error: it may quote what the setting redacted hides"

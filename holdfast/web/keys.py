@@ -27,7 +27,7 @@ _TOKEN = re.compile(r"hf_([a-z2-7]{8})_([0-9a-f]{64})")
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 _PATTERN = re.compile(r"[a-z0-9._*?-]{1,64}")
 _NAME_MOST = 100
-_NOBODY = "sha256:" + "0" * 64  # what is compared where there is no such key: an answer takes as long
+_NO_HASH = "sha256:" + "0" * 64  # what is compared where there is no such key: an answer takes as long
 
 Hash = Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
 Instant = Annotated[datetime, Meta(tz=True)]
@@ -100,9 +100,9 @@ def check_token(keys: Mapping[str, Key], token: str, now: datetime) -> KeyCheck:
     key_id, secret = found.groups() if found else ("", "")
     key = keys.get(key_id)
     shown = _hash(secret)
-    hashes = (_NOBODY, None) if key is None else (key.hash, key.former_hash)
+    hashes = (_NO_HASH, None) if key is None else (key.hash, key.former_hash)
     is_current = hmac.compare_digest(shown, hashes[0])
-    is_former = hmac.compare_digest(shown, hashes[1] or _NOBODY)
+    is_former = hmac.compare_digest(shown, hashes[1] or _NO_HASH)
     if found is None:
         return KeyCheck(None, "no key was shown" if not token else "what was shown is no key")
     if key is None:

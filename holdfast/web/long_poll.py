@@ -130,7 +130,7 @@ class ClaimWaiters:
         self._places[place] = None
         self._came.set()
         if self._minding is None or self._minding.done():
-            self._minding = asyncio.create_task(self._mind(), name="holdfast-hall")
+            self._minding = asyncio.create_task(self._mind(), name="holdfast-claims")
         return place
 
     def renew(self, place: WaitingClaim, ask: RemoteClaimRequest) -> None:

@@ -48,7 +48,7 @@ REFUSALS = {
     403: "The key does not allow it, or a page of another site asked.",
     404: "There is no such job, queue or worker.",
     405: "This method is not possible here.",
-    406: "It cannot be told in the format that is asked for.",
+    406: "It cannot be given in the format that is asked for.",
     408: "The body did not arrive in time.",
     409: "The state does not allow it.",
     413: "The body, or a value in it, is too large.",
@@ -126,7 +126,7 @@ def _described(operation: Operation, *, keys: bool) -> dict[str, Any]:
         "tags": [operation.group],
         "summary": operation.summary,
         "responses": {
-            **{str(status): _response(told) for status, told in operation.answers.items()},
+            **{str(status): _response(spec) for status, spec in operation.answers.items()},
             **{str(status): _refusal(status) for status in refusals_of(operation)},
         },
     }
@@ -145,18 +145,18 @@ def _described(operation: Operation, *, keys: bool) -> dict[str, Any]:
     return said
 
 
-def _response(told: ResponseSpec) -> dict[str, Any]:
-    said: dict[str, Any] = {"description": told.doc, "headers": {"X-Request-Id": _REQUEST_ID}}
-    if told.document is not None:
-        schema = {"type": "object"} if told.document is dict else {"$ref": _REF.format(name=told.document.__name__)}
+def _response(spec: ResponseSpec) -> dict[str, Any]:
+    said: dict[str, Any] = {"description": spec.doc, "headers": {"X-Request-Id": _REQUEST_ID}}
+    if spec.document is not None:
+        schema = {"type": "object"} if spec.document is dict else {"$ref": _REF.format(name=spec.document.__name__)}
         content: dict[str, Any] = {"schema": schema}
-        if told.example is not None:
-            content["example"] = told.example
-        if told.stream:
+        if spec.example is not None:
+            content["example"] = spec.example
+        if spec.stream:
             return said | {"content": {"text/event-stream": {"x-event-data": schema}}}
-        said["content"] = {**{text: {"schema": {"type": "string"}} for text in told.texts}, "application/json": content}
-    elif told.texts:
-        said["content"] = {text: {"schema": {"type": "string"}} for text in told.texts}
+        said["content"] = {**{text: {"schema": {"type": "string"}} for text in spec.texts}, "application/json": content}
+    elif spec.texts:
+        said["content"] = {text: {"schema": {"type": "string"}} for text in spec.texts}
     return said
 
 
@@ -194,7 +194,7 @@ def _parameter(place: str, field: Field) -> dict[str, Any]:
 
 # ── schemas ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def _schemas(operations: Sequence[Operation]) -> dict[str, Any]:
-    documents = {told.document for each in operations for told in each.answers.values()} - {None, dict}
+    documents = {spec.document for each in operations for spec in each.answers.values()} - {None, dict}
     _, schemas = msgspec.json.schema_components([Problem, *documents], ref_template=_REF)
     forms = [each.body for each in operations if each.body is not None]
     named = {}

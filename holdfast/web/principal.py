@@ -79,9 +79,9 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 def unauthorized_refusal() -> Refusal:
     """The same for every key that is not good, whatever is wrong with it."""
-    told = (b"www-authenticate", b'Bearer realm="holdfast"')
+    header = (b"www-authenticate", b'Bearer realm="holdfast"')
     remedy = "send Authorization: Bearer hf_…; `holdfast keys create` makes keys"
-    return Refusal(401, "unauthorized", "a key that is good is needed", remedy, told)
+    return Refusal(401, "unauthorized", "a key that is good is needed", remedy, header)
 
 
 def _forbidden(detail: str, remedy: str) -> Refusal:

@@ -88,11 +88,11 @@ def answer_to(error: Exception, request_id: str) -> ApiResponse:
             remedy = "GET /v1/jobs, /v1/queues and /v1/workers of Holdfast's API list what there is"
             return problem_response(error.http_status, error.code, str(error), request_id, remedy=remedy)
         case ConfigError():
-            remedy = "tell whoever runs it; `holdfast doctor` says what is wrong"
+            remedy = "tell its operator; `holdfast doctor` says what is wrong"
             return problem_response(500, error.code, _MISSET, request_id, remedy=remedy)
         case HoldfastError() if error.http_status < 500:
             return problem_response(error.http_status, error.code, str(error), request_id)
-    return problem_response(500, "internal", _BROKEN, request_id, remedy="tell whoever runs it")
+    return problem_response(500, "internal", _BROKEN, request_id, remedy="tell its operator")
 
 
 def _unavailable(error: Unavailable, request_id: str) -> ApiResponse:

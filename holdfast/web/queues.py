@@ -117,12 +117,12 @@ async def stats(call: RequestContext) -> ApiResponse:
     limited = call.caller.limited
     own = figures.for_queues(call.caller.allows_queue) if limited else figures
     workers = [] if limited else await call.app.workers()
-    told = Stats(
+    counted = Stats(
         **msgspec.structs.asdict(figures_document(own, minutes)),
         store=UNSET if limited else mask_url((await call.app.open_store()).url),
         workers=[worker_document(each) for each in workers],
     )
-    return json_response(200, told)
+    return json_response(200, counted)
 
 
 _MINUTES = Field(
@@ -159,7 +159,7 @@ STOP = Form(
 )
 
 
-def _reading(name: str, path: str, group: str, summary: str, handler: Handler, told: ResponseSpec) -> Operation:
+def _reading(name: str, path: str, group: str, summary: str, handler: Handler, answer: ResponseSpec) -> Operation:
     return Operation(
         name=name,
         method="GET",
@@ -168,7 +168,7 @@ def _reading(name: str, path: str, group: str, summary: str, handler: Handler, t
         group=group,
         summary=summary,
         handler=handler,
-        answers={200: told},
+        answers={200: answer},
         refusals=(404,) if "{" in path else (),
     )
 

@@ -154,9 +154,9 @@ class RemoteWorkers:
         except HoldfastError:
             return
 
-    def run_in_background(self, deed: Coroutine[Any, Any, None]) -> None:
+    def run_in_background(self, call: Coroutine[Any, Any, None]) -> None:
         """Runs in the background."""
-        task = asyncio.ensure_future(deed)
+        task = asyncio.ensure_future(call)
         self._afterwards.add(task)
         task.add_done_callback(self._afterwards.discard)
 

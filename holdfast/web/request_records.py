@@ -51,7 +51,7 @@ class RequestMetrics:
         self._in_flight -= 1
 
 
-_TOLD = 100  # limit of logged names: clients may invent any number
+_LOGGED_MOST = 100  # limit of logged names: clients may invent any number
 
 
 class UnknownTaskLog:
@@ -59,7 +59,7 @@ class UnknownTaskLog:
 
     def __init__(self, app: Holdfast) -> None:
         self._app = app
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._suggestions: dict[str, str] = {}
         self._known = 0
 
@@ -67,8 +67,10 @@ class UnknownTaskLog:
         """Records submitted jobs."""
         known = self._app.registry
         for job in jobs if len(known) else ():
-            if job.task not in known and job.task not in self._told and job.task != COMMAND and len(self._told) < _TOLD:
-                self._told.add(job.task)
+            if job.task in known or job.task in self._logged or job.task == COMMAND:
+                continue
+            if len(self._logged) < _LOGGED_MOST:
+                self._logged.add(job.task)
                 close = self._suggestion(job.task)
                 remedy = f"see that a worker has it: the application of this API does not{close}"
                 error = f"no task {job.task!r} is registered in the application of this API"
@@ -91,7 +93,7 @@ class UnknownTaskLog:
             self._known = len(known)
         found = self._suggestions.get(task)
         if found is None:
-            if len(self._suggestions) == _TOLD:
+            if len(self._suggestions) == _LOGGED_MOST:
                 return ""
             found = self._suggestions[task] = did_you_mean(task, known.task_names())
         return found

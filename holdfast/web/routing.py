@@ -26,7 +26,7 @@ from holdfast.web.request_records import RequestMetrics, UnknownTaskLog
 from holdfast.web.responses import REQUEST, ApiRequest, ApiResponse, Refusal, join_words
 from holdfast.web.streaming import send_answer
 
-_UNTOLD = msgspec.Raw(b"{}")
+_REDACTED = msgspec.Raw(b"{}")
 METRICS = "Metrics"
 """The group of operations that answer with metrics: a setting opens them to all."""
 
@@ -37,10 +37,10 @@ class RequestContext(msgspec.Struct, kw_only=True):
     app: Holdfast
     caller: Principal
     meter: RequestMetrics
-    hall: ClaimWaiters
+    waiters: ClaimWaiters
     feeds: EventBroadcasters
     waiting: WaitLimiter
-    strangers: UnknownTaskLog
+    unknown_tasks: UnknownTaskLog
     still: Callable[[], bool]  # whether who asks may still ask
     redaction: Redaction
     request: ApiRequest
@@ -57,15 +57,15 @@ class RequestContext(msgspec.Struct, kw_only=True):
     @property
     def fleet(self) -> RemoteWorkers:
         """The workers over HTTP."""
-        return self.hall.fleet
+        return self.waiters.fleet
 
     def visible_job(self, job: Job, *, own: bool = False) -> JobDocument:
         """The job as this caller may see it. What others put in or got out is for those who may read; ``own``: it is
         the caller's, who put it in just now."""
-        told = job_document(self.redaction.redact_job(job))
+        document = job_document(self.redaction.redact_job(job))
         if own or self.caller.has_scope("read"):
-            return told
-        return msgspec.structs.replace(told, payload=_UNTOLD, result=None, error=None, metadata=None)
+            return document
+        return msgspec.structs.replace(document, payload=_REDACTED, result=None, error=None, metadata=None)
 
 
 def named_queue(call: RequestContext) -> str:

@@ -40,7 +40,7 @@ def serve(app: Holdfast, settings: Settings, *, exposed: bool = False, site: App
     _check_exposure(settings, exposed=exposed)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         try:
-            loop.run(_until_told(app, settings, site))
+            loop.run(_until_stopped(app, settings, site))
         finally:
             ignore_rest_of_burst()
     return 0
@@ -55,7 +55,7 @@ def _check_exposure(settings: Settings, *, exposed: bool) -> None:
         )
 
 
-async def _until_told(app: Holdfast, settings: Settings, site: Application | None) -> None:
+async def _until_stopped(app: Holdfast, settings: Settings, site: Application | None) -> None:
     async with serve_in_loop(app, settings, site=site, exposed=True) as served:
 
         def stop(name: str) -> None:

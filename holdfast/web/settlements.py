@@ -57,7 +57,7 @@ class SettledJob(msgspec.Struct, frozen=True, kw_only=True):
         SettlementVerdict,
         Meta(
             description="`accepted`: written now. `repeated`: this lease has left the job so before: most likely it is "
-            "the answer to your first try that was lost. `lost`: the job is somebody else's, or settled otherwise; "
+            "the answer to your first try that was lost. `lost`: another worker has the job, or settled otherwise; "
             "nothing was changed. `locked`: another program's transaction holds the job; settle it again."
         ),
     ]
@@ -273,17 +273,17 @@ async def settle(call: RequestContext) -> ApiResponse:
     }
     held = [place for place in endings if stands[place].held]
     answers = dict(zip(held, await call.fleet.settle(worker, [endings[place] for place in held]), strict=True))
-    told = []
+    verdicts = []
     for place, stand in enumerate(stands):
         answer = answers.get(place)
         if answer is not None:
-            told.append(_answered(answer))
+            verdicts.append(_answered(answer))
         else:
             asked = None if stand.job is None else call.fleet.decide_settlement(endings[place])
-            told.append(_refused(call, worker, stand, asked))
-    call.changed += [each.id for each in told if each.verdict is SettlementVerdict.ACCEPTED]
-    call.verdicts = Counter(each.verdict.value for each in told)
-    return json_response(200, SettleAnswer(told))
+            verdicts.append(_refused(call, worker, stand, asked))
+    call.changed += [each.id for each in verdicts if each.verdict is SettlementVerdict.ACCEPTED]
+    call.verdicts = Counter(each.verdict.value for each in verdicts)
+    return json_response(200, SettleAnswer(verdicts))
 
 
 def read_settlements(said: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[list[Lease], list[Outcome]]:

@@ -151,7 +151,7 @@ WakeUp = Annotated[
     Literal["delayed"] | UnsetType,
     Meta(
         title="WakeUp",
-        description="There where the transport could not be told: the job is stored, and the next sweep finds it.",
+        description="There where the transport could not be notified: the job is stored, and the next sweep finds it.",
     ),
 ]
 
@@ -192,18 +192,18 @@ async def submit(call: RequestContext) -> ApiResponse:
     asked = draft_submission(call.app, call.body, key=key)
     handle, job = await submit_job(call, asked)
     location = (b"location", b"/v1/jobs/" + handle.id.encode())
-    told = SubmittedJob(
+    answer = SubmittedJob(
         **msgspec.structs.asdict(call.visible_job(job, own=handle.created)),
         wake_up=_wake_up(handle),
         warning=_warning(call, handle, asked),
     )
-    return json_response(201 if handle.created else 200, told, location)
+    return json_response(201 if handle.created else 200, answer, location)
 
 
 async def submit_job(call: RequestContext, new: NewJob) -> tuple[JobHandle[Any], Job]:
     """Stores the job if the caller may submit it. Returns its handle, and the job as the answer shows it."""
     handle, job = await submit_authorized(call, [new], lambda: _submitted(call.app, new), lambda stored: [stored[0]])
-    call.strangers.record_jobs([new])
+    call.unknown_tasks.record_jobs([new])
     call.changed += [handle.id] if handle.created else []
     return handle, job
 
@@ -262,7 +262,7 @@ def _wake_up(handle: JobHandle[Any]) -> Literal["delayed"] | UnsetType:
 def _warning(call: RequestContext, handle: JobHandle[Any], job: NewJob) -> str | UnsetType:
     if not handle.created:
         return UNSET
-    return call.strangers.warning_for(job.task, suggests=not call.caller.limited) or UNSET
+    return call.unknown_tasks.warning_for(job.task, suggests=not call.caller.limited) or UNSET
 
 
 def header_key(request: ApiRequest) -> str | None:
@@ -298,15 +298,15 @@ async def submit_batch(call: RequestContext) -> ApiResponse:
             remedy = "give one; the settings require it"
             raise Invalid(f"jobs[{place}].key", Words("nothing"), remedy, "was given", code="missing")
     handles = await submit_authorized(call, jobs, lambda: call.app.enqueue_many(jobs, batch=BATCH_MOST), list)
-    call.strangers.record_jobs(jobs)
+    call.unknown_tasks.record_jobs(jobs)
     call.changed += [handle.id for handle in handles if handle.created]
-    told = SubmittedBatch(
+    answer = SubmittedBatch(
         [
             BatchEntry(handle.id, handle.created, _wake_up(handle), _warning(call, handle, job))
             for handle, job in zip(handles, jobs, strict=True)
         ]
     )
-    return json_response(201 if any(handle.created for handle in handles) else 200, told)
+    return json_response(201 if any(handle.created for handle in handles) else 200, answer)
 
 
 OPERATIONS = (
@@ -337,9 +337,9 @@ OPERATIONS = (
         scope="submit",
         group="Jobs",
         summary="Submit many jobs",
-        doc=f"All of them or none, at most {BATCH_MOST:,}; on Redis each 200 of them. A conflict with what somebody "
-        "submits in the same instant is found when the others are stored, and Redis may be full after the first 200; "
-        "`stored` of the problem has the ids of what is stored.",
+        doc=f"All of them or none, at most {BATCH_MOST:,}; on Redis each 200 of them. A conflict with what another "
+        "client submits in the same instant is found when the others are stored, and Redis may be full after the first "
+        "200; `stored` of the problem has the ids of what is stored.",
         handler=submit_batch,
         body=BATCH,
         batch=True,

@@ -52,8 +52,8 @@ class Heartbeat:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._failing = False
-        self._told: WorkerHeartbeat | None = None  # what the last beat said of this worker
-        self._told_at: float | None = None
+        self._sent: WorkerHeartbeat | None = None  # what the last beat said of this worker
+        self._reported_at: float | None = None
 
     def start(self) -> None:
         """Begin to beat."""
@@ -114,7 +114,7 @@ class Heartbeat:
             self._failing = True
             self._fence()
             return
-        self._failing, self._told = False, pulse
+        self._failing, self._sent = False, pulse
         shift.renewed_at = started
         for lease, held in zip(leases, beat.held, strict=True):
             if held is LeaseStatus.LOST:
@@ -149,7 +149,7 @@ class Heartbeat:
             while left > 0:
                 await shift.clock.run_bounded(wait_first(news, stopped), min(left, _RECENT))
                 left -= _RECENT
-                if news.done() or stopped.done() or self._pulse() != self._told:
+                if news.done() or stopped.done() or self._pulse() != self._sent:
                     break
         except StoreReplaced:
             raise
@@ -172,14 +172,14 @@ class Heartbeat:
             self._on_main(self._hear)
             await asyncio.sleep(_LOOK)
             self._fence()
-            deaf = time.monotonic() - shift.heard_at
+            blocked_for = time.monotonic() - shift.heard_at
             if shift.events.has_subscriber(LoopHeard):
-                shift.emit(LoopHeard(seconds=shift.heard_at - asked_at if shift.heard_at >= asked_at else deaf))
-            if deaf < _BLOCKED:
-                self._told_at = None
-            elif self._told_at != shift.heard_at:
-                self._told_at = shift.heard_at
-                self._tell_blocked(deaf)
+                shift.emit(LoopHeard(seconds=shift.heard_at - asked_at if shift.heard_at >= asked_at else blocked_for))
+            if blocked_for < _BLOCKED:
+                self._reported_at = None
+            elif self._reported_at != shift.heard_at:
+                self._reported_at = shift.heard_at
+                self._tell_blocked(blocked_for)
 
     def _hear(self) -> None:
         self._shift.heard_at = time.monotonic()

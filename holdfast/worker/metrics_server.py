@@ -75,13 +75,13 @@ class MetricsServer:
 
     def _well(self, _accept: str) -> MetricsPage:
         health = health_of(self._shift)
-        return self._told(health, good=health.well)
+        return self._health_page(health, good=health.well)
 
     def _alive(self, _accept: str) -> MetricsPage:
         health = health_of(self._shift)
-        return self._told(health, good=health.live)
+        return self._health_page(health, good=health.live)
 
-    def _told(self, health: WorkerHealth, *, good: bool) -> MetricsPage:
+    def _health_page(self, health: WorkerHealth, *, good: bool) -> MetricsPage:
         said = {
             "status": "ok" if good else health.status,
             "service": "holdfast-worker",

@@ -20,7 +20,7 @@ from holdfast.core.validation import did_you_mean
 from holdfast.settings.settings import Settings
 from holdfast.tasks.command_policy import COMMAND
 
-_TOLD = 1000  # limit of task names reported as unknown or unfit
+_REPORTED_MOST = 1000  # limit of task names reported as unknown or unfit
 _SHORTEST, _LONGEST = timedelta(seconds=2), timedelta(minutes=1)  # between two tries of a deferred job
 
 
@@ -53,7 +53,7 @@ class Unfit:
     def unknown_task_failure(self, job: Job, known: Sequence[str], settings: Settings) -> Failed:
         """The failure of a job whose task is none of those the worker knows."""
         listed = (", ".join(known) or "none")[:500]
-        if job.task not in self._meant and len(self._meant) < _TOLD:
+        if job.task not in self._meant and len(self._meant) < _REPORTED_MOST:
             self._meant[job.task] = did_you_mean(job.task, known)
         failed = Failed(
             error=f"no task {job.task!r} is registered in this worker (registered: {listed})"
@@ -104,7 +104,7 @@ class Unfit:
         """Logs the first job of each task. ``until``: the end of its deferral; None if it is not deferred."""
         unknown = failed.reason is Reason.NO_HANDLER
         warned = self._unknown_tasks if unknown else self._misfits
-        if job.task in warned or len(warned) >= _TOLD:
+        if job.task in warned or len(warned) >= _REPORTED_MOST:
             return
         warned.add(job.task)
         if unknown:

@@ -12,8 +12,8 @@ from holdfast.worker.executors.process_group import resident_bytes
 
 _EVERY = 2.0  # seconds; settings are followed within 5
 _NOT_RECYCLED = (
-    "recycle_jobs, recycle_memory: nobody would start the next worker, so this one goes on; start it anew by `holdfast "
-    "worker start`, which supervises what is to be recycled"
+    "recycle_jobs, recycle_memory: no supervisor would start the next worker, so this one goes on; start it anew by "
+    "`holdfast worker start`, which supervises what is to be recycled"
 )
 
 

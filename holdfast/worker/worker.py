@@ -148,7 +148,7 @@ class Worker:
         except BaseException:
             await calls.close()
             raise
-        await self._or_told(self._sign_on(), "signing on")  # who claims can be seen
+        await self._or_reported(self._sign_on(), "signing on")  # who claims can be seen
         return calls
 
     async def _until_stopped(self, services: Sequence[asyncio.Future[Any]]) -> None:
@@ -186,9 +186,9 @@ class Worker:
         for service in background:
             service.cancel()
         await asyncio.gather(*background, fetching, return_exceptions=True)
-        await self._or_told(self._write_rest(settling), "writing the last settlements")
+        await self._or_reported(self._write_rest(settling), "writing the last settlements")
         keeper.stop()  # not before: leases must last until what they stand for is written
-        await self._or_told(self._sign_off(), "signing off")
+        await self._or_reported(self._sign_off(), "signing off")
         self.stuck_threads = await calls.close()
         shift.emit(
             WorkerStopped(worker_id=self.id, succeeded=shift.succeeded, failed=shift.failed, released=shift.released)
@@ -259,7 +259,7 @@ class Worker:
         store = await self._app.open_store()
         await store.queueing.deregister(self.id)
 
-    async def _or_told(self, ending: Coroutine[Any, Any, None], what: str) -> None:
+    async def _or_reported(self, ending: Coroutine[Any, Any, None], what: str) -> None:
         """Do that, but not for long: where the store is away, the leases end by themselves."""
         try:
             async with asyncio.timeout(_AFTER_GRACE):

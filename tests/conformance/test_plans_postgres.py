@@ -18,7 +18,7 @@ from holdfast.stores import open_store
 from holdfast.stores.common.named_sql import load_statements
 from holdfast.stores.postgres.cursors import START
 from holdfast.stores.postgres.encoding import EVERYTHING, number_parameters
-from holdfast.stores.postgres.queueing import NOBODY
+from holdfast.stores.postgres.queueing import NO_JOB
 from tests.conformance.support import ending, new_job, put, take
 from tests.support import postgres
 from tests.support.servers import until
@@ -89,7 +89,7 @@ LINES = {
     "fields": [None] * BATCH,
 }
 ANYWHERE = {"anywhere": True, "promote": True}
-FEED = {"low": 0, "at": 0, "job": NOBODY, "claims": 0, "seen": "3:3:", "shown": f"{1 << 31}:{1 << 31}:", "top": 1 << 31}
+FEED = {"low": 0, "at": 0, "job": NO_JOB, "claims": 0, "seen": "3:3:", "shown": f"{1 << 31}:{1 << 31}:", "top": 1 << 31}
 """Everything there is, for who has seen nothing."""
 CASES = [
     Case("claim", (*CLAIM, "job_due(queue)"), {"startable": 0}),
@@ -102,7 +102,7 @@ CASES = [
     Case("claim_quarantined", ("job_quarantined(queue)", BY_ID)),
     Case("claim_delivered", (BY_ID, "job_due(queue)", "job_quarantined(queue)"), {"ids": ids(0)}),
     Case("claim_delivered", (BY_ID, "job_due_anywhere()"), {"ids": ids(0), "anywhere": True}),
-    Case("claim_delivered", (BY_ID, "job_due(queue)"), {"ids": [NOBODY]}),
+    Case("claim_delivered", (BY_ID, "job_due(queue)"), {"ids": [NO_JOB]}),
     Case("places", (BY_ID,)),
     Case("depths", ("job_ready(queue, tier)",)),
     Case("oldest", ("job_ready(queue, tier)",)),
@@ -113,7 +113,7 @@ CASES = [
     Case("promote_queues", ("job_due(queue, run_at)", BY_ID)),
     Case("promote_anywhere", ("job_due_anywhere(run_at)", BY_ID)),
     Case("promote_delivered", (BY_ID,), {"ids": ids(1)}),
-    Case("bury", (BY_ID,)),
+    Case("mark_unreadable", (BY_ID,)),
     Case("insert_jobs", ()),
     Case("insert_alike_jobs", ()),
     Case("insert_lone_job", (), {"ids": [f"00000000-0000-0000-0002-{0:012x}"], "payloads": ["{}"]}),

@@ -47,7 +47,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "tiers": ("holdfast_job_ready",),
     "pick_only": (BY_ID,),
     "take": (BY_SEQ,),
-    "bury": (BY_SEQ,),
+    "mark_unreadable": (BY_SEQ,),
     "insert_keyed_job": ("PRIMARY KEY",),
     "insert_payload": (BY_ID,),
     "insert_tag": (BY_ID,),

@@ -91,7 +91,7 @@ async def test_there_is_nothing_to_repair_where_nothing_is_wrong(store: Store, k
     "name",
     [
         *("ready", "ready:mail", "ready@5", "ready@-3:mail", "schedule", "schedule:mail", "leases", "counts", "chunks"),
-        *("index:0", "queues", "levels:default", "quarantine:mail", "due", "ghosts", "keys", "ended:succeeded"),
+        *("index:0", "queues", "levels:default", "quarantine:mail", "due", "tombstones", "keys", "ended:succeeded"),
         *("ended:dead", "ended:cancelled", "outlived"),
     ],
 )
@@ -110,7 +110,7 @@ async def test_a_structure_that_is_gone_is_made_again(
 
     done = await store.health.repair()
 
-    assert {each.level for each in done} == {"ok"} or name in ("outlived", "ghosts")
+    assert {each.level for each in done} == {"ok"} or name in ("outlived", "tombstones")
     assert {job.id: job.state for job in (await store.query.find(JobFilter(), limit=1000)).jobs} == before
     await everything_agrees(store, keys)
 
@@ -268,7 +268,7 @@ def spoil(keys: Keys, rng: random.Random, ids: list[str]) -> None:
         rng.choice([lambda: keys.zpopmin(name), lambda: keys.zadd(name, {job: rng.randrange(10**15)})])()
     elif kind == "hash" and name.startswith("index:"):
         keys.hset(name, str(int(name[6:]) * 64 + rng.randrange(64)), job)
-    elif kind == "hash" and name in ("counts", "ghosts"):
+    elif kind == "hash" and name in ("counts", "tombstones"):
         field = rng.choice(list(keys.hgetall(name)))
         keys.hset(name, field, rng.randrange(9))
 

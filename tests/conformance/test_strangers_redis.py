@@ -169,7 +169,7 @@ async def _standing(store: Store, state: str) -> str:
         ("HSET", "index:0", ("nonsense", "x")),
         ("HSET", "keys", ("key", b"\xff")),
         ("SET", "seq", ("many",)),
-        ("HSET", "ghosts", ("nobody", "many")),
+        ("HSET", "tombstones", ("nobody", "many")),
     ],
     ids=repr,
 )

@@ -261,8 +261,9 @@ async def test_job_without_its_hash_affects_no_other_job(store: Store, keys: Key
 @pytest.mark.parametrize(
     "name",
     [
-        *("ready", "schedule", "leases", "counts", "chunks", "queues", "due", "ghosts", "keys", "paused", "index:0"),
-        *("levels:default", "quarantine:default", "workers", "outlived", "ended:succeeded", "ended:dead", "seq"),
+        *("ready", "schedule", "leases", "counts", "chunks", "queues", "due", "tombstones", "keys", "paused"),
+        *("index:0", "levels:default", "quarantine:default", "workers", "outlived"),
+        *("ended:succeeded", "ended:dead", "seq"),
     ],
 )
 async def test_a_key_of_another_type_is_moved_away_and_reported(store: Store, keys: Keys, name: str) -> None:
@@ -349,7 +350,7 @@ async def test_tombstone_applies_only_to_its_own_list(store: Store, keys: Keys) 
     assert await take_ids(store, 5, {"mail": 5}) == [again]
     assert await take_ids(store, 5) == [urgent, ahead]
     assert list(keys.strays()) == []
-    assert not keys.exists("ghosts")
+    assert not keys.exists("tombstones")
 
 
 @pytest.mark.parametrize("waiting", [1, 3000])

@@ -251,5 +251,5 @@ def test_stats_report_jobs_workers_and_recent_activity(cli: Cli) -> None:
     assert told["recent"]["counts"] == told["counts"]
     shown = cli.run("stats")
     assert "In the last 5 minutes" in shown
-    assert "nobody yet" in shown
+    assert "none yet" in shown
     assert cli.invoke("stats", "--minutes", "0").exit_code == 2

@@ -147,7 +147,7 @@ def test_misspelt_task_is_explained_with_the_nearest_name() -> None:
 
 def test_silent_worker_is_explained_with_the_evidence() -> None:
     (reason,) = explain_job(_job(JobState.QUEUED), SILENT)
-    assert reason.text == "worker w-1 was last heard from 20s ago: if it died, nobody takes the job"
+    assert reason.text == "worker w-1 was last heard from 20s ago: if it died, no other worker takes the job"
     (reason,) = explain_job(_job(JobState.RUNNING, lease_until_us=NOW + MINUTE), GONE)
     assert (
         "was last heard from 0s ago, and this host has no process 1: if that worker died, the job runs" in reason.text

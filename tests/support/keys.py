@@ -112,15 +112,15 @@ class Keys:
             yield f"counted {counted}, found {dict(found)}"
 
     def _places(self, names: set[str], jobs: dict[str, dict[str, str]]) -> dict[str, list[str]]:
-        """Where each id stands, ghosts left out, and the ends of successes that were replayed since."""
-        ghosts = Counter({job: int(number) for job, number in self.hash("ghosts").items()})
+        """Where each id stands, tombstones left out, and the ends of successes that were replayed since."""
+        tombstones = Counter({job: int(number) for job, number in self.hash("tombstones").items()})
         places: dict[str, list[str]] = {}
         for name in names:
             kind = "schedule" if name.startswith("schedule") else "ready" if name.startswith("ready") else name
             kind = "quarantine" if name.startswith("quarantine:") else kind
             if kind == "ready":
                 members = Counter(self.client.lrange(self.prefix + name, 0, -1))
-                members.subtract({job: ghosts[f"{name.removeprefix('ready')} {job}"] for job in members})
+                members.subtract({job: tombstones[f"{name.removeprefix('ready')} {job}"] for job in members})
                 ids = list(members.elements())
             elif kind in ("schedule", "quarantine", "leases", "ended:dead", "ended:cancelled"):
                 ids = self.client.zrange(self.prefix + name, 0, -1)

@@ -201,7 +201,7 @@ def test_statements_make_only_transitions_of_the_table(store: str) -> None:
     }
     # These go by rows that were picked in the same transaction.
     unguarded = {name.partition(" ")[0] for name, (left, _) in moves.items() if not left}
-    assert unguarded <= {"take", "bury", "promote_queue"}
+    assert unguarded <= {"take", "mark_unreadable", "promote_queue"}
     for name, (left, goal) in moves.items():
         assert all(goal in LEGAL[state] for state in left), name
 

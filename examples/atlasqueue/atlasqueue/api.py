@@ -91,7 +91,7 @@ async def submit(wanted: Submission, key: IdempotencyKey, call: Submitting, resp
         raise
     handle, job = await submit_job(call, draft)
     if handle.wake_up_delayed:
-        detail = "the job is stored, and Redis could not be told of it: a sweep will find it"
+        detail = "the job is stored, and Redis could not be notified: a sweep will find it"
         remedy = "send it again with the same Idempotency-Key: it stays one job"
         raise Refusal(503, "unheard", detail, remedy, (b"retry-after", b"2"))
     response.status_code = 201 if handle.created else 200

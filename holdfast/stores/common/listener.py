@@ -32,12 +32,12 @@ class Listener(ABC):
     """What a connection may raise that fails."""
     kinds: Mapping[str, str] = {"job": "ended"}
     """The kinds of news, by what topics begin with; for others, ``ready``."""
-    deaf = False
+    cannot_listen = False
     """Whether there is nothing to hear with, so that waiting is polling."""
 
     def __init__(self) -> None:
         self.waiters = Waiters()
-        self._ears: dict[str, asyncio.Task[None]] = {}
+        self._listeners: dict[str, asyncio.Task[None]] = {}
         self._hearing: dict[str, asyncio.Event] = {}
 
     @abstractmethod
@@ -69,12 +69,12 @@ class Listener(ABC):
 
     async def _begin(self, waiter: Waiter, deadline: float) -> None:
         """Begin to hear what this waiter waits for; not for long, where there is nothing to hear with."""
-        if self.deaf:
+        if self.cannot_listen:
             return
         for kind in {self.kinds.get(topic.partition(":")[0], "ready") for topic in waiter.topics}:
-            if kind not in self._ears:
+            if kind not in self._listeners:
                 self._hearing[kind] = asyncio.Event()
-                self._ears[kind] = asyncio.create_task(self._hear(kind), name=f"holdfast-listener-{kind}")
+                self._listeners[kind] = asyncio.create_task(self._hear(kind), name=f"holdfast-listener-{kind}")
             if not self._hearing[kind].is_set():
                 left = deadline - asyncio.get_running_loop().time()
                 hearing = asyncio.ensure_future(self._hearing[kind].wait())
@@ -104,12 +104,12 @@ class Listener(ABC):
 
     async def stop_listening(self, others: Sequence[asyncio.Task[None]] = ()) -> None:
         """Hear no more; these tasks end too."""
-        left = {*self._ears.values(), *others}
+        left = {*self._listeners.values(), *others}
         while left:  # a driver may lose a cancellation that comes together with an answer
             for task in left:
                 task.cancel()
             _, left = await asyncio.wait(left, timeout=RETRY)
-        self._ears.clear()
+        self._listeners.clear()
 
 
 async def backoff_sleep(pause: float) -> float:

@@ -44,8 +44,8 @@ class UnconfirmedClaims:
         self._lost.add(worker)
 
     def unconfirmed_since(self, worker: str) -> int | None:
-        """Since when there may be jobs that this worker took and never heard of. None: there are none, or nobody can
-        tell: an earlier process may have had its name, and started its jobs."""
+        """Since when there may be jobs that this worker took and never heard of. None: there are none, or it is
+        not known: an earlier process may have had its name, and started its jobs."""
         return self._answered_at.get(worker) if worker in self._lost else None
 
     def mark_answered(self, worker: str, at: int) -> None:

@@ -18,11 +18,11 @@ class Waiter:
         self.topics = topics
         self.wake = wake
 
-    def matches_topics(self, told: Iterable[str]) -> bool:
+    def matches_topics(self, named: Iterable[str]) -> bool:
         """Returns True if one of these topics is for this waiter."""
         return any(
             topic in self.topics or (topic.endswith(":*") and self._wants(topic[:-1])) or self._any_of(topic)
-            for topic in told
+            for topic in named
         )
 
     def _wants(self, kind: str) -> bool:
@@ -63,13 +63,13 @@ class Waiters:
 
     def wake_topics(self, topics: Iterable[str]) -> None:
         """Wakes the waiters for one of these. From any thread, if their ``wake`` may be called from there."""
-        told = [topic for topic in topics if ":" in topic]
-        if not told:
+        named = [topic for topic in topics if ":" in topic]
+        if not named:
             return
         with self._lock:
-            heard = [waiter for waiter in self._listed if waiter.matches_topics(told)]
+            heard = [waiter for waiter in self._listed if waiter.matches_topics(named)]
             if not heard:
-                self._missed.keep_topics(told)
+                self._missed.keep_topics(named)
         for waiter in heard:
             waiter.wake()
 

@@ -63,8 +63,8 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
     if secure == "rediss":  # older drivers check the certificate and not whose it is
         options.setdefault("ssl_check_hostname", options.get("ssl_cert_reqs") != "none")
     name = quote(unquote(user.partition(":")[0]), safe="") + at
-    told = {each: value for each, value in (said | ours).items() if "password" not in each}
-    shown = urlunsplit((parts.scheme, name + places, parts.path, urlencode(told), ""))
+    public = {each: value for each, value in (said | ours).items() if "password" not in each}
+    shown = urlunsplit((parts.scheme, name + places, parts.path, urlencode(public), ""))
     server = Server(kind or "direct", hosts, unquote(service), options, shown, secure == "rediss")
     return server, ours
 

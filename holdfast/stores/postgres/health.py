@@ -135,7 +135,7 @@ async def _slots(link: Connection) -> Finding:
     name = await link.fetchval(_SLOT)
     if name is None:
         return Finding("replication", "ok", "no replication slot is left behind")
-    text = f"nobody reads the replication slot {name}: the server keeps everything for it until its disk is full"
+    text = f"no client reads the replication slot {name}: the server keeps everything for it until its disk is full"
     return Finding("replication", "warning", text, f"start its reader, or: select pg_drop_replication_slot('{name}')")
 
 

@@ -46,7 +46,7 @@ class PostgresNotifications(Listener):
 
     def __init__(self, links: PostgresPool) -> None:
         super().__init__()
-        self.deaf = links.address.pooled
+        self.cannot_listen = links.address.pooled
         self._links = links
         self._name = uuid4().hex[:12]  # so that we know what we said ourselves
         schema = links.address.schema

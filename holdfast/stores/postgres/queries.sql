@@ -324,13 +324,13 @@ where id = any(array(
     select id from holdfast.job where id = any(:ids::uuid[]) and (state + 0) in (1, 3) and run_at + 0 <= :now
     order by id for no key update skip locked));
 
--- name: bury
+-- name: mark_unreadable
 -- A claimed row that cannot be read.
 update holdfast.job set state = 6, reason = 'payload', error = :error, ended_at = :now, lease_until = null
 where id = :id;
 
 -- name: settle_succeeded
--- The rows that others have in hand are not waited for: nobody's open transaction keeps a batch of others' jobs.
+-- The rows that others have in hand are not waited for: no open transaction keeps a batch of others' jobs.
 update holdfast.job j
 set state = 5, ended_at = :now, result = d.result, lease_until = null, losses = 0, tier = 0, cancelling = false,
     reason = null, error = null
@@ -380,7 +380,7 @@ with settled as (
 select turn, state, run_at, queue from settled;
 
 -- own: unlocked
--- Those of the jobs that nobody else has in hand right now.
+-- Those of the jobs that no other transaction holds right now.
 select id::text from holdfast.job where id = any(:ids::uuid[]) order by id for no key update skip locked;
 
 -- own: fates
@@ -391,7 +391,7 @@ left join holdfast.job j on j.id = d.id
 left join holdfast.attempt a on a.job_id = d.id and a.claims = d.claims;
 
 -- own: record
--- Which of the leases stand, with their lines kept. That of a success does: nobody else can have written it. Who deletes
+-- Which of the leases stand, with their lines kept. That of a success does: no other worker can have written it. Who deletes
 -- a job waits, and deletes these lines, too.
 with standing as materialized (
     select d.turn, j.id, j.claims, j.attempts
@@ -413,7 +413,7 @@ select turn from standing;
 select id::text, state, claims from holdfast.job where id = any(:ids::uuid[]);
 
 -- own: beat
--- A row that somebody holds is not waited for: neither a lease's (its own handler, about to settle in its transaction) nor
+-- A row that another transaction holds is not waited for: neither a lease's (its own handler, about to settle in its transaction) nor
 -- the worker's own, which then says later how it is doing.
 with known as materialized (
     select id from holdfast.worker where id = :worker for no key update skip locked
@@ -447,7 +447,7 @@ left join holdfast.job j on j.id = d.id and j.claims = d.claims and j.worker = :
 delete from holdfast.worker where id = :worker;
 
 -- name: expired
--- A row that somebody holds is left alone: its own handler is about to end the job.
+-- A row that another transaction holds is left alone: its own handler is about to end the job.
 select -- include: shown
 from holdfast.job j where j.state = 2 and j.lease_until <= :now
 order by j.lease_until limit :limit for no key update skip locked;
@@ -531,7 +531,7 @@ where (+j.state) > 5 and (j.state, j.id) >= (:state::smallint, '00000000-0000-00
 order by j.state, j.id limit :limit;
 
 -- name: choose_again
--- Those of the chosen that the filter still matches, and nobody else can change before this transaction ends.
+-- Those of the chosen that the filter still matches, and no other can change before this transaction ends.
 select j.id::text from holdfast.job j
 where j.id = any(:ids::uuid[]) and (not j.cancelling or not :unasked) and -- include: matching
 order by j.id for update;
@@ -749,7 +749,7 @@ where j.id is null or j.state + 0 >= 5;
 select pg_current_snapshot()::text;
 
 -- own: number
--- A transaction's number that nobody else has, and an instant before: every lower one was given out by then.
+-- A transaction's number that no other has, and an instant before: every lower one was given out by then.
 select :now, pg_current_xact_id()::text::bigint;
 
 -- own: transactions

@@ -62,7 +62,7 @@ _SHOWN = 13  # columns of a claimed job, its place in the order included
 _QUEUE = 2  # the column of its queue
 
 
-NOBODY = "00000000-0000-0000-0000-000000000000"
+NO_JOB = "00000000-0000-0000-0000-000000000000"
 """The id of no job. Of no ids at all a planner that sees them concludes that any partial index will do."""
 
 
@@ -327,7 +327,7 @@ class PostgresQueueing:
             self._sql["claim_delivered"],
             doubt=lambda: self._unanswered.add(request.worker),
             extra=request.limit / CLAIMED_A_SECOND,
-            ids=ids or [NOBODY],
+            ids=ids or [NO_JOB],
             queues=list(wants),
             slots=list(wants.values()),
             others=request.wants.get(EVERY_QUEUE, 0),
@@ -370,7 +370,7 @@ class PostgresQueueing:
                     jobs.append(claimed_job(row))
                 except UNREADABLE as error:
                     text = to_text(f"the stored job cannot be read: {error}")
-                    await self._links.fetch(self._sql["bury"], id=row[0], error=text)
+                    await self._links.fetch(self._sql["mark_unreadable"], id=row[0], error=text)
             return jobs
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────

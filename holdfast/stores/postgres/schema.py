@@ -91,7 +91,7 @@ async def _apply_next(link: Connection, schema: str, migrations: Sequence[Migrat
         except asyncpg.LockNotAvailableError:
             await asyncio.sleep(_PAUSE)
     raise Unavailable(
-        f"the schema {schema!r} cannot be migrated: somebody holds a table of it in an open transaction; "
+        f"the schema {schema!r} cannot be migrated: another session holds a table of it in an open transaction; "
         "end that, or wait for it (pg_stat_activity tells whose it is), and start again"
     )
 

@@ -20,7 +20,7 @@ _INDEXED = 64  # jobs a piece of the index, as the scripts have it
 _KIND = re.compile(rb"(-?\d+) \S+ (.*?)\n")
 _STATES = frozenset(b"queued scheduled running failed waiting succeeded dead cancelled".split())
 _TYPES = {
-    b"hash": (b"counts", b"keys", b"ghosts", b"meta"),
+    b"hash": (b"counts", b"keys", b"tombstones", b"meta"),
     b"zset": (b"chunks", b"queues", b"due", b"outlived", b"workers", b"ended:dead", b"ended:cancelled", b"setbacks"),
     b"list": (b"ended:succeeded",),
     b"set": (b"paused",),
@@ -155,8 +155,8 @@ def plan_repairs(seen: NamespaceSnapshot) -> list[RepairStep]:
         *audit.check_queues(),
     ]
     meta = seen.hashes.get(seen.names("meta"), {})
-    told = [name for name in (b"orphans", b"foreign", b"lost") if name in meta]
-    return [*found, RepairStep("", ("HDEL", seen.names("meta"), *told))] if told else found
+    flagged = [name for name in (b"orphans", b"foreign", b"lost") if name in meta]
+    return [*found, RepairStep("", ("HDEL", seen.names("meta"), *flagged))] if flagged else found
 
 
 class _Audit:
@@ -229,17 +229,17 @@ class _Audit:
         for job in sorted(lost, key=lambda job: (ready[job].due, ready[job].seq), reverse=True):
             standing[self._list_of(job), job] += 1
             yield RepairStep(BACK, ("LPUSH", self._list_of(job), job))
-        ghosts, ought = self._hash("ghosts"), Counter[bytes]()
+        tombstones, ought = self._hash("tombstones"), Counter[bytes]()
         for (key, job), times in standing.items():
             at_home = job in ready and key == self._list_of(job)
             ought[self._names.tombstone_key(key, job)] = 0 if job in self._by_hand else times - at_home
-        for ghost in {*ought, *ghosts}:
-            if ghosts.get(ghost, b"0") == b"%d" % ought[ghost]:
+        for tombstone in {*ought, *tombstones}:
+            if tombstones.get(tombstone, b"0") == b"%d" % ought[tombstone]:
                 continue
-            if ought[ghost]:
-                yield RepairStep(OUT, ("HSET", self._names("ghosts"), ghost, ought[ghost]))
+            if ought[tombstone]:
+                yield RepairStep(OUT, ("HSET", self._names("tombstones"), tombstone, ought[tombstone]))
             else:
-                yield RepairStep(BACK, ("HDEL", self._names("ghosts"), ghost))
+                yield RepairStep(BACK, ("HDEL", self._names("tombstones"), tombstone))
 
     def _list_of(self, job: bytes) -> bytes:
         return self._names.ready_of(self._jobs[job].queue, self._jobs[job].level)

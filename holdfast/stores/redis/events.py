@@ -32,7 +32,7 @@ class RedisQuery(Read):
         if mark.is_gap(int(now_us), within):
             return _from_now(int(now_us), gap=True)
         until, more = _until(kinds)
-        found = sorted(await self._told(kinds, until), key=place_of)
+        found = sorted(await self._events_of(kinds, until), key=place_of)
         if more:
             return EventCursor(int(now_us), until, LAST).events_until(found, more=True, gap=bool(gone))
         drained = EventCursor(int(now_us), until) if until else mark._replace(looked=int(now_us))
@@ -41,7 +41,7 @@ class RedisQuery(Read):
     async def stats(self, *, recent: timedelta, most: int) -> JobStats:
         return await Counting(self._links, self, most).count_groups(recent)
 
-    async def _told(self, kinds: Sequence[Any], until: int) -> list[JobEvent]:
+    async def _events_of(self, kinds: Sequence[Any], until: int) -> list[JobEvent]:
         """The endings up to an instant. What was replayed or deleted since is none any more."""
         endings, setbacks = _endings_of(kinds), _setbacks_of(kinds[3])
         wanted = [each for each in endings if each[1] <= until]

@@ -142,7 +142,7 @@ def _access(links: NamespacePool) -> Finding:
     text = f"{'with' if guarded else 'without'} password, {'with' if links.address.server.secure else 'without'} TLS"
     near = ("localhost", "127.0.0.1", "::1")
     if not guarded and any(host not in near for host, _ in links.address.server.hosts):
-        remedy = "whoever reaches this port owns the queue: set a password or ACL user"
+        remedy = "every client that reaches this port owns the queue: set a password or ACL user"
         return Finding("access", "warning", text, remedy)
     return Finding("access", "ok", text)
 
@@ -163,7 +163,7 @@ def _keys(orphans: int, foreign: int) -> Finding:
 
 def _losses(lost: int) -> Finding:
     if not lost:
-        return Finding("losses", "ok", "nobody was acknowledged what is not here")
+        return Finding("losses", "ok", "every acknowledged job is here")
     text = f"at least {lost} acknowledged writes are gone: Redis crashed, or a replica took over, without them"
     remedy = f"submit again what is missing; declare ?durability=always or ?replicas=1; then {_REPAIR} forgets this"
     return Finding("losses", "error", text, remedy)
@@ -186,5 +186,5 @@ def _agreement(sizes: Sequence[tuple[str, int, int]]) -> Finding:
     if not wrong:
         return Finding("structures", "ok", "each structure holds as many jobs as are counted")
     stranded = any(held < counted for _, counted, held in sizes)
-    remedy = f"{_REPAIR} puts back what nobody would find" if stranded else f"wait for a claim, or {_REPAIR}"
+    remedy = f"{_REPAIR} puts back what no claim would find" if stranded else f"wait for a claim, or {_REPAIR}"
     return Finding("structures", "error" if stranded else "warning", "; ".join(wrong), remedy)

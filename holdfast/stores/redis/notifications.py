@@ -95,9 +95,9 @@ class RedisNotifications(Listener):
             await run_within(PROVEN_IN, link.send_command("PING"))
 
     def _heard(self, kind: str, text: str) -> None:
-        sender, *told = text.split("\n")
+        sender, *named = text.split("\n")
         if sender != self._links.name:
-            self.waiters.wake_topics([f"job:{job_id}" for job_id in told] if kind == "ended" else told)
+            self.waiters.wake_topics([f"job:{job_id}" for job_id in named] if kind == "ended" else named)
 
 
 class _Watch:

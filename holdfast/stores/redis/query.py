@@ -248,9 +248,9 @@ class Read:
         looked_at, found, age_us = 0, _PIECE, 0
         while looked_at < most and found == _PIECE and age_us < recent // MICROSECOND:
             words = (state.value, looked_at, recent // MICROSECOND)
-            found, age, told = await self._links.run(self._scripts["lately"], *words)
+            found, age, ended = await self._links.run(self._scripts["lately"], *words)
             looked_at, age_us = looked_at + found, int(age)
-            for queue, number in fields_of(told).items():
+            for queue, number in fields_of(ended).items():
                 numbers[decode_text(queue)] += int(number)
         seconds = covered_seconds(recent, age_us / 1e6, whole=found < _PIECE)
         return {queue: number / seconds for queue, number in numbers.items()}

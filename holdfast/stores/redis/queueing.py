@@ -108,10 +108,10 @@ class RedisQueueing:
                 synced=True,
             )
         except Unavailable as error:
-            told = perhaps_stored(error) if sent.doubted else error
+            outcome = perhaps_stored(error) if sent.doubted else error
             if any(isinstance(reply, list) for reply in sent.replies):
-                told.stored = [answer.job_id if answer.created else None for answer in self._answers(pieces, sent)]
-            raise told from error.__cause__
+                outcome.stored = [answer.job_id if answer.created else None for answer in self._answers(pieces, sent)]
+            raise outcome from error.__cause__
         finally:
             self._news.notify_done(
                 {f"queue:{job.queue}" for job in jobs}
@@ -226,7 +226,7 @@ class RedisQueueing:
                 jobs.append(claimed_job(row, self._kinds, worker))
             except (ValueError, AttributeError, RecursionError) as error:
                 text = f"the stored job cannot be read: {error}"
-                await self._links.run(self._scripts["bury"], row[0], text)
+                await self._links.run(self._scripts["mark_unreadable"], row[0], text)
         return jobs
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -29,7 +29,7 @@ from holdfast.stores.redis.url import RedisAddress
 _ALL = 3600.0  # seconds for everything
 _PIECE = 500  # commands on their way at once, entries read at once
 _TRIES = 3
-_WATCHED = ("counts", "ghosts", "keys", "seq", "meta")
+_WATCHED = ("counts", "tombstones", "keys", "seq", "meta")
 """No job changes its state without one of these."""
 
 
@@ -41,14 +41,14 @@ async def repair(address: RedisAddress, now: int) -> list[Finding]:
         for _ in range(_TRIES):
             done = await links.call(lambda link: _mended(link, names, now))
             if done is not None:
-                return _told(done)
+                return _findings(done)
     finally:
         await links.close()
     remedy = "stop workers and submitters for a moment, and repair again"
     return [Finding("repair", "error", "jobs come and go: nothing was put right", remedy)]
 
 
-def _told(done: Sequence[RepairStep]) -> list[Finding]:
+def _findings(done: Sequence[RepairStep]) -> list[Finding]:
     found = Counter(mend.what for mend in done if mend.what)
     return [Finding("repair", "ok", f"{number} {what}") for what, number in found.items()]
 

@@ -29,8 +29,8 @@ class ServerInfo(NamedTuple):
     @property
     def settings(self) -> str:
         """Returns the relevant settings as text."""
-        told = list(self.log) if self.log[_SPARED] == "yes" else [_APPENDS, _SYNCS]
-        return " ".join(f"{name}={self.log[name]}" for name in (told if self.log[_APPENDS] == "yes" else told[:1]))
+        shown = list(self.log) if self.log[_SPARED] == "yes" else [_APPENDS, _SYNCS]
+        return " ".join(f"{name}={self.log[name]}" for name in (shown if self.log[_APPENDS] == "yes" else shown[:1]))
 
     def durability_remedy(self, level: str) -> str:
         """Returns the server settings that this level needs."""

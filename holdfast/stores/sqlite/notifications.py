@@ -145,8 +145,8 @@ class Wakes:
 
     def wait_here(self, topics: Sequence[str], timeout: float, settled: Callable[[], bool]) -> None:
         """``wait`` for a thread without an event loop."""
-        heard, told = socket.socketpair()
-        waiter = _Waiter(frozenset(topics), lambda: _poke(told))
+        heard, notified = socket.socketpair()
+        waiter = _Waiter(frozenset(topics), lambda: _poke(notified))
         listening = self._enlist(waiter)
         try:
             if self._has_news(waiter) or settled():
@@ -165,7 +165,7 @@ class Wakes:
         finally:
             self._delist(waiter)
             heard.close()
-            told.close()
+            notified.close()
 
     def _add_reader(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         """Adds one reader a loop and socket, for any number of waiters."""
@@ -220,7 +220,7 @@ class Wakes:
         return moved
 
     def _receive(self, sock: socket.socket) -> None:
-        topics = {topic for topic in _told(sock) if ":" in topic}
+        topics = {topic for topic in _received(sock) if ":" in topic}
         with self._lock:
             heard = [waiter for waiter in self._waiters if waiter.matches_topics(topics)]
         for waiter in heard:
@@ -244,7 +244,7 @@ class Wakes:
         address.unlink(missing_ok=True)
 
 
-def _told(sock: socket.socket) -> Iterator[str]:
+def _received(sock: socket.socket) -> Iterator[str]:
     """Every topic that has arrived."""
     while True:
         try:

@@ -170,7 +170,7 @@ update holdfast_job
 set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, lease_until = :until, started_at = :now
 where seq in (select value from json_each(:seqs));
 
--- name: bury
+-- name: mark_unreadable
 -- A claimed row that cannot be read.
 update holdfast_job
 set state = 6, reason = 'payload', error = :error, ended_at = :now, lease_until = null
@@ -225,7 +225,7 @@ values (:seq, :claims, :attempt, :worker, :started_at, :now, :state, :reason, :e
 on conflict do nothing;
 
 -- own: recordable
--- Which of the leases stand, and whose they are. That of a success does: nobody else can have written it.
+-- Which of the leases stand, and whose they are. That of a success does: no other worker can have written it.
 select d.key, j.seq, j.attempts
 from json_each(:leases) d cross join holdfast_job j on j.id = d.value ->> 0
 where +j.claims = d.value ->> 1 and (+j.state = 2 and +j.lease_until > :now or +j.state = 5);
@@ -335,7 +335,7 @@ where j.state > 5 and j.state = :state and j.seq > 0 and -- include: matching
 order by seq limit :limit;
 
 -- name: choose_again
--- Those of the chosen that the filter still matches, now that nobody else writes.
+-- Those of the chosen that the filter still matches, now that no other program writes.
 select j.id from json_each(:ids) d cross join holdfast_job j on j.id = d.value
 where (j.cancelling = 0 or not :unasked) and -- include: matching
 order by d.key;

@@ -460,7 +460,7 @@ class _Taking:
                 jobs.append(decode_job(each))
             except UNREADABLE as error:
                 values = {"seq": seq, "now": self._lease["now"], "error": f"the stored job cannot be read: {error}"}
-                self._connection.execute(self._sql["bury"], values)
+                self._connection.execute(self._sql["mark_unreadable"], values)
         return jobs
 
 

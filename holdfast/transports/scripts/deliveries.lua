@@ -1,6 +1,6 @@
 -- name: again
 -- QUEUE, BEFORE, NOW and ids of its ready jobs: announce those that were not since BEFORE; how many.
--- What was announced earlier than that has been taken since, and whoever claimed it is no longer ready.
+-- What was announced earlier than that has been taken since, and what was claimed is no longer ready.
 local queue, count = ARGV[2], 0
 local key = again(queue)
 redis.call('ZREMRANGEBYSCORE', key, '-inf', '(' .. ARGV[3])
@@ -34,11 +34,11 @@ for at = 2, #ARGV do
 end
 return found
 
--- name: bury
+-- name: add_dead_letters
 -- QUEUE, NUMBER and that many ids: these jobs are dead.
 groups(2, function(queue, from, to)
-    bury(queue, from, to)
-    redis.call('SADD', GRAVES, queue)
+    add_dead_letters(queue, from, to)
+    redis.call('SADD', DEAD_QUEUES, queue)
 end)
 
 -- name: done
@@ -55,9 +55,9 @@ local found = held(ARGV[2], ARGV[3])
 table.insert(found, 1, redis.call('ZCARD', again(ARGV[2])))
 return found
 
--- name: graves
+-- name: dead_letter_queues
 -- The queues that have a list of dead letters.
-return redis.call('SMEMBERS', GRAVES)
+return redis.call('SMEMBERS', DEAD_QUEUES)
 
 -- name: held
 -- QUEUE, MOST: every id that waits; nothing where there are more than so many.
@@ -72,7 +72,7 @@ return redis.call('SRANDMEMBER', ACTIVE, ARGV[2])
 -- name: mirror
 -- QUEUE and ids: these of it are dead, and no others.
 mirror(ARGV[2], 3, #ARGV)
-redis.call(ARGV[3] and 'SADD' or 'SREM', GRAVES, ARGV[2])
+redis.call(ARGV[3] and 'SADD' or 'SREM', DEAD_QUEUES, ARGV[2])
 
 -- name: prepare
 -- Queues: see to it that there are streams and our group in each, the bell's too.
@@ -152,7 +152,7 @@ end
 return found
 
 -- name: tend
--- SILENCE in milliseconds, and queues: what silent consumers had in hand, as QUEUE, RECEIPT, ID by turns. Queues that nobody
+-- SILENCE in milliseconds, and queues: what silent consumers had in hand, as QUEUE, RECEIPT, ID by turns. Queues that no client
 -- uses are forgotten.
 local found = {}
 local old = seconds() - FORGOTTEN
@@ -163,7 +163,7 @@ for at = 3, #ARGV do
         found[#found + 1] = each[1]
         found[#found + 1] = each[2]
     end
-    if length(queue) > 0 then redis.call('SADD', ACTIVE, queue) end -- somebody else may have pushed
+    if length(queue) > 0 then redis.call('SADD', ACTIVE, queue) end -- another client may have pushed
     if tonumber(redis.call('ZSCORE', QUEUES, queue) or old) < old and redis.call('EXISTS', of(READY, queue)) == 0 then
         redis.call('ZREM', QUEUES, queue)
     end
@@ -171,7 +171,7 @@ end
 return found
 
 -- name: touch
--- QUEUE, NUMBER and that many receipts: somebody still works on what they stand for.
+-- QUEUE, NUMBER and that many receipts: their jobs are still in work.
 groups(2, function(queue, from, to)
     local key = of(READY, queue)
     pieces(from, to, function(first, last)
@@ -182,7 +182,7 @@ groups(2, function(queue, from, to)
 end)
 
 -- name: unpop
--- QUEUE, NUMBER and that many receipts and ids by turns: they were taken, and are for somebody else.
+-- QUEUE, NUMBER and that many receipts and ids by turns: they were taken, and are for another consumer.
 groups(2, function(queue, from, to)
     unpop(queue, from, to)
     redis.call('SADD', ACTIVE, queue)

@@ -3,8 +3,8 @@
 -- differently (push, pop, length, held, unpop, ring, KIND) stands in list.lua and stream.lua, one of which follows.
 local READY, DEAD, ME = KEYS[1], KEYS[2], ARGV[1]
 -- Queues used of late, by when; those in which something may wait; those with dead letters; and what rings for new ones.
-local QUEUES, ACTIVE, GRAVES, BELL = READY .. '@queues', READY .. '@active', DEAD .. '@queues', READY .. '@bell'
-local FORGOTTEN = 86400 -- seconds until a queue that nobody uses is left out of the list of queues
+local QUEUES, ACTIVE, DEAD_QUEUES, BELL = READY .. '@queues', READY .. '@active', DEAD .. '@queues', READY .. '@bell'
+local FORGOTTEN = 86400 -- seconds until an unused queue is left out of the list of queues
 
 local function of(key, queue)
     if queue == 'default' then return key end
@@ -78,7 +78,7 @@ local function ring(queue, times)
     redis.call('PEXPIRE', BELL, 10000)
 end
 
-local function bury(queue, from, to)
+local function add_dead_letters(queue, from, to)
     pieces(from, to, function(first, last)
         redis.call('RPUSH', of(DEAD, queue), unpack(ARGV, first, last))
     end)
@@ -94,7 +94,7 @@ local function mirror(queue, from, to)
     end
     if not same then
         redis.call('DEL', key)
-        bury(queue, from, to)
+        add_dead_letters(queue, from, to)
     end
 end
 
@@ -212,7 +212,7 @@ local function groups_of(key)
     return found
 end
 
--- What nobody has read, so much of it.
+-- What was never read, so much of it.
 local function held(queue, number)
     local key, from, found = of(READY, queue), '-', {}
     for _, each in ipairs(groups_of(key)) do
@@ -230,7 +230,7 @@ local function ring(queue, times)
     end
 end
 
-local function bury(queue, from, to)
+local function add_dead_letters(queue, from, to)
     for at = from, to do
         redis.call('XADD', of(DEAD, queue), '*', 'id', ARGV[at])
     end
@@ -247,7 +247,7 @@ local function mirror(queue, from, to)
         if missing[id] then missing[id] = nil else redis.call('XDEL', key, entry[1]) end
     end
     for at = from, to do
-        if missing[ARGV[at]] then bury(queue, at, at) end
+        if missing[ARGV[at]] then add_dead_letters(queue, at, at) end
     end
 end
 
@@ -262,7 +262,7 @@ local function earlier(one, other)
     return a < c or (a == c and b < d)
 end
 
--- What every group has done with goes, should somebody have acknowledged without deleting; nothing else does.
+-- What every group has done with goes, should another program have acknowledged without deleting; nothing else does.
 local function trim(key)
     local keep
     for _, each in ipairs(groups_of(key)) do
@@ -277,7 +277,7 @@ local function trim(key)
 end
 
 -- Who has nothing in hand and was not heard of for three times as long as a consumer may be silent, is dead.
-local function bury_consumers(key, silence)
+local function remove_consumers(key, silence)
     for _, flat in ipairs(ask('XINFO', 'CONSUMERS', key, GROUP) or {}) do
         local fields = {}
         for at = 1, #flat, 2 do
@@ -299,7 +299,7 @@ local function recover(key, silence)
             local entry = redis.call('XRANGE', key, receipt, receipt)[1]
             if entry then
                 found[#found + 1] = {receipt, value(entry[2])}
-            else -- somebody has deleted it
+            else -- it was deleted
                 redis.call('XACK', key, GROUP, receipt)
             end
         end
@@ -312,7 +312,7 @@ end
 local function tend(queue, silence)
     local key = of(READY, queue)
     local found = recover(key, silence)
-    bury_consumers(key, silence)
+    remove_consumers(key, silence)
     trim(key)
     return found
 end

@@ -128,7 +128,7 @@ class ProcessExecutor:
                 child.kill()
         self._idle.clear()
         if children:
-            await asyncio.wait([child.buried for child in children], timeout=_FAREWELL)
+            await asyncio.wait([child.reaped for child in children], timeout=_FAREWELL)
         for child in children:
             child.kill()
 
@@ -205,7 +205,7 @@ class _Child:
         self.is_ready = False
         self.killed = False
         self.dismissed = False
-        self.buried: asyncio.Future[None] = self._loop.create_future()
+        self.reaped: asyncio.Future[None] = self._loop.create_future()
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._start(theirs, setup)
@@ -226,7 +226,7 @@ class _Child:
             self._socket.close()
             raise
         try:
-            when_ended(self._process, self._bury)
+            when_ended(self._process, self._on_reaped)
         except BaseException:
             self._socket.close()
             kill_group(self._process)
@@ -248,11 +248,11 @@ class _Child:
 
     async def request_reply(self, request: bytes, log: Callable[[], JobLog] | None) -> ChildReply | None:
         """Send a request and wait for its reply; None where the child ended instead."""
-        if self.buried.done():
+        if self.reaped.done():
             return None
         self._log = log
         self._answer = self._loop.create_future()
-        with contextlib.suppress(ConnectionError):  # It has ended already: its burial is the answer.
+        with contextlib.suppress(ConnectionError):  # It has ended already: its reaping is the answer.
             await self._send(request)
         return await self._answer
 
@@ -266,7 +266,7 @@ class _Child:
 
     def kill(self) -> None:
         """SIGKILL to the child and its group, at once."""
-        if not self.buried.done():
+        if not self.reaped.done():
             self.killed = True
             kill_group(self._process)
 
@@ -311,7 +311,7 @@ class _Child:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
 
-    def _bury(self) -> None:
+    def _on_reaped(self) -> None:
         """The process has ended and is reaped. A reply that it sent before still counts."""
         while self._socket.fileno() >= 0 and self._read():
             continue
@@ -320,7 +320,7 @@ class _Child:
             self._loop.run_in_executor(None, kill_marked, self._mark)
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(None)
-        self.buried.set_result(None)
+        self.reaped.set_result(None)
         self.ready.set()
         self._gone(self)
 

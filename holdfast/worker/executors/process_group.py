@@ -129,11 +129,11 @@ def _pidfd(pid: int) -> int | None:
         raise
 
 
-def _report(pid: int, loop: asyncio.AbstractEventLoop, bury: Callable[[], None]) -> None:
+def _report(pid: int, loop: asyncio.AbstractEventLoop, on_reaped: Callable[[], None]) -> None:
     """Without pidfd a thread waits, and leaves the zombie: its number stays taken until its group is killed."""
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     try:
-        loop.call_soon_threadsafe(bury)
+        loop.call_soon_threadsafe(on_reaped)
     except RuntimeError:
         return  # The loop is closed: so is everything that wanted to know.
 

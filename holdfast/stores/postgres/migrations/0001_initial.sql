@@ -143,7 +143,7 @@ begin
             return;
         end if;
         update holdfast.key k set job_id = new_id, keep_until = new_keep_until where k.key = new_key and k.job_id = owner;
-        exit when found; -- else somebody else was quicker
+        exit when found; -- else another transaction was quicker
     end loop;
     insert into holdfast.job as j
         (id, seq, queue, task, payload, state, rank, run_at, created_at, max_attempts, keyed, tagged, options, claims)
@@ -161,7 +161,7 @@ begin
 end
 $$;
 
--- Which database this is: so that a connection to another one is told from ours, a copy's or another schema's included.
+-- Which database this is: so that a connection to another one is distinguished from ours, a copy's or another schema's included.
 create table holdfast.identity (id uuid primary key);
 insert into holdfast.identity values (gen_random_uuid());
 
@@ -222,7 +222,7 @@ create function holdfast.written_by(lower_half xid, top bigint) returns xid8 lan
 $$;
 
 -- A handler's own transaction ends its job: {"at": null or microseconds, "id", "claims", "result"}. The row stays locked
--- until that transaction ends, so nobody else can take the job meanwhile, whatever becomes of the lease.
+-- until that transaction ends, so no other worker can take the job meanwhile, whatever becomes of the lease.
 create function holdfast.complete(done text) returns table (accepted boolean, state smallint)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare

@@ -19,10 +19,10 @@ for i = 14, #ARGV, 2 do
     named[ARGV[i]] = tonumber(ARGV[i + 1])
     turn[#turn + 1] = ARGV[i]
 end
-local paused, haunted, scheduled = {}, false, false
-if call('EXISTS', P .. 'paused', P .. 'ghosts', P .. 'due', SCHEDULE) > 0 then -- mostly there is none of these
+local paused, has_tombstones, scheduled = {}, false, false
+if call('EXISTS', P .. 'paused', P .. 'tombstones', P .. 'due', SCHEDULE) > 0 then -- mostly there is none of these
     paused = paused_queues()
-    haunted = call('EXISTS', P .. 'ghosts') == 1
+    has_tombstones = call('EXISTS', P .. 'tombstones') == 1
     scheduled = call('EXISTS', P .. 'due', SCHEDULE) > 0
 end
 
@@ -31,7 +31,7 @@ local function make_ready()
     if star then
         queues = ours('ZRANGEBYSCORE', P .. 'due', '-inf', NOW, 'LIMIT', 0, MOST)
         if call('EXISTS', SCHEDULE) == 1 then
-            queues[#queues + 1] = 'default' -- somebody may have put a job there by hand
+            queues[#queues + 1] = 'default' -- a job may have been put there by hand
         end
     end
     for _, queue in ipairs(queues) do
@@ -82,7 +82,7 @@ end
 -- Whether an id met in a ready list is a job to take: its fields; or "suspect" for one to leave there, "last" for one to
 -- leave there with all that are behind it.
 local function claimable(id, queue, list)
-    if haunted and moving().laid_to_rest(list, id) then
+    if has_tombstones and moving().clear_tombstone(list, id) then
         return nil
     end
     local v = read(id, unpack(FIELDS))
@@ -114,7 +114,7 @@ local function claimable(id, queue, list)
     return v
 end
 
--- Takes an id that was met in a ready list, if it stands for a job nobody ever claimed and whose id was minted, which is the
+-- Takes an id that was met in a ready list, if it stands for a job that was never claimed and whose id was minted, which is the
 -- rule.
 local function taken_first(id)
     local v = redis.pcall('HMGET', JOB .. id, 'state', 'kind', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims')
@@ -149,7 +149,7 @@ local function take_level(queue, level, room)
         end
         budget = budget - #ids
         for n, id in ipairs(ids) do
-            if not haunted and taken_first(id) then
+            if not has_tombstones and taken_first(id) then
                 room = room - 1
             else
                 local v = claimable(id, queue, list)
@@ -231,7 +231,7 @@ local function take_in_turn()
         end
     end
     if not listed and not full() and call('EXISTS', READY) == 1 then
-        take_from('default', star) -- somebody put a job there by hand
+        take_from('default', star) -- a job was put there by hand
     end
 end
 
@@ -333,7 +333,7 @@ for _, id in ipairs(ids) do
 end
 return { found, #ids - #found, #ids == MOST and 1 or 0 }
 
--- name: bury
+-- name: mark_unreadable
 -- Ends a claimed job that cannot be read. ARGV: 3 id, 4 error.
 even_if_full()
 local v = read(ARGV[3], 'state', 'kind')

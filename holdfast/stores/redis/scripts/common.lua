@@ -52,7 +52,7 @@ local function ours(command, key, ...)
             call('RENAME', key, key .. ':foreign:' .. NOW)
             met('foreign')
         elseif string.find(answer.err, 'not an integer', 1, true) or string.find(answer.err, 'overflow', 1, true) then
-            call('HDEL', key, (...)) -- a number in a hash that somebody made something else
+            call('HDEL', key, (...)) -- a number in a hash that was made something else
         end
         return call(command, key, ...)
     end
@@ -144,7 +144,7 @@ local function drop(id, field)
     call('HDEL', JOB .. id, field, field .. 1, field .. 2, field .. 3, field .. 4, field .. 5, field .. 6, field .. 7)
 end
 
--- ── what is told and counted at the end ─────────────────────────────────────────────────────────────────────────
+-- ── notifications and counts at the end ─────────────────────────────────────────────────────────────────────────
 local tally, topics, endings, rescheduled = {}, {}, {}, {}
 
 local function count(queue, state, by)
@@ -166,11 +166,11 @@ local function note_refused(id, claims, worker)
 end
 
 local function tell(channel, topic)
-    local told = topics[channel] or { ARGV[2] }
-    topics[channel] = told
-    if not told[topic] then
-        told[topic] = true
-        told[#told + 1] = topic
+    local named = topics[channel] or { ARGV[2] }
+    topics[channel] = named
+    if not named[topic] then
+        named[topic] = true
+        named[#named + 1] = topic
     end
 end
 
@@ -196,8 +196,8 @@ local function finish()
     for what, number_of in pairs(odd) do
         ours('HINCRBY', P .. 'meta', what, number_of)
     end
-    for channel, told in pairs(topics) do
-        call('PUBLISH', P .. channel, table.concat(told, '\n'))
+    for channel, named in pairs(topics) do
+        call('PUBLISH', P .. channel, table.concat(named, '\n'))
     end
     if #endings > 0 then
         call('PUBLISH', P .. 'ended', ARGV[2] .. '\n' .. table.concat(endings, '\n'))

@@ -1,6 +1,6 @@
 -- name: open
 -- Makes the namespace ours where it is empty. ARGV: 3 the schema this program knows. Answers the schema that was there, 0
--- for none; -1 where a key of ours is somebody else's.
+-- for none; -1 where a key of ours is another program's.
 local meta = call('TYPE', P .. 'meta').ok
 if meta ~= 'none' and meta ~= 'hash' then
     return -1
@@ -48,11 +48,11 @@ for queue in pairs(queues) do
     ready = ready + size('ZCARD', quarantine_of(queue))
     delayed = delayed + size('ZCARD', schedule_of(queue))
 end
-if size('HLEN', P .. 'ghosts') <= 10000 then
-    for _, times in ipairs(listed('HVALS', P .. 'ghosts')) do
+if size('HLEN', P .. 'tombstones') <= 10000 then
+    for _, times in ipairs(listed('HVALS', P .. 'tombstones')) do
         ready = ready - number(times)
     end
-else -- too many to add them up while everybody waits
+else -- too many to add them up while all clients wait
     ready = counted.queued or 0
 end
 
@@ -68,10 +68,10 @@ local met = ours('HMGET', P .. 'meta', 'orphans', 'foreign', 'lost')
 return { overdue, { number(met[1]), number(met[2]), number(met[3]) }, sizes, size('LLEN', ready_of('', '0')) }
 
 -- name: lost
--- Whether a job that was acknowledged is there no more, although nobody removed it: the numbers of submission end before it,
--- or its own was given again. ARGV: 3 its number, 4 its id. Answers how many are lost that nobody has told of, and 0 where the
+-- Whether a job that was acknowledged is there no more, although no caller removed it: the numbers of submission end before it,
+-- or its own was given again. ARGV: 3 its number, 4 its id. Answers how many are lost and not reported yet, and 0 where the
 -- caller is to forget this one. Numbers go on behind what was lost: so the next loss is seen, and one that takes this telling
--- with it is told anew.
+-- with it is reported again.
 even_if_full()
 local seq, known = number(ours('GET', P .. 'seq')), number(ARGV[3])
 local lost, stands = 0, 1

@@ -3,7 +3,7 @@
 even_if_full()
 local most, promoted = tonumber(ARGV[3]), 0
 local queues = ours('ZRANGEBYSCORE', P .. 'due', '-inf', NOW, 'LIMIT', 0, MOST)
-queues[#queues + 1] = 'default' -- somebody may have put a job there by hand
+queues[#queues + 1] = 'default' -- a job may have been put there by hand
 for _, queue in ipairs(queues) do
     if promoted < most then
         local made_ready = moving().promote(queue, most - promoted)

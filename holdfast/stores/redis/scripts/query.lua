@@ -186,16 +186,16 @@ for _, ending in ipairs(endings) do
     end
 end
 
-local told = {}
+local flat = {}
 for queue, number_of in pairs(numbers) do
-    told[#told + 1] = queue
-    told[#told + 1] = number_of
+    flat[#flat + 1] = queue
+    flat[#flat + 1] = number_of
 end
-return { #endings, int(now - first), told }
+return { #endings, int(now - first), flat }
 
 -- name: endings
 -- What ended behind an instant, the earliest of each kind. ARGV: 3 instant, 4 limit of each kind, 5 how far back at most. Answers now, whether older setbacks were
--- let go, successes ("INSTANT:ID"), dead, cancelled (id, instant), and of each setback id, instant and the attempt's record.
+-- dropped, successes ("INSTANT:ID"), dead, cancelled (id, instant), and of each setback id, instant and the attempt's record.
 local after, most = math.max(tonumber(ARGV[3]), now - tonumber(ARGV[5])), tonumber(ARGV[4])
 local succeeded, setbacks = P .. 'ended:succeeded', P .. 'setbacks'
 

@@ -1,6 +1,6 @@
 -- name: settle (moving)
 -- Applies each settlement whose guard holds, in order. ARGV, from 3 on: runs of settlements, each with what it is of first:
--- "worker", whose leases those that follow are under, "" for whoever has them;
+-- "worker", whose leases those that follow are under, "" for any worker;
 -- "first", a length and ids of that length in one text: successes without a result under a first claim, as most are;
 -- "success", a number, and so often id, claims and result ("" for none); both under a live lease;
 -- "other", id, claims, state, reason, delay, flags ("r" refund, "e" expired), result, error, traceback, "=" before an error
@@ -227,7 +227,7 @@ return answers
 -- name: record
 -- Keeps log lines with their jobs. ARGV, from 3 on, for each record: id, claims, how many lines, and of each line its number,
 -- microseconds since it was said, level, text, and "" or "=" and its fields. Answers 1 for a lease that stands, else 0. That
--- of a success does: nobody else can have written it. A line's place is its claims and number: the stream itself refuses
+-- of a success does: no other worker can have written it. A line's place is its claims and number: the stream itself refuses
 -- one that is there already, and one that comes late, behind later ones; these are put in where they belong.
 local answers, at = {}, 3
 

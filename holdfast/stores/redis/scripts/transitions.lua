@@ -2,27 +2,27 @@
 -- For scripts that move jobs from one structure to another: `moving().promote(…)`. Mostly a claim or a settlement does not,
 -- and functions are made anew at each call of a script; so these are made when the first of them is wanted.
 local function make_moving()
-    -- A job taken out of the middle of a ready list leaves its id there, a ghost: whoever meets it lays it to rest. Of an id
-    -- that stands there twice the ghost comes first, since a job never becomes ready for an earlier time than before. The id
+    -- A job taken out of the middle of a ready list leaves its id there, a tombstone: the script that meets it removes it. Of an id
+    -- that stands there twice the tombstone comes first, since a job never becomes ready for an earlier time than before. The id
     -- of a job that was deleted may come again, in another list.
-    local function ghost_of(list, id)
+    local function tombstone_of(list, id)
         return string.sub(list, #READY + 1) .. ' ' .. id
     end
 
     local function haunt(list, id)
-        ours('HINCRBY', P .. 'ghosts', ghost_of(list, id), 1)
+        ours('HINCRBY', P .. 'tombstones', tombstone_of(list, id), 1)
     end
 
-    local function laid_to_rest(list, id)
-        local ghost = ghost_of(list, id)
-        local left = ours('HGET', P .. 'ghosts', ghost)
+    local function clear_tombstone(list, id)
+        local tombstone = tombstone_of(list, id)
+        local left = ours('HGET', P .. 'tombstones', tombstone)
         if not left then
             return false
         end
         if number(left) <= 1 then
-            call('HDEL', P .. 'ghosts', ghost)
+            call('HDEL', P .. 'tombstones', tombstone)
         else
-            call('HINCRBY', P .. 'ghosts', ghost, -1)
+            call('HINCRBY', P .. 'tombstones', tombstone, -1)
         end
         return true
     end
@@ -36,11 +36,11 @@ local function make_moving()
         return v and v[1] and { number(v[1]), number(v[2]), id }
     end
 
-    -- The first in a ready list that is no ghost: the job of a ghost may stand far behind it. Others are passed in `displace`.
+    -- The first in a ready list that is no tombstone: the job of a tombstone may stand far behind it. Others are passed in `displace`.
     local function head_of(list)
         local id = call('LINDEX', list, 0)
         for _ = 1, MOST do
-            if not id or not laid_to_rest(list, id) then
+            if not id or not clear_tombstone(list, id) then
                 break
             end
             call('LPOP', list)
@@ -61,7 +61,7 @@ local function make_moving()
 
     local reach = REACH -- how many ids one script looks at to put its groups among them, however many lists they are for
 
-    -- Takes what stands beyond the group off one end of the list, into the group. An id that somebody pushed by hand has no
+    -- Takes what stands beyond the group off one end of the list, into the group. An id that was pushed by hand has no
     -- place of its own: what it stands behind, it stays behind.
     local function displace(list, group, at_tail)
         local edge, taken, over = group[at_tail and 1 or #group], 0, false
@@ -72,15 +72,15 @@ local function make_moving()
             reach, over = reach - #ids, #ids < size
             for n = 1, #ids do
                 local id = ids[at_tail and #ids + 1 - n or n]
-                local ghost = not at_tail and laid_to_rest(list, id)
-                local place = not ghost and standing(id)
+                local tombstone = not at_tail and clear_tombstone(list, id)
+                local place = not tombstone and standing(id)
                 if place and (at_tail and before(edge, place) or not at_tail and before(place, edge)) then
                     group[#group + 1] = place
-                elseif not ghost and (place or call('EXISTS', JOB .. id) == 1) then
+                elseif not tombstone and (place or call('EXISTS', JOB .. id) == 1) then
                     over = true
                     break
                 elseif at_tail then
-                    laid_to_rest(list, id)
+                    clear_tombstone(list, id)
                 end
                 taken = taken + 1
             end
@@ -179,7 +179,7 @@ local function make_moving()
                 ready(known, number(v[3]), number(v[4]), id, number(v[5]))
                 promoted = promoted + 1
             elseif not known and v and call('EXISTS', JOB .. id) == 1 then
-                ready({ queue = queue, level = '0' }, now, 0, id, 0) -- put there by hand: whoever claims it makes it a job
+                ready({ queue = queue, level = '0' }, now, 0, id, 0) -- put there by hand: the claim makes it a job
             elseif not known then
                 met('orphans')
             end
@@ -211,7 +211,7 @@ local function make_moving()
     end
 
     return {
-        laid_to_rest = laid_to_rest,
+        clear_tombstone = clear_tombstone,
         before = before,
         schedule = schedule,
         ready = ready,
@@ -237,7 +237,7 @@ local FIELDS = {
     'state', 'kind', 'claims', 'attempts', 'losses', 'dueTime', 'created', 'payload', 'options', 'seq', 'pickupTime',
 }
 
--- A hash somebody wrote by hand becomes a job: what it does not say is made up.
+-- A hash that was written by hand becomes a job: what it does not say is made up.
 local function adopt(id, queue)
     local v = read(id, 'payload', 'task', 'dueTime')
     local task = v and (v[2] or ARGV[5] ~= '' and ARGV[5])

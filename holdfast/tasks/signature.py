@@ -347,6 +347,48 @@ def _check_annotation(task: str, parameter: inspect.Parameter, hint: Any) -> Non
         )
 
 
+def check_result_annotation(task: str, function: Callable[..., Any]) -> None:
+    """Raise ConfigError for a return annotation whose values no job can keep: known now, not after the work is done.
+
+    An annotation that cannot be read yet, or says nothing about JSON, is left to the value.
+    """
+    annotation = getattr(inspect.unwrap(function), "__annotations__", {}).get("return")
+    holder = SimpleNamespace(__annotations__={"return": annotation})
+    try:
+        hint = typing.get_type_hints(holder, globalns=inspect.unwrap(function).__globals__, include_extras=True)[
+            "return"
+        ]
+        info = msgspec.inspect.type_info(hint)
+    except Exception:  # evaluating an annotation runs the user's expression
+        return
+    if problem := next(_unkept(info, set()), None):
+        raise ConfigError(
+            f"task {task!r}: a result of type {_name(hint)}, as {source_location(function)} returns, cannot be kept: "
+            f"{problem}"
+        )
+
+
+def _unkept(info: Any, seen: set[int]) -> Iterator[str]:
+    """Reasons why values of an annotation are refused as results; see ``encode_result``."""
+    if id(info) in seen:
+        return
+    seen.add(id(info))
+    match info:
+        case msgspec.inspect.SetType() | msgspec.inspect.FrozenSetType():
+            yield "a set has no order and comes back as an array; return a sorted list"
+        case msgspec.inspect.DictType(key_type=msgspec.inspect.IntType() | msgspec.inspect.FloatType()):
+            yield "the keys of a JSON object are text; return keys of type str"
+        case msgspec.inspect.DictType():
+            yield from _unkept(info.value_type, seen)
+        case msgspec.inspect.ListType() | msgspec.inspect.VarTupleType():
+            yield from _unkept(info.item_type, seen)
+        case msgspec.inspect.TupleType(item_types=items) | msgspec.inspect.UnionType(types=items):
+            for each in items:
+                yield from _unkept(each, seen)
+        case msgspec.inspect.Metadata():
+            yield from _unkept(info.type, seen)
+
+
 def _name(hint: Any) -> str:
     return hint.__qualname__ if isinstance(hint, type) else str(hint)
 

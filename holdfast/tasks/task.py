@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.validation import check_priority, check_task_name
 from holdfast.tasks.codec import PAYLOAD_LIMIT, RESULT_LIMIT, decode_json, encode_result, result_decoder
-from holdfast.tasks.signature import Signature, check_function, source_location
+from holdfast.tasks.signature import Signature, check_function, check_result_annotation, source_location
 
 if TYPE_CHECKING:
     from holdfast.core.retry import Retry
@@ -70,6 +70,7 @@ class Task(Generic[P, R]):
         """
         _check_options(name, max_attempts, timeout, executor, priority)
         check_function(name, function)
+        check_result_annotation(name, function)
         coroutine = inspect.iscoroutinefunction(function)
         if executor == "async" and not coroutine:
             raise ConfigError(f'task {name!r}: executor "async" needs an async def; use "thread" or "process"')

@@ -104,7 +104,7 @@ class Authenticator:
         taken = self._refused.take(address_network(request.client))
         if not taken.allowed:
             return self._refused.rate_refusal(taken, "these are more refused keys than one address may show")
-        self._tell(request, judged.key_id or "unknown key", judged.problem or "the key became good just now")
+        self._tell(request, judged.key_id or "anonymous", judged.problem or "the key became good just now")
         return unauthorized_refusal()
 
     def _tell(self, request: ApiRequest, who: str, problem: str) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -191,7 +192,7 @@ async def submit(call: RequestContext) -> ApiResponse:
         raise Invalid(KEY_HEADER, Words("nothing"), "send one; the settings require it", "was given", code="missing")
     asked = draft_submission(call.app, call.body, key=key)
     handle, job = await submit_job(call, asked)
-    location = (b"location", b"/v1/jobs/" + handle.id.encode())
+    location = (b"location", f"{quote(call.request.root_path)}/v1/jobs/{handle.id}".encode())
     answer = SubmittedJob(
         **msgspec.structs.asdict(call.visible_job(job, own=handle.created)),
         wake_up=_wake_up(handle),

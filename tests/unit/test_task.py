@@ -10,7 +10,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pydantic
@@ -116,10 +116,38 @@ def test_annotations_resolve_at_first_use_and_errors_name_them() -> None:
         task.prepare()
 
 
-def test_the_return_annotation_is_nobodys_business() -> None:
+def test_unresolvable_return_annotation_is_not_read() -> None:
     def handler(x: int) -> Missing: ...
 
     assert Task("late", handler).bind('{"x":1}') == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("annotation", "says"),
+    [
+        (set[int], "return a sorted list"),
+        (frozenset[str] | None, "return a sorted list"),
+        (dict[str, list[set[int]]], "return a sorted list"),
+        (tuple[int, set[int]], "return a sorted list"),
+        (dict[int, str], "return keys of type str"),
+    ],
+)
+def test_result_type_that_no_job_keeps_is_refused_at_registration(annotation: Any, says: str) -> None:
+    """Every value of it would fail after the work is done."""
+
+    def handler() -> Any: ...
+
+    handler.__annotations__["return"] = annotation
+    with pytest.raises(ConfigError, match=f"task 'collect': a result of type .*handler.*cannot be kept: .*{says}"):
+        Task("collect", handler)
+
+
+@pytest.mark.parametrize("annotation", [None, int, dict[str, int], list[User], datetime, Any, NoReturn, "Later"])
+def test_result_types_that_jobs_keep_are_registered(annotation: Any) -> None:
+    def handler() -> Any: ...
+
+    handler.__annotations__["return"] = annotation
+    assert Task("collect", handler).name == "collect"
 
 
 @pytest.mark.parametrize("annotation", [Client, list[Client], Callable[[], int], complex, dict[str, Client | None]])

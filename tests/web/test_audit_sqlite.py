@@ -206,7 +206,7 @@ def test_refused_caller_is_reported_and_writes_no_entry(audited: Audited) -> Non
     refused(ask(audited.api, None, "POST", "/v1/jobs", {}), 401, "unauthorized")
     refused(ask(audited.api, reader, "POST", "/v1/jobs", {}), 403, "forbidden")
     assert [(event.who, event.problem) for event in audited.told] == [
-        ("nobody", "no key was shown"),
+        ("anonymous", "no key was shown"),
         (id_of(reader), "submit_job needs the scope submit"),
     ]
     assert audited.file.read_bytes() == b""

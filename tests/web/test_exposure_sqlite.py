@@ -27,7 +27,7 @@ def test_with_keys_other_addresses_are_served(tmp_path: Path) -> None:
         assert httpx.get(f"{address}/v1/jobs", timeout=40).status_code == 401
         shown = {"authorization": f"Bearer {keys.spare}"}
         assert httpx.get(f"{address}/v1/jobs", headers=shown, timeout=40).status_code == 200
-        assert served.line("key_refused")["who"] == "nobody"
+        assert served.line("key_refused")["who"] == "anonymous"
         assert served.line("api_started")["keys"] is True
         assert served.stop() == 0
 

@@ -36,6 +36,7 @@ def test_api_is_mounted_below_a_path_of_another_site(home: str) -> None:
         ):
             job = await client.post("/v1/jobs", json={**JOB, "key": "a/b"})
             assert job.status_code == 201
+            assert job.headers["location"] == f"/%C3%BCnser/queue/v1/jobs/{job.json()['id']}"
             assert (await client.get("/v1/jobs/key:a%2Fb")).json()["id"] == job.json()["id"]
             assert (await client.get("/v1/nothing")).status_code == 404
             described = (await client.get("/openapi.json")).json()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
@@ -11,16 +11,12 @@ from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL
 from holdfast.stores.common.selection import Chosen, SelectionAdmin
 from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, as_json, filter_parameters, span_us
 from holdfast.stores.sqlite.maintenance import delete_rows
-from holdfast.stores.sqlite.opened import OpenedSqlite
+from holdfast.stores.sqlite.opened import SqliteFamily
 from holdfast.stores.sqlite.writer import Transaction
 
 
-class SqliteAdmin(SelectionAdmin):
+class SqliteAdmin(SqliteFamily, SelectionAdmin):
     """Family ``admin`` of SQLite."""
-
-    def __init__(self, opened: Callable[[], OpenedSqlite], statements: Mapping[str, str]) -> None:
-        self._opened = opened
-        self._sql = statements
 
     async def _cancel(self, chosen: Chosen) -> BulkResult:
         return await self._opened().writer.call(lambda transaction: self._cancel_in(transaction, chosen))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.core.errors import Invalid
@@ -11,23 +11,15 @@ from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, Tx
 from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
-from holdfast.stores.sqlite.opened import OpenedSqlite
+from holdfast.stores.sqlite.opened import SqliteFamily
 from holdfast.stores.sqlite.queueing import submit_one_by_one
 from holdfast.stores.sqlite.writer import Transaction
 
 
-class SqliteExternal:
+class SqliteExternal(SqliteFamily):
     """Family ``external`` of SQLite."""
 
     dialect = "sqlite"
-
-    def __init__(
-        self, opened: Callable[[], OpenedSqlite], now: Callable[[], int], statements: Mapping[str, str], path: str
-    ) -> None:
-        self._opened = opened
-        self._now = now
-        self._sql = statements
-        self._path = path
 
     async def verify(self) -> StatementFlow[None]:
         return self._verify()

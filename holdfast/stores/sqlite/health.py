@@ -15,7 +15,7 @@ from holdfast.core.models import Finding
 from holdfast.core.portal import running_loop
 from holdfast.stores.common.named_sql import unnamed_queue
 from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT, connect, create_private, file_system, translate_errors
-from holdfast.stores.sqlite.opened import OpenedSqlite
+from holdfast.stores.sqlite.opened import SqliteFamily
 
 T = TypeVar("T")
 
@@ -23,16 +23,8 @@ _WAL_WARNING = 256 << 20  # bytes
 _STUCK_AFTER_US = 60_000_000
 
 
-class SqliteHealth:
+class SqliteHealth(SqliteFamily):
     """Family ``health`` of SQLite."""
-
-    def __init__(
-        self, opened: Callable[[], OpenedSqlite], now: Callable[[], int], statements: Mapping[str, str], path: str
-    ) -> None:
-        self._opened = opened
-        self._now = now
-        self._sql = statements
-        self._path = path
 
     async def doctor(self) -> list[Finding]:
         durability, now_us = await self.durability(), self._now()

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 
 from holdfast.core.models import Job, JobState
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.common.requests import FORGOTTEN_AFTER
 from holdfast.stores.sqlite.encoding import as_json, read_job, span_us
-from holdfast.stores.sqlite.opened import OpenedSqlite
+from holdfast.stores.sqlite.opened import SqliteFamily
 from holdfast.stores.sqlite.writer import Transaction
 
 
-class SqliteMaintenance:
+class SqliteMaintenance(SqliteFamily):
     """Family ``maintenance`` of SQLite."""
-
-    def __init__(
-        self, opened: Callable[[], OpenedSqlite], now: Callable[[], int], statements: Mapping[str, str]
-    ) -> None:
-        self._opened = opened
-        self._now = now
-        self._sql = statements
 
     async def promote_due(self, *, limit: int) -> int:
         def run_in_transaction(transaction: Transaction) -> int:

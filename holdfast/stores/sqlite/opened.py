@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -76,6 +76,18 @@ class OpenedSqlite:
             self.doors.close()
         self.glance.close()
         self.identity.close()
+
+
+class SqliteFamily:
+    """Base of a store's families of verbs: its open file, its clock, its named statements, its path."""
+
+    def __init__(
+        self, opened: Callable[[], OpenedSqlite], now: Callable[[], int], statements: Mapping[str, str], path: str
+    ) -> None:
+        self._opened = opened
+        self._now = now
+        self._sql = statements
+        self._path = path
 
 
 def _mark_in_children(opened: OpenedSqlite) -> None:

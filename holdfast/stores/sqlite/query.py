@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import cached_property
 
 import msgspec
 from msgspec.structs import replace
@@ -32,22 +33,22 @@ from holdfast.stores.common.queue_counts import CountRow, queues_of
 from holdfast.stores.common.requests import costs_its_page, is_unsuccessful, line_page, line_place
 from holdfast.stores.sqlite.encoding import as_json, filter_parameters, read_job
 from holdfast.stores.sqlite.events import Feed
-from holdfast.stores.sqlite.opened import OpenedSqlite
+from holdfast.stores.sqlite.opened import SqliteFamily
 
 _decode_attempt = msgspec.json.Decoder(Attempt).decode
 _NEWEST = 1 << 62
 
 
-class SqliteQuery:
+class SqliteQuery(SqliteFamily):
     """Family ``query`` of SQLite: each verb reads on a connection of its own."""
 
-    def __init__(
-        self, opened: Callable[[], OpenedSqlite], now: Callable[[], int], statements: Mapping[str, str]
-    ) -> None:
-        self._opened = opened
-        self._now = now
-        self._reads = Reads(statements)
-        self._feed = Feed(statements)
+    @cached_property
+    def _reads(self) -> Reads:
+        return Reads(self._sql)
+
+    @cached_property
+    def _feed(self) -> Feed:
+        return Feed(self._sql)
 
     async def get(self, job_id: str) -> Job | None:
         return await self._opened().read(lambda reader: self._reads.get(reader, job_id))

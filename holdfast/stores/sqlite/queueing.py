@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -43,7 +43,7 @@ from holdfast.stores.sqlite.encoding import (
     job_row,
     span_us,
 )
-from holdfast.stores.sqlite.opened import OpenedSqlite
+from holdfast.stores.sqlite.opened import SqliteFamily
 from holdfast.stores.sqlite.query import Reads
 from holdfast.stores.sqlite.writer import Transaction
 
@@ -53,17 +53,10 @@ PROMOTE_MOST = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
 
 
-class SqliteQueueing:
+class SqliteQueueing(SqliteFamily):
     """Family ``queueing`` of SQLite: each verb is one write transaction, made of the methods below it."""
 
-    def __init__(
-        self, opened: Callable[[], OpenedSqlite], now: Callable[[], int], statements: Mapping[str, str]
-    ) -> None:
-        self._opened = opened
-        self._now = now
-        self._sql = statements
-        self._reads = Reads(statements)
-        self._served = ""  # the queue a claim of every queue served last
+    _served = ""  # the queue a claim of every queue served last
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -316,7 +309,9 @@ class SqliteQueueing:
         awaited = awaited_jobs(topics)
 
         def is_settled() -> bool:
-            return bool(awaited) and opened.glance.run_search(lambda reader: self._reads.any_finished(reader, awaited))
+            return bool(awaited) and opened.glance.run_search(
+                lambda reader: Reads(self._sql).any_finished(reader, awaited)
+            )
 
         if running_loop() is None:
             opened.wakes.wait_here(topics, timeout, is_settled)

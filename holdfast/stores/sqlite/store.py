@@ -43,12 +43,13 @@ class SQLiteStore:
         self._sql = load_statements(here / "queries.sql")
         self._patience = patience
         self._migrations = load_migrations(here / "migrations")
-        self.queueing: Queueing = SqliteQueueing(self._current, self._now, self._sql)
-        self.maintenance: Maintenance = SqliteMaintenance(self._current, self._now, self._sql)
-        self.admin: Admin = SqliteAdmin(self._current, self._sql)
-        self.query: Query = SqliteQuery(self._current, self._now, self._sql)
-        self.health: Health = SqliteHealth(self._current, self._now, self._sql, self.path)
-        self.external: External = SqliteExternal(self._current, self._now, self._sql, self.path)
+        parts = (self._current, self._now, self._sql, self.path)
+        self.queueing: Queueing = SqliteQueueing(*parts)
+        self.maintenance: Maintenance = SqliteMaintenance(*parts)
+        self.admin: Admin = SqliteAdmin(*parts)
+        self.query: Query = SqliteQuery(*parts)
+        self.health: Health = SqliteHealth(*parts)
+        self.external: External = SqliteExternal(*parts)
         self._opened: OpenedSqlite | None = None
         self._lock = threading.Lock()
 

@@ -31,7 +31,7 @@ ENDLESS = {
 class Watched(Connection):
     """Keeps count of what it reads."""
 
-    crowd = ConnectionRegistry(PATIENT)
+    registry = ConnectionRegistry(PATIENT)
     read = 0
     waiting_most = 0
     lost = False

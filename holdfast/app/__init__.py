@@ -1,4 +1,4 @@
-"""The application: what a program creates, registers tasks on and submits jobs with.
+"""The application: a program creates it, registers tasks on it and submits jobs with it.
 
 application.py   Holdfast: tasks, submitting, reading, operating
 bound_task.py    a task that knows its application, so that it can be enqueued

@@ -1,4 +1,4 @@
-"""Holdfast: what an application holds. Registers tasks, submits jobs, reads and operates on them."""
+"""Holdfast, the application: registers tasks, submits jobs, reads and operates on them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Holdfast(TaskRegistration):
     """An application: its tasks and the queue they run on.
 
     ``url`` names the store (``sqlite:///holdfast.db``); without it, settings decide: HOLDFAST_URL, holdfast.toml.
-    Any setting can be given by name and goes before file and environment, and before those of ``settings``.
+    Any setting can be given by name and goes before file and environment, and before ``settings``.
     ``clock`` and ``now`` are for tests.
     """
 
@@ -147,7 +147,7 @@ class Holdfast(TaskRegistration):
 
     def new_store(self, patience: float | None = None) -> Store:
         """Another, unopened, store on the same jobs: for a thread that needs its own connection. ``patience``: seconds
-        a call of it takes at most, if not those of the application."""
+        a call of it takes at most, if not the application's."""
         settings = self.settings
         store = open_store(settings.url, now=self.now, patience=self.patience if patience is None else patience)
         if settings.transport == "none" or settings.transport_url is None:
@@ -345,7 +345,7 @@ class Holdfast(TaskRegistration):
 
     @requires_loop
     async def repair(self) -> list[Finding]:
-        """Put right what can be put right in the store without losing a job; what was done."""
+        """Repair the store as far as that loses no job; returns the repairs."""
         return await (await self.open_store()).health.repair()
 
     # ── operating ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -368,7 +368,7 @@ class Holdfast(TaskRegistration):
     ) -> BulkResult:
         """Queue again with a new budget. ``payload`` replaces the arguments of a single job; it is checked first.
 
-        ``rate`` (``"10/s"``): the first is ready ``after`` so long, the others by and by, scheduled until then.
+        ``rate`` (``"10/s"``): the first is ready ``after`` so long, later ones by and by, scheduled until then.
         """
         check_limit(limit)
         every = timedelta(0) if rate is None else parse_rate(rate)
@@ -436,7 +436,7 @@ class Holdfast(TaskRegistration):
 
     @requires_loop
     async def migrate(self) -> list[str]:
-        """Bring the store's schema up to date; what was applied."""
+        """Bring the store's schema up to date; returns the applied migrations."""
         return await (await self.open_store()).migrate()
 
 

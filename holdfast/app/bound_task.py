@@ -158,7 +158,7 @@ class ConfiguredTask(Generic[P, R]):
         return await self.submit(*args, **kwargs)
 
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """``enqueue`` for those who run the coroutine themselves."""
+        """``enqueue`` for callers that run the coroutine themselves."""
         return await self._app.submit(self.new_job(*args, **kwargs), connection=self._connection)
 
     @property
@@ -188,7 +188,7 @@ class BlockingTask(Generic[P, R]):
 
 
 def with_defaults(draft: JobOptions, task: Task[..., Any]) -> JobOptions:
-    """The draft, with what the task says where the draft says nothing."""
+    """The draft, with the task's values where it has none."""
     said: dict[str, Any] = {}
     if draft.queue is None:
         said["queue"] = task.queue

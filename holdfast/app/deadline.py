@@ -1,4 +1,4 @@
-"""An application whose calls of the store have a deadline, beside others that use the same application without one."""
+"""An application whose calls of the store have a deadline, beside users of the same application without one."""
 
 from __future__ import annotations
 

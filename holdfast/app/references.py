@@ -1,4 +1,4 @@
-"""Checks of what callers name jobs by, and of the limits that they give."""
+"""Checks of ids, keys and filters of jobs, and of limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_selection(selection: object) -> None:
 
 
 def check_no_function(task: object) -> None:
-    """Refuse what a caller means when he forgets that the task's own ``enqueue`` is for those who have it."""
+    """Refuse a function or task: its own ``enqueue`` takes the arguments."""
     if isinstance(task, Task):
         call = f"{task.function.__name__}.enqueue(…)"
         raise Invalid("task", task, f"give its name, {task.name!r}, or call {call} with the arguments")

@@ -43,7 +43,7 @@ class Registering(TaskOwner, Protocol):
 
 
 class Decorator:
-    """``@app.task(…)``: keeps the function's parameters, without a leading Context, and what it returns."""
+    """``@app.task(…)``: keeps the function's parameters, without a leading Context, and its result."""
 
     def __init__(self, app: Registering, name: str | None, options: dict[str, Any]) -> None:
         self._app = app
@@ -110,7 +110,7 @@ class TaskRegistration(ABC):
     ) -> Decorator:
         """Register a function as a task: ``@app.task("email.send", max_attempts=5)``.
 
-        name: what jobs call it (default: module and function name). timeout: what one attempt may take: seconds, a
+        name: in jobs (default: module and function name). timeout: what one attempt may take: seconds, a
         timedelta, or text like "5m". retry: a Retry, or text as the settings take it, like "fixed:10" or "1,5,25".
         max_attempts: executions a job may have, None for no limit. executor: "async", "thread" or "process".
         retry_on, dead_on: exception classes or predicates that are, or are not, worth another attempt.

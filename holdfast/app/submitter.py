@@ -1,4 +1,4 @@
-"""From what a caller says to jobs in the store.
+"""From a caller's arguments to jobs in the store.
 
 A draft is checked whole before anything is stored. Lone concurrent submitters of one event loop share transactions: the
 first goes at once, those that arrive while it is under way go together in the next; many of them in two, so that the
@@ -159,7 +159,7 @@ class Submitter:
         return await groups[job.key is not None].submit(job)
 
     async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store a batch in one transaction. A Conflict says what is stored all the same."""
+        """Store a batch in one transaction. A Conflict lists the jobs stored all the same."""
         if self._settings().strict_idempotency:
             await self._check_before([job for job in jobs if job.key is not None])
         with submission(self._spans, jobs) as spanned:
@@ -205,7 +205,7 @@ class Submitter:
         self._events.emit(JobsSubmitted(created=created, absorbed=absorbed))
 
     async def announce_jobs(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
-        """Tell observers, as far as the keys stand for what was submitted."""
+        """Tell observers, as far as the keys stand for the submitted jobs."""
         await self.check_keys(jobs, answers)
         if not self._events.has_subscriber(JobCreated) and not self._events.has_subscriber(JobDuplicate):
             return

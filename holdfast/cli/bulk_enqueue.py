@@ -58,7 +58,7 @@ class Tally:
 
 
 def enqueue_stream(session: Session, source: str, *, task: str | None, said: Mapping[str, Any], batch: int) -> int:
-    """Submit every line. What was stored before a bad line stays stored, and the message says how far that is."""
+    """Submit every line. Jobs before a bad line stay stored, and the message says how far that is."""
     tally = Tally()
     with (
         session.open_target(creating=True) as app,

@@ -1,4 +1,4 @@
-"""``config``: what the settings are, where each was said, and saying another."""
+"""``config``: the settings, the source of each, and changing them."""
 
 from __future__ import annotations
 

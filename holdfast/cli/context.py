@@ -16,7 +16,7 @@ from holdfast.settings.settings import SETTINGS
 
 
 class Session:
-    """The common options of one call, and what follows from them."""
+    """The common options of one call, and their effects."""
 
     def __init__(self) -> None:
         self.app: str | None = None
@@ -46,7 +46,7 @@ class Session:
 
     @contextmanager
     def open_jobs(self, *, creating: bool = False) -> Iterator[Holdfast]:
-        """An application for what needs no task: with ``--url`` the target's code is not even imported."""
+        """An application for commands that need no task: with ``--url`` the target's code is not even imported."""
         app = self.load() if self.url is None else Holdfast(settings=self.settings())
         with open_application(app, creating=creating):
             yield app
@@ -67,7 +67,7 @@ class Session:
         return app
 
     def with_tasks(self, purpose: str, **arguments: Any) -> Holdfast:
-        """``load``, for what is pointless without tasks; ConfigError if no application is named anywhere.
+        """``load``, for commands that are pointless without tasks; ConfigError if no application is named anywhere.
 
         Command jobs need no task: where the settings enable them an application is not asked for.
         """
@@ -125,7 +125,7 @@ def note_if_created(app: Holdfast) -> Iterator[None]:
 
 
 def missing_database(app: Holdfast) -> tuple[str, str] | None:
-    """What to say, and what to advise, where the application's jobs have no place yet; None where they have."""
+    """A message and a remedy where the application's jobs have no place yet; None where they have."""
     absent = app.run_blocking(app.new_store().missing())
     if absent is None:
         return None

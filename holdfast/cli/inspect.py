@@ -75,7 +75,7 @@ JOB_COLUMNS = [
 def status(session: Session) -> None:
     """Show the store, its queues and its workers.
 
-    Jobs are counted by queue and state, at a bounded cost: of each state 10,000 jobs are counted, of what has ended the
+    Jobs are counted by queue and state, at a bounded cost: of each state 10,000 jobs are counted, of ended ones the
     latest, and a number with + is the least there can be. ENDED/S is a queue's throughput in the last five minutes.
     """
     with session.open_jobs() as app:

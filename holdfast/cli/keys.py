@@ -1,4 +1,4 @@
-"""``keys``: who may use the HTTP API, and for what."""
+"""``keys``: callers of the HTTP API, and their scopes."""
 
 from __future__ import annotations
 

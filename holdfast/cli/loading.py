@@ -21,7 +21,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
 def load_application(target: str, source: str = "argument") -> Holdfast:
-    """Import the target. ConfigError says what is wrong; a traceback in it shows the user's own code only."""
+    """Import the target. ConfigError names the problem; a traceback in it shows the user's own code only."""
     module_name, _, attribute = target.partition(":")
     module = _import(module_name, f"app {target} ({source})")
     found: object = module

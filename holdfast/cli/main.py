@@ -83,7 +83,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _fail(error: HoldfastError | click.ClickException, words: Sequence[str]) -> NoReturn:
-    """Say what is wrong in one line (and once more as JSON where that was asked for), and leave."""
+    """Print the problem in one line (and once more as JSON where that was asked for), and leave."""
     message = error.format_message() if isinstance(error, click.ClickException) else str(error)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(message, err=True)

@@ -59,7 +59,7 @@ def print_json_line(document: object) -> None:
 
 
 def as_json(document: object, *, spread: bool = False) -> str:
-    """JSON text. What ``safe`` writes out is escaped here, so the document still reads back as it was."""
+    """JSON text. Characters that ``safe`` writes out are escaped here, so the document still reads back as it was."""
     text = json.dumps(document, ensure_ascii=False, indent=2 if spread else None, default=to_plain)
 
     def escape_match(found: re.Match[str]) -> str:
@@ -145,7 +145,7 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 
 def print_note(text: str) -> None:
-    """A remark beside the output: it goes to stderr, so that stdout stays what was asked for."""
+    """A remark beside the output: it goes to stderr, so that stdout holds the result alone."""
     click.echo(safe_text(text), err=True)
 
 

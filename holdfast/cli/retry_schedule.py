@@ -1,4 +1,4 @@
-"""``retry-schedule``: what a policy's delays come to."""
+"""``retry-schedule``: the delays of a policy."""
 
 from __future__ import annotations
 

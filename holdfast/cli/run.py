@@ -121,7 +121,7 @@ def _text(data: bytes) -> str:
 
 
 def _print_output(job: Job) -> None:
-    """The command's own output; on a terminal without what could play tricks on it."""
+    """The command's own output; on a terminal without control characters."""
     if job.result is None:
         return
     result = json.loads(job.result)

@@ -27,7 +27,7 @@ def setting_values(context: click.Context, parameter: click.Parameter, begun: st
 
 
 def task_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """The tasks of the application the command would load; whatever its code says or raises meanwhile is kept quiet."""
+    """The tasks of the application the command would load; output and errors of its code are kept quiet."""
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet), contextlib.suppress(Exception):
         tasks = context.ensure_object(Session).load().registry.task_names()

@@ -1,4 +1,4 @@
-"""``stats``: figures of what there is, and of what happened lately."""
+"""``stats``: figures of all jobs, and of the latest events."""
 
 from __future__ import annotations
 

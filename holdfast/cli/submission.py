@@ -43,13 +43,13 @@ OPTIONS = (
 
 
 class Interrupted(click.ClickException):
-    """Ctrl-C while a job was being submitted; the message says what became of it."""
+    """Ctrl-C while a job was being submitted; the message says whether it is stored."""
 
     exit_code = 130
 
 
 def job_options(function: F) -> F:
-    """The options of a job to be submitted; the command gets those that were given as ``options``."""
+    """The options of a job to be submitted; the command gets the given ones as ``options``."""
     attempts = "Attempts it may have: a number, or unlimited."
     decorators = [
         click.option("--queue", "-Q", metavar="NAME", help="The lane it waits in [the task's, else default]."),
@@ -172,7 +172,7 @@ def _standing(app: Holdfast, job: NewJob) -> str:
 
 
 def print_submitted(session: Session, app: Holdfast, job: NewJob, handle: JobHandle[Any]) -> None:
-    """The id on stdout, and beside it what happened."""
+    """The id on stdout, and the outcome beside it."""
     if session.json:
         print_json(to_plain(job_document(app.sync.get(handle.id))) | {"created": handle.created})
         return
@@ -224,7 +224,7 @@ def await_result(app: Holdfast, handle: JobHandle[Any], limit: float | None) -> 
 
 
 def _remark(app: Holdfast, job: Job) -> str | None:
-    """What keeps a job that has not ended; None where it is only a matter of its turn."""
+    """The obstacle of a job that has not ended; None where it is only a matter of its turn."""
     if job.state is JobState.RUNNING:
         return None
     if not any(each.alive and serves_queue(each, job.queue) for each in app.sync.workers()):

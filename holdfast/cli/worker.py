@@ -77,7 +77,7 @@ def worker_start(session: Session, /, *, drain: bool, **said: str | None) -> int
 
 
 def _tell_waiting(event: Event) -> None:
-    """Explains after Ctrl-C what is waited for."""
+    """Explains the wait after Ctrl-C."""
     if isinstance(event, WorkerStopping) and event.running and event.grace:
         print_note(
             f"waiting up to {format_span(event.grace)} for {count_noun(event.running, 'running job')}; "

@@ -34,7 +34,7 @@ class Clock(Protocol):
 
 
 async def wait_first(*waits: asyncio.Future[Any]) -> None:
-    """Return when one of them is done, with its error if it has one. The others go on."""
+    """Return when one of them is done, with its error if it has one. The rest go on."""
     done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for each in done:
         each.result()

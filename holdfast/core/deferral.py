@@ -35,7 +35,7 @@ def deferral_of(job: Job) -> Deferral | None:
 
 
 def describe_outlook(job: Job) -> str:
-    """Words for what becomes of a job that has not ended."""
+    """Words for the outlook of a job that has not ended."""
     if deferral_of(job) is None:
         return "it goes on"
     return f"it is deferred, because its worker cannot run it; see: holdfast why {job.id}"

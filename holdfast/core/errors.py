@@ -1,4 +1,4 @@
-"""Every error Holdfast raises, and what each face makes of it. ``code`` is the stable word for one over HTTP.
+"""Every error Holdfast raises, and its exit code and HTTP status. ``code`` is the stable word for one over HTTP.
 
 HoldfastError                exit 1    HTTP 500   something went wrong in Holdfast itself
 ├── Invalid                  exit 2    HTTP 422   a value we refuse: names the field, the value, the remedy
@@ -102,7 +102,7 @@ class InvalidId(Invalid, NotFound):
 
 
 class Conflict(HoldfastError):
-    """The state of the thing does not allow what was asked.
+    """The state of the thing does not allow the operation.
 
     ``stored``: where a batch was stored before that was found, the ids of the jobs it stored, in its order, None for
     those it did not store.

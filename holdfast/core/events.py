@@ -1,7 +1,7 @@
 """Observable events, as records: components emit, logs, metrics and traces subscribe. Rooms emit; logs, metrics and
 traces subscribe. Without subscribers an event costs nothing.
 
-An event's ``name`` is what a log line calls it; ``level`` is the level a user expects it at.
+An event's ``name`` is its name in log lines; ``level`` is the level a user expects it at.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class MalformedMessage(Event, frozen=True, kw_only=True, gc=False, omit_defaults
 
 
 class TransportBack(Event, frozen=True, kw_only=True, gc=False):
-    """The transport is back, and carries what becomes ready."""
+    """The transport is back, and carries ready jobs."""
 
     name: ClassVar[str] = "transport_back"
     place: str
@@ -474,7 +474,7 @@ class Events:
         return unsubscribe
 
     def has_subscriber(self, kind: type[Event]) -> bool:
-        """Returns True if anybody wants events of this kind: ask before building many."""
+        """Returns True if events of this kind have a subscriber: ask before building many."""
         return bool(self._subscribers.get(kind))
 
     def emit(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""The nouns of what handlers log: frozen, as those of ``job.py``."""
+"""Log lines of handlers, as frozen values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.core.models import Lease
 
 
 class NewLine(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A log line on its way into the store: what a running job's handler said."""
+    """A log line on its way into the store: of a running job's handler."""
 
     number: int  # among the lines of its attempt, from 1
     ago: timedelta  # how long before the call it was said

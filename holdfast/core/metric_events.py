@@ -9,7 +9,7 @@ from holdfast.core.events import Event
 
 
 class Measure(Event, frozen=True, kw_only=True, gc=False):
-    """An observation of a whole batch. Who emits asks ``listens`` first."""
+    """An observation of a whole batch. Emitters ask ``has_subscriber`` first."""
 
     level: ClassVar[str] = "debug"
 

@@ -84,7 +84,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A job as its store knew it. The first fields are what a claim delivers; the rest come with a read."""
+    """A job as its store knew it. A claim delivers the first fields; the rest come with a read."""
 
     id: str
     task: str
@@ -119,7 +119,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return Lease(self.id, self.claims)
 
     def decode_arguments(self) -> dict[str, Any]:
-        """The payload's JSON values by name: what the handler is called with, before it is read by annotations."""
+        """The payload's JSON values by name: the handler's arguments, before they are read by annotations."""
         arguments: dict[str, Any] = msgspec.json.decode(self.payload)
         return arguments
 
@@ -160,7 +160,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job as it is submitted. Already validated: a store only refuses what breaks its own limits."""
+    """A job as it is submitted. Already validated: a store only refuses a job beyond its own limits."""
 
     id: str
     task: str
@@ -209,7 +209,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):
-    """Answer to a settlement. Not accepted: the lease is lost, nothing changed, ``state`` is what stands now."""
+    """Answer to a settlement. Not accepted: the lease is lost, nothing changed, ``state`` is the present one."""
 
     job_id: str
     claims: int

@@ -36,7 +36,7 @@ class Redaction:
         """Whether anything is hidden; error texts may quote it."""
 
     def redact_job(self, job: Job) -> Job:
-        """The job without what is hidden of it."""
+        """The job without its hidden values."""
         hidden: list[Any] = []
         changes: dict[str, Any] = {}
         payload = self._text("payload", job.payload, hidden)
@@ -54,7 +54,7 @@ class Redaction:
         return msgspec.structs.replace(job, **changes) if changes else job
 
     def redact_attempts(self, job: Job, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """The attempts of this job without what is hidden of it."""
+        """The attempts of this job without hidden values."""
         hidden = self._hidden(job)
         return [
             msgspec.structs.replace(

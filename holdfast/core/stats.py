@@ -64,7 +64,7 @@ class JobStats(msgspec.Struct, frozen=True):
     def count_by(
         self, key: Callable[[CountGroup], K], which: Callable[[CountGroup], bool] = lambda group: True
     ) -> Mapping[K, int]:
-        """Sums the counts of some groups, by what ``key`` says of each."""
+        """Sums the counts of some groups, by the ``key`` of each."""
         found: Counter[K] = Counter()
         for group in self.groups:
             if which(group):

@@ -12,7 +12,7 @@ from holdfast.core.validation import format_duration
 
 
 def find_conflicts(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Values that are each valid and cannot stand together: their names, and what to do."""
+    """Values that are each valid and cannot stand together: their names, and the remedy."""
     lease, beat = values["lease"], values["beat"]
     if beat * 3 > lease:
         most = format_duration(timedelta(milliseconds=math.floor(lease / timedelta(milliseconds=3))))

@@ -3,7 +3,7 @@
     default  <  holdfast.toml or [tool.holdfast] in pyproject.toml  <  environment HOLDFAST_…  <  argument
 
 The body of ``Settings`` is the table that everything is made from: parsing, ``config list``, the reference pages.
-A value not said (an argument that is None, an empty environment variable) leaves what a lower source said.
+A value not said (an argument that is None, an empty environment variable) leaves the value of a lower source.
 Every problem of every source is reported at once.
 """
 
@@ -468,7 +468,7 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _resolve(said: list[SourcedValue], problems: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The value of every setting and the source of those that were said; what is wrong goes to ``problems``."""
+    """The value of every setting and the source of those that were said; errors go to ``problems``."""
     values = {name: setting.default for name, setting in SETTINGS.items()}
     sources: dict[str, str] = {}
     wrong: set[str] = set()

@@ -45,7 +45,7 @@ def settings_section(path: Path) -> tuple[str, ...]:
 def find_file(directory: Path) -> Path | None:
     """The settings file of the directory or the nearest one above it; None: there is none.
 
-    The way up ends at the root of a repository, and before a directory in which anybody may put a file.
+    The way up ends at the root of a repository, and before a directory in which any user may put a file.
     """
     for folder in (directory, *directory.parents):
         if folder != directory and _open_to_all(folder):
@@ -92,7 +92,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 def read(path: Path, label: str) -> Document:
-    """The settings in the file. ``label`` is what messages call it. ConfigError names file, line and remedy."""
+    """The settings in the file. ``label`` is its name in messages. ConfigError names file, line and remedy."""
     version = file_stamp(path)  # before the content: a change in between is then seen as one
     text = _read_text(path, label)
     try:

@@ -119,7 +119,7 @@ def optional(word: str, kind: Kind[T]) -> Kind[T | None]:
 
 # ── kinds of one setting only ─────────────────────────────────────────────────────────────────────────────────────────
 def _url(remedy: str) -> Kind[str]:
-    """A URL. ``remedy``: what to write instead of what is none."""
+    """A URL. ``remedy``: what to write instead of other text."""
 
     def parse(field: str, value: object) -> str:
         if not isinstance(value, str) or not re.match(r"[a-z][a-z0-9+.-]*://", value) or not is_plain(value):

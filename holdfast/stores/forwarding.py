@@ -1,6 +1,6 @@
 """Wrappers of a store: every verb of a family is forwarded, through an interceptor that may delay, refuse or time it.
 
-Base classes of the stores that change some verbs: those override them. A verb that is missing here is an error of the
+Base classes of the stores that change some verbs: they override them. A verb that is missing here is an error of the
 type checker.
 """
 

@@ -1,4 +1,4 @@
-"""Values to JSON text and back. What could not come back as it went in is refused, with the place it stands at.
+"""Values to JSON text and back. A value that would not come back as it went in is refused, with its place.
 
 The proof is the round trip: a value is written, read again and compared, all in C. Only when the two differ does
 Python code walk the value, to tell a harmless difference (a tuple came back as a list) from a loss (NaN became null,
@@ -49,7 +49,7 @@ class Words(str):
 
 
 class EncodingProblem(NamedTuple):
-    """Why a value cannot be kept: where it stands inside the whole (``.a[0]``), what it is, what to do."""
+    """Reason why a value cannot be kept: its place inside the whole (``.a[0]``), its kind, the remedy."""
 
     path: str
     what: str
@@ -76,7 +76,7 @@ def is_model(kind: object) -> TypeGuard[Any]:
 
 
 def _to_builtins(value: Any) -> Any:
-    """msgspec's hook for what it cannot write itself: pydantic models, and subclasses of str, int and float."""
+    """msgspec's hook for values it cannot write itself: pydantic models, and subclasses of str, int and float."""
     if is_model(type(value)):
         return value.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
     if isinstance(value, str):
@@ -89,7 +89,7 @@ def _to_builtins(value: Any) -> Any:
 
 
 def _from_builtins(kind: Any, value: Any) -> Any:
-    """msgspec's hook for what it cannot read itself: pydantic models. ``object`` takes anything."""
+    """msgspec's hook for values it cannot read itself: pydantic models. ``object`` takes anything."""
     if not is_model(kind):
         return value
     try:
@@ -105,7 +105,7 @@ def make_decoder(kind: Any) -> Callable[[str | bytes], Any]:
 
 
 def result_decoder(function: Callable[..., Any]) -> Callable[[str], Any]:
-    """A reader of what ``function`` returns, by its annotation; of JSON values where that names nothing JSON holds."""
+    """A reader of results of ``function``, by its annotation; of JSON values where that names nothing JSON holds."""
     try:
         return make_decoder(get_type_hints(function, include_extras=True).get("return", Any))
     except (TypeError, NameError, AttributeError):
@@ -146,7 +146,7 @@ def encode_payload(payload: Mapping[str, Any], limit: int = PAYLOAD_LIMIT) -> st
 
 
 def encode_result(value: Any, limit: int = RESULT_LIMIT) -> str | None:
-    """What a handler returned as JSON text; None for None. Invalid("result", …) for what cannot be kept."""
+    """A handler's result as JSON text; None for None. Invalid("result", …) for a value that cannot be kept."""
     return None if value is None else _exact(value, "result", limit).decode()
 
 
@@ -189,7 +189,7 @@ def _too_deep(text: bytes, limit: int = DEPTH_LIMIT) -> bool:
 
 # ── text from outside ─────────────────────────────────────────────────────────────────────────────────────────────
 class _Refused(Exception):
-    """Raised inside the parser's hooks: what is wrong, the remedy, and the stable word for it."""
+    """Raised inside the parser's hooks: problem, remedy, and the stable word for it."""
 
     def __init__(self, what: str, remedy: str, code: str = "invalid") -> None:
         super().__init__(what)
@@ -379,9 +379,9 @@ def path_step(key: object) -> str:
 
 
 def find_difference(sent: Any, received: Any, path: str = "", depth: int = 0) -> EncodingProblem | None:
-    """The first place where what a handler would receive is not what was sent; None when every difference is form.
+    """The first place where a handler would receive another value than was sent; None when every difference is form.
 
-    Form is: a list for a tuple, and whatever an annotation makes of plain JSON values.
+    Form is: a list for a tuple, and any type that an annotation makes of plain JSON values.
     """
     if is_same(sent, received):
         return None

@@ -1,4 +1,4 @@
-"""Command jobs: what may be run. Checked where a job is submitted and again where it is run.
+"""Command jobs: the programs that may run. Checked where a job is submitted and again where it is run.
 
 The payload is ``{"argv": ["program", "argument", …]}`` or ``{"shell": "text"}``, and may carry ``env``, ``cwd``,
 ``stdin`` (text), ``retry_codes`` (only these exit codes are retried) and ``dead_codes`` (these never are).
@@ -57,7 +57,7 @@ class CommandPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Which commands may run, and what they get from the worker.
+    """Which commands may run, and with which environment.
 
     ``allow``: the programs (``argv[0]``, as written) that may run, or whole shell texts; empty: all. A shell text that
     only names an allowed program and its arguments may run too. ``environment``: names that commands inherit from

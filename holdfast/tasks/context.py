@@ -85,12 +85,12 @@ class Context:
 
     @property
     def opened_log(self) -> JobLog | None:
-        """The log, if anything was logged: for who runs the handler."""
+        """The log, if anything was logged: for the runner of the handler."""
         return self._log
 
     async def complete(self, connection: Any, result: Any = None) -> Any:
         """End the job as succeeded, with this result, inside the transaction of ``connection``: both are committed, or
-        neither is. Returns the result; what the handler returns after the commit is not looked at.
+        neither is. Returns the result; the handler's own return value after the commit is ignored.
 
         LeaseLost: the job is not this attempt's any more; let the error roll your transaction back. Rolled back, the
         attempt has failed.

@@ -1,6 +1,6 @@
 """Log lines that a handler stores with its job: ``context.log("fetched", rows=3)``.
 
-A call never waits and never fails the handler: whatever cannot be kept as it is, is kept as text that says what it was.
+A call never waits and never fails the handler: a value that cannot be kept as it is, is kept as text that describes it.
 How much an attempt may say is bounded; what goes beyond is counted.
 """
 
@@ -112,7 +112,7 @@ class JobLog:
 
 
 def make_entry(level: str, text: object, fields: Mapping[str, object], size: int) -> LogEntry:
-    """A line from whatever a handler gives: no NUL, no lone surrogate, text and fields of ``size`` bytes at most."""
+    """A line from any values that a handler gives: no NUL, no lone surrogate, ``size`` bytes at most."""
     line = _cut(_text(text), size)
     encoded = _encoded(fields) if fields else None
     if encoded is not None and len(encoded.encode()) > size:

@@ -1,6 +1,6 @@
 """A function's signature, and the payloads that fit it.
 
-What the function takes is turned into one msgspec decoder, so reading a payload (decoding, validating, defaults) is
+The function's parameters are turned into one msgspec decoder, so reading a payload (decoding, validating, defaults) is
 one pass in C. Annotations are resolved at first use, not at registration: by then forward references have a target.
 Errors are worked out only once the decoder has said no.
 """
@@ -68,7 +68,7 @@ def provided() -> Any:
 
 
 def check_function(task: str, function: object) -> None:
-    """Refuse, at registration, what could never be called with a payload."""
+    """Refuse, at registration, an object that could never be called with a payload."""
     problem = _problem(function)
     if problem:
         raise ConfigError(f"task {task!r}: {problem}")
@@ -224,7 +224,7 @@ class Signature:
 
     # ── arguments → payload ───────────────────────────────────────────────────────────────────────────────────
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
-        """The payload text of a call. What a worker would receive is compared with what was given, and must be it."""
+        """The payload text of a call. A worker must receive the very values that were given."""
         given = self._by_name(args, kwargs) if args else kwargs
         try:
             text = encode(given, "payload", limit)
@@ -251,7 +251,7 @@ class Signature:
         return given
 
     def _fault(self, given: Mapping[str, Any], error: Invalid) -> Invalid | None:
-        """A better error than ``error``: the first argument that no payload can carry, whatever the annotation."""
+        """A better error than ``error``: the first argument that no payload can carry, under any annotation."""
         if isinstance(error, TooLarge):
             return None
         for name, value in given.items():
@@ -314,7 +314,7 @@ def _resolve(task: str, function: Callable[..., Any], parameter: inspect.Paramet
 
 
 def _foreign_cause(error: Exception) -> Exception | None:
-    """What is worth a traceback beside our message: an error of the user's own code, not one of our decoder."""
+    """An error that is worth a traceback beside our message: one of the user's own code, not one of our decoder."""
     return None if isinstance(error, msgspec.MsgspecError) else error
 
 

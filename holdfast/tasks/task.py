@@ -116,7 +116,7 @@ class Task(Generic[P, R]):
         self.bind(payload)
 
     def encode_result(self, value: R, limit: int = RESULT_LIMIT) -> str | None:
-        """What the function returned, as JSON text; None for None. Invalid("result", …) where it cannot be kept."""
+        """The function's result as JSON text; None for None. Invalid("result", …) where it cannot be kept."""
         return encode_result(value, limit)
 
     def decode_result(self, text: str | None) -> Any:

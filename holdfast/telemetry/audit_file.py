@@ -2,7 +2,7 @@
 
     {"hash": "…", "previous": "…", "entry": {…}}
 
-``hash`` is the SHA-256 of ``previous`` and the entry's bytes. What is changed, taken out or put in between breaks the
+``hash`` is the SHA-256 of ``previous`` and the entry's bytes. An entry that is changed, removed or inserted breaks the
 chain there, and it is reported. The last hash, kept elsewhere, also shows whether
 the end was cut off or the whole file made anew.
 """
@@ -125,7 +125,7 @@ def _broken(path: Path, number: int, why: str) -> AuditBroken:
 
 # ── adding ────────────────────────────────────────────────────────────────────────────────────────────────────────
 class OpenAuditFile:
-    """The file that was written last, open: when it is put aside, others may have added to it."""
+    """The file that was written last, open: when it is put aside, other processes may have added to it."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
@@ -154,7 +154,7 @@ class OpenAuditFile:
 def add(path: Path, entries: Sequence[bytes], previous: str, within: float, kept: OpenAuditFile | None = None) -> str:
     """Add entries, all or none, and see them on disk; the last hash. OSError or ConfigError where that is not possible.
 
-    ``previous``: what the first entry of a new file follows, unless ``kept`` knows better. ``within``: seconds to wait
+    ``previous``: the hash before a new file's first entry, unless ``kept`` knows better. ``within``: seconds to wait
     for other processes.
     """
     until = time.monotonic() + within
@@ -259,7 +259,7 @@ class _Waiting(NamedTuple):
 
 
 class AuditFile:
-    """Adds entries from event loops, in a thread of its own. Those that wait share a write."""
+    """Adds entries from event loops, in a thread of its own. Entries that wait share a write."""
 
     def __init__(self, path: Path, within: float = 1.5) -> None:
         self._path = path

@@ -30,7 +30,7 @@ def job_fields(task_field: str = "task") -> dict[str, Any]:
 
 
 class JobFields(logging.Filter):
-    """For a handler of ``logging``: each record gets the attributes of ``FIELDS``, ``"-"`` for what there is not."""
+    """For a handler of ``logging``: each record gets the attributes of ``FIELDS``, ``"-"`` for a missing one."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the attributes."""
@@ -41,7 +41,7 @@ class JobFields(logging.Filter):
 
 
 def add_job_fields(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A processor for structlog. What the event says itself stays."""
+    """A processor for structlog. Fields that the event has itself stay."""
     for name, value in job_fields().items():
         event.setdefault(name, value)
     return event

@@ -62,7 +62,7 @@ class LineWriter:
                 self._filled.set()
 
     def close(self) -> None:
-        """Write out what is there; a sink that takes nothing is left after a second. Idempotent."""
+        """Write out all lines; a sink that takes nothing is left after a second. Idempotent."""
         with self._lock:
             self._closed = True
             self._due.set()

@@ -55,7 +55,7 @@ def configure_logs(settings: Settings, events: Events, *, stream: TextIO | None 
 
 
 def written_kinds(settings: Settings) -> dict[type[Event], str]:
-    """The kinds of events that are written, each with its level: what one job does is at ``job_log_level``."""
+    """The kinds of events that are written, each with its level: events of one job are at ``job_log_level``."""
     least = _number(settings.log_level)
     levels = {kind: settings.job_log_level.lower() if kind.level == "debug" else kind.level for kind in KINDS}
     return {kind: level for kind, level in levels.items() if _number(level) >= least}

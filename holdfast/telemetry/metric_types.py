@@ -1,4 +1,4 @@
-"""Counters and histograms that take batches: what a hot loop does for one of its jobs is an append to a list.
+"""Counters and histograms that take batches: a hot loop only appends to a list for each of its jobs.
 
 Histograms of one name have the same buckets in every process, so that those of many processes can be added up. Labels
 are capped: beyond so many values of a label, later ones are counted together, as ``other``.
@@ -24,7 +24,7 @@ Values = tuple[str, ...]
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric: what it is called, and what it means.
+    """A metric: its name and its meaning.
 
     ``place``: which process has it: ``worker``, ``api``, or ``both``.
     """
@@ -39,7 +39,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 class Series(msgspec.Struct, frozen=True):
     """Counts of a histogram's buckets, and the sum of the observations. ``counts`` has one more than there are bounds,
-    for what lies beyond the last.
+    for values beyond the last.
     """
 
     counts: tuple[int, ...]
@@ -76,7 +76,7 @@ class LabelLimiter:
 
 
 class Counter:
-    """A number that only grows, for each combination of its labels. Used under the lock of who has it."""
+    """A number that only grows, for each combination of its labels. Used under its owner's lock."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
@@ -92,7 +92,7 @@ class Counter:
 
 
 class Histogram:
-    """Distribution of values, for each combination of its labels. Used under the lock of who has it."""
+    """Distribution of values, for each combination of its labels. Used under its owner's lock."""
 
     def __init__(self, family: Family) -> None:
         self.family = family

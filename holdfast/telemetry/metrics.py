@@ -1,6 +1,6 @@
-"""Metrics: what a process counts. Subscribes to events and measures; ``read`` gives the figures of one moment.
+"""Metrics of a process. Subscribes to events and measures; ``read`` gives the figures of one moment.
 
-Whatever happens once a job is counted in batches (``Measure``), so that a drain does not pay for being looked at.
+Events that happen once a job are counted in batches (``Measure``), so that a drain does not pay for being looked at.
 """
 
 from __future__ import annotations

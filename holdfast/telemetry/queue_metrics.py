@@ -1,6 +1,6 @@
 """Queue metrics from the store: read at a bounded cost, by one reader for all, and cached.
 
-The rate at which jobs end comes from what the workers count themselves, looked at with each scrape.
+The rate at which jobs end comes from the workers' own counts, read with each scrape.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SettleRate:
 
 
 def lifetime_rate(workers: Sequence[WorkerInfo]) -> float:
-    """The rate where nothing better is known: what the living workers ended, each over its life."""
+    """The rate where nothing better is known: the jobs that the living workers ended, each over its life."""
     return sum(
         (each.pulse.succeeded + each.pulse.failed) * 1e6 / max(1, each.seen_at_us - each.started_at_us)
         for each in workers
@@ -67,7 +67,7 @@ def lifetime_rate(workers: Sequence[WorkerInfo]) -> float:
 
 
 def predicted_drain(waiting: int, rate: float) -> float:
-    """Seconds until what waits now has been run; at most ``LONGEST``."""
+    """Seconds until all jobs that wait now have run; at most ``LONGEST``."""
     if not waiting:
         return 0.0
     return min(LONGEST, waiting / rate) if rate > 0 else LONGEST
@@ -120,7 +120,7 @@ class QueueFigures:
 
 
 def gauge_readings(sight: QueueSnapshot | None, cap: Callable[[str], str]) -> Iterator[Reading]:
-    """The gauges for what was seen; queues beyond the cap are added up."""
+    """The gauges of the counted queues; queues beyond the cap are added up."""
     yield Reading(GAUGES["store_up"], {(): 0.0 if sight is None else 1.0})
     if sight is None:
         return

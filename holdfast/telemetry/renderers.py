@@ -1,6 +1,6 @@
 """Rendering of log lines: JSON for programs, pretty for people.
 
-One event is one line, whatever the text in it: control and bidirectional characters are escaped, passwords in URLs and
+One event is one line, with any text in it: control and bidirectional characters are escaped, passwords in URLs and
 fields of telling names are hidden. (Pretty lines show a traceback beneath, indented.) An ordinary event costs about a
 microsecond as JSON: its record is encoded as it is, and looked at again only if the bytes could hide something.
 """
@@ -43,7 +43,7 @@ class Renderer(Protocol):
         ...
 
     def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
-        """The line of anything else: ``moment`` in seconds since 1970, what happened, and the fields of it."""
+        """The line of anything else: ``moment`` in seconds since 1970, the event, and its fields."""
         ...
 
 
@@ -136,7 +136,7 @@ def _pointer(event: Event) -> dict[str, str]:
 
 
 def safe_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """``fields`` of plain JSON values, secrets hidden: what is none is shown as text."""
+    """``fields`` of plain JSON values, secrets hidden: any other value is shown as text."""
     return {_masked(str(key)): _harmless(str(key), value, _DEPTH) for key, value in fields.items()}
 
 

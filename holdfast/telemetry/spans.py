@@ -64,7 +64,7 @@ class Spans:
         return Execution(span)
 
     def attach(self, carrier: Mapping[str, str]) -> None:
-        """Let what another process was at be the context that this code runs in."""
+        """Let another process's context be the one that this code runs in."""
         otel.attach(self._propagator.extract(carrier))
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,7 +99,7 @@ class Execution:
         variables.run(lambda: otel.attach(trace.set_span_in_context(self._span)))
 
     def record_settlement(self, settlement: Settlement, outcome: Outcome) -> None:
-        """The attempt has ended, and this is what it comes to."""
+        """The attempt has ended with this outcome."""
         span = self._span
         if isinstance(outcome, Failed) and span.is_recording():
             kind, _, message = outcome.error.partition(": ")

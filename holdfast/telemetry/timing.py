@@ -48,7 +48,7 @@ _LOOK = 1.0  # seconds between looks
 
 @asynccontextmanager
 async def watched_loop(events: Events) -> AsyncIterator[None]:
-    """While entered, tell once a second how late the running loop wakes who has slept."""
+    """While entered, report once a second how late the running loop wakes a sleeper."""
     watching = asyncio.create_task(_watch(events), name="holdfast-lag")
     try:
         yield

@@ -18,7 +18,7 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[
 
 
 def open_traces(wanted: bool) -> Spans | None:
-    """Who makes spans, if that is wanted. ConfigError where OpenTelemetry is not installed."""
+    """The maker of spans, if that is wanted. ConfigError where OpenTelemetry is not installed."""
     if not wanted:
         return None
     try:
@@ -36,7 +36,7 @@ def submission(spans: Spans | None, jobs: Sequence[NewJob]) -> AbstractContextMa
 
 
 def trace_id_of(job: Job) -> str | None:
-    """The trace that a job was submitted in, if any; also None for what is no traceparent."""
+    """The trace that a job was submitted in, if any; also None for text that is no traceparent."""
     said = None if job.options is None else job.options.traceparent
     found = None if said is None else _TRACEPARENT.fullmatch(said)
     return None if found is None else found[1]

@@ -1,4 +1,4 @@
-"""Tests of applications that use Holdfast: manual time, inline jobs, what was enqueued, kill points.
+"""Tests of applications that use Holdfast: manual time, inline jobs, enqueued jobs, kill points.
 
     async with testing.Harness(app) as harness:      a store and a clock of its own, the real worker
         await send_email.enqueue("a@b.c")

@@ -32,7 +32,7 @@ def enqueued(
     priority: int | None = None,
     tag: str | None = None,
 ) -> list[Job]:
-    """The jobs that were enqueued and match, oldest first, whatever has become of them.
+    """The jobs that were enqueued and match, oldest first, in any state.
 
     args: some of the arguments, with nested objects compared the same way. delay: seconds, a timedelta
     or text from its creation; run_at: an instant; both to the second. Works in async tests too, without await.
@@ -61,9 +61,9 @@ def enqueued(
 
 
 def assert_enqueued(app: Holdfast, *, count: int | None = None, **match: Any) -> list[Job]:
-    """Fail unless such jobs were enqueued, at least one or exactly ``count``; those jobs.
+    """Fail unless such jobs were enqueued, at least one or exactly ``count``; returns them.
 
-    The other arguments are those of ``enqueued``. The failure shows what was enqueued.
+    The other arguments are as in ``enqueued``. The failure shows the enqueued jobs.
     """
     found = enqueued(app, **match)
     if found if count is None else len(found) == count:
@@ -73,7 +73,7 @@ def assert_enqueued(app: Holdfast, *, count: int | None = None, **match: Any) ->
 
 
 def refute_enqueued(app: Holdfast, **match: Any) -> None:
-    """Fail if such a job was enqueued. The arguments are those of ``enqueued``."""
+    """Fail if such a job was enqueued. The arguments are as in ``enqueued``."""
     if found := enqueued(app, **match):
         raise AssertionError(f"expected no job with {_described(match)}, found {len(found)}.\n{_overview(app)}")
 

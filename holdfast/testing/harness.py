@@ -57,7 +57,7 @@ class TestWorker:
         return self._gate.frozen
 
     def freeze(self) -> None:
-        """Hold up all its store calls: to all others it is dead, or its machine was suspended."""
+        """Hold up all its store calls: to other workers it is dead, or its machine was suspended."""
         self._gate.frozen = True
 
     def cut_off(self, *verbs: str) -> None:
@@ -143,7 +143,7 @@ class Harness:
             self._lent.close()
 
     async def _end(self, hand: TestWorker) -> None:
-        """Stop a worker at once. What its task raised was raised where time was moved; here it is only awaited."""
+        """Stop a worker at once. An error of its task was raised where time was moved; here it is only awaited."""
         while not hand.running.done():
             await self._rest()
             hand.worker.stop("the test is over")
@@ -160,7 +160,7 @@ class Harness:
         return to_datetime(self.clock())
 
     async def run_until_idle(self, *, limit: float | timedelta | str = timedelta(days=400)) -> None:
-        """Run what is due, and what falls due later at its own instant, until nothing is left to run.
+        """Run due jobs, and later ones each at its own instant, until nothing is left to run.
 
         NotIdle after ``limit`` of manual time, and where only handlers are left that wait for something else.
         """
@@ -187,7 +187,7 @@ class Harness:
             self.clock.advance(pause)
 
     async def advance(self, span: float | timedelta | str) -> None:
-        """Move time by ``span`` (seconds, a timedelta or text such as ``5m``); what falls due in between runs
+        """Move time by ``span`` (seconds, a timedelta or text such as ``5m``); jobs that fall due in between run
         at its own instant."""
         with self._moving():
             await self._advance(check_span(span, "span"))

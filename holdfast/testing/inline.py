@@ -39,7 +39,7 @@ def manual(app: Holdfast) -> Iterator[None]:
 def inline(app: Holdfast) -> Iterator[None]:
     """Inside, each job runs once when it is enqueued, delayed or not, before ``enqueue`` returns.
 
-    What its handler raises is raised by ``enqueue``: one attempt, no retry (``Snooze`` and ``RetryAfter`` are no
+    An error of its handler is raised by ``enqueue``: one attempt, no retry (``Snooze`` and ``RetryAfter`` are no
     errors: the job stays scheduled). An argument or a result that does not fit raises JobFailed.
     """
     errors: dict[str, BaseException] = {}

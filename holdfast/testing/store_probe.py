@@ -222,7 +222,7 @@ class WatchedStore(ForwardingStore):
     async def _wait_in_test(
         self, wait: Callable[..., Coroutine[Any, Any, None]], topics: Sequence[str], timeout: float
     ) -> None:
-        """For the test itself, which may be the one who should move time instead: HoldfastError tells it so."""
+        """For the test itself, which may have to move time instead: HoldfastError tells it so."""
         patience = self._hope()
         if patience is None:
             await wait(topics, timeout=timeout)

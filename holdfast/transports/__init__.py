@@ -1,12 +1,12 @@
 """Transports: Redis tells workers of ready jobs, while PostgreSQL holds the jobs.
 
-transport_store.py  a store whose ready jobs' ids a transport carries: it announces them, and claims what arrives
-claiming.py         one claim of what arrived
+transport_store.py  a store whose ready jobs' ids a transport carries: it announces them, and claims arrived ids
+claiming.py         one claim of arrived ids
 session.py          the deliveries of one event loop, and whether the transport is there
-reconciler.py       the sweep: what the transport has lost is announced again
-contract.py         what a transport does, and the names of its keys
+reconciler.py       the sweep: lost ids are announced again
+contract.py         the contract of a transport, and the names of its keys
 redis.py            a list of ids a queue, or a stream of them read by a consumer group
-scripts/            Lua: what each kind does (kinds.lua), and the steps made of it (deliveries.lua)
+scripts/            Lua: the operations of each kind (kinds.lua), and the steps made of it (deliveries.lua)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["DeliveryLedger", "TransportConfig", "with_transport"]
 
 
 class TransportConfig(NamedTuple):
-    """Which transport, where it is, and what its keys are called."""
+    """Which transport, its server, and the names of its keys."""
 
     kind: str
     """``redis_list`` or ``redis_stream``."""

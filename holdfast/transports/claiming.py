@@ -19,7 +19,7 @@ _PROMOTED_MOST = 1000  # due jobs made ready by one claim; more are made ready b
 
 
 class Claiming:
-    """A claim's progress. What it has taken it keeps, whatever happens to the transport meanwhile."""
+    """A claim's progress. It keeps the jobs it has taken, also when the transport goes away meanwhile."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Claiming:
         return deliveries
 
     async def _claim(self, deliveries: list[Delivery]) -> None:
-        """Claim these by their ids, each id once; note what becomes of each delivery."""
+        """Claim these by their ids, each id once; note the outcome of each delivery."""
         by_id: dict[str, Delivery] = {}
         for each in deliveries:
             canonical = canonical_id(each)
@@ -159,7 +159,7 @@ class Claiming:
         self._over += by_id.values()
 
     async def _promote(self) -> bool:
-        """Make ready and announce what is due, once; whether there was any."""
+        """Make due jobs ready and announce them, once; whether there was any."""
         due = self._last.next_due
         if not self._request.promote or self._promoted is not None or due is None or due > timedelta(0):
             return False
@@ -172,7 +172,7 @@ class Claiming:
         return bool(ready)
 
     async def _part(self) -> None:
-        """Give back what others can take, in its order, and acknowledge the rest."""
+        """Give back deliveries that other workers can take, in their order, and acknowledge the rest."""
         carrier = self._carrier
         if self._left:
             await carrier.try_call(carrier.transport.nack(self._left))

@@ -58,7 +58,7 @@ class Transport(Protocol):
         """Returns the next ids of the queue, and the number of ids from ``republish`` that may still wait."""
 
     async def republish(self, queue: str, passed: Overtaken) -> int:
-        """Announce what others have passed by, but for what may still wait since the last time; how many that were."""
+        """Announce overtaken jobs, but for ids that may still wait since the last time; how many that were."""
 
     async def dead_letter(self, dead: Mapping[str, Sequence[str]]) -> None:
         """Adds dead letters, by queue."""
@@ -86,7 +86,7 @@ class TransportKeys(NamedTuple):
     dead_key: str
 
     def ready(self, queue: str) -> str:
-        """The key of what is ready in a queue."""
+        """The key of a queue's ready ids."""
         return _of(self.key, queue)
 
     @property

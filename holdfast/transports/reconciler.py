@@ -1,12 +1,12 @@
-"""The sweep of a transport: what it has lost is announced again, its lists of dead letters are made true, and what
-consumers that died had in hand goes to others.
+"""The sweep of a transport: lost ids are announced again, its lists of dead letters are made true, and deliveries
+that dead consumers had in hand go to other consumers.
 
-Each queue's ready jobs are counted and compared with what waits in the transport. Where it holds fewer, the oldest
-ready jobs that do not stand in it are announced: never more than are missing, so nothing piles up. What stands in it
-is known only where all of it can be looked at. What is just on its way is spared by looking twice.
+Each queue's ready jobs are counted and compared with the ids in the transport. Where it holds fewer, the oldest
+ready jobs that do not stand in it are announced: never more than are missing, so nothing piles up. Its content
+is known only where all of it can be looked at. Ids that are just on their way are spared by looking twice.
 
 Of a deeper queue the jobs are announced that were ready well before those that come next: these have passed them by.
-Each is announced once until what comes next is younger than that, too: what was announced has arrived by then.
+Each is announced once until the next ids are younger than that, too: the announced ones have arrived by then.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Reconciler:
         return reminded
 
     async def remind_of(self, queue: str) -> None:
-        """Announce what the transport has lost of one queue."""
+        """Announce the ids of one queue that the transport has lost."""
         backlog = await self._carrier.call_transport(self._carrier.transport.queue_backlogs([queue]))
         await self._announce_lost(await self._missing(backlog))
 
@@ -140,7 +140,7 @@ class Reconciler:
         return sum(map(len, lost.values()))
 
     async def _announce_passed(self, queues: Sequence[str]) -> int:
-        """Announce jobs of queues that cannot be looked at whom others have passed by."""
+        """Announce overtaken jobs of queues that are too deep to be looked at."""
         transport, announced = self._carrier.transport, 0
         for queue in queues:
             front, waiting = await self._carrier.call_transport(transport.peek(queue, most=_FRONT))

@@ -191,7 +191,7 @@ class RedisTransport(ABC):
         """Block until one of these has something, for some seconds or until ``stop``. None: look again."""
 
     def key_of(self, queue: str) -> str:
-        """The key of what is ready in a queue; of the bell for ""."""
+        """The key of a queue's ready ids; of the bell for ""."""
         if not queue:
             return f"{self.names.key}@bell"
         return self.names.ready(queue)

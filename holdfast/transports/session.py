@@ -73,7 +73,7 @@ class DeliveryLedger:
         return [each[1] for each in found if each is not None]
 
     def forget_worker(self, worker: str) -> None:
-        """The worker has stopped. What it has not settled another consumer will find."""
+        """The worker has stopped. Another consumer will find the jobs it has not settled."""
         self._unheld.pop(worker, None)
         self.let_go([lease for lease, (holder, _) in self._by_lease.items() if holder == worker])
 
@@ -193,7 +193,7 @@ class TransportSession:
         return kept, rest
 
     async def return_deliveries(self) -> None:
-        """Give back what is in hand."""
+        """Give back the deliveries in hand."""
         await self.stop_listening()
         hand, self.hand = self.hand, []
         if hand:
@@ -201,7 +201,7 @@ class TransportSession:
 
     # ── malformed messages ────────────────────────────────────────────────────────────────────────────────────────
     async def without_malformed(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Returns the deliveries that hold a job id; sets the others aside."""
+        """Returns the deliveries that hold a job id; sets messages without one aside."""
         malformed = [each for each in deliveries if canonical_id(each) is None]
         if not malformed:
             return list(deliveries)

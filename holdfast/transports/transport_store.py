@@ -133,7 +133,7 @@ class TransportStore(ForwardingStore):
 
 
 class TransportQueueing(ForwardingQueueing):
-    """Queueing of the store; what becomes ready is announced, what is claimed was delivered."""
+    """Queueing of the store; ready jobs are announced, and claimed jobs were delivered."""
 
     def __init__(self, inner: Queueing, transport: _OpenTransport) -> None:
         super().__init__(inner)
@@ -181,7 +181,7 @@ class TransportQueueing(ForwardingQueueing):
         return await self._inner.claim(request)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Settle; then acknowledge, announce what is ready again, and publish dead letters."""
+        """Settle; then acknowledge, announce jobs that are ready again, and publish dead letters."""
         answers = await self._inner.settle(settlements)
         over = self._in_hand.let_go([Lease(each.job_id, each.claims) for each in answers if not each.locked])
         if over:
@@ -195,7 +195,7 @@ class TransportQueueing(ForwardingQueueing):
     async def heartbeat(
         self, pulse: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
-        """Beat; what is still held keeps its delivery, what is lost has no use for it."""
+        """Beat; a held lease keeps its delivery, a lost one has no use for it."""
         beat = await self._inner.heartbeat(pulse, leases, lease_for=lease_for)
         lost = [lease for lease, held in zip(leases, beat.held, strict=True) if held is LeaseStatus.LOST]
         over, touched = self._in_hand.let_go(lost), self._in_hand.held(pulse.worker, leases)
@@ -204,7 +204,7 @@ class TransportQueueing(ForwardingQueueing):
         return beat
 
     async def deregister(self, worker: str) -> None:
-        """The worker has stopped: what has arrived for it is for others."""
+        """The worker has stopped: its deliveries are for other workers."""
         await self._carrier.return_deliveries()
         self._in_hand.forget_worker(worker)
         await self._inner.deregister(worker)
@@ -243,12 +243,12 @@ class TransportMaintenance(ForwardingMaintenance):
         return sum(map(len, ready.values()))
 
     async def reannounce(self) -> int:
-        """Announce again what the transport has lost."""
+        """Announce lost ids again."""
         return await self._transport.reconciler.sweep()
 
 
 class TransportAdmin(ForwardingAdmin):
-    """Changes by operators; what becomes ready is announced, dead letters are kept in step."""
+    """Changes by operators; ready jobs are announced, dead letters are kept in step."""
 
     def __init__(self, inner: Admin, transport: _OpenTransport) -> None:
         super().__init__(inner)
@@ -264,7 +264,7 @@ class TransportAdmin(ForwardingAdmin):
         limit: int = 1000,
         pace: ReplayRate = AT_ONCE,
     ) -> BulkResult:
-        """Queue again, announce, and take what was dead off its list."""
+        """Queue again, announce, and take dead letters off their list."""
         operated = await self._inner.replay(selection, force=force, payload=payload, limit=limit, pace=pace)
         if operated.changed:
             with suppress(HoldfastError):  # done: a sweep does the rest
@@ -291,7 +291,7 @@ class TransportAdmin(ForwardingAdmin):
         return operated
 
     async def resume(self, queue: str) -> None:
-        """Open the queue, announce what was lost of it meanwhile, and have its workers look at it again."""
+        """Open the queue, announce the ids it lost meanwhile, and have its workers look at it again."""
         await self._inner.resume(queue)
         with suppress(HoldfastError):
             await self._queries.wake_waiters([f"due:{queue}"])
@@ -338,7 +338,7 @@ class TransportExternal(ForwardingExternal):
         self._transport = transport
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
-        """Outcome of a job that its handler has ended; what is over is acknowledged."""
+        """Outcome of a job that its handler has ended; a delivery that is over is acknowledged."""
         completion = await self._inner.tx_outcome(lease)
         if completion in (TxOutcome.KEPT, TxOutcome.LOST):
             transport = self._transport()

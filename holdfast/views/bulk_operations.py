@@ -24,7 +24,7 @@ class BulkOperation(msgspec.Struct, frozen=True, kw_only=True):
     rate: str | None = None  # of a replay that is not to come all at once
 
     def describe_refusal(self, job_id: str, state: JobState) -> str:
-        """Words for why a job in this state is refused, and what to do about it."""
+        """Words for why a job in this state is refused, and the remedy."""
         if self.name != "replay" or self.legal != {JobState.DEAD}:
             return f"it is {state}; {self.advice}"
         again = f"; to run it again: holdfast replay {job_id} --force" if state is JobState.SUCCEEDED else ""
@@ -58,7 +58,7 @@ class PacedCalls:
 def replay_operation(
     *, force: bool = False, states: Collection[JobState] = REPLAYABLE, rate: str | None = None, **options: Any
 ) -> BulkOperation:
-    """Queueing again what is in one of these states; ``force``: also what has succeeded."""
+    """Queueing jobs in one of these states again; ``force``: also succeeded ones."""
     return BulkOperation(
         name="replay",
         done="queued again",
@@ -70,7 +70,7 @@ def replay_operation(
 
 
 def by_state(where: JobFilter, legal: Collection[JobState]) -> list[JobFilter]:
-    """The filter once for each state it asks for that the operation takes; what runs comes last."""
+    """The filter once for each state it asks for that the operation takes; running jobs come last."""
     asked = [state for state in JobState if state in legal and (not where.states or state in where.states)]
     asked.sort(key=lambda state: state is JobState.RUNNING)
     return [msgspec.structs.replace(where, states=(state,)) for state in asked]

@@ -168,7 +168,7 @@ class FindingDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_plain(value: Any) -> Any:
-    """A document, or what is inside one, as dictionaries and lists, under the names it has here."""
+    """A document, or a part of one, as dictionaries and lists, under the names it has here."""
     match value:
         case msgspec.Struct():
             return {name: to_plain(each) for name, each in msgspec.structs.asdict(value).items()}
@@ -213,7 +213,7 @@ def job_document(job: Job) -> JobDocument:
 
 
 def raw_json(text: str) -> Raw:
-    """Stored JSON as it is; what another program spoiled, as a text."""
+    """Stored JSON as it is; spoiled JSON as a text."""
     try:
         decode_json(text)
     except (msgspec.DecodeError, RecursionError):
@@ -305,7 +305,7 @@ def state_totals(queues: Sequence[QueueInfo]) -> dict[str, int]:
 
 
 def status_document(store: str, queues: Sequence[QueueInfo], workers: Sequence[WorkerInfo]) -> StatusDocument:
-    """Everything at a glance: what ``status`` prints."""
+    """Everything at a glance, for ``status``."""
     return StatusDocument(
         store=store,
         queues=[queue_document(each) for each in queues],

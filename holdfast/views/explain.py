@@ -1,4 +1,4 @@
-"""Why a job is not running. What is known about it goes in, reasons with remedies come out."""
+"""Why a job is not running. Facts about it go in, reasons with remedies come out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LATE = timedelta(seconds=3)  # a beat may be late by
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """A reason why a job is where it is, and what to do about it if it should not be."""
+    """A reason why a job is where it is, and the remedy if it should not be."""
 
     code: Annotated[str, Meta(description="A stable word for it.", examples=["no_worker"])]
     text: str

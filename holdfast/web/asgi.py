@@ -163,7 +163,7 @@ class Api:
         return [*self._gate.list_warnings(), *self._audit.list_warnings()]
 
     async def _read(self, call: RequestContext, operation: Operation) -> None:
-        """Read what the request says beside its path."""
+        """Read the request but for its path."""
         call.query = read_query(call.request.query, operation.query)
         if operation.body is not None:
             call.body = await self._body(call.request, operation, operation.body)

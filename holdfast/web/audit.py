@@ -111,7 +111,7 @@ class Audit:
             self._file.add_later(_encode(_entry("refused", call, operation, status=answer.status, **outcome)))
 
     def _is_heard(self, operation: Operation) -> bool:
-        """Returns True if anybody wants to know: submissions come by the thousand."""
+        """Returns True if there is a subscriber: submissions come by the thousand."""
         return self._file is not None or self._app.events.has_subscriber(_kind(operation))
 
     def _emit(self, call: RequestContext, operation: Operation, status: int, outcome: Mapping[str, Any]) -> None:

@@ -53,7 +53,7 @@ class Authenticator:
         return ["the file of keys cannot be used as it is; the last good keys are in force"]
 
     def authenticate_request(self, scope: Mapping[str, Any], request: ApiRequest) -> ApiResponse | None:
-        """Let a request in, before it is known what it asks; the answer where nothing more is to be asked."""
+        """Let a request in, before its operation is known; returns an answer that needs no operation."""
         request.client = self._proxies.client_of(request.client, scope["headers"])
         request.added += self._origins.response_headers(request)
         if scope.get("scheme") == "https":
@@ -97,7 +97,7 @@ class Authenticator:
         return caller
 
     def still_good(self, request: ApiRequest) -> bool:
-        """Returns True if who was admitted would still be: their key was not revoked since, and has not run out."""
+        """Returns True if an admitted caller would still be admitted: its key was not revoked, and has not run out."""
         return self._keyring is None or self._keyring.find(_shown_key(request)) is not None
 
     def _unauthorized(self, request: ApiRequest, judged: KeyCheck) -> Refusal:
@@ -168,7 +168,7 @@ class Origins:
         return ApiResponse(204, headers=allow)
 
     def check_origin(self, request: ApiRequest) -> None:
-        """A browser says which site's page makes it ask: of others none may change anything."""
+        """A browser says which site's page makes it ask: of another site none may change anything."""
         origin = request.headers.get(b"origin")
         if request.method in _SAFE_METHODS or origin in self._allowed:
             return

@@ -278,7 +278,7 @@ async def _ids(call: RequestContext, references: Sequence[str]) -> dict[str, str
 
 
 async def _counted(app: Holdfast, turns: PacedCalls, wheres: Sequence[JobFilter]) -> BulkAnswer:
-    """Refused where the change itself would be, and only there: what is too much to be counted is ``more``."""
+    """Refused where the change itself would be, and only there: a number too large to be counted is ``more``."""
     store, number, more = await app.open_store(), 0, False
     for where in _together(wheres):
         try:
@@ -298,7 +298,7 @@ async def _counted(app: Holdfast, turns: PacedCalls, wheres: Sequence[JobFilter]
 
 
 def _together(wheres: Sequence[JobFilter]) -> list[JobFilter]:
-    """The same in as few looks as there can be: dead and cancelled jobs, which have an index, and all others."""
+    """The same in as few looks as there can be: dead and cancelled jobs, which have an index, and the rest."""
     states = [state for where in wheres for state in where.states]
     groups = [tuple(state for state in states if (state in UNSUCCESSFUL) is few) for few in (True, False)]
     return [msgspec.structs.replace(wheres[0], states=group) for group in groups if group]
@@ -314,7 +314,7 @@ def _would(number: int, turns: PacedCalls, passed: int, *, more: bool = False) -
 async def _matched(
     call: RequestContext, change: BulkOperation, turns: PacedCalls, wheres: Sequence[JobFilter], limit: int
 ) -> BulkAnswer:
-    """Change at most ``limit`` of what matches, one state after the other."""
+    """Change at most ``limit`` matching jobs, one state after the other."""
     changed: list[tuple[str, JobState]] = []
     for place, where in enumerate(wheres):
         try:

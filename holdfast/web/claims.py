@@ -180,7 +180,7 @@ def lease_for(call: RequestContext) -> timedelta:
 
 
 def _shown_queues(call: RequestContext, names: Iterable[str]) -> str:
-    """The queues of a worker for who lists workers: a star stands for its key's."""
+    """The queues of a worker for lists of workers: a star stands for its key's."""
     shown = {each for name in names for each in (call.caller.queues if name == EVERY else [name])}
     return ",".join(sorted(shown))
 
@@ -220,7 +220,7 @@ async def claim(call: RequestContext) -> ApiResponse:
 
 
 async def _heard(call: RequestContext, pulse: WorkerHeartbeat, lease_for: timedelta) -> WorkerCommand:
-    """The worker's order. Who has beaten a moment ago is registered, and need not be again."""
+    """The worker's order. A worker that has beaten a moment ago is registered, and need not be again."""
     known, often = call.fleet.get_worker(pulse.worker), min(call.app.settings.beat, lease_for / 3).total_seconds()
     if known.beaten_at is not None and call.app.clock.monotonic() - known.beaten_at < often:
         return known.order
@@ -248,7 +248,7 @@ class _Visit:
 
     async def claim_jobs(self, wait: float) -> ClaimResult:
         """Claims jobs; if the request is cancelled or its client leaves, they are given back. Whether this request is
-        cancelled or its client goes: no job stays without anybody.
+        cancelled or its client goes: no job stays without a worker.
         """
         visiting = asyncio.create_task(self._visit(wait), name="holdfast-claim")
         try:

@@ -20,7 +20,7 @@ class Proxies:
         self._networks: tuple[Network, ...] = tuple(map(ip_network, networks))
 
     def client_of(self, peer: str, headers: Iterable[Header]) -> str:
-        """Whom the request comes from: the peer, or behind proxies that are trusted the last address that is none."""
+        """The client's address: the peer, or behind trusted proxies the last address that is not a proxy's."""
         if not self._networks or not self.is_trusted(peer):
             return peer
         named = [value.decode("latin-1") for name, value in headers if name == b"x-forwarded-for"]

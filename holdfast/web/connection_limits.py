@@ -1,4 +1,4 @@
-"""Connections: so many at once, and none that takes for ever to say what it wants or to take its answer away."""
+"""Connections: so many at once, and none that takes for ever to send its request or to take its answer."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _break_off(self) -> None:
-        """End the connection, and by the error the parsing of what has arrived. A refusal would be taken for the answer
+        """End the connection, and by the error the parsing of received bytes. A refusal would be taken for the answer
         to a request before."""
         self.transport.abort()
         raise ConnectionAbortedError

@@ -1,4 +1,4 @@
-"""Following what happens: a stream of server-sent events. docs/events.md says what is promised."""
+"""Following jobs: a stream of server-sent events. docs/events.md has its promises."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EventDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def stream_events(call: RequestContext) -> ApiResponse:
-    """Tell what happens until the client goes."""
+    """Send events until the client goes."""
     if call.request.method == "HEAD":
         return ApiResponse(200, media=_MEDIA)
     for queue in call.query.get("queue", ()):
@@ -89,7 +89,7 @@ class _Stream:
         self._hides = bool(call.app.settings.redacted)
 
     async def event_chunks(self, piece: JobEvents) -> AsyncIterator[bytes]:
-        """Yields missed events, then new ones."""
+        """Yields missed events, then new events."""
         yield self._shown(piece) or _position(piece.bookmark)
         while piece.more and self._lasts():
             piece = await self.events_after(piece.mark)

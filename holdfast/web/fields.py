@@ -1,6 +1,6 @@
 """Fields of queries and bodies: schema, example and check of each in one place.
 
-The schema tells a client what the check takes; ``tests/interfaces`` holds one against the other.
+The schema tells a client the accepted values; ``tests/interfaces`` holds one against the other.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ _OF_COMMANDS = CommandPayload.__struct_fields__
 
 @contextmanager
 def named_as_said(path: str = "") -> Iterator[None]:
-    """Errors of the application name what the client said, with ``path`` before it."""
+    """Errors of the application name the client's field, with ``path`` before it."""
     try:
         yield
     except Invalid as error:

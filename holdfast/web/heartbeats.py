@@ -1,4 +1,4 @@
-"""Keeping what was claimed over HTTP, until it is settled: the beat of a worker in any language, and its leaving."""
+"""Keeping jobs claimed over HTTP, until they are settled: the beat of a worker in any language, and its leaving."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def extend(call: RequestContext) -> ApiResponse:
 
 
 async def deregister(call: RequestContext) -> ApiResponse:
-    """Give back what the worker has in hand, and forget it."""
+    """Give back the worker's jobs in hand, and forget it."""
     worker = worker_of(call)
     store = await call.app.open_store()
     stands = await read_leases(store, worker, call.body["leases"])

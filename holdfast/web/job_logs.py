@@ -1,4 +1,4 @@
-"""Log lines of running jobs, from workers in any language: what a handler of ours says through its context."""
+"""Log lines of running jobs, from workers in any language: as a handler of ours logs by its context."""
 
 from __future__ import annotations
 

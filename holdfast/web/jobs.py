@@ -173,7 +173,7 @@ def _check_error_scope(call: RequestContext) -> None:
 
 
 async def lines(call: RequestContext) -> ApiResponse:
-    """A page of what a job has logged."""
+    """A page of a job's log lines."""
     job = await find_job(call, call.path["job_id"])
     page = await call.app.logs(job.id, limit=call.query.get("limit", LINES), cursor=call.query.get("cursor"))
     shown = call.redaction.redact_logs(job, page.lines)

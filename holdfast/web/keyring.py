@@ -43,7 +43,7 @@ class Keyring:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the file as it is now; the last good keys stay in force."""
+        """The problem of the file as it is now; the last good keys stay in force."""
         self._look()
         return self._problem
 
@@ -112,7 +112,7 @@ class KeyUsage:
 
 
 def write_usage(keys_file: Path, used: Mapping[str, datetime]) -> None:
-    """Add this to what is known. A folder that cannot be written to, as of a mounted secret, is no error."""
+    """Add this to the known uses. A folder that cannot be written to, as of a mounted secret, is no error."""
     known = read_usage(keys_file)
     merged = {key_id: max(at, known.get(key_id, at)) for key_id, at in used.items()}
     path = usage_path(keys_file)

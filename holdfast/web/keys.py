@@ -1,4 +1,4 @@
-"""API keys: what one is, how it is made, and whether one that was shown is good.
+"""API keys: their parts, how one is made, and whether a shown key is good.
 
 A key is ``hf_<id>_<secret>``. The secret has 256 random bits, so that its SHA-256 is as good as a slow hash would be:
 there is nothing to be guessed, even from the hashes. The id finds the key; it is no secret and stands in logs.
@@ -57,7 +57,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 def new_key(
     name: str, scopes: tuple[str, ...], queues: tuple[str, ...] = (), expires_at: datetime | None = None
 ) -> tuple[str, Key, str]:
-    """A new key: its id, what is kept of it, and the whole of it, to be shown once."""
+    """A new key: its id, its stored part, and the whole, to be shown once."""
     key_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(8))
     secret = secrets.token_hex(32)
     key = Key(

@@ -1,7 +1,7 @@
 """The file of API keys: read whole or not at all, changed in one step.
 
-TOML, a table for each key under its id. It holds no secret, but who may write to it may do anything over HTTP, so one
-that others may write to, or that is readable by all, is refused.
+TOML, a table for each key under its id. It holds no secret, but its writers may do anything over HTTP, so one
+that other users may write to, or that is readable by all, is refused.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def file_stamp(path: Path) -> Stamp:
 
 
 def read_keys(path: Path) -> dict[str, Key]:
-    """Every key by its id. ConfigError says what is wrong with the file."""
+    """Every key by its id. ConfigError names the problem of the file."""
     try:
         with path.open("rb") as file:
             _check_status(path, os.fstat(file.fileno()))
@@ -84,7 +84,7 @@ def _decoded(path: Path, content: bytes) -> dict[str, Key]:
 
 
 def change_keys(path: Path, decide: Callable[[dict[str, Key]], Mapping[str, Key]]) -> None:
-    """Write what ``decide`` makes of the keys there are, everything else as it is; nothing if it raises.
+    """Write the keys as ``decide`` changes them, everything else as it is; nothing if it raises.
 
     Two at once wait for each other. The file is made where there is none.
     """

@@ -1,6 +1,6 @@
 """Lease tokens and worker fields of a worker over HTTP.
 
-A token says which lease is meant and nothing else: whatever is to be decided is read from the store. No need to
+A token says which lease is meant and nothing else: every decision reads the store. No need to
 guess that a forged one does no harm: a lease counts only for the worker that the store says has it.
 """
 
@@ -40,7 +40,7 @@ def token_of(lease: Lease) -> str:
 
 
 def lease_of(token: Any, field: str) -> Lease:
-    """The lease that a token stands for; Invalid for what no claim ever gave."""
+    """The lease that a token stands for; Invalid for text that no claim ever gave."""
     padded = text_check(1, _TOKEN_MOST)(token, field)
     try:
         data = base64.b64decode(padded + "=" * (-len(padded) % 4), altchars=b"-_", validate=True)

@@ -122,7 +122,7 @@ class ClaimWaiters:
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
     def enqueue_claim(self, ask: RemoteClaimRequest) -> WaitingClaim:
-        """Wait in turn; ``taken`` of the place says what came of it."""
+        """Wait in turn; ``taken`` of the place has the result."""
         place = WaitingClaim(ask)
         if self._closed:
             place.taken.set_result(ClaimResult([]))
@@ -151,7 +151,7 @@ class ClaimWaiters:
             place.taken.set_result(ClaimResult([]))
 
     async def cancel_claim(self, place: WaitingClaim) -> ClaimResult:
-        """Wait no longer. What is being taken for it this very moment is its own still."""
+        """Wait no longer. Jobs being taken for it this very moment are its own still."""
         place.left = True
         if place in self._places:
             del self._places[place]

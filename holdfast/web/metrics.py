@@ -1,4 +1,4 @@
-"""Metrics: what this process counts, and the store's queues."""
+"""Metrics of this process, and of the store's queues."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 class MetricsDocument(msgspec.Struct, frozen=True):
-    """Every metric of this process, and those of the queues if the store could be asked."""
+    """Every metric of this process, and of the queues if the store could be asked."""
 
     metrics: list[Metric]
 

@@ -78,7 +78,7 @@ class TraceMiddleware:
 
 
 class ProblemMiddleware:
-    """Answers errors by problem documents, and logs those that are not the client's."""
+    """Answers errors by problem documents, and logs all but the client's."""
 
     def __init__(self, app: ASGIApp, holdfast: Holdfast) -> None:
         self._app = app
@@ -131,7 +131,7 @@ class ProblemMiddleware:
 
 
 class AdmissionMiddleware:
-    """Refuses what is too large, calls another host or comes too often; answers preflights of browsers."""
+    """Refuses requests that are too large, call another host or come too often; answers preflights of browsers."""
 
     def __init__(self, app: ASGIApp, gate: Authenticator) -> None:
         self._app = app

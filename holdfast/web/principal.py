@@ -52,7 +52,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
             raise _forbidden(f"queue {queue} is not one of this key's: {self._theirs}", "name another queue")
 
     def check_unlimited(self) -> None:
-        """Refuse what concerns every queue."""
+        """Refuse an operation on every queue."""
         if self.limited:
             detail = f"this concerns every queue, and this key is limited to {self._theirs}"
             raise _forbidden(detail, "use a key for every queue")
@@ -78,7 +78,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unauthorized_refusal() -> Refusal:
-    """The same for every key that is not good, whatever is wrong with it."""
+    """The same for every key that is not good, for any reason."""
     header = (b"www-authenticate", b'Bearer realm="holdfast"')
     remedy = "send Authorization: Bearer hf_…; `holdfast keys create` makes keys"
     return Refusal(401, "unauthorized", "a key that is good is needed", remedy, header)

@@ -1,4 +1,4 @@
-"""The workers over HTTP that one process serves: who waits for jobs, how they are doing, and what is swept for them."""
+"""The workers over HTTP that one process serves: their claims, their state, and sweeps for them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RemoteWorker:
 
 
 class RemoteEnding(msgspec.Struct, frozen=True):
-    """A job in hand and what its attempt came to."""
+    """A job in hand and the outcome of its attempt."""
 
     job: Job
     outcome: Outcome

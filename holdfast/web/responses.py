@@ -28,7 +28,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class ApiRequest:
-    """A client's request. ``headers`` hold the first of each name; ``repeated`` names those that came more than once.
+    """A client's request. ``headers`` hold the first of each name; ``repeated`` names headers that came more than once.
     ``id`` is the client's own X-Request-Id where that is a sensible one; ``added`` goes to the answer's headers;
     ``template`` is the path of the operation that was found; ``stopping`` is set when a server that says so stops;
     ``root_path`` is where the API is mounted, ``path`` the rest as ``route_path`` returns it; ``is_read`` is True
@@ -124,7 +124,7 @@ class Streamed(ApiResponse, frozen=True, kw_only=True):
 
 
 class Refusal(Exception):
-    """A request that is refused for what it is as HTTP, before its meaning matters."""
+    """A request that is refused as HTTP, before its meaning matters."""
 
     def __init__(self, status: int, code: str, detail: str, remedy: str, *headers: Header) -> None:
         super().__init__(detail)

@@ -1,4 +1,4 @@
-"""Operations: what can be asked, in one table. Server, OpenAPI document and reference page are made from it."""
+"""The operations of the API, in one table. Server, OpenAPI document and reference page are made from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ METRICS = "Metrics"
 
 
 class RequestContext(msgspec.Struct, kw_only=True):
-    """A request, understood: what an operation works on."""
+    """A request as an operation receives it."""
 
     app: Holdfast
     caller: Principal
@@ -79,7 +79,7 @@ Handler = Callable[[RequestContext], Awaitable[ApiResponse]]
 
 
 class ResponseSpec(NamedTuple):
-    """An answer an operation may give: the type of its document, what it says, an example of it.
+    """An answer an operation may give: the type of its document, its meaning, an example of it.
 
     ``texts``: media types of the same as text. ``stream``: it is the data of each event.
     """

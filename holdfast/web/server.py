@@ -35,7 +35,7 @@ def serve(app: Holdfast, settings: Settings, *, exposed: bool = False, site: App
     """Serve the API until stopped; returns the process's exit code.
 
     ``site``: another ASGI application to serve, which has the API among its parts. Without keys only this host's own
-    addresses are served, unless ``exposed`` says that others are wanted.
+    addresses are served, unless ``exposed`` asks for more.
     """
     _check_exposure(settings, exposed=exposed)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:

@@ -1,4 +1,4 @@
-"""Settling over HTTP: what a worker in any language says of its jobs, as the outcomes that a worker of ours knows."""
+"""Settling over HTTP: the reports of a worker in any language, as outcomes that a worker of ours knows."""
 
 from __future__ import annotations
 

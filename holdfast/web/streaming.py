@@ -36,7 +36,7 @@ async def send_answer(send: Send, request: ApiRequest, answer: ApiResponse) -> N
 
 
 def common_headers(request: ApiRequest, own: Container[bytes]) -> list[Header]:
-    """Returns the headers of every answer, but for those in ``own``, which it has already."""
+    """Returns the headers of every answer, but for its ``own``, which it has already."""
     headers = (*_SECURE, (b"x-request-id", request.id.encode()), *request.added)
     return [header for header in headers if header[0] not in own]
 

@@ -88,7 +88,7 @@ class TaskRun:
         return self.context is not None and self.context.completing
 
     def interrupt_run(self, why: StopReason) -> None:
-        """Stop the handler. The first reason stays: it decides what becomes of the job."""
+        """Stop the handler. The first reason stays: it decides the outcome of the job."""
         if self.why is None and self.context is not None and self.runner is not None:
             self.why = why
             self.context.cancel()
@@ -158,7 +158,7 @@ class WorkerContext:
 
     # ── jobs go out ───────────────────────────────────────────────────────────────────────────────────────────
     def settle(self, run: TaskRun, outcome: Outcome) -> None:
-        """Decide what becomes of the job and leave that for the settler."""
+        """Decide the job's settlement and leave it for the settler."""
         job = run.job
         # Only a failure asks for the policy, which takes a while to find.
         backoff = backoff_of(job, self.app, self.settings) if type(outcome) is Failed else self.settings.retry

@@ -1,7 +1,7 @@
-"""The fetcher: claims what can start within the next moment, never more, and sleeps until there may be something.
+"""The fetcher: claims jobs that can start within the next moment, never more, and sleeps until there may be something.
 
 It looks ahead by the measured rate of service, so that runners of short jobs never wait for a claim while long jobs are
-not hoarded: what has waited too long in the buffer goes back to the store, for a worker that is free.
+not hoarded: a job that has waited too long in the buffer goes back to the store, for a worker that is free.
 
 A crash costs each job in hand an attempt. So of jobs on their last one it has no more in hand than run at once, those
 included whose outcome is not stored yet; without ``prefetch`` that holds for all jobs.
@@ -127,7 +127,7 @@ class Fetcher:
         return self._shift.settings.concurrency - self._shift.last_attempts
 
     def free_slots(self, room: int) -> dict[str, int]:
-        """Free slots by queue: all of the room, or what a queue's own limit leaves of it."""
+        """Free slots by queue: all of the room, or the part that a queue's own limit leaves."""
         shift = self._shift
         limits = shift.settings.queues or {EVERY_QUEUE: None}
         unnamed = sum(number for queue, number in shift.in_hand.items() if queue not in limits)
@@ -162,12 +162,12 @@ class Fetcher:
         return await asyncio.shield(self._claiming)
 
     async def close(self) -> None:
-        """After ``run`` was cancelled: wait for the claim under way, so that what it brings is given back in time."""
+        """After ``run`` was cancelled: wait for the claim under way, so that its jobs are given back in time."""
         if self._claiming is not None:
             await asyncio.wait([self._claiming])
 
     async def _take(self, claiming: Coroutine[Any, Any, Claim], since: float) -> Claim:
-        """Take in hand what the claim brings, even if its waiter is gone."""
+        """Take in hand the claim's jobs, even if its waiter is gone."""
         claim = await claiming
         fault_point("claim.after")
         shift = self._shift
@@ -201,7 +201,7 @@ class Fetcher:
         await self._emptied()
 
     async def _emptied(self) -> None:
-        """Until nothing is in hand, what is to be settled included, or the shift is stopping."""
+        """Until nothing is in hand, settlements included, or the shift is stopping."""
         shift = self._shift
         while shift.held and not shift.stopping.is_set():
             shift.sated = True
@@ -211,7 +211,7 @@ class Fetcher:
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
     async def _until_low(self) -> None:
-        """Wait for room; meanwhile give back what waits behind long jobs."""
+        """Wait for room; meanwhile give back jobs that wait behind long ones."""
         shift = self._shift
         shift.low.clear()
         if not shift.buffer:

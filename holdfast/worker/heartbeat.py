@@ -134,7 +134,7 @@ class Heartbeat:
                 self._on_main(self._interrupt, lease, StopReason.LOST)
 
     async def _pause(self, store: Store) -> None:
-        """Until the next beat is due, there may be news for this worker, or others are to hear how it is doing."""
+        """Until the next beat is due, there may be news for this worker, or its own state is to be reported."""
         shift = self._shift
         assert self._stop is not None  # noqa: S101 - set before the first beat
         interval = shift.settings.beat.total_seconds()

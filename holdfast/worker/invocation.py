@@ -118,7 +118,7 @@ class HandlerInvoker:
 
     # ── calling ───────────────────────────────────────────────────────────────────────────────────────────────
     def call(self, task: Task[..., Any], context: Context, arguments: dict[str, Any]) -> Coroutine[Any, Any, Any]:
-        """A coroutine that runs the handler, middlewares around it, and gives what it returned."""
+        """A coroutine that runs the handler, middlewares around it, and gives its result."""
         injected = self._injected.get(task.name)
         if injected:
             arguments |= injected

@@ -1,4 +1,4 @@
-"""The recorder: gathers what handlers log and writes it in batches: when many lines wait, when the first has waited for
+"""The recorder: gathers handlers' log lines and writes them in batches: when many wait, when the first has waited for
 a moment, and always before the settlement of their job."""
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LogWriter:
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
-        """Write what is logged, until cancelled."""
+        """Write log lines, until cancelled."""
         while True:
             await self._some.wait()
             await self._shift.clock.run_bounded(self._many.wait(), _LINGER)

@@ -51,7 +51,7 @@ class Unfit:
         self._misfits: set[str] = set()  # tasks that were logged for their payload
 
     def unknown_task_failure(self, job: Job, known: Sequence[str], settings: Settings) -> Failed:
-        """The failure of a job whose task is none of those the worker knows."""
+        """The failure of a job whose task the worker does not know."""
         listed = (", ".join(known) or "none")[:500]
         if job.task not in self._meant and len(self._meant) < _REPORTED_MOST:
             self._meant[job.task] = did_you_mean(job.task, known)
@@ -73,7 +73,7 @@ class Unfit:
         return outcome.reason is Reason.NO_HANDLER or _is_object(job.payload)
 
     async def settle_unfit(self, jobs: Sequence[Job], failures: Sequence[Failed], settings: Settings) -> list[Outcome]:
-        """Returns what becomes of jobs that ``concerns`` is true of: given back, or failed once their time is over."""
+        """Returns the outcome of jobs that ``concerns`` is true of: given back, or failed once their time is over."""
         rows: Sequence[Job | None] = [None] * len(jobs)
         if any(_may_be_deferred(failed, settings) for failed in failures):
             try:

@@ -64,7 +64,7 @@ def measure_settled(events: Events, size: int, succeeded: Iterable[tuple[str, fl
 
 
 def tell_success(events: Events, job: Job, seconds: float) -> None:
-    """The job has succeeded, and that is stored. Who settles many asks first whether anybody listens."""
+    """The job has succeeded, and that is stored. A caller that settles many asks for subscribers first."""
     events.emit(
         JobSucceeded(
             job_id=job.id,

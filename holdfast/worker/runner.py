@@ -194,7 +194,7 @@ class Runner:
         return False
 
     def _after_interruption(self, run: TaskRun, outcome: Outcome | None) -> Outcome | None:
-        """What an interrupted execution comes to. None: nothing to settle, another worker has the lease."""
+        """The outcome of an interrupted execution. None: nothing to settle, another worker has the lease."""
         while run.runner is not None and run.runner.cancelling():
             run.runner.uncancel()
         match run.why:
@@ -261,7 +261,7 @@ class Runner:
         return success_outcome(task, value, self._shift.settings.result_limit)
 
     async def _command(self, job: Job) -> Any:
-        """Run a command job as if it were a handler: middlewares see what it returns, or that it raises."""
+        """Run a command job as if it were a handler: middlewares see its result, or its error."""
         return unwrap_outcome(await run_command(job.payload, self._shift.app.command_policy(self._shift.settings)))
 
     # ── deadlines ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -287,7 +287,7 @@ class Runner:
             self._earlier.set()
 
     async def watch_deadlines(self) -> None:
-        """The watchdog: interrupts whatever runs past its deadline. One for all runs."""
+        """The watchdog: interrupts every run past its deadline. One for all runs."""
         shift, deadlines = self._shift, self._deadlines
         while True:
             self._earlier.clear()

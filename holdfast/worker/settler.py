@@ -23,7 +23,7 @@ class Settler:
     """Empties the outcomes of one shift."""
 
     def __init__(self, shift: WorkerContext, store: Store, write_lines: Callable[[], Awaitable[object]]) -> None:
-        """``write_lines``: writes what jobs have logged, which is refused once they are settled."""
+        """``write_lines``: writes the jobs' log lines, which are refused once they are settled."""
         self._shift = shift
         self._store = store
         self._write_lines = write_lines
@@ -33,7 +33,7 @@ class Settler:
         self._look_at = 0.0  # the clock's reading when these are tried again
 
     def finish(self) -> None:
-        """No more outcomes will come: ``run`` returns once what there is has been written."""
+        """No more outcomes will come: ``run`` returns once all of them are written."""
         self._finishing = True
         self._shift.settling.set()
         self._shift.full.set()

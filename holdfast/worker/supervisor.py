@@ -1,4 +1,4 @@
-"""Starts several worker processes, restarts those that die, and stops all of them together.
+"""Starts several worker processes, restarts dead ones, and stops all of them together.
 
 Each child leads a session of its own, so a terminal's Ctrl-C reaches only the supervisor, which hands a stop signal on
 once, and again where one comes more than a second later. The reading end of a pipe that only the supervisor holds open
@@ -208,7 +208,7 @@ class Supervisor:
         return [[*self._command, "--metrics-port", str(first + number)] for number in range(self._processes)]
 
     async def _keep(self, command: Sequence[str], environment: Mapping[str, str], pipe: int) -> int:
-        """Run one child, again and again as the policy says; returns what its last run adds to our exit code."""
+        """Run one child, again and again as the policy says; returns its last run's part of our exit code."""
         starts = failures = 0
         pause = 0.0
         while not await self._stopped_within(pause):

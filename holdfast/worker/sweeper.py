@@ -1,5 +1,5 @@
 """The sweeper: on its own clock, under load too, in any number of workers at once: settles expired leases, makes due
-jobs ready in unserved queues, republishes what the transport has lost, and prunes by retention."""
+jobs ready in unserved queues, republishes ids that the transport has lost, and prunes by retention."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Sweeper:
                 self._patience.reset()
 
     async def sweep(self) -> None:
-        """Runs one round. A part that fails does not keep the others from theirs."""
+        """Runs one round. A part that fails does not keep the next ones from running."""
         done = {}
         failed: HoldfastError | None = None
         parts = {
@@ -86,7 +86,7 @@ class Sweeper:
         return recovered
 
     async def _recover(self, jobs: Sequence[Job]) -> int:
-        """Settle these. What the store refuses takes no neighbour along: halves of the batch go on without it."""
+        """Settle these. A refused settlement takes no neighbour along: halves of the batch go on without it."""
         shift = self._shift
         fault_point("sweep.before_settle")
         try:

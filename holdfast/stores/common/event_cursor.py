@@ -1,4 +1,4 @@
-"""Marks in the feed of endings for stores in which what ends later is seen later: one writer, or scripts one by one.
+"""Marks in the feed of endings for stores in which later endings are seen later: one writer, or scripts one by one.
 
 There an instant, and a place among its endings, are the position of a reader. What sets a clock back a little, as a
 takeover by a replica may, is met by reading the last moments again.
@@ -35,7 +35,7 @@ class EventCursor(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> EventCursor:
-        """From its text; Invalid for what is none."""
+        """From its text; Invalid for other text."""
         found = _MARK.fullmatch(text)
         if found is None:
             raise not_a_mark(text)
@@ -46,7 +46,7 @@ class EventCursor(NamedTuple):
         return f"{self.looked}.{self.at}{place}"
 
     def start_place(self, earliest_us: int) -> Place:
-        """Behind which place to go on; not before the earliest instant, whatever it says."""
+        """Behind which place to go on; never before the earliest instant."""
         place = (self.at - OVERLAP_US, "", 0) if self.job_id is None else (self.at, self.job_id, self.claims)
         return max(place, (earliest_us - OVERLAP_US, "", 0))
 
@@ -66,7 +66,7 @@ def place_of(ending: JobEvent) -> Place:
 
 
 def slice_events(mark: EventCursor, found: list[JobEvent], limit: int, now_us: int) -> JobEvents:
-    """The first ``limit`` of what was found behind a mark, in order; there may be more of it."""
+    """The first ``limit`` endings found behind a mark, in order; there may be more of it."""
     if len(found) > limit:
         return EventCursor(now_us, *place_of(found[limit - 1])).events_until(found[:limit], more=True)
     if not found:

@@ -1,4 +1,4 @@
-"""Waiting for news that a server sends: what the stores on a server have in common, whatever carries it."""
+"""Waiting for news that a server sends: common to the stores on a server."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def load_statements(source: Traversable) -> dict[str, str]:
     """The statements of a file by name: a line ``-- name: claim`` starts one, ``-- own: claim`` one that no other store
     has.
 
-    A line ``-- fragment: shown`` starts what several statements have in common; ``-- include: shown``, at
+    A line ``-- fragment: shown`` starts a part of several statements; ``-- include: shown``, at
     the end of a line, stands for it.
     """
     _, *parts = _PART.split(source.read_text(encoding="utf-8"))

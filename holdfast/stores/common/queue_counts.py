@@ -1,6 +1,6 @@
 """Results of a bounded look at the queues, and the counts they allow. Pure, for every store.
 
-SQL stores keep no counters and have no index by queue of what has ended: each job would pay for those.
+SQL stores keep no counters and have no index by queue of ended jobs: each job would pay for them.
 """
 
 from __future__ import annotations

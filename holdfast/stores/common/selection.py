@@ -70,7 +70,7 @@ class SelectionAdmin(ABC):
 
     @abstractmethod
     async def _cancel(self, chosen: Chosen) -> BulkResult:
-        """End what waits; flag what runs and notify its worker."""
+        """End waiting jobs; flag running ones and notify their workers."""
 
     @abstractmethod
     async def _replay(self, chosen: Chosen, *, force: bool, payload: str | None, pace: ReplayRate) -> BulkResult:

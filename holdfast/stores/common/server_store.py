@@ -46,7 +46,7 @@ class Opened(ABC):
         self._watching = asyncio.create_task(self._close_with_loop(), name="holdfast-connections")
 
     async def _close_with_loop(self) -> None:
-        """``asyncio.run`` cancels what is left before it ends: last chance to close connections cleanly."""
+        """``asyncio.run`` cancels all tasks before it ends: last chance to close connections cleanly."""
         try:
             await asyncio.Event().wait()
         finally:
@@ -59,7 +59,7 @@ class Opened(ABC):
 
     @abstractmethod
     async def migrate(self) -> list[str]:
-        """Check that what is there is ours, and bring it up to date; what was applied."""
+        """Check that the schema is ours, and bring it up to date; returns the applied migrations."""
 
 
 class ServedStore(ABC, Generic[OpenedT]):

@@ -1,4 +1,4 @@
-"""Answers that were lost on their way: what a store on a server remembers of what it sent, and finds out afterwards."""
+"""Answers that were lost on their way: a server store's memory of its requests, and of their outcome."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class SettlementEvidence(NamedTuple):
 
 
 def accepted_as(settlement: Settlement, fate: SettlementEvidence) -> JobState | None:
-    """Where a settlement whose answer was lost left its job, whatever others did since; None: it was not applied.
+    """Where a settlement whose answer was lost left its job, also if it changed since; None: it was not applied.
 
     Attempts leave a record, but for those that succeeded or were given back: of these nothing is known but that the
     lease has ended, and with another worker's record if it was lost.

@@ -106,7 +106,7 @@ class RedisPool:
         patience: float | None = None,
         deadline: float | None = None,
     ) -> None:
-        """``prefix``: what every key begins with. ``patience`` and ``deadline``: seconds a call waits for a server that
+        """``prefix``: of every key. ``patience`` and ``deadline``: seconds a call waits for a server that
         is away, and may take in all, the wait for a connection included, if not as usual."""
         self.server = server
         self._prefix = prefix
@@ -160,7 +160,7 @@ class RedisPool:
         raise trouble
 
     async def _asked(self, given: dict[str, Any], seconds: float) -> tuple[str, int] | None:
-        """What one sentinel, or one node of the cluster, says."""
+        """The answer of one sentinel, or of one node of the cluster."""
         try:
             link = await _connected(given, seconds)
         except driver.AuthenticationError:
@@ -282,7 +282,7 @@ class RedisPool:
         partly: Callable[[list[Any]], object] | None = None,
     ) -> list[Any]:
         """Returns the answer of the script to each of these arguments. They go out one behind the other, none before
-        all of them are known to be what Redis can take; an error of one leaves the others done.
+        Redis can take all of them; an error of one leaves the others done.
 
         ``doubt``, ``patience``, ``extra``: see ``call``; ``doubt`` is called only once something was sent. ``after`` is
         done on the same connection before the answers count; ``partly`` receives all answers if one of them is an

@@ -34,7 +34,7 @@ class Server(NamedTuple):
 def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> tuple[Server, dict[str, str]]:
     """The server, and the parameters of the URL that are called as ``own`` says; the others are the driver's.
 
-    ConfigError, naming the ``field``, for what cannot be read."""
+    ConfigError, naming the ``field``, for a URL that cannot be read."""
     parts = urlsplit(url)
     said = dict(parse_qsl(parts.query, keep_blank_values=True))
     if "\0" in unquote(url):

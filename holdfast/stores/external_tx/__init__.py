@@ -74,7 +74,7 @@ class ExternalTransactions:
         return await _hold(caller, external.complete_steps(lease, result))
 
     async def _verified(self, connection: object) -> tuple[ConnectionAdapter, External]:
-        """The connection, verified to be one to this application's store, and what that store can do on it."""
+        """The connection, verified to be one to this application's store, and the store's family for it."""
         store = await self._reach(self._opened())
         external = cast(External, store.external)
         caller = await _caller(connection)
@@ -109,7 +109,7 @@ async def _caller(connection: object) -> ConnectionAdapter:
 
 
 async def _hold(caller: ConnectionAdapter, dialogue: StatementFlow[T]) -> T:
-    """Hold the dialogue on the caller's connection. The errors of its driver are for the caller, who knows them."""
+    """Hold the dialogue on the caller's connection. The errors of its driver are for the caller."""
     try:
         statement = next(dialogue)
         while True:

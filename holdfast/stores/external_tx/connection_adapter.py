@@ -45,7 +45,7 @@ def refuse_failed() -> Conflict:
 
 
 def is_failed(error: BaseException) -> bool:
-    """Returns True if a driver (or what wraps it) says that the transaction had failed before."""
+    """Returns True if a driver (or its wrapper) says that the transaction had failed before."""
     seen: BaseException | None = error
     while seen is not None:
         if _FAILED in (getattr(seen, "sqlstate", None), getattr(getattr(seen, "orig", None), "sqlstate", None)):

@@ -15,7 +15,7 @@ another transaction had locked) is found by the next look from the start. It com
 - and never later than ``LONGEST`` after the last one began. **That is the bound**: a worker that goes on claiming
   passes no job over for longer, plus the one claim that is under way.
 
-A cursor is a memory of this process about what it has seen: what other workers do can make it useless, never wrong.
+A cursor is a memory of this process about the rows it has seen: other workers can make it useless, never wrong.
 """
 
 from __future__ import annotations

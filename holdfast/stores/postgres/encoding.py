@@ -44,7 +44,7 @@ def from_text(text: str) -> str:
 
 
 def text_or_none(text: str | None) -> str | None:
-    """``to_text`` for what may be missing."""
+    """``to_text`` for an optional value."""
     return None if text is None else to_text(text)
 
 

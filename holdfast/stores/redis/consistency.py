@@ -48,7 +48,7 @@ class NamespaceKeys:
         return self.prefix + name.encode()
 
     def type_of(self, key: bytes) -> bytes | None:
-        """Of what type a key must be; None for one that is none of ours."""
+        """Of what type a key must be; None for a foreign one."""
         if b":foreign:" in key:
             return None
         if key in self._types:
@@ -98,7 +98,7 @@ class IndexedJob(NamedTuple):
 
     @classmethod
     def from_hash(cls, fields: Sequence[bytes | None]) -> IndexedJob | None:
-        """From FIELDS. None for a hash without a state: not ours. ValueError for what makes no sense."""
+        """From FIELDS. None for a hash without a state: not ours. ValueError for values that make no sense."""
         state, kind, due, seq, losses, key, ended = fields
         if state is None:
             return None
@@ -125,7 +125,7 @@ class NamespaceSnapshot(NamedTuple):
 
 
 class RepairStep(NamedTuple):
-    """A command, and what it is good for."""
+    """A command, and its purpose."""
 
     what: str
     command: tuple[Argument, ...]
@@ -245,7 +245,7 @@ class _Audit:
         return self._names.ready_of(self._jobs[job].queue, self._jobs[job].level)
 
     def check_successes(self) -> Iterator[RepairStep]:
-        """The ends of successes are in a list; what is stale there does no harm."""
+        """The ends of successes are in a list; stale entries do no harm."""
         key = self._names("ended:succeeded")
         there = set(self._seen.lists.get(key, ()))
         for job, kept in sorted(self._jobs.items(), key=lambda each: each[1].ended):

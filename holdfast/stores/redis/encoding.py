@@ -50,7 +50,7 @@ def span_us(span: timedelta) -> int:
 
 # ── into Redis ────────────────────────────────────────────────────────────────────────────────────────────────────
 def encode_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
-    """A batch as arguments of ``submit``. Invalid for what Redis cannot hold exactly."""
+    """A batch as arguments of ``submit``. Invalid for values that Redis cannot hold exactly."""
     kinds: dict[str, int] = {}
     rest: list[Argument] = []
     run: tuple[int, str] | None = None  # what the jobs before have in common, and where their number stands
@@ -117,7 +117,7 @@ _SUCCESS, _OTHER = 0, -1
 
 
 def _what(each: Settlement) -> int:
-    """The length of its id for a success without a result under a first claim; else what it is."""
+    """The length of its id for a success without a result under a first claim; else its encoding."""
     if each.state is not JobState.SUCCEEDED or each.expired or each.refund or each.delay is not None:
         return _OTHER
     return len(each.job_id) if each.claims == 1 and not each.result and each.job_id.isascii() else _SUCCESS
@@ -182,7 +182,7 @@ class Kinds:
 
 
 def claimed_job(row: Sequence[Any], kinds: Kinds, worker: str) -> Job:
-    """A job as this worker's claim delivers it. ValueError or RecursionError for what another program spoiled."""
+    """A job as this worker's claim delivers it. ValueError or RecursionError for a job that another program spoiled."""
     job_id, kind, payload, due, *more = row
     priority, most, queue, task = kinds(kind)
     if not more:  # a plain job that was never claimed before
@@ -265,7 +265,7 @@ def whole_text(fields: Fields, name: bytes) -> str | None:
 
 
 def shown_jobs(rows: Iterable[Sequence[Any]], kinds: Kinds) -> list[Shown]:
-    """Jobs as a reader is shown them, each with its number of submission. What another program spoiled is left out, and
+    """Jobs as a reader is shown them, each with its number of submission. Spoiled ones are left out, and
     so is a job whose state is unknown."""
     shown = []
     for job_id, flat, lease in rows:
@@ -329,7 +329,7 @@ def _int(fields: Fields, name: bytes) -> int | None:
 
 
 def shown_attempts(entries: Iterable[bytes]) -> list[Attempt]:
-    """Attempts from their records; what is none is left out."""
+    """Attempts from their records; other text is left out."""
     shown = []
     for entry in entries:
         with suppress(*UNREADABLE, ValueError, TypeError):

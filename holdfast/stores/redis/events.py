@@ -1,4 +1,4 @@
-"""The feed of endings: scripts run one by one, so what ends later is seen later."""
+"""The feed of endings: scripts run one by one, so later endings are seen later."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RedisQuery(Read):
         return await Counting(self._links, self, most).count_groups(recent)
 
     async def _events_of(self, kinds: Sequence[Any], until: int) -> list[JobEvent]:
-        """The endings up to an instant. What was replayed or deleted since is none any more."""
+        """The endings up to an instant. Jobs that were replayed or deleted since are left out."""
         endings, setbacks = _endings_of(kinds), _setbacks_of(kinds[3])
         wanted = [each for each in endings if each[1] <= until]
         attempts = [each for each in setbacks if each[1] <= until]

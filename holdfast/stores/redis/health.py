@@ -181,7 +181,7 @@ _REPAIR = "holdfast doctor --repair"
 
 
 def _agreement(sizes: Sequence[tuple[str, int, int]]) -> Finding:
-    """Checks that each job has its index entries, and that there are no others."""
+    """Checks that each job has its index entries, and no more."""
     wrong = [f"{counted} jobs are {name} and {held} stand there" for name, counted, held in sizes if counted != held]
     if not wrong:
         return Finding("structures", "ok", "each structure holds as many jobs as are counted")

@@ -1,4 +1,4 @@
-"""Ids in Redis as ULIDs: 26 characters for who reads the keys, the same UUIDs as everywhere for who uses the store."""
+"""Ids in Redis as ULIDs: 26 characters for readers of the keys, UUIDs as everywhere for users of the store."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def encode_id(job_id: str) -> str:
 
 
 def decode_id(text: str) -> str:
-    """A job's id from what Redis has; ``written`` turned round."""
+    """A job's id from its form in Redis; the inverse of ``encode_id``."""
     canonical = parse_id(text) if len(text) == 26 else None
     return canonical if canonical is not None and as_ulid(canonical) == text else _BY_HAND + text
 

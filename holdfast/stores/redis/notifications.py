@@ -1,6 +1,6 @@
 """Waiters, and the notifications that wake them.
 
-In this process waiters are called directly. The scripts publish what they did, one message a call, to the others, on a
+In this process waiters are called directly. The scripts publish their changes, one message a call, to the rest, on a
 channel for each kind of news, so that no waiter is woken for another's topic. Beside that, a process that waits for a
 queue blocks on its ready list with BLMOVE from the list's head to its head, which changes nothing: so it hears of an id
 pushed by hand, too.
@@ -44,7 +44,7 @@ class RedisNotifications(Listener):
         self._watches: dict[str, _Watch] = {}
 
     def notify_done(self, topics: Iterable[str], ended: Iterable[str] = ()) -> None:
-        """We have done what these topics stand for, and these jobs have ended."""
+        """This process has changed these topics, and these jobs have ended."""
         self.waiters.wake_topics({*topics, *(f"job:{job_id}" for job_id in ended)})
 
     async def close(self) -> None:

@@ -51,7 +51,7 @@ class NamespacePool(redis.RedisPool):
             self._latest = number, job_id
 
     async def _greet(self, link: Wire) -> bool:
-        """A server that was away, or another in its place, may have lost the end of what it acknowledged: it is asked
+        """A server that was away, or another in its place, may have lost the last acknowledged writes: it is asked
         before it hears of more, and keeps in mind what is missing, for the doctor."""
         if self._latest is None or self._lost is None:
             return True

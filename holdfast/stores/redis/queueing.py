@@ -119,7 +119,7 @@ class RedisQueueing:
         return self._answers(pieces, sent)
 
     def _answers(self, pieces: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
-        """Outcome of each job; those of a piece that was refused are not stored."""
+        """Outcome of each job; a refused piece is not stored."""
         answers: list[Submitted] = []
         for piece, reply in zip(pieces, sent.replies, strict=True):
             if not isinstance(reply, list):
@@ -354,7 +354,7 @@ class _Delivery:
         ]
 
     def take(self, jobs: list[Job], until_us: int, *, held_back: bool) -> None:
-        """Note what a script has answered."""
+        """Note a script's answer."""
         self._until_us = until_us
         self.held_back = held_back
         self._startable = max(0, self._startable - sum(map(must_start, jobs)))
@@ -408,7 +408,7 @@ class _Claiming:
 
     def script_calls(self, served: str) -> list[list[Argument]]:
         """Returns the arguments of the next scripts: one, or several if the first one's jobs fit every queue. Only the
-        first may take jobs that must start at once; what is behind suspects is looked for by one at a time.
+        first may take jobs that must start at once; jobs behind suspects are looked for by one at a time.
         """
         request = self._request
         left = 1 if request.alone else request.limit - len(self.jobs)
@@ -433,7 +433,7 @@ class _Claiming:
         ]
 
     def take(self, jobs: list[Job], reply: Sequence[Any]) -> None:
-        """Note what a script has answered."""
+        """Note a script's answer."""
         rows, promoted, due_in, quarantined, until, _, more, self._passed, held_back = reply
         self._promoted += promoted
         self._due_in = int(due_in)

@@ -1,6 +1,6 @@
-"""Putting right what the keys of a namespace say of each other: all of it is read, compared, and mended in one go.
+"""Making the keys of a namespace agree with each other: all of it is read, compared, and mended in one go.
 
-What is mended was read while nothing changed: the server refuses the whole of it where something has.
+Mended keys were read while nothing changed: the server refuses the whole of it where something has.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WATCHED = ("counts", "tombstones", "keys", "seq", "meta")
 
 
 async def repair(address: RedisAddress, now: int) -> list[Finding]:
-    """Make everything agree; what was done. ``now``: the store's instant."""
+    """Make everything agree; returns the repairs. ``now``: the store's instant."""
     names = NamespaceKeys(address.keys)
     links = RedisPool(address.server, address.prefix, most=1, deadline=_ALL)
     try:
@@ -54,7 +54,7 @@ def _findings(done: Sequence[RepairStep]) -> list[Finding]:
 
 
 async def _mended(link: Wire, names: NamespaceKeys, now: int) -> list[RepairStep] | None:
-    """What was done; None: something changed meanwhile, and nothing was."""
+    """The repairs; None: something changed meanwhile, and nothing was done."""
     await _ask(link, [("WATCH", *(names(name) for name in _WATCHED))])
     found = plan_repairs(await _Reading(link, names).snapshot(now))
     *_, answers = await _ask(link, [("MULTI",), *(mend.command for mend in found), ("EXEC",)])
@@ -77,7 +77,7 @@ async def _ask(link: Wire, commands: Iterable[tuple[Argument, ...]]) -> list[Any
 
 
 class _Reading:
-    """A walk through a namespace, a little at a time: others are served in between."""
+    """A walk through a namespace, a little at a time: other clients are served in between."""
 
     def __init__(self, link: Wire, names: NamespaceKeys) -> None:
         self._link = link
@@ -117,7 +117,7 @@ class _Reading:
                 return frozenset(found)
 
     async def _types(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Of our keys that are of the type they must be; the others are noted as spoiled."""
+        """Of our keys that are of the type they must be; keys of another type are noted as spoiled."""
         found: dict[bytes, bytes] = {}
         for piece in in_pieces([key for key in keys if self._names.type_of(key) is not None], _PIECE):
             for key, kind in zip(piece, await _ask(self._link, [("TYPE", key) for key in piece]), strict=True):

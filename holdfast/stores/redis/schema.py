@@ -1,4 +1,4 @@
-"""Opening a namespace: whether it is ours, and whether the server keeps what was declared."""
+"""Opening a namespace: whether it is ours, and whether the server is as durable as declared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OLDEST, _WAITAOF = (6, 2), (7, 2)
 
 
 async def migrate(links: NamespacePool, scripts: Mapping[str, Script]) -> list[str]:
-    """Check the server and make the namespace ours; the names of what was applied."""
+    """Check the server and make the namespace ours; the names of the applied migrations."""
     facts = await read_server_info(links)
     _check(facts, links)
     schema = int(await links.run(scripts["open"], SCHEMA))
@@ -30,7 +30,7 @@ async def migrate(links: NamespacePool, scripts: Mapping[str, Script]) -> list[s
 
 
 async def missing(links: NamespacePool) -> str | None:
-    """What is not there, where opening would make a store; None where there is one."""
+    """Words for a missing store, which opening would make; None where there is one."""
     prefix = links.address.prefix
     if await links.run_command("EXISTS", f"{prefix}meta"):
         return None

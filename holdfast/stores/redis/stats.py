@@ -1,4 +1,4 @@
-"""Figures of what there is: the ids of each structure, so many at most, and outlines of their jobs."""
+"""Figures of all jobs: the ids of each structure, so many at most, and outlines of their jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening the file: pragmas, whose file it is, where it lies; and what SQLite's errors mean to a caller."""
+"""Opening the file: pragmas, whose file it is, where it lies; and the meaning of SQLite's errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def bare_connection(
 
 
 def _enter_wal(connection: sqlite3.Connection) -> None:
-    """A new file is turned to WAL under all its locks, and SQLite does not wait for those: so we do."""
+    """A new file is turned to WAL under all its locks, and SQLite does not wait for them: so we do."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -144,7 +144,7 @@ def check_owner(path: str) -> None:
 
 @contextmanager
 def translate_errors(path: str) -> Iterator[None]:
-    """Errors inside of the driver and the operating system become ours, with what to do about them."""
+    """Errors inside of the driver and the operating system become ours, with a remedy."""
     try:
         yield
     except (*DRIVER_ERRORS, OSError) as error:

@@ -39,7 +39,7 @@ def array_elements(array: str) -> list[str]:
 
 
 def read_job(shown: str) -> Job:
-    """A job as a reader is shown it. Of a row another program spoiled, what cannot be read is left out."""
+    """A job as a reader is shown it. Of a row that another program spoiled, unreadable values are left out."""
     try:
         return decode_job(shown)
     except UNREADABLE:

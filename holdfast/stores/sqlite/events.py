@@ -1,4 +1,4 @@
-"""The feed of endings: one writer at a time, so what ends later is seen later. And figures of what there is."""
+"""The feed of endings: one writer at a time, so later endings are seen later. And figures of all jobs."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 SQLite's own lock keeps writers correct but not fair: its last holder takes it again, and a process can starve
 (measured: 60,000 jobs to none). So a writer first takes the *turn*, then the *lock*, then gives up the turn: one that
-has just written finds the turn taken by who waits. This is about fairness only. A process that is frozen here, or an
+has just written finds the turn taken by a waiter. This is about fairness only. A process that is frozen here, or an
 outsider with a plain connection, costs at most ``PATIENCE``; then SQLite's own lock decides.
 """
 

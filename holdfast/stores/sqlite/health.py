@@ -47,7 +47,7 @@ class SqliteHealth(SqliteFamily):
 
 
 async def _aside(work: Callable[[], T]) -> T:
-    """Run what reads a whole file: on a thread of its own beside an event loop, right here otherwise."""
+    """Run work that reads a whole file: on a thread of its own beside an event loop, right here otherwise."""
     if running_loop() is None:
         return work()
     return await asyncio.to_thread(work)

@@ -22,7 +22,7 @@ _FRAMES = slice(16, 20)  # of the index: how many frames of the log are valid
 
 
 class FileIdentity:
-    """Inodes of the three files when the store was opened, and whether the log still holds what it held."""
+    """Inodes of the three files when the store was opened, and whether the log still holds its content."""
 
     def __init__(self, path: str, connection: sqlite3.Connection) -> None:
         """``connection`` stays open for the life of the process if a file is replaced."""
@@ -43,7 +43,7 @@ class FileIdentity:
         self._check_log()
 
     def check_side_files(self) -> None:
-        """The same for the index and what the log holds."""
+        """The same for the index and the content of the log."""
         self._check(*self._known[-1])
         self._check_log()
 

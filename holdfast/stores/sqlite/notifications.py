@@ -1,8 +1,8 @@
 """Waiters, and the notifications that wake them.
 
-In this process: waiters are called directly. In others: a datagram after each commit to the socket of every process
+In this process: waiters are called directly. Elsewhere: a datagram after each commit to the socket of every process
 that waits (0.8 ms from commit, 0.1 % idle). The sockets lie in a private folder under the temporary folder, one per
-database file, and their names say what they want to hear: ``q-…`` queues and workers, ``j-…`` the endings of jobs.
+database file, and their names are the kinds they want to hear: ``q-…`` queues and workers, ``j-…`` the endings of jobs.
 Underneath, ``data_version`` is looked at every ``LOOK`` seconds, so a datagram that never comes (another user, another
 container, the owner's own transaction) costs no more than that.
 """
@@ -41,7 +41,7 @@ class _Waiter(Waiter):
 
 
 class Wakes:
-    """The waiters of this process and the sockets of the others."""
+    """The waiters of this process and the sockets of other processes."""
 
     def __init__(self, path: str, version: Callable[[], int]) -> None:
         self._path = path
@@ -69,7 +69,7 @@ class Wakes:
         self._tell_others(topics)
 
     def endings_wanted(self) -> bool:
-        """Returns True if anybody, here or in another process, awaits the ending of some job."""
+        """Returns True if any waiter, here or in another process, awaits the ending of some job."""
         if any(name[:2] == "j-" for name in self._listening()):
             return True
         with self._lock:
@@ -122,7 +122,7 @@ class Wakes:
     async def wait(self, topics: Sequence[str], timeout: float, settled: Callable[[], bool]) -> None:
         """Return at news of a topic, at any commit of another connection, or after ``timeout``.
 
-        ``settled`` is asked once this waiter is listed: what came before that is seen by looking.
+        ``settled`` is asked once this waiter is listed: an earlier change is seen by looking.
         """
         loop = asyncio.get_running_loop()
         news = loop.create_future()

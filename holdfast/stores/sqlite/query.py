@@ -113,7 +113,7 @@ class Reads:
         return None if row is None else read_job(row[0])
 
     def summaries(self, reader: sqlite3.Connection, job_ids: Sequence[str]) -> list[Job | None]:
-        """These jobs, without what may be large."""
+        """These jobs, without their large values."""
         jobs = [read_job(shown) for (shown,) in reader.execute(self._sql["outlines"], {"ids": as_json(job_ids)})]
         found = {job.id: job for job in jobs}
         return [found.get(job_id) for job_id in job_ids]
@@ -153,7 +153,7 @@ class Reads:
         return [_decode_attempt(shown) for (shown,) in reader.execute(self._sql["attempts"], {"id": job_id})]
 
     def logs(self, reader: sqlite3.Connection, job_id: str, *, limit: int, cursor: str | None) -> LogPage:
-        """A page of what a job has logged."""
+        """A page of a job's log lines."""
         claims, number = line_place(cursor)
         values = {"id": job_id, "claims": claims, "number": number, "limit": limit + 1}
         return line_page([LogLine(*row) for row in reader.execute(self._sql["lines"], values)], limit)
@@ -169,7 +169,7 @@ class Reads:
     def _looked_at(
         self, reader: sqlite3.Connection, now_us: int, recent: timedelta, most: int, *, whole: bool
     ) -> list[QueueInfo]:
-        """``whole``: those too in which all has succeeded or was cancelled."""
+        """``whole``: queues too in which all has succeeded or was cancelled."""
         values = {
             "queues": json.dumps([name for (name,) in reader.execute(self._sql["glance_queues"])]),
             "most": most,

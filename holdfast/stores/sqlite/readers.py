@@ -1,4 +1,4 @@
-"""Connections that read: one that threads take turns on, and those of searches, which may take long."""
+"""Connections that read: one that threads take turns on, and the connections of searches, which may take long."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Searcher(Reader):
         return self.run_search(run_looking)
 
     def deregister(self) -> None:
-        """Give up what is being looked for and what is still asked: the store is being closed."""
+        """Give up running and pending searches: the store is being closed."""
         self._leaving = True
 
 
@@ -90,7 +90,7 @@ class SearchSlot:
             raise Busy(f"{self._path} is busy: others look for jobs by a filter; try again") from None
 
     def close(self) -> None:
-        """Give up what is searched."""
+        """Give up the running search."""
         self._searcher.deregister()
         self._thread.shutdown()
         self._searcher.close()

@@ -22,7 +22,7 @@ _TABLE = "create table if not exists holdfast_migration (number integer primary 
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], path: str) -> list[str]:
-    """Apply what is missing, inside the caller's write transaction; the names of what was applied."""
+    """Apply missing migrations, inside the caller's write transaction; returns their names."""
     (tables,) = connection.execute("select count(*) from sqlite_master").fetchone()
     if tables == 0:
         connection.execute(f"pragma application_id={APPLICATION_ID}")
@@ -75,7 +75,7 @@ def is_current(reader: sqlite3.Connection, migrations: Sequence[Migration]) -> b
 
 
 def missing(path: str) -> str | None:
-    """What is not there, where opening ``path`` would make a store; None where there is one, or a foreign file."""
+    """Words for a missing store, which opening ``path`` would make; None for a store, or a foreign file."""
     # Not the methods of Path: they raise where this user may not look. What hinders opening is for opening to say.
     if os.path.isdir(os.path.dirname(path)) and not os.path.lexists(path):  # noqa: PTH112, PTH120
         return f"there is no database at {path} yet"

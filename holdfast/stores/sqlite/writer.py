@@ -1,4 +1,4 @@
-"""The one who writes: group commit, in turn with other processes, checkpoints included.
+"""The writer: group commit, in turn with other processes, checkpoints included.
 
 Callers with an event loop hand an operation to the writer's thread; what has gathered while the last commit was under
 way shares the next transaction. Callers without one write in their own thread: a hop to another would cost more than
@@ -43,12 +43,12 @@ class Transaction:
         self.ended: list[str] = []  # ids of jobs that reached a terminal state
 
     def notify_topic(self, topic: str) -> None:
-        """After the commit, wake who waits for this topic."""
+        """After the commit, wake the waiters for this topic."""
         self.topics.add(topic)
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Undo what happened inside if it raises, and nothing else of the transaction."""
+        """Undo the writes inside if it raises, and nothing else of the transaction."""
         self.connection.execute("savepoint careful")
         try:
             yield
@@ -160,7 +160,7 @@ class Writer:
         return result
 
     def version(self) -> int:
-        """A number that changes with the commits of others. Our own are notified as they happen, and a
+        """A number that changes with other programs' commits. Our own are notified as they happen, and a
         worker that took its own beats for news would beat again for each of them."""
         if self._own.acquire(blocking=False):
             try:
@@ -172,7 +172,7 @@ class Writer:
         return self._version
 
     def close(self) -> None:
-        """Write what was handed over, then close the file and release the locks."""
+        """Write the pending operations, then close the file and release the locks."""
         if self._thread is not None:
             self._pending.put(None)
             self._thread.join()
@@ -184,7 +184,7 @@ class Writer:
             self._turnstile.close()
 
     def _refuse_late(self) -> None:
-        """Answer those who called while the store was being closed."""
+        """Answer calls that came while the store was being closed."""
         late: list[_Pending[Any]] = []
         while not self._pending.empty():
             pending = self._pending.get()
@@ -300,7 +300,7 @@ class Writer:
                 self._lock.execute("rollback")
 
     def _after(self, transaction: Transaction) -> None:
-        """Wake who waits. Whatever happens here, what was committed is not to be called a failure."""
+        """Wake the waiters. An error here must not make a committed operation a failure."""
         try:
             if transaction.ended and self._wakes.endings_wanted():
                 transaction.topics.update(f"job:{job_id}" for job_id in transaction.ended)

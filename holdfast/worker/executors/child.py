@@ -108,7 +108,7 @@ class _Outbox:
             self._connection.sendall(encode_frame(data))
 
     def send_log(self, logged: Logged) -> None:
-        """Send what was logged. A worker that is gone stores nothing, and the handler shall not notice."""
+        """Send log lines. A worker that is gone stores nothing, and the handler shall not notice."""
         if self.is_ours:
             with contextlib.suppress(OSError):
                 self.send(msgspec.msgpack.encode(logged))
@@ -126,13 +126,13 @@ class _Handlers:
         self.busy = False
 
     def import_handlers(self) -> None:
-        """Import what jobs will need. What fails here fails again under the job, and is reported there."""
+        """Import the modules that jobs will need. One that fails fails again under the job, and is reported there."""
         for name in [self._setup.app, *self._setup.modules]:
             if name is not None:
                 _import(name.partition(":")[0])
 
     def run(self, request: ChildRequest) -> Outcome:
-        """Run one job to its end. Only what ends the process gets past."""
+        """Run one job to its end. Only errors that end the process get past."""
         try:
             task = self._find(request.reference, request.job.task)
         except BaseException as error:  # importing runs the application's code

@@ -84,7 +84,7 @@ class _Capture:
         asyncio.get_running_loop().add_reader(self._descriptor, self.read)
 
     def read(self) -> None:
-        """Take what is there, but not without end."""
+        """Take the output that is there, but not without end."""
         for _ in range(_CHUNKS_AT_ONCE):
             try:
                 data = os.read(self._descriptor, _CHUNK)

@@ -93,7 +93,7 @@ class ProcessExecutor:
         carrier: dict[str, str] | None = None,
     ) -> Outcome:
         """Run ``job`` in a child, as soon as one is free. Cancelled, it kills the child with all its processes.
-        ``log``: where what the handler logs goes; ``carrier``: the trace context it is to run in.
+        ``log``: takes the handler's log lines; ``carrier``: the trace context it is to run in.
 
         ``Released`` means that no child could be started: out of descriptors, processes or memory.
         """
@@ -116,7 +116,7 @@ class ProcessExecutor:
             return self._take_back(child, reply)
 
     async def close(self) -> None:
-        """End every child: idle ones in good order, the others by SIGKILL."""
+        """End every child: idle ones in good order, busy ones by SIGKILL."""
         self._closed = True
         if self._refilling is not None:
             self._refilling.cancel()
@@ -276,7 +276,7 @@ class _Child:
         self._hang_up()
 
     def _read(self) -> bool:
-        """Take what has come; whether there may be more."""
+        """Take received bytes; whether there may be more."""
         try:
             data = self._socket.recv(_CHUNK)
         except BlockingIOError:

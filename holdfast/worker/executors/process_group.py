@@ -43,7 +43,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_marked(mark: str, processes: Path = Path("/proc")) -> int:
-    """SIGKILL to every process that carries ``mark``: those who left the session. Linux only; returns how many.
+    """SIGKILL to every process that carries ``mark``: also to one that left the session. Linux only; returns how many.
 
     Reads one file per process of the machine: call it from a thread.
     """

@@ -55,7 +55,7 @@ class ThreadExecutor:
         self._stuck: set[_Call] = set()
 
     def resize(self, limit: int) -> None:
-        """Have at most ``limit`` threads from now on; those there are stay."""
+        """Have at most ``limit`` threads from now on; running ones stay."""
         self._limit = limit
 
     @property
@@ -164,7 +164,7 @@ class LoopThreads(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls and let the threads end that can. Waits for none, whatever ``wait`` says."""
+        """Take no more calls and let the threads end that can. Waits for none, even if ``wait`` is set."""
         with self._guard:
             self._closed = True
         for _ in range(self._hired):

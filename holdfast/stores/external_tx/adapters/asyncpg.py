@@ -1,4 +1,4 @@
-"""A connection of asyncpg, or what its pool gives for one."""
+"""A connection of asyncpg, or its pool's proxy of one."""
 
 from __future__ import annotations
 

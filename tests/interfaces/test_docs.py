@@ -106,6 +106,10 @@ def test_pages_stay_short() -> None:
     assert {name: length for name, length in lengths.items() if length > limits[name]} == {}
 
 
+def test_decision_records_are_numbered_one_by_one() -> None:
+    assert [int(record.name[:4]) for record in RECORDS] == list(range(1, len(RECORDS) + 1))
+
+
 @pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.stem)
 def test_decision_record_follows_the_template(record: Path) -> None:
     lines = record.read_text(encoding="utf-8").splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import urllib.request
@@ -291,7 +292,8 @@ def test_one_command_serves_its_port_and_names_its_worker(atlas: Atlas) -> None:
         names = {pid: name for name, pid in workers}
         assert names.keys() == {named.process.pid, unnamed.process.pid}
         assert names[named.process.pid] == "worker-8080"
-        assert len(names[unnamed.process.pid]) > 15, "made up, and never twice the same"
+        made_up = rf".+-{unnamed.process.pid}-[0-9a-f]{{8}}"
+        assert re.fullmatch(made_up, names[unnamed.process.pid]), "never twice the same"
         _refused(atlas, f"cannot listen on 127.0.0.1:{named.port}", SERVER_PORT=str(named.port))
         _refused(atlas, "SERVER_PORT: 'x' is not valid", 2, SERVER_PORT="x", ATLAS_SCHEDULING_ENABLED="false")
         _refused(atlas, "HOLDFAST_LEASE: ", HOLDFAST_LEASE="x")

@@ -1,5 +1,7 @@
 """Driver of ``benchmarks.compare``: ``compare_driver.py WORKLOAD JOBS`` prints the figures as a JSON list.
 
+A rate is the median of the rates of many short parts of a run: what else the machine did for a moment does not count.
+
 Uses nothing but the public API and the CLI, so that it runs with the code of any revision. Workers import it as the
 application's module.
 """
@@ -12,12 +14,14 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,8 @@ import uvloop
 from holdfast import Holdfast, web
 
 _STARTS: list[float] = []
-_SINGLES, _CALLERS, _EACH = 1000, 100, 40
+_SINGLES, _CALLERS, _EACH = 1000, 100, 100
+_PART = 500  # jobs between two instants of a median rate
 _LATENCIES, _GAP = 400, 0.02  # jobs, and the mean of the random gaps between them in seconds
 
 app = Holdfast(os.environ["COMPARE_URL"], log_level="ERROR", concurrency=100)
@@ -68,15 +73,20 @@ async def _fill(jobs: int) -> None:
         await app.enqueue_many(_new_job(n=index) for index in range(jobs))
 
 
+def _median_rate(instants: list[float], each: int) -> float:
+    """Returns the median number of jobs a second between these instants, which are ``each`` jobs apart."""
+    return each / statistics.median(after - before for before, after in pairwise(instants))
+
+
 def drain(jobs: int) -> list[float]:
-    """Jobs a second of one worker process, from the first handler's start to the last one's."""
+    """Jobs a second of one worker process, by the starts of its handlers."""
     uvloop.run(_fill(jobs))
     with _worker("--drain") as (process, file):
         process.wait(600)
         starts = json.loads(file.read_text(encoding="utf-8"))
     if len(starts) != jobs:
         raise RuntimeError(f"{len(starts)} handlers ran for {jobs} jobs")
-    return [jobs / (starts[-1] - starts[0])]
+    return [_median_rate(starts[::_PART], _PART)]
 
 
 def submit(jobs: int) -> list[float]:
@@ -85,21 +95,22 @@ def submit(jobs: int) -> list[float]:
 
 
 async def _submit(jobs: int) -> list[float]:
-    async def one_after_another(count: int) -> None:
+    async def one_after_another(count: int, instants: list[float]) -> None:
         for index in range(count):
             await stamp.enqueue(n=index)
+            instants.append(time.perf_counter())
 
+    bulk: list[float] = []
+    singles: list[float] = []
+    callers: list[float] = []
     async with app:
-        await one_after_another(50)
-        began = time.perf_counter()
+        await one_after_another(50, [])
         for _ in range(jobs // 1000):
             await app.enqueue_many(_new_job(n=index) for index in range(1000))
-        bulk = time.perf_counter()
-        await one_after_another(_SINGLES)
-        singles = time.perf_counter()
-        await asyncio.gather(*[one_after_another(_EACH) for _ in range(_CALLERS)])
-        callers = time.perf_counter()
-    return [jobs / (bulk - began), _SINGLES / (singles - bulk), _CALLERS * _EACH / (callers - singles)]
+            bulk.append(time.perf_counter())
+        await one_after_another(_SINGLES, singles)
+        await asyncio.gather(*[one_after_another(_EACH, callers) for _ in range(_CALLERS)])
+    return [_median_rate(bulk, 1000), _median_rate(singles, 1), _median_rate(sorted(callers)[::_PART], _PART)]
 
 
 def latency(jobs: int) -> list[float]:

@@ -6,8 +6,8 @@ the batch goes on without it. What was sent and never answered is found again wh
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import groupby
 from operator import attrgetter
 
 from holdfast.core.errors import HoldfastError
@@ -21,11 +21,6 @@ from holdfast.stores.postgres.pool import Locked, PostgresPool
 
 _REMEMBERED = 10_000  # jobs that were locked; who settles them asks again within a second
 _job_id = attrgetter("job_id")
-
-
-def _worker(settlement: Settlement) -> str:
-    """Returns the worker of the lease; empty if the settlement does not name it."""
-    return settlement.worker or ""
 
 
 class Settling:
@@ -95,14 +90,19 @@ class Settling:
         return locked
 
     async def _settle_both(self, batch: Sequence[Settlement], answers: dict[str, Settled]) -> None:
-        simple = [each for each in batch if each.state is JobState.SUCCEEDED and not each.expired]
-        for worker, theirs in groupby(sorted(simple, key=_worker), _worker):  # mostly one
-            await self._settle_simple(worker, list(theirs), answers)
-        if len(simple) < len(batch):
-            rest = [each for each in batch if each.state is not JobState.SUCCEEDED or each.expired]
+        simple: defaultdict[str | None, list[Settlement]] = defaultdict(list)  # by worker: mostly one
+        rest = []
+        for each in batch:
+            if each.state is JobState.SUCCEEDED and not each.expired:
+                simple[each.worker].append(each)
+            else:
+                rest.append(each)
+        for worker, theirs in simple.items():
+            await self._settle_simple(worker, theirs, answers)
+        if rest:
             await self._settle_rest(rest, answers)
 
-    async def _settle_simple(self, worker: str, batch: list[Settlement], answers: dict[str, Settled]) -> None:
+    async def _settle_simple(self, worker: str | None, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         results = [text_or_none(each.result) for each in batch]
         rows = await self._links.fetch(
             self._sql["settle_succeeded"],
@@ -110,7 +110,7 @@ class Settling:
             extra=extra_timeout(len(batch), sum(len(each.result or "") for each in batch)),
             ids=[each.job_id for each in batch],
             claims=[each.claims for each in batch],
-            worker=worker or None,
+            worker=worker,
             results=results if any(results) else None,  # an array of nulls costs as much as one of texts
         )
         if len(rows) < len(batch):

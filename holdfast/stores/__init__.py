@@ -4,7 +4,7 @@ base.py         the contract: families of verbs
 forwarding.py   bases of wrappers, a class a family
 common/         parts that several stores share
 connections/    connections to servers
-external_tx/    jobs inside a transaction of the caller
+external_tx.py  jobs inside a transaction of the caller
 sqlite/ postgres/ redis/   a store each: one module a family
 """
 

@@ -1,48 +1,17 @@
-"""Jobs inside a transaction that the caller holds, on the caller's own connection.
-
-connection_adapter.py   the interface of any connection
-adapters/               one adapter a database library, imported only where that library is in use
-"""
+"""Jobs inside a transaction that the caller holds, on the caller's own connection."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from importlib import import_module
 from typing import Any, Protocol, TypeVar, cast
 
 from holdfast.core.errors import Invalid
 from holdfast.core.models import Lease, NewJob, Settled, Submitted
-from holdfast.core.portal import running_loop
 from holdfast.stores.base import External, StatementFlow, Store
-from holdfast.stores.external_tx.connection_adapter import ConnectionAdapter, is_failed, refuse_failed
+from holdfast.stores.connection_adapters import ConnectionAdapter, adapt_connection, is_failed, refuse_failed
 
 T = TypeVar("T")
-
-_KINDS = {
-    "sqlite3.Connection": "sqlite",
-    "asyncpg.connection.Connection": "asyncpg",
-    "asyncpg.pool.PoolConnectionProxy": "asyncpg",
-    "psycopg.Connection": "psycopg",
-    "psycopg.AsyncConnection": "psycopg_async",
-    "sqlalchemy.engine.base.Connection": "sqlalchemy",
-    "sqlalchemy.orm.session.Session": "sqlalchemy",
-    "sqlalchemy.orm.scoping.scoped_session": "sqlalchemy",
-    "sqlalchemy.ext.asyncio.engine.AsyncConnection": "sqlalchemy_async",
-    "sqlalchemy.ext.asyncio.session.AsyncSession": "sqlalchemy_async",
-    "sqlalchemy.ext.asyncio.scoping.async_scoped_session": "sqlalchemy_async",
-    "django.db.backends.base.base.BaseDatabaseWrapper": "django",
-    "django.utils.connection.ConnectionProxy": "django",
-}
-"""The module for each kind of connection, by the full name of its class, or of one that it inherits from."""
-
-_OF_A_LOOP = frozenset({"asyncpg", "psycopg_async", "sqlalchemy_async"})
-"""Those whose connections belong to an event loop."""
-
-_WANTED = (
-    "give a connection of sqlite3, asyncpg, psycopg or Django, or a session or connection of SQLAlchemy "
-    "(one connection, not the pool or the engine), to the database of this application; or leave it out"
-)
 
 
 class Reach(Protocol):
@@ -77,7 +46,7 @@ class ExternalTransactions:
         """The connection, verified to be one to this application's store, and the store's family for it."""
         store = await self._reach(self._opened())
         external = cast(External, store.external)
-        caller = await _caller(connection)
+        caller = await adapt_connection(connection)
         known = self._known.setdefault(store, weakref.WeakSet())
         if caller.physical is not None and caller.physical in known:
             return caller, external
@@ -91,21 +60,6 @@ class ExternalTransactions:
         if caller.physical is not None:
             known.add(caller.physical)
         return caller, external
-
-
-async def _caller(connection: object) -> ConnectionAdapter:
-    names = (f"{each.__module__}.{each.__qualname__}" for each in type(connection).__mro__)
-    kind = next((_KINDS[name] for name in names if name in _KINDS), None)
-    if kind is None:
-        raise Invalid("connection", connection, _WANTED)
-    if kind in _OF_A_LOOP and running_loop() is None:
-        raise Invalid(
-            "connection", type(connection).__name__, "it belongs to an event loop: await the call there, without .sync"
-        )
-    adapt: Callable[[object], Coroutine[Any, Any, ConnectionAdapter]] = import_module(
-        f"{__name__}.adapters.{kind}"
-    ).adapt_connection
-    return await adapt(connection)
 
 
 async def _hold(caller: ConnectionAdapter, dialogue: StatementFlow[T]) -> T:

@@ -1,1 +1,0 @@
-"""Adapters: one for each database library."""

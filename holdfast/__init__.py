@@ -12,7 +12,6 @@ print(await job.result(timeout=30))
 """
 
 from holdfast.app import CallNext, Holdfast, JobHandle, Middleware
-from holdfast.core.control_flow import Dead, RetryAfter, Snooze
 from holdfast.core.errors import (
     ConfigError,
     Conflict,
@@ -30,11 +29,12 @@ from holdfast.core.errors import (
     TooLarge,
     Unavailable,
 )
+from holdfast.core.lifecycle import Dead, RetryAfter, Snooze
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.retry import Retry
 from holdfast.settings.settings import Settings
 from holdfast.tasks import Context, current_job, provided
-from holdfast.telemetry.log_context import JobFields, add_job_fields
+from holdfast.telemetry.logs import JobFields, add_job_fields
 
 __all__ = [
     "CallNext",

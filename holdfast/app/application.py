@@ -10,8 +10,8 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from holdfast.app.bound_task import with_defaults
-from holdfast.app.handle import JobHandle
-from holdfast.app.references import (
+from holdfast.app.handle import (
+    JobHandle,
     batch_size,
     canonical_id,
     check_limit,
@@ -53,7 +53,7 @@ from holdfast.stores import ExternalTransactions, open_store
 from holdfast.stores.base import Selection, Store
 from holdfast.tasks import Registry, decode_payload, encode_payload
 from holdfast.tasks.command_policy import COMMAND, CommandPolicy
-from holdfast.telemetry.timing import time_calls
+from holdfast.telemetry.metrics import time_calls
 from holdfast.telemetry.traces import open_traces, submission
 from holdfast.transports import DeliveryLedger, TransportConfig, with_transport
 

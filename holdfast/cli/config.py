@@ -7,10 +7,9 @@ from typing import Any
 import click
 
 from holdfast import Settings
-from holdfast.cli.base import add_group
+from holdfast.cli.base import add_group, setting_names, setting_values
 from holdfast.cli.context import Session
 from holdfast.cli.output import Column, print_json, print_note, print_table
-from holdfast.cli.shell_completion import setting_names, setting_values
 from holdfast.settings.service_settings import HttpSettings
 from holdfast.settings.settings import SETTINGS, ConfigEntry, file_for, set_value
 from holdfast.views.formatting import safe_text

@@ -9,11 +9,10 @@ from typing import Any
 
 import click
 
-from holdfast.cli.base import add_command
+from holdfast.cli.base import add_command, task_names
 from holdfast.cli.bulk_enqueue import enqueue_stream
 from holdfast.cli.context import Session
 from holdfast.cli.output import print_json
-from holdfast.cli.shell_completion import task_names
 from holdfast.cli.submission import (
     await_end,
     job_options,

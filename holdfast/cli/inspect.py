@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import click
 
 from holdfast import Holdfast, JobState
 from holdfast.cli.base import add_command
 from holdfast.cli.context import Session, store_of
-from holdfast.cli.filter_options import filter_options, server_time_us, time_ago
 from holdfast.cli.output import (
     Column,
     pretty_json,
@@ -21,8 +21,9 @@ from holdfast.cli.output import (
     print_note,
     print_table,
 )
-from holdfast.core.deferral import deferral_of
+from holdfast.cli.submission import filter_options, server_time_us, time_ago
 from holdfast.core.job_logs import LogLine
+from holdfast.core.lifecycle import deferral_of
 from holdfast.core.models import TERMINAL, Attempt, Job, QueueInfo, WorkerInfo, as_ulid
 from holdfast.core.redaction import Redaction
 from holdfast.telemetry.traces import trace_id_of
@@ -35,8 +36,8 @@ from holdfast.views.documents import (
     to_plain,
     worker_state,
 )
-from holdfast.views.filters import Filters
-from holdfast.views.formatting import clip_text, format_moment, format_span, safe_text
+from holdfast.views.explain import explain_job, job_facts
+from holdfast.views.formatting import Filters, clip_text, format_moment, format_span, safe_text
 
 _QUEUE_COLUMNS = [
     Column("QUEUE", "id"),
@@ -341,3 +342,26 @@ def _print_lines(lines: Sequence[LogLine]) -> None:
         click.echo(safe_text(f"  {format_moment(each.at_us)}  attempt {each.attempt}  {each.level}  {first}"))
         for text in more:
             click.echo("    " + safe_text(text.replace("\t", "    ")))
+
+
+@add_command(
+    "why", examples=["holdfast why 0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77", "holdfast why key:nightly-report --json"]
+)
+@click.argument("job_id", metavar="ID")
+@click.pass_obj
+def why(session: Session, *, job_id: str) -> None:
+    """Say why a job is not running, and what to do about it."""
+    with session.open_target() as app:
+        job = app.sync.get(job_id)
+        reasons = list(
+            explain_job(Redaction(app.settings.redacted).redact_job(job), app.run_blocking(job_facts(app, job)))
+        )
+    if session.json:
+        document: dict[str, Any] = {"id": job.id, "state": job.state.value}
+        print_json(document | {"reasons": [to_plain(each) for each in reasons]})
+        return
+    click.echo(f"job {job.id} ({safe_text(job.task)} in {job.queue}) is {job.state}")
+    for each in reasons:
+        click.echo(f"- {safe_text(each.text)}")
+        if each.remedy:
+            click.echo(f"  remedy: {safe_text(each.remedy)}")

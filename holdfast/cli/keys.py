@@ -78,8 +78,7 @@ def keys_create(
 @click.pass_obj
 def keys_list(session: Session, *, file: str | None) -> None:
     """List every key, never its secret."""
-    from holdfast.web.keyring import read_usage
-    from holdfast.web.keys_file import read_keys
+    from holdfast.web.keys_file import read_keys, read_usage
 
     path = _path(session, file)
     found, used = read_keys(path), read_usage(path)

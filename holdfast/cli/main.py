@@ -13,24 +13,20 @@ from typing import Any, NoReturn
 import click
 
 from holdfast.cli.api import api, audit
-from holdfast.cli.base import CONTEXT, ExampleGroup, common_options
+from holdfast.cli.base import CONTEXT, ExampleGroup, common_options, complete_steps
 from holdfast.cli.config import config
 from holdfast.cli.context import Session
 from holdfast.cli.dev import develop
-from holdfast.cli.dlq import dlq
 from holdfast.cli.enqueue import enqueue
-from holdfast.cli.inspect import count_jobs, list_jobs, show_job, status
+from holdfast.cli.inspect import count_jobs, list_jobs, show_job, status, why
 from holdfast.cli.keys import keys
 from holdfast.cli.maintenance import backup, doctor, migrate
-from holdfast.cli.operations import cancel, delete, replay
+from holdfast.cli.operations import cancel, delete, dlq, replay
 from holdfast.cli.output import as_json
 from holdfast.cli.queue import queue
 from holdfast.cli.retry_schedule import retry_schedule
 from holdfast.cli.run import run
-from holdfast.cli.shell_completion import complete_steps
-from holdfast.cli.stats import stats
-from holdfast.cli.watch import watch
-from holdfast.cli.why import why
+from holdfast.cli.watch import stats, watch
 from holdfast.cli.worker import worker
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.fault_injection import check_environment

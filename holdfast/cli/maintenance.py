@@ -11,8 +11,8 @@ import click
 from holdfast import Holdfast, Settings
 from holdfast.cli.base import add_command
 from holdfast.cli.context import Session, missing_database, open_application, store_of
-from holdfast.cli.filter_options import server_time_us
 from holdfast.cli.output import Column, print_json, print_table
+from holdfast.cli.submission import server_time_us
 from holdfast.core.errors import ConfigError
 from holdfast.core.models import Finding, JobState, QueueInfo, WorkerInfo, to_microseconds
 from holdfast.core.validation import parse_instant

@@ -7,13 +7,12 @@ import click
 from holdfast import JobFilter, JobState
 from holdfast.cli.base import add_group
 from holdfast.cli.context import Session
-from holdfast.cli.filter_options import operate_on_all
 from holdfast.cli.inspect import print_queues
 from holdfast.cli.operations import print_operated
 from holdfast.cli.output import print_json, print_note
+from holdfast.cli.submission import operate_on_all
 from holdfast.core.validation import check_name
-from holdfast.views.bulk_operations import BulkOperation, PacedCalls, by_state
-from holdfast.views.documents import queue_document
+from holdfast.views.documents import BulkOperation, PacedCalls, by_state, queue_document
 from holdfast.views.formatting import count_noun
 
 _NOT_RUN = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.WAITING, JobState.FAILED})

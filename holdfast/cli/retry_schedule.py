@@ -8,10 +8,9 @@ import click
 import msgspec
 
 from holdfast import Retry
-from holdfast.cli.base import add_command
+from holdfast.cli.base import add_command, task_names
 from holdfast.cli.context import Session
 from holdfast.cli.output import Column, print_json, print_note, print_table
-from holdfast.cli.shell_completion import task_names
 from holdfast.core.errors import NotFound
 from holdfast.core.validation import did_you_mean
 from holdfast.views.formatting import format_span

@@ -1,11 +1,11 @@
-"""``watch``: a live view of everything, or of one job."""
+"""``stats``, and ``watch``: a live view of everything, or of one job."""
 
 from __future__ import annotations
 
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,14 +15,25 @@ import click
 from holdfast import Holdfast, JobState
 from holdfast.cli.base import add_command
 from holdfast.cli.context import Session, store_of
-from holdfast.cli.filter_options import server_time_us
 from holdfast.cli.inspect import JOB_COLUMNS, WORKER_COLUMNS, attempts_of, job_rows, queue_table, worker_rows
-from holdfast.cli.output import make_console, make_table, print_json_line
+from holdfast.cli.output import (
+    Column,
+    make_console,
+    make_table,
+    print_facts,
+    print_heading,
+    print_json,
+    print_json_line,
+    print_note,
+    print_table,
+)
+from holdfast.cli.submission import server_time_us
 from holdfast.core.models import TERMINAL, Job, WorkerInfo
 from holdfast.core.redaction import Redaction
 from holdfast.core.validation import parse_duration
 from holdfast.views.documents import job_document, status_document, to_plain
-from holdfast.views.formatting import clip_text, count_noun, format_moment, safe_text
+from holdfast.views.formatting import clip_text, count_noun, format_moment, format_span, safe_text
+from holdfast.views.statistics import FiguresDocument, WorkerCounts, figures_document
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -156,3 +167,55 @@ def _job_line(job: Job, _document: dict[str, Any]) -> str:
     when = max(us for us in (job.created_at_us, job.started_at_us, job.ended_at_us) if us is not None)
     error = f"  {clip_text(job.error)}" if job.error else ""
     return safe_text(f"{format_moment(when)}  {job.id}  {job.task}  {job.state}  attempt {attempts_of(job)}{error}")
+
+
+_SHOWN = [state for state in JobState if state is not JobState.WAITING]
+
+
+@add_command("stats", examples=["holdfast stats", "holdfast stats --minutes 60 --json"])
+@click.option(
+    "--minutes", type=click.IntRange(1, 1440), default=5, show_default=True, help="What counts as happened lately."
+)
+@click.pass_obj
+def stats(session: Session, *, minutes: int) -> None:
+    """Show jobs by state, worker and attempts, and the latest.
+
+    At a bounded cost: of each state the last 10,000 jobs are looked at, and it says where there are more.
+    """
+    with session.open_jobs() as app:
+        store, figures = store_of(app), app.sync.stats(minutes=minutes)
+    document = figures_document(figures, minutes)
+    if session.json:
+        print_json({"store": store, **to_plain(document)})
+        return
+    print_facts([("store", store), *_facts(document)])
+    print_heading("By worker")
+    print_table(_columns("WORKER"), _rows(document.by_worker), empty="no jobs")
+    print_heading(f"In the last {minutes} minutes")
+    print_facts(_recent_facts(document))
+    print_table(_columns("WORKER"), _rows(document.recent.by_worker), empty="nothing happened")
+    if document.at_least:
+        states = ", ".join(document.at_least)
+        print_note(f"at least {document.most:,} jobs are {states}: the last {document.most:,} of them are counted")
+
+
+def _facts(document: FiguresDocument) -> list[tuple[str, object]]:
+    counts = [(name, number) for name, number in document.counts.items() if number]
+    attempts = ", ".join(f"{number} had {attempts}" for attempts, number in document.attempts.items())
+    return [*counts, ("to be retried", document.scheduled_for_retry or None), ("attempts", attempts or None)]
+
+
+def _recent_facts(document: FiguresDocument) -> list[tuple[str, object]]:
+    recent = document.recent
+    took = None
+    if recent.mean_seconds is not None and recent.longest_seconds is not None:
+        took = f"{format_span(recent.mean_seconds)} on average, {format_span(recent.longest_seconds)} at most"
+    return [("ended a second", f"{recent.ended_per_second:.3g}"), ("successes took", took)]
+
+
+def _columns(first: str) -> list[Column]:
+    return [Column(first, "id"), *(Column(state.value.upper(), "number") for state in _SHOWN)]
+
+
+def _rows(workers: Sequence[WorkerCounts]) -> list[list[object]]:
+    return [[each.worker or "none yet", *(each.counts[state.value] or "-" for state in _SHOWN)] for each in workers]

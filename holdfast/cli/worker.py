@@ -12,9 +12,9 @@ import click
 from holdfast import Holdfast
 from holdfast.cli.base import add_group
 from holdfast.cli.context import Session
-from holdfast.cli.filter_options import server_time_us
 from holdfast.cli.inspect import WORKER_COLUMNS, worker_rows
 from holdfast.cli.output import print_json, print_note, print_table
+from holdfast.cli.submission import server_time_us
 from holdfast.core.errors import NotFound, Unavailable
 from holdfast.core.events import Event, WorkerStopping
 from holdfast.core.validation import parse_duration

@@ -14,14 +14,16 @@ of an attempt into the one ``Settlement`` that a store then writes if its guard 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Protocol
 
 import msgspec
 
 from holdfast.core.errors import Conflict
 from holdfast.core.models import Job, JobState, Reason, Settlement
+from holdfast.core.validation import check_span
 
 LEGAL: Mapping[JobState, frozenset[JobState]] = {
     JobState.SCHEDULED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
@@ -209,3 +211,68 @@ def check_replay(job_id: str, state: JobState, *, force: bool) -> None:
         JobState.RUNNING: "it is running; cancel it first",
     }.get(state, f"it is {state} and will run by itself")
     raise Conflict(f"job {job_id} cannot be replayed: {advice}")
+
+
+class HandlerSignal(Exception):
+    """Base of the exceptions by which a handler says how its attempt ends."""
+
+
+class RetryAfter(HandlerSignal):
+    """The attempt failed; try again after ``delay``: seconds, a timedelta or text such as ``5m``.
+
+    The policy is not asked. The budget still counts: on the last attempt the job is dead.
+    """
+
+    def __init__(self, delay: float | timedelta | str, message: str = "") -> None:
+        self.delay = check_span(delay, "delay")
+        super().__init__(message or f"retry after {self.delay}")
+
+
+class Snooze(HandlerSignal):
+    """Not a failure: run the job again after ``delay``: seconds, a timedelta or text like ``5m``. The attempt is given
+    back."""
+
+    def __init__(self, delay: float | timedelta | str) -> None:
+        self.delay = check_span(delay, "delay")
+        super().__init__(f"snoozed for {self.delay}")
+
+
+class Dead(HandlerSignal):
+    """The job cannot succeed: it is dead at once, with this message, however many attempts are left."""
+
+
+_ERROR = re.compile(r"deferred since (\S+Z): (?:Invalid: )?(.*)", re.DOTALL)
+
+
+class Deferral(msgspec.Struct, frozen=True):
+    """A deferral: when it began, and why the latest worker could not run the job."""
+
+    since: datetime
+    cause: str
+
+
+def deferral_error(since: datetime, error: str) -> str:
+    """The error text of a job that is deferred since that instant."""
+    return f"deferred since {since.isoformat().replace('+00:00', 'Z')}: {error}"
+
+
+def deferral_of(job: Job) -> Deferral | None:
+    """The deferral of a job; None if its latest try was something else."""
+    found = _ERROR.match(job.error or "") if job.reason in UNFIT else None
+    try:
+        return found and Deferral(datetime.fromisoformat(found[1]), found[2])
+    except ValueError:
+        return None
+
+
+def describe_outlook(job: Job) -> str:
+    """Words for the outlook of a job that has not ended."""
+    if deferral_of(job) is None:
+        return "it goes on"
+    return f"it is deferred, because its worker cannot run it; see: holdfast why {job.id}"
+
+
+def correct_arguments(job_id: str, *, deferred: bool) -> str:
+    """The commands that run a job with corrected arguments. Replay refuses a job that is still deferred."""
+    first = f"holdfast cancel {job_id}, then " if deferred else ""
+    return f"to correct its arguments: {first}holdfast replay {job_id} --payload '{{...}}'"

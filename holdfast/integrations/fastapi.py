@@ -37,13 +37,22 @@ from holdfast.views.documents import job_document, to_plain
 from holdfast.web.asgi import Api, hold_open
 from holdfast.web.fields import missing_field
 from holdfast.web.jobs import find_job
+from holdfast.web.keys import Scope as KeyScope
+from holdfast.web.messages import (
+    BODY_PAYLOADS,
+    PROBLEM,
+    REQUEST,
+    ApiRequest,
+    Problem,
+    Refusal,
+    answer_to,
+    common_headers,
+    decode_body,
+    new_request_id,
+    read_body,
+)
 from holdfast.web.openapi import REFUSALS
-from holdfast.web.principal import Scope as KeyScope
-from holdfast.web.problems import Problem, answer_to
-from holdfast.web.request_body import BODY_PAYLOADS, decode_body, read_body
-from holdfast.web.responses import PROBLEM, REQUEST, ApiRequest, Refusal, new_request_id
 from holdfast.web.routing import RequestContext
-from holdfast.web.streaming import common_headers
 from holdfast.web.submissions import KEY_HEADER, header_key, submit_job
 
 __all__ = [

@@ -21,8 +21,7 @@ from holdfast.core.fault_injection import FAULTS_VARIABLE
 from holdfast.core.retry import Retry
 from holdfast.core.validation import KEY_LIMIT, did_you_mean
 from holdfast.settings import toml_file
-from holdfast.settings.conflicts import find_conflicts
-from holdfast.settings.service_settings import HttpSettings, MetricsSettings
+from holdfast.settings.service_settings import HttpSettings, MetricsSettings, find_conflicts
 from holdfast.settings.types import (
     FLAG,
     FOLDERS,

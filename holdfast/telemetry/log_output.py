@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
+import re
 import select
 import stat
 import threading
-from collections.abc import Callable, Iterator
-from typing import TextIO
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, Protocol, TextIO
+
+import msgspec
+import structlog
+
+from holdfast.core.events import Event, JobDead
+from holdfast.core.validation import mask_url
 
 FLUSH_SECONDS = 0.010
 FLUSH_BYTES = 64 * 1024
@@ -159,3 +169,166 @@ class _Descriptor:
         except BlockingIOError:  # Another process that shares the terminal or pipe has made it non-blocking.
             select.select([], [self._descriptor], [])
             return 0
+
+
+_EQUALS, _DELETE = b"=\x7f"  # numbers: to look for a byte is ten times as quick as for bytes of one
+_DEPTH = 8
+"""Levels of nesting kept as structure; what lies deeper is shown as text."""
+
+_SECRET_NAME = re.compile(r"(password|passwd|pwd|secret|token)$", re.IGNORECASE)
+_SECRET_TEXT = re.compile(
+    r"[a-z0-9+.-]{1,32}://\S+|(?:password|passwd|pwd|secret|token)\s{0,9}=\s{0,9}(?:'[^']*'|\"[^\"]*\"|\S+)",
+    re.IGNORECASE,
+)
+# Delete and the C1 controls, the line separators, and what turns the direction of text around.
+_UNSEEN = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+_UNSEEN_OR_CONTROL = re.compile("[\x00-\x1f]|" + _UNSEEN.pattern)
+_BLOCKS = ("stack", "exception")
+
+
+class Renderer(Protocol):
+    """A way for lines to look."""
+
+    def renderer_for(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
+        """Returns the function that renders an event of this kind, its line end included."""
+        ...
+
+    def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
+        """The line of anything else: ``moment`` in seconds since 1970, the event, and its fields."""
+        ...
+
+
+class JsonRenderer:
+    """``{"timestamp": …, "level": …, "event": …, …}``, UTF-8, parseable one by one."""
+
+    def __init__(self, task_field: str = "task") -> None:
+        self._encode = msgspec.json.Encoder().encode
+        self._stamp = Stamp()
+        self._task_field = task_field
+
+    def renderer_for(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
+        encode, stamp, task_field = self._encode, self._stamp, self._task_field
+        # Inside a text the quotation marks are escaped: the first match is the event's own field.
+        renamed = None if task_field == "task" else f'"{task_field}":'.encode()
+        middle = f'","level":"{level}","event":"{kind.name}",'.encode()
+
+        def render_line(event: Event) -> bytes:
+            moment = time.time()
+            try:
+                fields = encode(event)
+            except UnicodeEncodeError:
+                return self.render(moment, level, kind.name, _event_fields(event, task_field))
+            if not fields.isascii() or _EQUALS in fields or _DELETE in fields or fields.find(b"://") >= 0:
+                return self.render(moment, level, kind.name, _event_fields(event, task_field))
+            if renamed is not None:
+                fields = fields.replace(b'"task":', renamed, 1)
+            return b"".join((b'{"timestamp":"', stamp(moment).encode(), middle, fields[1:], b"\n"))
+
+        return render_line
+
+    def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
+        line = {"timestamp": self._stamp(moment), "level": level, "event": name}
+        encoded = self._encode(safe_fields({**line, **fields, **line}))
+        if b"\x7f" in encoded or not encoded.isascii():
+            encoded = _UNSEEN.sub(_escape, encoded.decode()).encode()
+        return encoded + b"\n"
+
+
+class PrettyRenderer:
+    """For people, by structlog's renderer; in colours if asked to."""
+
+    def __init__(self, task_field: str = "task", *, colors: bool) -> None:
+        self._stamp = Stamp()
+        self._task_field = task_field
+        self._render = structlog.dev.ConsoleRenderer(
+            colors=colors, sort_keys=False, exception_formatter=structlog.dev.plain_traceback
+        )
+
+    def renderer_for(self, kind: type[Event], level: str) -> Callable[[Event], bytes]:
+        task_field = self._task_field
+        return lambda event: self.render(
+            time.time(), level, kind.name, _event_fields(event, task_field) | _pointer(event)
+        )
+
+    def render(self, moment: float, level: str, name: str, fields: Mapping[str, Any]) -> bytes:
+        line = {"timestamp": self._stamp(moment), "level": level, "event": name}
+        plain = safe_fields({**line, **fields, **line})
+        shown = {_escaped(key): _visible(key, value) for key, value in plain.items()}
+        rendered = self._render(None, "", shown)
+        return str(rendered).encode() + b"\n"
+
+
+class Stamp:
+    """Seconds since 1970 as ``2031-01-01T00:00:00.000Z``. Callable from any thread."""
+
+    def __init__(self) -> None:
+        self._last = (-1, "")
+
+    def __call__(self, moment: float) -> str:
+        last, text = self._last
+        if (millisecond := int(moment * 1000)) != last:
+            second, rest = divmod(millisecond, 1000)
+            text = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(second))}.{rest:03d}Z"
+            self._last = (millisecond, text)
+        return text
+
+
+def _event_fields(event: Event, task_field: str) -> dict[str, Any]:
+    """The fields of an event; the task's name stands under ``task_field``."""
+    fields: dict[str, Any] = msgspec.to_builtins(event)
+    if task_field == "task":
+        return fields
+    return {task_field if name == "task" else name: value for name, value in fields.items()}
+
+
+def _pointer(event: Event) -> dict[str, str]:
+    """Returns a pointer to more information: a dead job's traceback."""
+    return {"see": f"holdfast show {event.job_id}"} if isinstance(event, JobDead) else {}
+
+
+def safe_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``fields`` of plain JSON values, secrets hidden: any other value is shown as text."""
+    return {_masked(str(key)): _harmless(str(key), value, _DEPTH) for key, value in fields.items()}
+
+
+def exception_text(exception: Any) -> str:
+    """The traceback of an ``exc_info``, without its last line end."""
+    return logging.Formatter().formatException(exception)
+
+
+def _harmless(key: str, value: Any, depth: int) -> Any:
+    if _SECRET_NAME.search(key) and value is not None:
+        return "***"
+    if isinstance(value, str):
+        return _masked(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, Mapping) and depth:
+        return {_masked(str(name)): _harmless(str(name), each, depth - 1) for name, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset) and depth:
+        return [_harmless("", each, depth - 1) for each in value]
+    return _masked(str(value))
+
+
+def _masked(text: str) -> str:
+    """Without passwords, and without lone surrogates, which no UTF-8 can say."""
+    if "://" in text or "=" in text:
+        text = _SECRET_TEXT.sub(lambda found: mask_url(found.group()), text)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _escape(found: re.Match[str]) -> str:
+    return f"\\u{ord(found.group()):04x}"
+
+
+def _escaped(text: str) -> str:
+    return _UNSEEN_OR_CONTROL.sub(_escape, text)
+
+
+def _visible(key: str, value: Any) -> Any:
+    """For a terminal: text on one line; a traceback indented, so that no line in it can pass for a line of the log."""
+    if key in _BLOCKS:
+        return "\n".join(f"    {_escaped(line)}" for line in str(value).splitlines())
+    return _escaped(str(value)) if isinstance(value, str | dict | list) else value

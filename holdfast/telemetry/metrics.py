@@ -5,11 +5,16 @@ Events that happen once a job are counted in batches (``Measure``), so that a dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar
 
 import msgspec
 
+from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.events import Event, Events, JobDead, JobDeferred, JobFailed, LeaseLost, Subscriber, SweepComplete
 from holdfast.core.lifecycle import UNFIT
 from holdfast.core.metric_events import (
@@ -21,6 +26,8 @@ from holdfast.core.metric_events import (
     RequestAnswered,
     StoreAnswered,
 )
+from holdfast.stores.base import Store
+from holdfast.stores.forwarding import ForwardingStore, Interceptor
 from holdfast.telemetry.metric_definitions import COUNTED, GAUGES
 from holdfast.telemetry.metric_types import Family, LabelLimiter, MetricRegistry, Reading
 
@@ -185,3 +192,53 @@ def package_version() -> str:
         return version("holdfast")
     except PackageNotFoundError:
         return "0"
+
+
+T = TypeVar("T")
+
+_UNTIMED = frozenset({"open", "close", "migrate", "backup", "wait", "doctor", "repair"})
+"""What is no question, or takes as long as it is to take."""
+
+
+def time_calls(store: Store, events: Events) -> Store:
+    """``store``, each of whose calls tells how long it took; itself where there is no subscriber."""
+    return ForwardingStore(store, _timer(events)) if events.has_subscriber(StoreAnswered) else store
+
+
+def _timer(events: Events) -> Interceptor:
+    async def time_call(verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        if verb in _UNTIMED:
+            return await call()
+        started, failed = time.perf_counter(), True
+        try:
+            answer = await call()
+            failed = False
+            return answer
+        except HoldfastError as error:
+            failed = isinstance(error, Unavailable)
+            raise
+        finally:
+            events.emit(StoreAnswered(verb=verb, seconds=time.perf_counter() - started, failed=failed))
+
+    return time_call
+
+
+_LOOK = 1.0  # seconds between looks
+
+
+@asynccontextmanager
+async def watched_loop(events: Events) -> AsyncIterator[None]:
+    """While entered, report once a second how late the running loop wakes a sleeper."""
+    watching = asyncio.create_task(_watch(events), name="holdfast-lag")
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+async def _watch(events: Events) -> None:
+    while True:
+        due = time.monotonic() + _LOOK
+        await asyncio.sleep(_LOOK)
+        if events.has_subscriber(LoopHeard):
+            events.emit(LoopHeard(seconds=max(0.0, time.monotonic() - due)))

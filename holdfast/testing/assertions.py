@@ -14,7 +14,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.validation import check_span
 from holdfast.tasks import encode_payload
-from holdfast.testing.override import is_lent
+from holdfast.testing.inline import is_lent
 
 _NEAR = timedelta(seconds=1)  # what a delay may differ by: a test computes its instants a little earlier
 _SHOWN = 10

@@ -16,7 +16,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.models import JobFilter, JobState, to_datetime
 from holdfast.core.validation import check_span
 from holdfast.stores.base import Store
-from holdfast.testing.override import override_store
+from holdfast.testing.inline import override_store
 from holdfast.testing.store_probe import Activity, CallBarrier, WatchedStore
 from holdfast.worker.context import TaskRun
 from holdfast.worker.worker import Worker

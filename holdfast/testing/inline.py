@@ -1,24 +1,25 @@
-"""Inline mode: enqueue runs the job at once. Manual mode: jobs are only stored."""
+"""Inline mode: enqueue runs the job at once. Manual mode: jobs are only stored. And settings for a while."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.app.submitter import Submitter
-from holdfast.core.control_flow import HandlerSignal
 from holdfast.core.errors import JobFailed
-from holdfast.core.lifecycle import UNFIT
+from holdfast.core.lifecycle import UNFIT, HandlerSignal
 from holdfast.core.models import Job, JobState, NewJob, Submitted
+from holdfast.core.portal import drive_coroutine
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.tasks import Context
-from holdfast.testing.override import override_store
 from holdfast.worker.context import WorkerContext
 from holdfast.worker.invocation import HandlerInvoker
 from holdfast.worker.log_writer import LogWriter
@@ -129,3 +130,42 @@ async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
         watching.cancel()
         await runner.close()
         await calls.close()
+
+
+_MARK = "_is_lent"
+
+
+def is_lent(app: Holdfast) -> bool:
+    """Returns True if the application is under test: on a store of its own."""
+    return _MARK in vars(app)
+
+
+@contextmanager
+def override_store(app: Holdfast, changed: Mapping[str, Any], **others: Any) -> Iterator[None]:
+    """Inside, ``app`` has a private store, settings ``changed`` as said, and these other attributes.
+
+    Afterwards it is as it was before, and that store is gone: a file of its own, unless ``changed`` has a ``url``.
+    """
+    before = dict(vars(app))
+    stores = {view: vars(view)["_store"] for view in app.views}
+    for view in stores:
+        vars(view)["_store"] = None
+    with tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder:
+        own = {"url": f"sqlite:///{Path(folder) / 'jobs.db'}", "transport": "none"}
+        settings = app.settings.replace_values(**({} if "url" in changed else own), **changed)
+        submitter = Submitter(app.open_store, lambda: settings, app.events, app.spans)
+        vars(app).update({"settings": settings, "_store": None, "_submitter": submitter, _MARK: True, **others})
+        try:
+            yield
+        finally:
+            for each in (app, *app.views):
+                drive_coroutine(_close(each))
+                vars(each)["_store"] = stores.get(each)
+            vars(app).clear()
+            vars(app).update(before)
+
+
+async def _close(app: Holdfast) -> None:
+    store = vars(app)["_store"]
+    if store is not None:
+        await store.close()

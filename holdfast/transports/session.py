@@ -16,7 +16,7 @@ from uuid import uuid4
 from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.events import Event, MalformedMessage, TransportAway, TransportBack
 from holdfast.core.metric_events import MalformedReceived
-from holdfast.core.models import Delivery, Lease, parse_id
+from holdfast.core.models import Delivery, Finding, JobState, Lease, QueueInfo, parse_id
 from holdfast.stores.base import EVERY_QUEUE
 from holdfast.transports.contract import Transport
 
@@ -268,3 +268,20 @@ def _excerpt(text: str) -> str:
     start = text[:_MAX_TEXT]
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in start)
     return shown if len(text) <= _MAX_TEXT else shown + "…"
+
+
+_REMEDY = "until it is back, workers poll the store; check transport_url and that server"
+
+
+async def run_checks(transport: Transport, queues: Sequence[QueueInfo]) -> list[Finding]:
+    """Checks that the transport is usable, and compares its ids with the ready jobs."""
+    names = [queue.name for queue in queues]
+    try:
+        await transport.probe()
+        backlog = await transport.queue_backlogs(names)
+    except HoldfastError as error:
+        return [Finding("transport", "error", str(error), _REMEDY)]
+    ready = sum(queue.states.get("queued", 0) for queue in queues)
+    more = "at least " if any(JobState.QUEUED in queue.at_least for queue in queues) else ""
+    text = f"{transport.place} holds {sum(backlog.values()):,} ids for {more}{ready:,} ready jobs"
+    return [Finding("transport", "ok", text)]

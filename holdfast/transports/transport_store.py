@@ -58,9 +58,8 @@ from holdfast.stores.forwarding import (
 )
 from holdfast.transports.claiming import Claiming
 from holdfast.transports.contract import Transport
-from holdfast.transports.doctor import run_checks
 from holdfast.transports.reconciler import Reconciler
-from holdfast.transports.session import Away, DeliveryLedger, TransportSession
+from holdfast.transports.session import Away, DeliveryLedger, TransportSession, run_checks
 
 
 class TransportStore(ForwardingStore):

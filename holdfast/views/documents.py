@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from datetime import timedelta
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -11,17 +12,20 @@ import msgspec
 from msgspec import Meta, Raw
 
 from holdfast.core.job_logs import LogLine
+from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
 from holdfast.core.models import (
     TERMINAL,
     Attempt,
     BulkResult,
     Finding,
     Job,
+    JobFilter,
     JobState,
     QueueInfo,
     WorkerCommand,
     WorkerInfo,
 )
+from holdfast.core.validation import parse_rate
 from holdfast.tasks.codec import decode_json, write
 from holdfast.views.formatting import format_timestamp
 
@@ -345,3 +349,138 @@ def _is_replayed_since(job: Job, last: Attempt) -> bool:
         return job.state is not last.state
     counted = job.attempts - (job.state in (JobState.RUNNING, JobState.SUCCEEDED))
     return counted < last.attempt
+
+
+class BulkOperation(msgspec.Struct, frozen=True, kw_only=True):
+    """An operation on many jobs: how to do it, on which states, and how to report it."""
+
+    name: str  # of the operation of the application
+    done: str
+    legal: frozenset[JobState]
+    advice: str  # for those whose state does not allow it
+    options: dict[str, Any] = {}
+    rate: str | None = None  # of a replay that is not to come all at once
+
+    def describe_refusal(self, job_id: str, state: JobState) -> str:
+        """Words for why a job in this state is refused, and the remedy."""
+        if self.name != "replay" or self.legal != {JobState.DEAD}:
+            return f"it is {state}; {self.advice}"
+        again = f"; to run it again: holdfast replay {job_id} --force" if state is JobState.SUCCEEDED else ""
+        return f"it is {state}, no dead letter{again}"
+
+
+CANCEL = BulkOperation(name="cancel", done="cancelled", legal=CANCELLABLE, advice="it has ended")
+DELETE = BulkOperation(name="delete", done="deleted", legal=DELETABLE, advice="it is running: cancel it first")
+
+
+class PacedCalls:
+    """The options of one call after another: a replay at a rate goes on where the call before it ended. ``after``: when
+    the first is to be ready."""
+
+    def __init__(self, change: BulkOperation, after: timedelta = timedelta(0)) -> None:
+        self._change = change
+        self._every = None if change.rate is None else parse_rate(change.rate)
+        self.after = after
+
+    def batch_options(self) -> dict[str, Any]:
+        """Returns the options of the next call."""
+        paced = {"rate": self._change.rate, "after": self.after} if self._every or self.after else {}
+        return {**self._change.options, **paced}
+
+    def pace_batch(self, number: int) -> None:
+        """Counts so many changed jobs, and waits for the rate."""
+        if self._every is not None:
+            self.after += number * self._every
+
+
+def replay_operation(
+    *, force: bool = False, states: Collection[JobState] = REPLAYABLE, rate: str | None = None, **options: Any
+) -> BulkOperation:
+    """Queueing jobs in one of these states again; ``force``: also succeeded ones."""
+    return BulkOperation(
+        name="replay",
+        done="queued again",
+        legal=frozenset(states) | ({JobState.SUCCEEDED} if force else set()),
+        advice="replay takes dead, failed and cancelled jobs, and with --force succeeded ones",
+        options={"force": force, **options},
+        rate=rate,
+    )
+
+
+def by_state(where: JobFilter, legal: Collection[JobState]) -> list[JobFilter]:
+    """The filter once for each state it asks for that the operation takes; running jobs come last."""
+    asked = [state for state in JobState if state in legal and (not where.states or state in where.states)]
+    asked.sort(key=lambda state: state is JobState.RUNNING)
+    return [msgspec.structs.replace(where, states=(state,)) for state in asked]
+
+
+JOB: dict[str, Any] = {
+    "id": ID,
+    "task": "email.send",
+    "queue": "default",
+    "state": "queued",
+    "reason": None,
+    "payload": {"to": "a@b.c"},
+    "result": None,
+    "error": None,
+    "priority": 0,
+    "attempts": 0,
+    "max_attempts": 5,
+    "failures": 0,
+    "claims": 0,
+    "losses": 0,
+    "cancelling": False,
+    "key": "welcome-42",
+    "tags": [],
+    "metadata": None,
+    "timeout": None,
+    "retry": None,
+    "worker": None,
+    "created_at": _AT,
+    "run_at": _AT,
+    "started_at": None,
+    "lease_until": None,
+    "ended_at": None,
+}
+DEAD_JOB = JOB | {
+    "state": "dead",
+    "reason": "budget",
+    "error": "ConnectionRefusedError: [Errno 111]",
+    "attempts": 5,
+    "failures": 5,
+    "claims": 5,
+    "worker": "w-7c1f",
+    "started_at": _AT,
+    "ended_at": _AT,
+}
+QUEUE: dict[str, Any] = {
+    "name": "default",
+    "paused": False,
+    "oldest_ready_seconds": 1.25,
+    "announced": None,
+    "at_least": [],
+    "ended_per_second": 0.7,
+    "states": {
+        "scheduled": 0,
+        "waiting": 0,
+        "queued": 12,
+        "running": 3,
+        "failed": 1,
+        "succeeded": 210,
+        "dead": 0,
+        "cancelled": 0,
+    },
+}
+WORKER: dict[str, Any] = {
+    "id": "w-7c1f",
+    "host": "app-1",
+    "pid": 4711,
+    "state": "working",
+    "queues": "mail:10,default",
+    "concurrency": 10,
+    "running": 3,
+    "succeeded": 210,
+    "failed": 1,
+    "started_at": _AT,
+    "seen_at": _AT,
+}

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.app import Holdfast
-from holdfast.core.deferral import Deferral, correct_arguments, deferral_of
 from holdfast.core.errors import Busy, TooBroad
+from holdfast.core.lifecycle import Deferral, correct_arguments, deferral_of
 from holdfast.core.models import Job, JobFilter, JobState, QueueInfo, Reason, WorkerCommand, WorkerInfo, to_microseconds
 from holdfast.core.validation import did_you_mean, format_duration
 from holdfast.stores.base import Store

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.app import Holdfast, WithDeadline
 from holdfast.core.errors import Unavailable
+from holdfast.core.events import RequestFailed, StoreTrouble
 from holdfast.core.redaction import Redaction
+from holdfast.telemetry.spans import Spans
 from holdfast.web import (
     bulk,
     claims,
     dead_letters,
-    docs,
     event_stream,
     health,
     heartbeats,
-    job_logs,
     jobs,
     metrics,
+    openapi,
     queues,
     settlements,
     submissions,
@@ -32,15 +34,24 @@ from holdfast.web.audit import Audit
 from holdfast.web.authentication import Authenticator
 from holdfast.web.event_broadcast import EventBroadcasters
 from holdfast.web.fields import Form, read_query
+from holdfast.web.keys import Scope as KeyScope
 from holdfast.web.long_poll import ClaimWaiters
-from holdfast.web.middleware import AdmissionMiddleware, ProblemMiddleware, RequestMiddleware, TraceMiddleware
+from holdfast.web.messages import (
+    BODY_PAYLOADS,
+    REQUEST,
+    RETRY_AFTER,
+    ApiRequest,
+    ApiResponse,
+    Gone,
+    Refusal,
+    answer_to,
+    read_document,
+    send_answer,
+)
 from holdfast.web.openapi import with_description
-from holdfast.web.principal import Scope as KeyScope
 from holdfast.web.rate_limit import WaitLimiter
 from holdfast.web.remote_workers import RemoteWorkers
-from holdfast.web.request_body import BODY_PAYLOADS, Gone, read_document
 from holdfast.web.request_records import RequestMetrics, UnknownTaskLog
-from holdfast.web.responses import REQUEST, ApiRequest, ApiResponse
 from holdfast.web.routing import Operation, RequestContext, router_of
 
 OPERATIONS = with_description(
@@ -54,10 +65,9 @@ OPERATIONS = with_description(
         *claims.OPERATIONS,
         *heartbeats.OPERATIONS,
         *settlements.OPERATIONS,
-        *job_logs.OPERATIONS,
         *metrics.OPERATIONS,
         *health.OPERATIONS,
-        *docs.OPERATIONS,
+        *openapi.OPERATIONS,
     )
 )
 """Everything that can be asked."""
@@ -198,3 +208,142 @@ async def hold_open(app: Holdfast) -> AsyncIterator[None]:
         yield
     finally:
         await leave()
+
+
+_TROUBLE_INTERVAL = 5.0  # seconds in which the same trouble with the store is logged once,
+_MAX_TROUBLES = 10  # and so many different ones
+_MAX_HEADERS = 32 * 1024  # bytes of all headers
+_MAX_PATH = 8 * 1024
+
+
+class RequestMiddleware:
+    """Reads the request's head, puts it into the scope, and measures the answer."""
+
+    def __init__(self, app: ASGIApp, meter: RequestMetrics) -> None:
+        self._app = app
+        self._meter = meter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = ApiRequest(scope, receive)
+        meter, started = self._meter, self._meter.request_started()
+
+        async def send_measured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                meter.request_answered(request, started, message["status"])
+            await send(message)
+
+        try:
+            await self._app({**scope, REQUEST: request}, receive, send_measured)
+        except Gone:
+            meter.request_answered(request, started)
+        finally:
+            meter.request_ended()
+            for each in request.over:
+                each()
+
+
+class TraceMiddleware:
+    """Puts requests for `/v1` into spans, each until its answer begins."""
+
+    def __init__(self, app: ASGIApp, spans: Spans) -> None:
+        self._app = app
+        self._spans = spans
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request: ApiRequest | None = scope.get(REQUEST)
+        if request is None or not request.path.startswith("/v1"):
+            await self._app(scope, receive, send)
+            return
+        with ExitStack() as span:
+            set_answer = span.enter_context(self._spans.request_span(request.method, request.headers))
+
+            async def send_traced(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    set_answer(request.template, message["status"])
+                    span.close()
+                await send(message)
+
+            await self._app(scope, receive, send_traced)
+
+
+class ProblemMiddleware:
+    """Answers errors by problem documents, and logs all but the client's."""
+
+    def __init__(self, app: ASGIApp, holdfast: Holdfast) -> None:
+        self._app = app
+        self._events = holdfast.events
+        self._clock = holdfast.clock
+        self._troubles: set[str] = set()
+        self._troubles_until = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_started = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noted)
+        except Gone:
+            raise
+        except Exception as error:
+            if is_started:
+                raise
+            request: ApiRequest = scope[REQUEST]
+            answer = answer_to(error, request.id)
+            if answer.status == 500:
+                self._emit_failure(request, error)
+            elif isinstance(error, Unavailable):
+                self._emit_trouble(request, str(error))
+            await send_answer(send, request, answer)
+
+    def _emit_failure(self, request: ApiRequest, error: Exception) -> None:
+        if self._events.has_subscriber(RequestFailed):
+            text = "".join(traceback.format_exception(error))
+            path = request.shown_path[:200]
+            self._events.emit(RequestFailed(request_id=request.id, method=request.method, path=path, error=text))
+
+    def _emit_trouble(self, request: ApiRequest, error: str) -> None:
+        """Emits an event about the store, once for many requests."""
+        now = self._clock.monotonic()
+        if now >= self._troubles_until:
+            self._troubles_until = now + _TROUBLE_INTERVAL
+            self._troubles.clear()
+        if error not in self._troubles and len(self._troubles) < _MAX_TROUBLES:
+            self._troubles.add(error)
+            self._events.emit(StoreTrouble(service="api", error=error, retry_in=RETRY_AFTER, request_id=request.id))
+
+
+class AdmissionMiddleware:
+    """Refuses requests that are too large, call another host or come too often; answers preflights of browsers."""
+
+    def __init__(self, app: ASGIApp, gate: Authenticator) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request: ApiRequest = scope[REQUEST]
+        _check_size(scope, request)
+        preflight = self._gate.authenticate_request(scope, request)
+        if preflight is not None:
+            await send_answer(send, request, preflight)
+            return
+        await self._app(scope, receive, send)
+
+
+def _check_size(scope: Scope, request: ApiRequest) -> None:
+    if len(request.path) > _MAX_PATH:
+        raise Refusal(414, "path_too_long", "the path is too long", f"give at most {_MAX_PATH:,} characters")
+    if sum(len(name) + len(value) for name, value in scope["headers"]) > _MAX_HEADERS:
+        raise Refusal(431, "headers_too_large", "the headers are too large", f"send at most {_MAX_HEADERS:,} bytes")

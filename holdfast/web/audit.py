@@ -20,8 +20,7 @@ from holdfast.core.events import ApiChange, ApiSubmission, AuditFailed
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.audit_file import AuditFile, check_writable
 from holdfast.views.formatting import format_timestamp
-from holdfast.web.problems import RETRY_AFTER, answer_to
-from holdfast.web.responses import ApiResponse, Refusal
+from holdfast.web.messages import RETRY_AFTER, ApiResponse, Refusal, answer_to
 from holdfast.web.routing import Operation, RequestContext
 from holdfast.web.settlements import OUTCOMES
 

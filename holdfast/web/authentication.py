@@ -10,13 +10,11 @@ from holdfast.app import Holdfast
 from holdfast.core.errors import quote_value
 from holdfast.core.events import KeyRefused
 from holdfast.settings.settings import Settings
-from holdfast.web.client_address import Proxies, address_network, host_of, is_unforgeable
-from holdfast.web.keyring import Keyring, KeyUsage
-from holdfast.web.keys import KeyCheck
-from holdfast.web.principal import Principal, unauthorized_refusal
-from holdfast.web.principal import Scope as KeyScope
-from holdfast.web.rate_limit import Rate
-from holdfast.web.responses import ApiRequest, ApiResponse, Header, Refusal
+from holdfast.web.keys import KeyCheck, Principal, unauthorized_refusal
+from holdfast.web.keys import Scope as KeyScope
+from holdfast.web.keys_file import Keyring, KeyUsage
+from holdfast.web.messages import ApiRequest, ApiResponse, Header, Refusal
+from holdfast.web.rate_limit import Proxies, Rate, address_network, host_of, is_unforgeable
 from holdfast.web.routing import METRICS
 
 _HSTS: Header = (b"strict-transport-security", b"max-age=31536000")

@@ -16,10 +16,18 @@ from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.validation import LONGEST, RATE_PATTERN, check_key
 from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL
 from holdfast.tasks.codec import Words
-from holdfast.views.bulk_operations import CANCEL, DELETE, BulkOperation, PacedCalls, by_state, replay_operation
-from holdfast.views.documents import ID, JobDocument, JobSnapshot
-from holdfast.web.authorization import check_task
-from holdfast.web.examples import JOB
+from holdfast.views.documents import (
+    CANCEL,
+    DELETE,
+    ID,
+    JOB,
+    BulkOperation,
+    JobDocument,
+    JobSnapshot,
+    PacedCalls,
+    by_state,
+    replay_operation,
+)
 from holdfast.web.fields import (
     FILTERS,
     Check,
@@ -38,8 +46,9 @@ from holdfast.web.fields import (
     text_check,
 )
 from holdfast.web.jobs import find_job, parse_filter
-from holdfast.web.responses import ApiResponse, json_response
+from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Handler, Operation, RequestContext, ResponseSpec
+from holdfast.web.submissions import check_task
 
 MOST = 1000
 """Jobs one call changes."""

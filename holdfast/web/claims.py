@@ -18,6 +18,7 @@ from holdfast.views.documents import ID, Instant, JobId, QueueName, raw_json
 from holdfast.views.formatting import format_timestamp
 from holdfast.web.fields import NAME_PATTERN, TASK_PATTERN, Field, Form, array_of, number_check
 from holdfast.web.jobs import WAIT_MOST, wait_disconnected
+from holdfast.web.keys import unauthorized_refusal
 from holdfast.web.lease_tokens import (
     ABOUT,
     EVERY,
@@ -33,8 +34,7 @@ from holdfast.web.lease_tokens import (
     worker_of,
 )
 from holdfast.web.long_poll import ClaimResult, RemoteClaimRequest, WaitingClaim
-from holdfast.web.principal import unauthorized_refusal
-from holdfast.web.responses import ApiResponse, json_response
+from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 LIMIT_MOST = 500

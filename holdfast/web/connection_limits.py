@@ -12,9 +12,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from holdfast.settings.settings import Settings
-from holdfast.web.client_address import Proxies
-from holdfast.web.problems import answer_to
-from holdfast.web.responses import STOPPING, Refusal, new_request_id
+from holdfast.web.messages import STOPPING, Refusal, answer_to, new_request_id
+from holdfast.web.rate_limit import Proxies
 
 HEAD_MOST = 64 * 1024
 """Bytes of a request's head; what is over the limit of headers and below this one is answered by the application."""

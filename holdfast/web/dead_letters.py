@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.core.errors import Conflict, NotFound
 from holdfast.core.models import Job, JobState
-from holdfast.views.bulk_operations import replay_operation
+from holdfast.views.documents import DEAD_JOB, JOB, replay_operation
 from holdfast.web.bulk import (
     AFTER,
     DRY_RUN,
@@ -21,10 +21,9 @@ from holdfast.web.bulk import (
     job_operation,
     replay_job,
 )
-from holdfast.web.examples import DEAD_JOB, JOB
 from holdfast.web.fields import FILTERS, PAGING, Field, Form, an_object
 from holdfast.web.jobs import JobDetails, JobPage, find_job, job_story, page_of, parse_filter
-from holdfast.web.responses import ApiResponse, json_response
+from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec, named_queue
 
 _DEAD = (JobState.DEAD,)

@@ -15,8 +15,8 @@ import msgspec
 from holdfast.app import Holdfast
 from holdfast.core.errors import HoldfastError
 from holdfast.core.models import JobEvent, JobEvents
-from holdfast.web.principal import Principal
-from holdfast.web.responses import Refusal
+from holdfast.web.keys import Principal
+from holdfast.web.messages import Refusal
 
 _WITHIN = timedelta(hours=1)  # for how long who was away can go on where they were; no mark leads back further
 _OPEN = timedelta(days=1)  # for how long a transaction may be open, and its endings still be sent to subscribers

@@ -16,7 +16,7 @@ from holdfast.views.documents import ID, Counted, Instant, JobId, QueueName, Tas
 from holdfast.views.formatting import format_timestamp
 from holdfast.web.event_broadcast import EventBroadcaster, SeenEvents, Subscriber
 from holdfast.web.fields import FILTERS, QUEUE, Field, choice_check
-from holdfast.web.responses import ApiResponse, Streamed
+from holdfast.web.messages import ApiResponse, Streamed
 from holdfast.web.routing import Operation, RequestContext
 from holdfast.web.routing import ResponseSpec as Answered
 

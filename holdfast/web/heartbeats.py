@@ -13,8 +13,8 @@ from holdfast.views.documents import ID, Counted
 from holdfast.web.claims import OrderWord, lease_for, pulse_of
 from holdfast.web.fields import Form
 from holdfast.web.lease_tokens import ABOUT, LEASE, LEASES, WORKER, parse_worker, read_leases, worker_of
+from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.remote_workers import RemoteEnding
-from holdfast.web.responses import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
 

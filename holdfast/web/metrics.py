@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.errors import ConfigError
-from holdfast.telemetry.exposition import OPEN, TEXT, expose_metrics
-from holdfast.web.responses import ApiResponse, Refusal
+from holdfast.telemetry.metric_types import OPEN, TEXT, expose_metrics
+from holdfast.web.messages import ApiResponse, Refusal
 from holdfast.web.routing import METRICS, Operation, RequestContext, ResponseSpec
 
 

@@ -11,12 +11,11 @@ from msgspec import UNSET, Meta, UnsetType
 from holdfast.core.errors import NotFound
 from holdfast.core.models import TERMINAL, QueueInfo
 from holdfast.core.validation import mask_url
-from holdfast.views.documents import QueueDocument, WorkerDocument, queue_document, worker_document
+from holdfast.views.documents import QUEUE, WORKER, QueueDocument, WorkerDocument, queue_document, worker_document
 from holdfast.views.statistics import FiguresDocument, figures_document
 from holdfast.web.bulk import NOTHING
-from holdfast.web.examples import QUEUE, WORKER
 from holdfast.web.fields import WORKER_PATTERN, Field, Form, array_of, check_flag, count, worker_name
-from holdfast.web.responses import ApiResponse, json_response
+from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Handler, Operation, RequestContext, ResponseSpec, named_queue
 
 

@@ -14,7 +14,7 @@ from holdfast.tasks.command_policy import COMMAND
 from holdfast.telemetry.metric_types import OTHER
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.queue_metrics import QueueFigures
-from holdfast.web.responses import ApiRequest
+from holdfast.web.messages import ApiRequest
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _GONE = 499

@@ -17,14 +17,13 @@ from holdfast.core.validation import check_name
 from holdfast.views.documents import JobDocument, job_document
 from holdfast.web.event_broadcast import EventBroadcasters
 from holdfast.web.fields import Field, Form
+from holdfast.web.keys import Principal
+from holdfast.web.keys import Scope as KeyScope
 from holdfast.web.long_poll import ClaimWaiters
-from holdfast.web.principal import Principal
-from holdfast.web.principal import Scope as KeyScope
+from holdfast.web.messages import REQUEST, ApiRequest, ApiResponse, Refusal, join_words, send_answer
 from holdfast.web.rate_limit import WaitLimiter
 from holdfast.web.remote_workers import RemoteWorkers
 from holdfast.web.request_records import RequestMetrics, UnknownTaskLog
-from holdfast.web.responses import REQUEST, ApiRequest, ApiResponse, Refusal, join_words
-from holdfast.web.streaming import send_answer
 
 _REDACTED = msgspec.Raw(b"{}")
 METRICS = "Metrics"

@@ -17,7 +17,7 @@ from holdfast.core.errors import ConfigError, HoldfastError, StoreReplaced
 from holdfast.core.events import ApiStarted, ApiStopping, SettingsChanged, SettingsRefused
 from holdfast.core.validation import is_loopback, mask_url
 from holdfast.settings.settings import Settings, Watch
-from holdfast.telemetry.timing import watched_loop
+from holdfast.telemetry.metrics import watched_loop
 from holdfast.web import create_app
 from holdfast.worker.stop_signals import StopRequest, StopRequests, handle_stop_signals, ignore_rest_of_burst
 

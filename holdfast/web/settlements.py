@@ -31,8 +31,8 @@ from holdfast.web.lease_tokens import (
     read_leases,
     worker_of,
 )
+from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.remote_workers import RemoteEnding
-from holdfast.web.responses import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 from holdfast.worker.executors.outcome import storable_text, traceback_tail
 

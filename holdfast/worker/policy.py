@@ -10,10 +10,9 @@ from typing import TypeGuard
 import msgspec
 
 from holdfast.app import Holdfast
-from holdfast.core.deferral import correct_arguments, deferral_error, deferral_of
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.events import PayloadUnfit, RetryUnreadable, TaskUnknown
-from holdfast.core.lifecycle import UNFIT, Failed, Outcome, Released
+from holdfast.core.lifecycle import UNFIT, Failed, Outcome, Released, correct_arguments, deferral_error, deferral_of
 from holdfast.core.models import Job, Reason
 from holdfast.core.retry import Retry
 from holdfast.core.validation import did_you_mean

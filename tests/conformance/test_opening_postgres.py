@@ -15,7 +15,7 @@ import pytest
 from holdfast.core.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
 from holdfast.stores import open_store
 from holdfast.stores.base import Store
-from holdfast.stores.postgres import schema as store_schema
+from holdfast.stores.postgres import store as store_schema
 from tests.conformance.support import lengthen_migrations, put, take_ids
 from tests.support import postgres
 from tests.support.postgres import PASSWORD, USER, Postgres, installed

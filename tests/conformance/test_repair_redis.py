@@ -12,7 +12,7 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.core.models import Finding, JobFilter, JobState, Lease, Options, new_id
 from holdfast.stores.base import EVERY_QUEUE, Store
-from holdfast.stores.redis import repair
+from holdfast.stores.redis import maintenance
 from tests.conformance.support import (
     ended,
     ending,
@@ -194,15 +194,15 @@ async def test_nothing_is_put_right_that_changes_meanwhile(
 ) -> None:
     first, *_ = await put(store, *[new_job() for _ in range(5)])
     keys.lrem("ready", 0, first)
-    mends = repair.plan_repairs
+    mends = maintenance.plan_repairs
 
-    def interrupted(seen: repair.NamespaceSnapshot) -> list[repair.RepairStep]:
+    def interrupted(seen: maintenance.NamespaceSnapshot) -> list[maintenance.RepairStep]:
         keys.hincrby("counts", "queued:default", 1)
         keys.hincrby("counts", "queued:default", -1)
         return mends(seen)
 
     with monkeypatch.context() as patch:
-        patch.setattr(repair, "plan_repairs", interrupted)
+        patch.setattr(maintenance, "plan_repairs", interrupted)
         (finding,) = await store.health.repair()
 
     assert (finding.level, "stop workers" in finding.remedy) == ("error", True)

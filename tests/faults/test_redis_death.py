@@ -17,8 +17,7 @@ from holdfast.core.retry import Retry
 from holdfast.stores import open_store
 from holdfast.stores.connections.redis import load_scripts
 from holdfast.stores.redis import server_info
-from holdfast.stores.redis.pool import NamespacePool
-from holdfast.stores.redis.url import parse_url
+from holdfast.stores.redis.pool import NamespacePool, parse_url
 from tests.conformance.support import (
     LEASE,
     ending,

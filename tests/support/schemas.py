@@ -17,7 +17,7 @@ from typing import NamedTuple
 import psycopg
 
 from holdfast.stores.common.named_sql import load_migrations
-from holdfast.stores.postgres.schema import render_migrations
+from holdfast.stores.postgres.store import render_migrations
 from tests.support.postgres import SUPERUSER, Postgres, shared
 
 _MANY = 1_000

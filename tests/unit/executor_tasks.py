@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.control_flow import Dead, RetryAfter, Snooze
+from holdfast.core.lifecycle import Dead, RetryAfter, Snooze
 from holdfast.tasks import Context, Registry, Task, current_job
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.control_flow import Dead, RetryAfter, Snooze
 from holdfast.core.errors import Invalid
-from holdfast.core.lifecycle import ERROR_LIMIT, Failed, Snoozed, Succeeded
+from holdfast.core.lifecycle import ERROR_LIMIT, Dead, Failed, RetryAfter, Snooze, Snoozed, Succeeded
 from holdfast.core.models import Reason
 from holdfast.tasks import Task
 from holdfast.worker.executors.coroutine import drive_in_context

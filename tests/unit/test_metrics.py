@@ -11,8 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as text_fami
 
 from holdfast.core.events import Event, Events, JobDead, JobFailed, LeaseLost, SweepComplete
 from holdfast.core.metric_events import BatchSettled, JobsClaimed, JobsSubmitted, RequestAnswered, StoreAnswered
-from holdfast.telemetry.exposition import expose_metrics, wants_json
-from holdfast.telemetry.metric_types import OTHER
+from holdfast.telemetry.metric_types import OTHER, expose_metrics, wants_json
 from holdfast.telemetry.metrics import Metrics
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.core.errors import ConfigError
-from holdfast.telemetry.metrics_process import MetricsPage, MetricsProcess
+from holdfast.worker.metrics_server import MetricsPage, MetricsProcess
 from tests.support.load import slowness
 
 DEADLINE = 60.0

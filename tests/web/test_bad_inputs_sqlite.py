@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.web.request_body import MAX_DRAINED
+from holdfast.web.messages import MAX_DRAINED
 from tests.support.load import slowness
 from tests.web.bad_inputs import BAD, MEBIBYTE, Bad, in_payload, job
 from tests.web.client import JSON, UNKNOWN_ID, Api

@@ -15,8 +15,7 @@ import pytest
 from holdfast.core.errors import Busy, HoldfastError, TooBroad
 from holdfast.core.models import JobState
 from holdfast.stores.common.named_sql import load_statements
-from holdfast.stores.common.requests import CHOOSE
-from holdfast.stores.common.selection import Chosen
+from holdfast.stores.common.requests import CHOOSE, Chosen
 from holdfast.stores.postgres import store as postgres_store
 from holdfast.stores.redis import pool as redis_links
 from holdfast.stores.sqlite import store as sqlite_store

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast.web.client_address import Proxies
 from holdfast.web.connection_limits import ConnectionLimits, ConnectionRegistry
+from holdfast.web.rate_limit import Proxies
 from tests.web.serving import Served
 
 JOB = {"task": "work", "payload": {}}

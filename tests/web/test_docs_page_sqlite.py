@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.web.asgi import OPERATIONS
-from holdfast.web.docs import ASSETS
-from holdfast.web.openapi import openapi
+from holdfast.web.openapi import ASSETS, openapi
 from tests.support.node import SOURCES, install_packages, run_node
 from tests.web.client import Api
 from tests.web.keyed import Keys

@@ -14,9 +14,8 @@ import pytest
 from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.web.asgi import Api as Application
-from holdfast.web.client_address import Proxies, address_network, host_of, is_unforgeable
-from holdfast.web.rate_limit import Rate
-from holdfast.web.responses import Refusal
+from holdfast.web.messages import Refusal
+from holdfast.web.rate_limit import Proxies, Rate, address_network, host_of, is_unforgeable
 from tests.web.client import JSON, check_form
 from tests.web.keyed import Keys, refused
 

@@ -16,10 +16,8 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.errors import ConfigError, Conflict, Invalid
 from holdfast.core.events import Events, KeyRefused, KeysRead, KeysUnreadable
 from holdfast.web.asgi import OPERATIONS
-from holdfast.web.keyring import Keyring, read_usage, write_usage
-from holdfast.web.keys import _hash, check_token, new_key, revoke_key, rotate_key, valid_key_id
-from holdfast.web.keys_file import change_keys, read_keys
-from holdfast.web.principal import SCOPES, Principal
+from holdfast.web.keys import SCOPES, Principal, _hash, check_token, new_key, revoke_key, rotate_key, valid_key_id
+from holdfast.web.keys_file import Keyring, change_keys, read_keys, read_usage, write_usage
 from holdfast.web.routing import Operation
 from tests.web.client import UNKNOWN_ID, Api
 from tests.web.keyed import Keys, ask, id_of, refused

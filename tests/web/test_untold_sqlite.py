@@ -11,7 +11,7 @@ import pytest
 from holdfast.core.errors import ConfigError, ForkedConnection, HoldfastError, StoreMismatch, Unavailable
 from holdfast.core.events import Event, RequestFailed, StoreTrouble
 from holdfast.stores.common.unconfirmed import perhaps_done, perhaps_stored
-from holdfast.web.problems import answer_to
+from holdfast.web.messages import answer_to
 from tests.web.client import Api
 
 INSIDE = "PostgreSQL at db-7.internal:5432: password authentication failed for user shop; select * from job; /var/x.db"

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from holdfast.settings.settings import Settings
-from holdfast.web.principal import Principal
+from holdfast.web.keys import Principal
+from holdfast.web.messages import Refusal
 from holdfast.web.rate_limit import WaitLimiter
-from holdfast.web.responses import Refusal
 from tests.web.client import Api
 from tests.web.keyed import Keys, refused
 

@@ -16,7 +16,7 @@ from atlas_jobs.server import serving
 from holdfast import Holdfast, HoldfastError
 from holdfast.telemetry.logs import configure_logs
 from holdfast.worker import run_worker
-from holdfast.worker.stop_signals import handle_stop_signals, ignore_rest_of_burst
+from holdfast.worker.process import handle_stop_signals, ignore_rest_of_burst
 
 Served = Callable[[Holdfast], AbstractAsyncContextManager[None]]
 

@@ -20,10 +20,8 @@ from holdfast import HoldfastError, Invalid
 from holdfast.core.models import as_ulid, to_datetime, to_microseconds
 from holdfast.core.validation import LAST_INSTANT
 from holdfast.telemetry.logs import configure_logs
-from holdfast.web import create_app, responses
-from holdfast.web.problems import answer_to
-from holdfast.web.request_body import Gone, read_document
-from holdfast.web.responses import Refusal
+from holdfast.web import create_app
+from holdfast.web.messages import ApiRequest, Gone, Refusal, answer_to, read_document
 from holdfast.web.server import serve as served
 
 api = create_app(app)
@@ -39,7 +37,7 @@ _UNITS = {"seconds": (1_000_000, 1), "milliseconds": (1_000, 1), "nanoseconds": 
 
 async def schedule(request: Request) -> Response:
     """POST /jobs: store a job; its id."""
-    plain = responses.ApiRequest(request.scope, request.receive)
+    plain = ApiRequest(request.scope, request.receive)
     said = await read_document(plain, _MAX_BODY, _BODY_TIMEOUT, optional=False)
     handle = await api.app.enqueue(CALLBACK, {"payload": _payload(said)}, **_time(said))
     return _answer({"jobId": as_ulid(handle.id)})
@@ -104,7 +102,7 @@ def _answer(document: Any) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     """Returns the problem document for an error, as Holdfast's own routes have it."""
-    request_id = responses.ApiRequest(request.scope, request.receive).id
+    request_id = ApiRequest(request.scope, request.receive).id
     answer = answer_to(error, request_id)
     if answer.status >= 500 and not isinstance(error, Gone):  # it may name the store and its users: no client sees it
         logging.getLogger(__name__).error("%s: %s", request_id, error)

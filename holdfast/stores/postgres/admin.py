@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
-from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL, UPKEEP
-from holdfast.stores.common.selection import Chosen, SelectionAdmin
+from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL, UPKEEP, Chosen, SelectionAdmin
 from holdfast.stores.postgres.encoding import NumberedStatement, filter_parameters, is_id, span_us, text_or_none
 from holdfast.stores.postgres.maintenance import notify_ready
 from holdfast.stores.postgres.notifications import PostgresNotifications

@@ -18,7 +18,7 @@ from uuid import uuid4
 import asyncpg
 
 from holdfast.core.errors import HoldfastError
-from holdfast.stores.common.listener import PROOF, PROVEN_IN, Listener
+from holdfast.stores.common.waiters import PROOF, PROVEN_IN, Listener
 from holdfast.stores.postgres.encoding import NumberedStatement
 from holdfast.stores.postgres.pool import Connection, PostgresPool
 

@@ -1,4 +1,4 @@
-"""Reading: jobs, counts, queues, workers."""
+"""Family ``query`` of PostgreSQL: jobs, counts, queues, workers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from holdfast.core.models import (
     WorkerHeartbeat,
     WorkerInfo,
 )
+from holdfast.core.stats import CountRow, queues_of
 from holdfast.stores.common.named_sql import CODES, STATES
-from holdfast.stores.common.queue_counts import CountRow, queues_of
 from holdfast.stores.common.requests import costs_its_page, is_unsuccessful, line_page, line_place
 from holdfast.stores.postgres.encoding import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
 from holdfast.stores.postgres.events import Feed

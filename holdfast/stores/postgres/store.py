@@ -1,21 +1,32 @@
-"""The PostgreSQL store: its verb families on one schema, composed for each event loop."""
+"""The PostgreSQL store: its verb families on one schema, composed for each event loop, and its migrations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import functools
+import zlib
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 
+import asyncpg
+
+from holdfast.core.errors import ConfigError, StoreMismatch, Unavailable
 from holdfast.stores.base import TransportQueries
-from holdfast.stores.common.named_sql import chosen_migrations, load_migrations, load_statements
+from holdfast.stores.common.named_sql import (
+    Migration,
+    chosen_migrations,
+    load_migrations,
+    load_statements,
+    noted_script,
+)
 from holdfast.stores.common.server_store import Opened, ServedStore
-from holdfast.stores.postgres import schema
 from holdfast.stores.postgres.admin import PostgresAdmin
-from holdfast.stores.postgres.encoding import number_parameters
+from holdfast.stores.postgres.encoding import in_schema, number_parameters
 from holdfast.stores.postgres.external_tx import PostgresExternal
 from holdfast.stores.postgres.health import PostgresHealth
 from holdfast.stores.postgres.maintenance import PostgresMaintenance
 from holdfast.stores.postgres.notifications import PostgresNotifications
-from holdfast.stores.postgres.pool import PostgresPool, parse_url
+from holdfast.stores.postgres.pool import Connection, PostgresPool, parse_url
 from holdfast.stores.postgres.query import PostgresQuery
 from holdfast.stores.postgres.queueing import PostgresQueueing
 from holdfast.stores.postgres.transport_queries import PostgresTransportQueries
@@ -42,12 +53,12 @@ class PostgresStore(ServedStore["_OpenedPostgres"]):
     async def missing(self) -> str | None:
         links = PostgresPool(self.address, now=None)
         try:
-            return await schema.missing(links)
+            return await missing(links)
         finally:
             await links.close()
 
     def migration_sql(self, span: str) -> str:
-        return schema.render_migrations(chosen_migrations(self.migrations, span), self.address.schema)
+        return render_migrations(chosen_migrations(self.migrations, span), self.address.schema)
 
     @property
     def transport_queries(self) -> TransportQueries:
@@ -74,4 +85,153 @@ class _OpenedPostgres(Opened):
         super().__init__()
 
     async def migrate(self) -> list[str]:
-        return await schema.migrate(self.links, self._migrations)
+        return await migrate(self.links, self._migrations)
+
+
+OLDEST = 14
+"""The first major version of PostgreSQL that is supported."""
+
+_APPLIED = "select number, expand from holdfast.migration order by number"
+_HAS_TIERS = """select exists (select from pg_attribute join pg_class on pg_class.oid = attrelid
+    join pg_namespace on pg_namespace.oid = relnamespace where nspname = $1 and relname = 'job' and attname = 'tier')"""
+_STANDS = """select from pg_class join pg_namespace on pg_namespace.oid = relnamespace
+    where nspname = $1 and relname = 'migration'"""
+_TABLE = """create table holdfast.migration
+    (number integer primary key, name text not null, expand boolean not null)"""
+
+
+_TAKEN = (
+    asyncpg.DuplicateTableError,
+    asyncpg.DuplicateFunctionError,
+    asyncpg.DuplicateObjectError,
+    asyncpg.UndefinedColumnError,
+)
+_PATIENCE = 3600.0  # seconds for one migration
+_LOCK_MS = 300  # how long others wait behind us at most, if another session has a table open
+_TRIES, _PAUSE = 30, 0.7
+
+
+async def migrate(links: PostgresPool, migrations: Sequence[Migration]) -> list[str]:
+    """Apply what is missing, one starter at a time; the names of what was applied."""
+    schema = links.address.schema
+
+    async def run_once(link: Connection, *, applying: bool) -> list[str] | None:
+        _check_server(link)
+        try:
+            if await _is_current(link, schema, migrations):
+                return []
+            return await _apply(link, schema, migrations) if applying else None
+        except _TAKEN as error:
+            raise StoreMismatch(
+                f"the schema {schema!r} holds something of another program ({error}); give another one: ?schema=NAME"
+            ) from error
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise ConfigError(
+                f"this role may not use or migrate the schema {schema!r} ({error}); grant it the use of schema and "
+                "tables, or let their owner run `holdfast migrate`, or what `holdfast migrate --sql` prints"
+            ) from error
+
+    applied = await links.call(functools.partial(run_once, applying=False))
+    if applied is None:
+        applied = await links.call(functools.partial(run_once, applying=True), extra=_PATIENCE * len(migrations))
+    return applied or []
+
+
+async def missing(links: PostgresPool) -> str | None:
+    """The part that is not there, where opening would make a store; None where there is one."""
+    schema = links.address.schema
+    # From the catalogue, which every role may read: whether this one may use the schema is for opening to say.
+    rows = await links.call(lambda link: link.fetch(_STANDS, schema))
+    return (
+        None if rows else f"the database {links.address.shown} has no tables of Holdfast in its schema {schema!r} yet"
+    )
+
+
+async def _apply(link: Connection, schema: str, migrations: Sequence[Migration]) -> list[str]:
+    """Applies missing migrations, each in a transaction of its own: no lock outlives the change that needs it."""
+    applied = []
+    while (name := await _apply_next(link, schema, migrations)) is not None:
+        applied.append(name)
+    return applied
+
+
+async def _apply_next(link: Connection, schema: str, migrations: Sequence[Migration]) -> str | None:
+    """Applies the first missing migration; returns its name. Sessions behind us wait while we wait for a lock: so
+    we wait briefly, let them by, and try again."""
+    for _ in range(_TRIES):
+        try:
+            async with link.transaction():
+                return await _next(link, schema, migrations)
+        except asyncpg.LockNotAvailableError:
+            await asyncio.sleep(_PAUSE)
+    raise Unavailable(
+        f"the schema {schema!r} cannot be migrated: another session holds a table of it in an open transaction; "
+        "end that, or wait for it (pg_stat_activity tells whose it is), and start again"
+    )
+
+
+async def _next(link: Connection, schema: str, migrations: Sequence[Migration]) -> str | None:
+    """In a transaction, one process at a time."""
+    await link.execute("set local lock_timeout = 0")
+    await link.execute("select pg_advisory_xact_lock($1, $2)", 0x486F6C64, zlib.crc32(schema.encode()) >> 1)
+    if not await link.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):
+        await link.execute(f'create schema "{schema}"')
+    if not await link.fetchval("select to_regclass($1) is not null", in_schema("holdfast.migration", schema)):
+        await link.execute(in_schema(_TABLE, schema))
+    known = {number for number, _ in await link.fetch(in_schema(_APPLIED, schema))}
+    missing = next((each for each in migrations if each.number not in known), None)
+    if missing is None:
+        return None
+    await link.execute("set local statement_timeout = 0")  # a new index of a large table takes its time
+    await link.execute(f"set local lock_timeout = '{_LOCK_MS}ms'")
+    await link.execute(migration_script(missing, schema), timeout=_PATIENCE)
+    return missing.name
+
+
+def migration_script(migration: Migration, schema: str) -> str:
+    """A migration as the statements that apply it and write that down."""
+    note = (
+        f"insert into holdfast.migration (number, name, expand) "  # noqa: S608 - our own file's name
+        f"values ({migration.number}, '{migration.name}', {'true' if migration.expands else 'false'});"
+    )
+    return in_schema(noted_script(migration, note), schema)
+
+
+def render_migrations(migrations: Sequence[Migration], schema: str) -> str:
+    """Renders migrations as SQL for other migration tools; from the first one on with the schema and what it is noted
+    in.
+    """
+    scripts = [migration_script(each, schema) for each in migrations]
+    if migrations[0].number == 1:
+        scripts.insert(0, in_schema(f'create schema if not exists "{schema}";\n\n{_TABLE};\n', schema))
+    return "\n".join(["-- For one transaction, as the role that Holdfast connects as.\n", *scripts])
+
+
+async def _is_current(link: Connection, schema: str, migrations: Sequence[Migration]) -> bool:
+    """Returns True if the schema has every migration we know. Newer ones that only add do not concern us."""
+    try:
+        applied = dict(await link.fetch(in_schema(_APPLIED, schema)))
+    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+        return False
+    newest = migrations[-1].number
+    if applied and not await link.fetchval(_HAS_TIERS, schema):
+        raise StoreMismatch(
+            f"the schema {schema!r} was made by an earlier Holdfast (schema {max(applied)}), and cannot be brought up "
+            "to date; let the version that made it finish its jobs, then give another schema: ?schema=NAME"
+        )
+    contracted = [number for number, expand in applied.items() if number > newest and not expand]
+    if contracted:
+        raise StoreMismatch(
+            f"the schema {schema!r} is at {max(applied)}, this Holdfast knows {newest}; "
+            "upgrade Holdfast to at least what wrote it"
+        )
+    return all(each.number in applied for each in migrations)
+
+
+def _check_server(link: Connection) -> None:
+    version = link.get_server_version()
+    if version.major < OLDEST:
+        raise ConfigError(f"PostgreSQL {version.major} is too old; Holdfast needs {OLDEST} or newer")
+    encoding = link.get_settings().server_encoding
+    if encoding != "UTF8":
+        raise ConfigError(f"the database is encoded in {encoding}; create one with: createdb --encoding=UTF8 …")

@@ -9,7 +9,7 @@ from uuid import uuid4
 from holdfast.core.errors import Unavailable
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.base import AT_ONCE
-from holdfast.stores.common.selection import Chosen, SelectionAdmin
+from holdfast.stores.common.requests import Chosen, SelectionAdmin
 from holdfast.stores.common.unconfirmed import perhaps_done
 from holdfast.stores.connections.redis import Script, in_pieces
 from holdfast.stores.connections.redis_protocol import Argument

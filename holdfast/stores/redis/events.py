@@ -10,8 +10,7 @@ from holdfast.core.models import MICROSECOND, Attempt, Job, JobEvent, JobEvents,
 from holdfast.core.stats import JobStats
 from holdfast.stores.common.event_cursor import LAST, OVERLAP_US, EventCursor, place_of
 from holdfast.stores.redis.encoding import shown_attempts
-from holdfast.stores.redis.query import Read
-from holdfast.stores.redis.stats import Counting
+from holdfast.stores.redis.query import Counting, Read
 
 _PIECE = 400  # of each kind: more than one script can end at one instant
 

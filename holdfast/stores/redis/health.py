@@ -8,10 +8,9 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.models import Finding
 from holdfast.stores.connections.redis import Script
 from holdfast.stores.redis.events import RedisQuery
-from holdfast.stores.redis.pool import NamespacePool
-from holdfast.stores.redis.repair import repair
+from holdfast.stores.redis.maintenance import repair
+from holdfast.stores.redis.pool import LEVELS, NamespacePool
 from holdfast.stores.redis.server_info import ServerInfo, may_evict, read_server_info
-from holdfast.stores.redis.url import LEVELS
 
 
 class RedisHealth:

@@ -30,8 +30,8 @@ from holdfast.core.models import (
 )
 from holdfast.stores.base import AT_ONCE, Admin, ClaimRequest, Maintenance, Query, Queueing, Selection
 from holdfast.stores.forwarding import ForwardingAdmin, ForwardingMaintenance, ForwardingQuery, ForwardingQueueing
+from holdfast.stores.redis.pool import parse_url
 from holdfast.stores.redis.store import RedisStore
-from holdfast.stores.redis.url import parse_url
 
 _BY_HAND = "by-hand:"
 """Marks ids written by hand that are no ULIDs: each has to be found again as it stands."""

@@ -1,16 +1,31 @@
-"""Family ``maintenance`` of Redis."""
+"""Family ``maintenance`` of Redis, and the repair of a namespace whose keys contradict each other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
-from holdfast.core.models import Job, JobState
+from redis import exceptions as driver
+
+from holdfast.core.models import Finding, Job, JobState
 from holdfast.stores.common.requests import FORGOTTEN_AFTER
-from holdfast.stores.connections.redis import Script
+from holdfast.stores.connections.redis import DEADLINE, RedisPool, Script, in_pieces
+from holdfast.stores.connections.redis_protocol import Argument, Wire
+from holdfast.stores.redis.consistency import (
+    FIELDS,
+    IndexedJob,
+    NamespaceKeys,
+    NamespaceSnapshot,
+    RepairStep,
+    plan_repairs,
+)
 from holdfast.stores.redis.encoding import Kinds, shown_jobs, span_us
 from holdfast.stores.redis.notifications import RedisNotifications
-from holdfast.stores.redis.pool import NamespacePool
+from holdfast.stores.redis.pool import NamespacePool, RedisAddress
 from holdfast.stores.redis.queueing import PIECE
 from holdfast.stores.redis.server_info import EvictionWatch
 
@@ -71,3 +86,142 @@ class RedisMaintenance:
 
     async def reannounce(self) -> int:
         return 0
+
+
+_ALL = 3600.0  # seconds for everything
+_PIECE = 500  # commands on their way at once, entries read at once
+_TRIES = 3
+_WATCHED = ("counts", "tombstones", "keys", "seq", "meta")
+"""No job changes its state without one of these."""
+
+
+async def repair(address: RedisAddress, now: int) -> list[Finding]:
+    """Make everything agree; returns the repairs. ``now``: the store's instant."""
+    names = NamespaceKeys(address.keys)
+    links = RedisPool(address.server, address.prefix, most=1, deadline=_ALL)
+    try:
+        for _ in range(_TRIES):
+            done = await links.call(lambda link: _mended(link, names, now))
+            if done is not None:
+                return _findings(done)
+    finally:
+        await links.close()
+    remedy = "stop workers and submitters for a moment, and repair again"
+    return [Finding("repair", "error", "jobs come and go: nothing was put right", remedy)]
+
+
+def _findings(done: Sequence[RepairStep]) -> list[Finding]:
+    found = Counter(mend.what for mend in done if mend.what)
+    return [Finding("repair", "ok", f"{number} {what}") for what, number in found.items()]
+
+
+async def _mended(link: Wire, names: NamespaceKeys, now: int) -> list[RepairStep] | None:
+    """The repairs; None: something changed meanwhile, and nothing was done."""
+    await _ask(link, [("WATCH", *(names(name) for name in _WATCHED))])
+    found = plan_repairs(await _Reading(link, names).snapshot(now))
+    *_, answers = await _ask(link, [("MULTI",), *(mend.command for mend in found), ("EXEC",)])
+    if answers is None:
+        return None
+    refused = [answer for answer in answers if isinstance(answer, driver.ResponseError)]
+    if refused:
+        raise refused[0]
+    return found
+
+
+async def _ask(link: Wire, commands: Iterable[tuple[Argument, ...]]) -> list[Any]:
+    """The answers to commands that go out together."""
+    async with asyncio.timeout(DEADLINE):
+        answers = await link.ask_each(commands)
+    for answer in answers:
+        if isinstance(answer, driver.ResponseError):
+            raise answer
+    return answers
+
+
+class _Reading:
+    """A walk through a namespace, a little at a time: other clients are served in between."""
+
+    def __init__(self, link: Wire, names: NamespaceKeys) -> None:
+        self._link = link
+        self._names = names
+        self._spoiled: list[bytes] = []
+
+    async def snapshot(self, now: int) -> NamespaceSnapshot:
+        """Everything that is there."""
+        keys = await self._keys()
+        types = await self._types(keys)
+        jobs = await self._jobs([key for key in types if key.startswith(self._names.job)])
+        rest = {key: kind for key, kind in types.items() if not key.startswith(self._names.job)}
+        attempts = self._names("attempts:")
+        return NamespaceSnapshot(
+            names=self._names,
+            now=now,
+            jobs=jobs,
+            spoiled=self._spoiled,
+            keys=keys,
+            lists={
+                key: await self._list(key)
+                for key, kind in rest.items()
+                if kind == b"list" and not key.startswith(attempts)
+            },
+            zsets={key: await self._zset(key) for key, kind in rest.items() if kind == b"zset"},
+            hashes={key: await self._hash(key) for key, kind in rest.items() if kind == b"hash"},
+        )
+
+    async def _keys(self) -> frozenset[bytes]:
+        pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", self._names.prefix) + b"*"
+        found: set[bytes] = set()
+        cursor = b"0"
+        while True:
+            ((cursor, piece),) = await _ask(self._link, [("SCAN", cursor, "MATCH", pattern, "COUNT", _PIECE)])
+            found.update(piece)
+            if cursor == b"0":
+                return frozenset(found)
+
+    async def _types(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Of our keys that are of the type they must be; keys of another type are noted as spoiled."""
+        found: dict[bytes, bytes] = {}
+        for piece in in_pieces([key for key in keys if self._names.type_of(key) is not None], _PIECE):
+            for key, kind in zip(piece, await _ask(self._link, [("TYPE", key) for key in piece]), strict=True):
+                if kind == self._names.type_of(key):
+                    found[key] = kind
+                elif kind != b"none":  # else it is gone
+                    self._spoiled.append(key)
+        return found
+
+    async def _jobs(self, keys: Sequence[bytes]) -> dict[bytes, IndexedJob | None]:
+        found: dict[bytes, IndexedJob | None] = {}
+        for piece in in_pieces(keys, _PIECE):
+            for key, fields in zip(
+                piece, await _ask(self._link, [("HMGET", key, *FIELDS) for key in piece]), strict=True
+            ):
+                try:
+                    found[key.removeprefix(self._names.job)] = IndexedJob.from_hash(fields)
+                except ValueError:
+                    self._spoiled.append(key)
+        return found
+
+    async def _list(self, key: bytes) -> list[bytes]:
+        found: list[bytes] = []
+        while True:
+            (piece,) = await _ask(self._link, [("LRANGE", key, len(found), len(found) + _PIECE - 1)])
+            found += piece
+            if len(piece) < _PIECE:
+                return found
+
+    async def _zset(self, key: bytes) -> dict[bytes, int]:
+        flat = await self._scanned("ZSCAN", key)
+        return {member: int(float(score)) for member, score in zip(flat[::2], flat[1::2], strict=True)}
+
+    async def _hash(self, key: bytes) -> dict[bytes, bytes]:
+        flat = await self._scanned("HSCAN", key)
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    async def _scanned(self, command: str, key: bytes) -> list[bytes]:
+        found: list[bytes] = []
+        cursor = b"0"
+        while True:
+            ((cursor, piece),) = await _ask(self._link, [(command, key, cursor, "COUNT", _PIECE)])
+            found += piece
+            if cursor == b"0":
+                return found

@@ -16,8 +16,16 @@ from redis import exceptions as driver
 
 from holdfast.core.errors import HoldfastError
 from holdfast.stores.base import EVERY_QUEUE
-from holdfast.stores.common.listener import PROOF, PROVEN_IN, RETRY, Listener, Settled, backoff_sleep, run_within
-from holdfast.stores.common.waiters import Waiters
+from holdfast.stores.common.waiters import (
+    PROOF,
+    PROVEN_IN,
+    RETRY,
+    Listener,
+    Settled,
+    Waiters,
+    backoff_sleep,
+    run_within,
+)
 from holdfast.stores.connections.redis_protocol import Wire
 from holdfast.stores.redis.pool import NamespacePool
 

@@ -1,24 +1,22 @@
-"""The Redis store: its verb families in one namespace, composed for each event loop."""
+"""The Redis store: its verb families in one namespace, composed for each event loop, and its schema's version."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 
-from holdfast.core.errors import Invalid
+from holdfast.core.errors import ConfigError, Invalid, StoreMismatch
 from holdfast.stores.common.server_store import Opened, ServedStore
-from holdfast.stores.connections.redis import load_scripts
-from holdfast.stores.redis import schema
+from holdfast.stores.connections.redis import Script, load_scripts
 from holdfast.stores.redis.admin import RedisAdmin
 from holdfast.stores.redis.encoding import Kinds
 from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.health import RedisHealth
 from holdfast.stores.redis.maintenance import RedisMaintenance
 from holdfast.stores.redis.notifications import RedisNotifications
-from holdfast.stores.redis.pool import NamespacePool
+from holdfast.stores.redis.pool import LEVELS, NamespacePool, parse_url
 from holdfast.stores.redis.queueing import RedisQueueing
-from holdfast.stores.redis.server_info import EvictionWatch
-from holdfast.stores.redis.url import parse_url
+from holdfast.stores.redis.server_info import EvictionWatch, ServerInfo, may_evict, read_server_info
 
 
 class RedisStore(ServedStore["_OpenedRedis"]):
@@ -40,7 +38,7 @@ class RedisStore(ServedStore["_OpenedRedis"]):
     async def missing(self) -> str | None:
         links = NamespacePool(self.address, now=None)
         try:
-            return await schema.missing(links)
+            return await missing(links)
         finally:
             await links.close()
 
@@ -66,4 +64,50 @@ class _OpenedRedis(Opened):
         super().__init__()
 
     async def migrate(self) -> list[str]:
-        return await schema.migrate(self.links, self._scripts)
+        return await migrate(self.links, self._scripts)
+
+
+SCHEMA = 1
+_INITIAL = "0001_initial"
+_OLDEST, _WAITAOF = (6, 2), (7, 2)
+
+
+async def migrate(links: NamespacePool, scripts: Mapping[str, Script]) -> list[str]:
+    """Check the server and make the namespace ours; the names of the applied migrations."""
+    facts = await read_server_info(links)
+    _check(facts, links)
+    schema = int(await links.run(scripts["open"], SCHEMA))
+    if schema < 0:
+        raise StoreMismatch(
+            f"{links.place}: {links.address.prefix}meta belongs to another program; give another ?namespace=NAME"
+        )
+    if schema > SCHEMA:
+        raise StoreMismatch(f"the namespace is at {schema}, this Holdfast knows {SCHEMA}; upgrade to what wrote it")
+    return [] if schema else [_INITIAL]
+
+
+async def missing(links: NamespacePool) -> str | None:
+    """Words for a missing store, which opening would make; None where there is one."""
+    prefix = links.address.prefix
+    if await links.run_command("EXISTS", f"{prefix}meta"):
+        return None
+    return f"{links.server.shown} has no keys of Holdfast under {prefix!r} yet"
+
+
+def _check(facts: ServerInfo, links: NamespacePool) -> None:
+    if facts.version < _OLDEST:
+        raise ConfigError(f"{facts.name} is too old; Holdfast needs Redis 6.2 or newer, or Valkey")
+    if may_evict(facts.policy):
+        raise ConfigError(
+            f"{links.place} evicts keys when it is full (maxmemory-policy={facts.policy}) and would drop jobs; "
+            "config set maxmemory-policy noeviction"
+        )
+    declared = links.address.durability
+    if declared == "waitaof" and facts.version < _WAITAOF:
+        raise ConfigError(f"{facts.name} has no WAITAOF; set appendfsync always and declare ?durability=always")
+    needed = "everysec" if declared == "waitaof" else declared
+    if LEVELS.index(facts.durability) < LEVELS.index(needed):
+        raise ConfigError(
+            f"{links.place} keeps less than was declared: {facts.settings}, which is durability={facts.durability}, "
+            f"not {declared}; {facts.durability_remedy(needed)}, or accept it: ?durability={facts.durability}"
+        )

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
-from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL
-from holdfast.stores.common.selection import Chosen, SelectionAdmin
+from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL, Chosen, SelectionAdmin
 from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, as_json, filter_parameters, span_us
 from holdfast.stores.sqlite.maintenance import delete_rows
 from holdfast.stores.sqlite.opened import SqliteFamily

@@ -27,9 +27,8 @@ from holdfast.core.models import (
     WorkerHeartbeat,
     WorkerInfo,
 )
-from holdfast.core.stats import JobStats
+from holdfast.core.stats import CountRow, JobStats, queues_of
 from holdfast.stores.common.named_sql import CODES, STATES
-from holdfast.stores.common.queue_counts import CountRow, queues_of
 from holdfast.stores.common.requests import costs_its_page, is_unsuccessful, line_page, line_place
 from holdfast.stores.sqlite.encoding import as_json, filter_parameters, read_job
 from holdfast.stores.sqlite.events import Feed

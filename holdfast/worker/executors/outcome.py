@@ -10,9 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from holdfast.core.control_flow import Dead, RetryAfter, Snooze
 from holdfast.core.errors import Invalid
-from holdfast.core.lifecycle import ERROR_LIMIT, Failed, Outcome, Snoozed, Succeeded
+from holdfast.core.lifecycle import ERROR_LIMIT, Dead, Failed, Outcome, RetryAfter, Snooze, Snoozed, Succeeded
 from holdfast.core.models import Reason
 from holdfast.core.validation import check_span
 from holdfast.tasks import RESULT_LIMIT, Task, encode_result

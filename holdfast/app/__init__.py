@@ -4,15 +4,13 @@ application.py   Holdfast: tasks, submitting, reading, operating
 bound_task.py    a task that knows its application, so that it can be enqueued
 registration.py  tasks, middlewares and hooks of an application
 submitter.py     drafts become jobs; lone concurrent submitters share a transaction
-deadline.py      the same application with a deadline on its store, for the HTTP API
 handle.py        a submitted job, and its result
 sync.py          the blocking view of all of these
 """
 
 from holdfast.app.application import Holdfast
 from holdfast.app.bound_task import BoundTask
-from holdfast.app.deadline import WithDeadline
 from holdfast.app.handle import JobHandle
 from holdfast.app.registration import CallNext, Middleware
 
-__all__ = ["BoundTask", "CallNext", "Holdfast", "JobHandle", "Middleware", "WithDeadline"]
+__all__ = ["BoundTask", "CallNext", "Holdfast", "JobHandle", "Middleware"]

@@ -12,11 +12,10 @@ from typing import Any, NoReturn
 
 import click
 
-from holdfast.cli.api import api, audit
+from holdfast.cli.api import api, audit, develop
 from holdfast.cli.base import CONTEXT, ExampleGroup, common_options, complete_steps
-from holdfast.cli.config import config
+from holdfast.cli.config import config, retry_schedule
 from holdfast.cli.context import Session
-from holdfast.cli.dev import develop
 from holdfast.cli.enqueue import enqueue
 from holdfast.cli.inspect import count_jobs, list_jobs, show_job, status, why
 from holdfast.cli.keys import keys
@@ -24,7 +23,6 @@ from holdfast.cli.maintenance import backup, doctor, migrate
 from holdfast.cli.operations import cancel, delete, dlq, replay
 from holdfast.cli.output import as_json
 from holdfast.cli.queue import queue
-from holdfast.cli.retry_schedule import retry_schedule
 from holdfast.cli.run import run
 from holdfast.cli.watch import stats, watch
 from holdfast.cli.worker import worker

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import traceback
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
@@ -11,20 +13,22 @@ from weakref import WeakKeyDictionary
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.app import Holdfast, WithDeadline
+from holdfast.app import Holdfast
+from holdfast.app.submitter import Submitter
 from holdfast.core.errors import Unavailable
 from holdfast.core.events import RequestFailed, StoreTrouble
 from holdfast.core.redaction import Redaction
+from holdfast.stores import ExternalTransactions
+from holdfast.stores.base import Store
 from holdfast.telemetry.spans import Spans
 from holdfast.web import (
     bulk,
     claims,
     dead_letters,
     event_stream,
-    health,
     heartbeats,
     jobs,
-    metrics,
+    monitoring,
     openapi,
     queues,
     settlements,
@@ -65,8 +69,7 @@ OPERATIONS = with_description(
         *claims.OPERATIONS,
         *heartbeats.OPERATIONS,
         *settlements.OPERATIONS,
-        *metrics.OPERATIONS,
-        *health.OPERATIONS,
+        *monitoring.OPERATIONS,
         *openapi.OPERATIONS,
     )
 )
@@ -347,3 +350,41 @@ def _check_size(scope: Scope, request: ApiRequest) -> None:
         raise Refusal(414, "path_too_long", "the path is too long", f"give at most {_MAX_PATH:,} characters")
     if sum(len(name) + len(value) for name, value in scope["headers"]) > _MAX_HEADERS:
         raise Refusal(431, "headers_too_large", "the headers are too large", f"send at most {_MAX_HEADERS:,} bytes")
+
+
+class WithDeadline(Holdfast):
+    """A view of an application, with a store of its own whose calls take at most ``patience`` seconds.
+
+    Everything else is the application's: settings, tasks, events, clocks, and methods that its class overrides.
+    Closing the application closes this store.
+    """
+
+    def __new__(cls, app: Holdfast, patience: float) -> WithDeadline:
+        """Derives from the class of the application too, so that methods which that class overrides are called."""
+        own = type(app)
+        return super().__new__(cls if issubclass(cls, own) else type(cls.__name__, (cls, own), {}))
+
+    def __init__(self, app: Holdfast, patience: float) -> None:
+        self._app = app
+        self.patience = patience
+        self.views = weakref.WeakSet()
+        self._store = None
+        self._making = threading.Lock()
+        self._users = 0
+        self._own_submitter = Submitter(self.open_store, lambda: self.settings, app.events, app.spans)
+        self.within = ExternalTransactions(self.open_store, self._reached)
+        app.views.add(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the application that this view does not set itself."""
+        return getattr(self._app, name)
+
+    @property
+    def _submitter(self) -> Submitter:  # type: ignore[override]
+        """Its own, unless tests have replaced the application's."""
+        shared = self._app._submitter
+        return self._own_submitter if type(shared) is Submitter else shared
+
+    def new_store(self, patience: float | None = None) -> Store:
+        """Another, unopened, store on the same jobs, with this deadline."""
+        return self._app.new_store(self.patience if patience is None else patience)

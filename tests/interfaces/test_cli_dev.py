@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.cli.dev import Watcher
+from holdfast.cli.api import Watcher
 from tests.interfaces.cli import JOBS, Cli
 from tests.support.load import slowness
 

@@ -21,8 +21,7 @@ from holdfast.core.events import ChildEnded, Event, Events
 from holdfast.core.lifecycle import Failed, Outcome, Released, Snoozed, Succeeded
 from holdfast.core.models import Reason
 from holdfast.tasks import JobLog, Limits, LogEntry, Task
-from holdfast.worker.executors.child import _Outbox
-from holdfast.worker.executors.child_protocol import Logged
+from holdfast.worker.executors.child import Logged, _Outbox
 from holdfast.worker.executors.process import ProcessExecutor
 from tests.unit import executor_tasks as tasks
 from tests.unit.executor_support import alive, job, on_both_loops, until
@@ -253,7 +252,7 @@ import asyncio, sys
 from holdfast.core.events import Events
 from holdfast.worker.executors.child import _Outbox
 from holdfast.worker.executors.process import ProcessExecutor
-from holdfast.worker.executors.child_protocol import Logged
+from holdfast.worker.executors.child import Logged
 from tests.unit import executor_tasks as tasks
 from tests.unit.executor_support import job
 

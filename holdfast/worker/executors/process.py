@@ -29,7 +29,7 @@ from holdfast.core.events import ChildEnded, Events
 from holdfast.core.lifecycle import Failed, Outcome, Released
 from holdfast.core.models import Job, Reason
 from holdfast.tasks import NOTHING, RESULT_LIMIT, JobLog, Limits, Task
-from holdfast.worker.executors.child_protocol import (
+from holdfast.worker.executors.child import (
     ChildReply,
     ChildRequest,
     Logged,

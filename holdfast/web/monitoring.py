@@ -1,16 +1,57 @@
-"""Metrics of this process, and of the store's queues."""
+"""Liveness and readiness of this process, and metrics of it and of the store's queues."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.core.errors import ConfigError
 from holdfast.telemetry.metric_types import OPEN, TEXT, expose_metrics
-from holdfast.web.messages import ApiResponse, Refusal
+from holdfast.web.messages import ApiResponse, Refusal, json_response
 from holdfast.web.routing import METRICS, Operation, RequestContext, ResponseSpec
+
+
+class ServiceHealth(msgspec.Struct, frozen=True):
+    """A sign of life."""
+
+    status: str
+    service: str
+    warnings: Annotated[list[str] | UnsetType, Meta(description="What is to be seen to; left out if nothing is.")] = (
+        UNSET
+    )
+    durability: Annotated[
+        str | UnsetType,
+        Meta(description="Of `/health/ready`: what the store does for its writes now, and what a crash of it loses."),
+    ] = UNSET
+
+
+async def live(call: RequestContext) -> ApiResponse:
+    """The process answers; the store is not asked."""
+    return json_response(200, ServiceHealth("ok", call.app.settings.api_service, call.warnings() or UNSET))
+
+
+async def ready(call: RequestContext) -> ApiResponse:
+    """The store answers. A server that took over may keep less than the one that was opened."""
+    found = await (await call.app.open_store()).health.durability()
+    warnings = [] if found.level == "ok" else [f"durability: {found.text}; {found.remedy}"]
+    return json_response(200, ServiceHealth("ready", call.app.settings.api_service, warnings or UNSET, found.text))
+
+
+def _health_operation(name: str, path: str, summary: str, status: str) -> Operation:
+    kept = "journal_mode=wal, synchronous=FULL: an acknowledged job survives a power cut"
+    durability = {"durability": kept} if status == "ready" else {}
+    return Operation(
+        name=name,
+        method="GET",
+        path=path,
+        scope=None,
+        group="Health",
+        summary=summary,
+        handler=ready if status == "ready" else live,
+        answers={200: ResponseSpec(ServiceHealth, "Yes.", {"status": status, "service": "holdfast-api"} | durability)},
+    )
 
 
 class MetricSeries(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -53,7 +94,7 @@ async def get_metrics(call: RequestContext) -> ApiResponse:
     return ApiResponse(200, body, media.encode())
 
 
-def _operation(name: str, path: str, example: Any) -> Operation:
+def _metrics_operation(name: str, path: str, example: Any) -> Operation:
     return Operation(
         name=name,
         method="GET",
@@ -79,4 +120,12 @@ _EXAMPLE: dict[str, Any] = {
         }
     ]
 }
-OPERATIONS = (_operation("show_metrics", "/metrics", _EXAMPLE), _operation("show_metrics_at_slash", "/metrics/", None))
+
+
+OPERATIONS = (
+    _health_operation("check_health", "/health", "Whether this process answers", "ok"),
+    _health_operation("check_live", "/health/live", "The same, for a liveness probe", "ok"),
+    _health_operation("check_ready", "/health/ready", "Whether the store answers: for a readiness probe", "ready"),
+    _metrics_operation("show_metrics", "/metrics", _EXAMPLE),
+    _metrics_operation("show_metrics_at_slash", "/metrics/", None),
+)

@@ -34,7 +34,7 @@ from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.retry import Retry
 from holdfast.settings.settings import Settings
 from holdfast.tasks import Context, current_job, provided
-from holdfast.telemetry.logs import JobFields, add_job_fields
+from holdfast.telemetry.trace_context import JobFields, add_job_fields
 
 __all__ = [
     "CallNext",

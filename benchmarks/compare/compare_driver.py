@@ -31,7 +31,7 @@ from holdfast import Holdfast, web
 
 _STARTS: list[float] = []
 _SINGLES, _CALLERS, _EACH = 1000, 100, 100
-_PART = 500  # jobs between two instants of a median rate
+_PART = 500  # jobs in a part of a run, at most
 _LATENCIES, _GAP = 400, 0.02  # jobs, and the mean of the random gaps between them in seconds
 
 app = Holdfast(os.environ["COMPARE_URL"], log_level="ERROR", concurrency=100)
@@ -73,9 +73,10 @@ async def _fill(jobs: int) -> None:
         await app.enqueue_many(_new_job(n=index) for index in range(jobs))
 
 
-def _median_rate(instants: list[float], each: int) -> float:
-    """Returns the median number of jobs a second between these instants, which are ``each`` jobs apart."""
-    return each / statistics.median(after - before for before, after in pairwise(instants))
+def _median_rate(instants: list[float], each: int = 1) -> float:
+    """Returns the median number of jobs a second over parts of a run, whose instants are ``each`` jobs apart."""
+    part = max(1, min(_PART, len(instants) * each // 10) // each)
+    return part * each / statistics.median(after - before for before, after in pairwise(instants[::part]))
 
 
 def drain(jobs: int) -> list[float]:
@@ -86,7 +87,7 @@ def drain(jobs: int) -> list[float]:
         starts = json.loads(file.read_text(encoding="utf-8"))
     if len(starts) != jobs:
         raise RuntimeError(f"{len(starts)} handlers ran for {jobs} jobs")
-    return [_median_rate(starts[::_PART], _PART)]
+    return [_median_rate(starts)]
 
 
 def submit(jobs: int) -> list[float]:
@@ -105,12 +106,13 @@ async def _submit(jobs: int) -> list[float]:
     callers: list[float] = []
     async with app:
         await one_after_another(50, [])
+        bulk.append(time.perf_counter())
         for _ in range(jobs // 1000):
             await app.enqueue_many(_new_job(n=index) for index in range(1000))
             bulk.append(time.perf_counter())
         await one_after_another(_SINGLES, singles)
         await asyncio.gather(*[one_after_another(_EACH, callers) for _ in range(_CALLERS)])
-    return [_median_rate(bulk, 1000), _median_rate(singles, 1), _median_rate(sorted(callers)[::_PART], _PART)]
+    return [_median_rate(bulk, 1000), _median_rate(singles), _median_rate(sorted(callers))]
 
 
 def latency(jobs: int) -> list[float]:

@@ -54,7 +54,7 @@ from holdfast.stores.base import Selection, Store
 from holdfast.tasks import Registry, decode_payload, encode_payload
 from holdfast.tasks.command_policy import COMMAND, CommandPolicy
 from holdfast.telemetry.metrics import time_calls
-from holdfast.telemetry.traces import open_traces, submission
+from holdfast.telemetry.trace_context import open_traces, submission
 from holdfast.transports import DeliveryLedger, TransportConfig, with_transport
 
 T = TypeVar("T")

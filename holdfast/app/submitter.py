@@ -37,7 +37,7 @@ from holdfast.core.validation import (
 )
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
-from holdfast.telemetry.traces import submission
+from holdfast.telemetry.trace_context import submission
 
 if TYPE_CHECKING:
     from holdfast.telemetry.spans import Spans

@@ -26,7 +26,7 @@ from holdfast.core.job_logs import LogLine
 from holdfast.core.lifecycle import deferral_of
 from holdfast.core.models import TERMINAL, Attempt, Job, QueueInfo, WorkerInfo, as_ulid
 from holdfast.core.redaction import Redaction
-from holdfast.telemetry.traces import trace_id_of
+from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.views.documents import (
     attempt_document,
     job_document,

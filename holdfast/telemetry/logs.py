@@ -20,9 +20,8 @@ from msgspec.structs import replace
 from holdfast.core.events import KINDS, Event, Events, JobDead, JobFailed
 from holdfast.core.redaction import REDACTED
 from holdfast.settings.settings import Settings
-from holdfast.tasks import CURRENT
 from holdfast.telemetry.log_output import JsonRenderer, LineWriter, PrettyRenderer, Renderer, exception_text
-from holdfast.telemetry.traces import current_trace_id, trace_id_of
+from holdfast.telemetry.trace_context import job_fields
 
 _STANDARD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 _ERRORS_OF_JOBS = (JobFailed, JobDead)
@@ -153,39 +152,3 @@ def _record_fields(record: logging.LogRecord, task_field: str) -> dict[str, Any]
     if record.stack_info:
         fields["stack"] = record.stack_info
     return fields
-
-
-FIELDS = ("job_id", "task", "queue", "attempt", "trace_id")
-
-
-def job_fields(task_field: str = "task") -> dict[str, Any]:
-    """Returns the id, task, queue, attempt and trace of the job this code runs for. Outside a job: the trace only.
-
-    ``task_field`` names the task's field.
-    """
-    context = CURRENT.get(None)
-    trace_id = current_trace_id()
-    if context is None:
-        return {} if trace_id is None else {"trace_id": trace_id}
-    job = context.job
-    fields = {"job_id": job.id, task_field: job.task, "queue": job.queue, "attempt": job.attempts}
-    trace_id = trace_id or trace_id_of(job)
-    return fields if trace_id is None else {**fields, "trace_id": trace_id}
-
-
-class JobFields(logging.Filter):
-    """For a handler of ``logging``: each record gets the attributes of ``FIELDS``, ``"-"`` for a missing one."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Add the attributes."""
-        fields = job_fields()
-        for name in FIELDS:
-            setattr(record, name, fields.get(name, "-"))
-        return True
-
-
-def add_job_fields(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A processor for structlog. Fields that the event has itself stay."""
-    for name, value in job_fields().items():
-        event.setdefault(name, value)
-    return event

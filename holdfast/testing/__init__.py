@@ -10,7 +10,7 @@
     testing.assert_enqueued(app, task="email.send", args={"to": "a@b.c"})
 
 harness.py      manual time around real workers     store_probe.py  knows when nothing can happen before time moves
-override.py     an application on a store of its own   inline.py       inline and manual mode
+inline.py       inline and manual mode, on a store of their own
 assertions.py   assertions about enqueued jobs
 """
 

@@ -15,7 +15,7 @@ from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.models import TERMINAL, Job, JobFilter, JobState, Lease
 from holdfast.core.validation import check_key
 from holdfast.tasks.job_logger import LEVELS, make_entry
-from holdfast.telemetry.traces import trace_id_of
+from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.views.documents import (
     ID,
     JOB,

@@ -23,7 +23,7 @@ from holdfast.core.lifecycle import UNFIT
 from holdfast.core.metric_events import BatchSettled, JobsClaimed
 from holdfast.core.models import Claim, Job, JobState, Settled, Settlement, to_datetime
 from holdfast.settings.settings import Settings
-from holdfast.telemetry.traces import trace_id_of
+from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.transports.contract import TransportKeys
 
 

@@ -20,7 +20,7 @@ from holdfast.core.lifecycle import Cancelled, Failed, Outcome, Released, Succee
 from holdfast.core.models import Job, Reason, TxOutcome
 from holdfast.tasks import CURRENT, Context, LogOpener, Task
 from holdfast.tasks.command_policy import COMMAND
-from holdfast.telemetry.traces import trace_id_of
+from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.worker.context import StopReason, TaskRun, WorkerContext
 from holdfast.worker.executors.command import run_command
 from holdfast.worker.executors.coroutine import Escaped, drive_in_context

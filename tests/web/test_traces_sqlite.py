@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.core.models import Job
-from holdfast.telemetry.traces import trace_id_of
+from holdfast.telemetry.trace_context import trace_id_of
 from tests.support.spans import Spans, identity, inside
 from tests.web.client import Api
 

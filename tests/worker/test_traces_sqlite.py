@@ -13,8 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from holdfast import Context, Dead, Holdfast, Snooze
 from holdfast.core.models import Job, Options
 from holdfast.tasks import CURRENT
-from holdfast.telemetry.logs import JobFields, add_job_fields
-from holdfast.telemetry.traces import trace_id_of
+from holdfast.telemetry.trace_context import JobFields, add_job_fields, trace_id_of
 from tests.support.spans import Spans, identity, inside
 from tests.worker.support import harness
 

@@ -32,7 +32,7 @@ from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.lifecycle import Failed, Outcome, Released, Snoozed, Succeeded
 from holdfast.core.models import Job, Lease, Reason
 from holdfast.tasks import CURRENT, Context, JobLog, Limits, LogEntry, Registry, Task
-from holdfast.telemetry.traces import open_traces
+from holdfast.telemetry.trace_context import open_traces
 from holdfast.worker.executors.outcome import (
     describe_error,
     format_traceback,

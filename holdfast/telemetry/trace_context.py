@@ -1,15 +1,20 @@
-"""Traces: the parts without OpenTelemetry, which ``spans.py`` alone imports."""
+"""The trace and the job that code runs under: for submissions, and for the log records of a pipeline of your own.
+
+Nothing here needs OpenTelemetry, which ``spans.py`` alone imports. What a worker logs has the job's fields anyway.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.models import Job, NewJob
+from holdfast.tasks import CURRENT
 
 if TYPE_CHECKING:
     from holdfast.telemetry.spans import Spans
@@ -49,3 +54,39 @@ def current_trace_id() -> str | None:
         return None
     context = trace.get_current_span().get_span_context()
     return f"{context.trace_id:032x}" if context.is_valid else None
+
+
+FIELDS = ("job_id", "task", "queue", "attempt", "trace_id")
+
+
+def job_fields(task_field: str = "task") -> dict[str, Any]:
+    """Returns the id, task, queue, attempt and trace of the job this code runs for. Outside a job: the trace only.
+
+    ``task_field`` names the task's field.
+    """
+    context = CURRENT.get(None)
+    trace_id = current_trace_id()
+    if context is None:
+        return {} if trace_id is None else {"trace_id": trace_id}
+    job = context.job
+    fields = {"job_id": job.id, task_field: job.task, "queue": job.queue, "attempt": job.attempts}
+    trace_id = trace_id or trace_id_of(job)
+    return fields if trace_id is None else {**fields, "trace_id": trace_id}
+
+
+class JobFields(logging.Filter):
+    """For a handler of ``logging``: each record gets the attributes of ``FIELDS``, ``"-"`` for a missing one."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Add the attributes."""
+        fields = job_fields()
+        for name in FIELDS:
+            setattr(record, name, fields.get(name, "-"))
+        return True
+
+
+def add_job_fields(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A processor for structlog. Fields that the event has itself stay."""
+    for name, value in job_fields().items():
+        event.setdefault(name, value)
+    return event

@@ -177,13 +177,7 @@ class Holdfast(TaskRegistration):
     # ── submitting ────────────────────────────────────────────────────────────────────────────────────────────
     @requires_loop
     async def enqueue(
-        self,
-        /,
-        task: str,
-        payload: Mapping[str, Any] | None = None,
-        *,
-        connection: Any = None,
-        **options: Any,
+        self, /, task: str, payload: Mapping[str, Any] | None = None, *, connection: Any = None, **options: Any
     ) -> JobHandle[Any]:
         """Submit by name, without the function: ``app.enqueue("email.send", {"to": …}, delay=60)``.
 

@@ -17,12 +17,7 @@ from holdfast.settings.service_settings import HttpSettings
 from holdfast.settings.settings import SETTINGS, ConfigEntry, file_for, set_value
 from holdfast.views.formatting import format_span, safe_text
 
-_COLUMNS = [
-    Column("SETTING", "id"),
-    Column("VALUE", "text"),
-    Column("FROM"),
-    Column("MEANING", "text", spare=True),
-]
+_COLUMNS = [Column("SETTING", "id"), Column("VALUE", "text"), Column("FROM"), Column("MEANING", "text", spare=True)]
 
 
 @add_group("config")

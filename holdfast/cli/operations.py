@@ -46,8 +46,7 @@ def rate_option(function: F) -> F:
 
 
 @add_command(
-    "cancel",
-    examples=["holdfast cancel key:welcome-42", "holdfast cancel --queue mail --state queued --dry-run"],
+    "cancel", examples=["holdfast cancel key:welcome-42", "holdfast cancel --queue mail --state queued --dry-run"]
 )
 @selection_options
 @filter_options()
@@ -116,8 +115,7 @@ def replay_jobs(
 
 
 @add_command(
-    "delete",
-    examples=["holdfast delete --state succeeded --until 1d --dry-run", "holdfast delete key:welcome-42"],
+    "delete", examples=["holdfast delete --state succeeded --until 1d --dry-run", "holdfast delete key:welcome-42"]
 )
 @selection_options
 @filter_options()

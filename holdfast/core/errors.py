@@ -19,7 +19,7 @@ HoldfastError                exit 1    HTTP 500   something went wrong in Holdfa
     ├── JobCancelled                              the job was cancelled
     └── ResultTimeout                             the job has not ended in time (also a TimeoutError)
 
-What a handler raises to say how its attempt ends stands in `signals.py`.
+What a handler raises to say how its attempt ends stands in `lifecycle.py`.
 """
 
 from __future__ import annotations

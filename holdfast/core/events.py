@@ -1,12 +1,9 @@
-"""Observable events, as records: components emit, logs, metrics and traces subscribe. Rooms emit; logs, metrics and
-traces subscribe. Without subscribers an event costs nothing.
-
-An event's ``name`` is its name in log lines; ``level`` is the level a user expects it at.
-"""
+"""Events, as records: components emit; logs, metrics and traces subscribe. Events without subscribers cost nothing."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import ClassVar
@@ -15,83 +12,75 @@ import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Something that happened."""
+    """Something that happened. In log lines its ``name`` is that of its class: ``job_created``."""
 
     name: ClassVar[str]
     level: ClassVar[str] = "info"
+    """The level a user expects it at."""
+
+    def __init_subclass__(cls) -> None:
+        cls.name = re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower()
 
 
-class JobCreated(Event, frozen=True, kw_only=True, gc=False):
+class JobEvent(Event, frozen=True, kw_only=True):
+    """Something that happened to a job."""
+
+    job_id: str
+    task: str
+
+
+class JobCreated(JobEvent, frozen=True, kw_only=True):
     """A job was stored."""
 
-    name: ClassVar[str] = "job_created"
     level: ClassVar[str] = "debug"
-    job_id: str
-    task: str
     queue: str
 
 
-class JobDuplicate(Event, frozen=True, kw_only=True, gc=False):
+class JobDuplicate(JobEvent, frozen=True, kw_only=True):
     """A submission whose key or id already stood for a job."""
 
-    name: ClassVar[str] = "job_duplicate"
     level: ClassVar[str] = "debug"
-    job_id: str
-    task: str
     queue: str
 
 
-class LeaseAcquired(Event, frozen=True, kw_only=True, gc=False):
+class LeaseAcquired(JobEvent, frozen=True, kw_only=True):
     """A worker took a job."""
 
-    name: ClassVar[str] = "lease_acquired"
     level: ClassVar[str] = "debug"
-    job_id: str
-    task: str
     attempt: int
     worker_id: str
     locked_until: datetime | None
 
 
-class LeaseRejected(Event, frozen=True, kw_only=True, gc=False):
+class LeaseRejected(Event, frozen=True, kw_only=True):
     """Delivered ids that could not be claimed."""
 
-    name: ClassVar[str] = "lease_rejected"
     level: ClassVar[str] = "debug"
     count: int
     worker_id: str
 
 
-class HandlerStart(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class HandlerStart(JobEvent, frozen=True, kw_only=True, omit_defaults=True):
     """A job's handler is about to be called."""
 
-    name: ClassVar[str] = "handler_start"
     level: ClassVar[str] = "debug"
-    job_id: str
-    task: str
     attempt: int
     trace_id: str | None = None
 
 
-class JobSucceeded(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class JobSucceeded(JobEvent, frozen=True, kw_only=True, omit_defaults=True):
     """A job ended in success, and that is stored."""
 
-    name: ClassVar[str] = "job_succeeded"
     level: ClassVar[str] = "debug"
-    job_id: str
-    task: str
     attempt: int
     seconds: float
     trace_id: str | None = None
 
 
-class JobFailed(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class JobFailed(JobEvent, frozen=True, kw_only=True, omit_defaults=True):
     """An attempt failed and will be retried."""
 
-    name: ClassVar[str] = "job_failed"
     level: ClassVar[str] = "warning"
-    job_id: str
-    task: str
     attempt: int
     reason: str
     error: str
@@ -100,13 +89,10 @@ class JobFailed(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     trace_id: str | None = None
 
 
-class JobDead(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class JobDead(JobEvent, frozen=True, kw_only=True, omit_defaults=True):
     """A job is dead: its last attempt failed, or no further one makes sense."""
 
-    name: ClassVar[str] = "job_dead"
     level: ClassVar[str] = "error"
-    job_id: str
-    task: str
     attempt: int
     reason: str
     error: str
@@ -116,107 +102,81 @@ class JobDead(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     trace_id: str | None = None
 
 
-class JobCancelled(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class JobCancelled(JobEvent, frozen=True, kw_only=True, omit_defaults=True):
     """A running job has stopped because an operator asked."""
 
-    name: ClassVar[str] = "job_cancelled"
-    job_id: str
-    task: str
     attempt: int
     trace_id: str | None = None
 
 
-class JobReleased(Event, frozen=True, kw_only=True, gc=False):
+class JobReleased(JobEvent, frozen=True, kw_only=True):
     """Given back without an attempt being counted: a stopping worker, or a snooze."""
 
-    name: ClassVar[str] = "job_released"
     level: ClassVar[str] = "debug"
-    job_id: str
-    task: str
     reason: str
 
 
-class RetryUnreadable(Event, frozen=True, kw_only=True, gc=False):
+class RetryUnreadable(JobEvent, frozen=True, kw_only=True):
     """A job's own retry policy cannot be read; its task's or the settings' is used."""
 
-    name: ClassVar[str] = "retry_unreadable"
     level: ClassVar[str] = "warning"
-    job_id: str
-    task: str
     error: str
 
 
-class TaskUnknown(Event, frozen=True, kw_only=True, gc=False):
+class TaskUnknown(JobEvent, frozen=True, kw_only=True):
     """The application of this worker, or of this API, lacks the task of a job it took: emitted once for each name."""
 
-    name: ClassVar[str] = "task_unknown"
     level: ClassVar[str] = "warning"
-    job_id: str
-    task: str
     queue: str
     error: str
     remedy: str
     deferred_until: datetime | None = None
 
 
-class PayloadUnfit(Event, frozen=True, kw_only=True, gc=False):
+class PayloadUnfit(JobEvent, frozen=True, kw_only=True):
     """The payload of a job does not fit the task as this worker has it: logged once for each task."""
 
-    name: ClassVar[str] = "payload_unfit"
     level: ClassVar[str] = "warning"
-    job_id: str
-    task: str
     queue: str
     error: str
     deferred_until: datetime | None
     remedy: str
 
 
-class JobDeferred(Event, frozen=True, kw_only=True, gc=False):
+class JobDeferred(JobEvent, frozen=True, kw_only=True):
     """This worker cannot run the job and gave it back for another one that can."""
 
-    name: ClassVar[str] = "job_deferred"
     level: ClassVar[str] = "debug"
-    job_id: str
-    task: str
     reason: str
     retry_at: datetime | None
 
 
-class JobUnstartable(Event, frozen=True, kw_only=True, gc=False):
+class JobUnstartable(JobEvent, frozen=True, kw_only=True):
     """This worker could not even start the job (no descriptors, no memory) and gave it back."""
 
-    name: ClassVar[str] = "job_unstartable"
     level: ClassVar[str] = "error"
-    job_id: str
-    task: str
     error: str
 
 
-class LeaseLost(Event, frozen=True, kw_only=True, gc=False):
+class LeaseLost(JobEvent, frozen=True, kw_only=True):
     """This worker's write came too late: another worker settled the job."""
 
-    name: ClassVar[str] = "lease_lost"
     level: ClassVar[str] = "warning"
-    job_id: str
-    task: str
     worker_id: str
 
 
-class SweepComplete(Event, frozen=True, kw_only=True, gc=False):
+class SweepComplete(Event, frozen=True, kw_only=True):
     """A round of maintenance that found something to do. ``reminded``: ready jobs that the transport had lost."""
 
-    name: ClassVar[str] = "sweep_complete"
     requeued: int
     recovered: int
     pruned: int
     reminded: int = 0
 
 
-class LoopBlocked(Event, frozen=True, kw_only=True, gc=False):
+class LoopBlocked(Event, frozen=True, kw_only=True):
     """A handler keeps the event loop from running anything else; ``stack`` is where."""
 
-    name: ClassVar[str] = "loop_blocked"
     level: ClassVar[str] = "warning"
     seconds: float
     job_id: str | None
@@ -224,19 +184,17 @@ class LoopBlocked(Event, frozen=True, kw_only=True, gc=False):
     stack: str
 
 
-class LinesLost(Event, frozen=True, kw_only=True, gc=False):
+class LinesLost(Event, frozen=True, kw_only=True):
     """Log lines of jobs could not be stored."""
 
-    name: ClassVar[str] = "lines_lost"
     level: ClassVar[str] = "warning"
     count: int
     error: str
 
 
-class StoreTrouble(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class StoreTrouble(Event, frozen=True, kw_only=True, omit_defaults=True):
     """A store call failed; the loop that made it goes on trying. In the API: the client that asked may."""
 
-    name: ClassVar[str] = "store_trouble"
     level: ClassVar[str] = "error"
     service: str
     error: str
@@ -244,19 +202,17 @@ class StoreTrouble(Event, frozen=True, kw_only=True, gc=False, omit_defaults=Tru
     request_id: str | None = None
 
 
-class TransportAway(Event, frozen=True, kw_only=True, gc=False):
+class TransportAway(Event, frozen=True, kw_only=True):
     """The transport cannot be used: until it is back, workers ask the store itself. Emitted once for each absence."""
 
-    name: ClassVar[str] = "transport_away"
     level: ClassVar[str] = "warning"
     place: str
     error: str
 
 
-class MalformedMessage(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class MalformedMessage(Event, frozen=True, kw_only=True, omit_defaults=True):
     """A message in a transport that holds no job id. It was removed; at most ten a minute are reported."""
 
-    name: ClassVar[str] = "malformed_message"
     level: ClassVar[str] = "warning"
     place: str
     queue: str
@@ -267,28 +223,25 @@ class MalformedMessage(Event, frozen=True, kw_only=True, gc=False, omit_defaults
     unreported: int = 0  # since the last report
 
 
-class TransportBack(Event, frozen=True, kw_only=True, gc=False):
+class TransportBack(Event, frozen=True, kw_only=True):
     """The transport is back, and carries ready jobs."""
 
-    name: ClassVar[str] = "transport_back"
     place: str
     seconds: float  # it was away
 
 
-class WorkerStarted(Event, frozen=True, kw_only=True, gc=False):
+class WorkerStarted(Event, frozen=True, kw_only=True):
     """A worker process serves its queues."""
 
-    name: ClassVar[str] = "worker_started"
     worker_id: str
     store: str  # its URL, without a password
     queues: str
     concurrency: int
 
 
-class WorkerStopping(Event, frozen=True, kw_only=True, gc=False):
+class WorkerStopping(Event, frozen=True, kw_only=True):
     """A worker process takes no more jobs."""
 
-    name: ClassVar[str] = "worker_stopping"
     worker_id: str
     reason: str
     running: int = 0
@@ -297,90 +250,80 @@ class WorkerStopping(Event, frozen=True, kw_only=True, gc=False):
     """for at most so many seconds; a second signal gives them back at once."""
 
 
-class WorkerStopped(Event, frozen=True, kw_only=True, gc=False):
+class WorkerStopped(Event, frozen=True, kw_only=True):
     """A worker process has ended."""
 
-    name: ClassVar[str] = "worker_stopped"
     worker_id: str
     succeeded: int
     failed: int
     released: int
 
 
-class HandlersLeft(Event, frozen=True, kw_only=True, gc=False):
+class HandlersLeft(Event, frozen=True, kw_only=True):
     """A worker process ends though handlers of jobs it gave back still run: threads that do not end, and coroutines
     that swallow their cancellation. They end with the process, wherever they are."""
 
-    name: ClassVar[str] = "handlers_left"
     level: ClassVar[str] = "warning"
     worker_id: str
     threads: int
     coroutines: int
 
 
-class SupervisorStopping(Event, frozen=True, kw_only=True, gc=False):
+class SupervisorStopping(Event, frozen=True, kw_only=True):
     """A supervisor of worker processes tells them to stop; each of them gives ``supervisor`` as its reason."""
 
-    name: ClassVar[str] = "supervisor_stopping"
     reason: str
     processes: int
 
 
-class ChildEnded(Event, frozen=True, kw_only=True, gc=False):
+class ChildEnded(Event, frozen=True, kw_only=True):
     """A worker process (or a child of the process executor) ended."""
 
-    name: ClassVar[str] = "child_ended"
     level: ClassVar[str] = "warning"
     pid: int
     cause: str
     restart_in: float | None
 
 
-class SettingsChanged(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class SettingsChanged(Event, frozen=True, kw_only=True, omit_defaults=True):
     """A worker follows changed settings, or an API is to be restarted for them: new value by name."""
 
-    name: ClassVar[str] = "settings_changed"
     changed: dict[str, str]
     remedy: str | None = None
 
 
-class SettingsRefused(Event, frozen=True, kw_only=True, gc=False):
+class SettingsRefused(Event, frozen=True, kw_only=True):
     """A setting that cannot be followed: the file was changed to what cannot be used, and the settings that were valid
     stay; or no supervisor would start the worker that is to come after this one. Emitted once."""
 
-    name: ClassVar[str] = "settings_refused"
     level: ClassVar[str] = "warning"
     problem: str
 
 
-class MetricsServed(Event, frozen=True, kw_only=True, gc=False):
+class MetricsServed(Event, frozen=True, kw_only=True):
     """A worker process tells its metrics and health at this address."""
 
-    name: ClassVar[str] = "metrics_served"
     address: str
     worker_id: str
 
 
-class ApiStarted(Event, frozen=True, kw_only=True, gc=False):
+class ApiStarted(Event, frozen=True, kw_only=True):
     """The HTTP API listens."""
 
-    name: ClassVar[str] = "api_started"
     address: str
     store: str  # its URL, without a password
     keys: bool  # whether it asks for keys
 
 
-class ApiStopping(Event, frozen=True, kw_only=True, gc=False):
+class ApiStopping(Event, frozen=True, kw_only=True):
     """The HTTP API takes no more requests."""
 
-    name: ClassVar[str] = "api_stopping"
     reason: str
 
 
-class ApiChange(Event, frozen=True, kw_only=True, gc=False):
+class ApiChange(Event, frozen=True, kw_only=True):
     """A call over HTTP changed something, or was to: which operation, who asked, what came of it."""
 
-    name: ClassVar[str] = "api_change"
     operation: str
     who: str  # the id of a key, or local
     address: str
@@ -391,10 +334,9 @@ class ApiChange(Event, frozen=True, kw_only=True, gc=False):
     ids: list[str]
 
 
-class ApiSubmission(Event, frozen=True, kw_only=True, gc=False):
+class ApiSubmission(Event, frozen=True, kw_only=True):
     """The same for what comes by the thousand: submissions, claims and settlements."""
 
-    name: ClassVar[str] = "api_submission"
     level: ClassVar[str] = "debug"
     operation: str
     who: str
@@ -406,18 +348,16 @@ class ApiSubmission(Event, frozen=True, kw_only=True, gc=False):
     ids: list[str]
 
 
-class AuditFailed(Event, frozen=True, kw_only=True, gc=False):
+class AuditFailed(Event, frozen=True, kw_only=True):
     """The audit file could not be written; until it can, calls that would change something are refused."""
 
-    name: ClassVar[str] = "audit_failed"
     level: ClassVar[str] = "error"
     problem: str
 
 
-class KeyRefused(Event, frozen=True, kw_only=True, gc=False):
+class KeyRefused(Event, frozen=True, kw_only=True):
     """A caller without a good key, or whose key does not allow what it asked for."""
 
-    name: ClassVar[str] = "key_refused"
     level: ClassVar[str] = "warning"
     who: str  # the id of the key, or none
     address: str
@@ -425,26 +365,23 @@ class KeyRefused(Event, frozen=True, kw_only=True, gc=False):
     problem: str
 
 
-class KeysRead(Event, frozen=True, kw_only=True, gc=False):
+class KeysRead(Event, frozen=True, kw_only=True):
     """The file of API keys was read again: so many keys."""
 
-    name: ClassVar[str] = "keys_read"
     keys: int
 
 
-class KeysUnreadable(Event, frozen=True, kw_only=True, gc=False):
+class KeysUnreadable(Event, frozen=True, kw_only=True):
     """The file of API keys changed, and cannot be used as it is; the last good keys stay in force."""
 
-    name: ClassVar[str] = "keys_unreadable"
     level: ClassVar[str] = "error"
     problem: str
     kept: int
 
 
-class RequestFailed(Event, frozen=True, kw_only=True, gc=False):
+class RequestFailed(Event, frozen=True, kw_only=True):
     """A request over HTTP ended in an error of ours; its answer was 500 and contained only this id."""
 
-    name: ClassVar[str] = "request_failed"
     level: ClassVar[str] = "error"
     request_id: str
     method: str
@@ -486,5 +423,7 @@ class Events:
                 logging.getLogger(__name__).exception("a subscriber to %s raised", event.name)
 
 
-KINDS: tuple[type[Event], ...] = tuple(Event.__subclasses__())
+KINDS: tuple[type[Event], ...] = tuple(
+    kind for base in (Event, JobEvent) for kind in base.__subclasses__() if kind is not JobEvent
+)
 """Every kind of event there is that a log line can tell."""

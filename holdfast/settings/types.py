@@ -70,9 +70,7 @@ def _bounded(
 def whole_number(least: int, most: int) -> Kind[int]:
     """A whole number within bounds."""
     return Kind(
-        f"whole number, {least} to {most}",
-        lambda field, value: parse_count(value, field, least=least, most=most),
-        str,
+        f"whole number, {least} to {most}", lambda field, value: parse_count(value, field, least=least, most=most), str
     )
 
 

@@ -2,7 +2,7 @@
 
 Only kinds of events that will be written are subscribed to, so that no others are built. Records of ``logging``,
 and of structlog where the application has not configured that itself, take the same way out; inside a handler
-they carry the job's id, task, queue, attempt and trace (``fields.py``).
+they carry the job's id, task, queue, attempt and trace (``trace_context.py``).
 """
 
 from __future__ import annotations

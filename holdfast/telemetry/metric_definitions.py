@@ -11,153 +11,120 @@ _SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 
 FAMILIES = (
     # ── jobs: those a process submitted, and those a worker ran ──
+    Family("jobs_submitted_total", "counter", "Jobs this process submitted that are new.", ("task",), place="both"),
     Family(
-        name="jobs_submitted_total",
-        kind="counter",
-        labels=("task",),
+        "jobs_idempotent_total",
+        "counter",
+        "Submissions whose key or id already stood for a job.",
+        ("task",),
         place="both",
-        doc="Jobs this process submitted that are new.",
     ),
+    Family("jobs_succeeded_total", "counter", "Jobs that ended in success, and that is stored.", ("task",)),
+    Family("jobs_failed_total", "counter", "Attempts that failed and will be retried.", ("task",)),
+    Family("jobs_dead_total", "counter", "Jobs that became dead letters.", ("task",)),
     Family(
-        name="jobs_idempotent_total",
-        kind="counter",
-        labels=("task",),
-        place="both",
-        doc="Submissions whose key or id already stood for a job.",
+        "jobs_deferred_total",
+        "counter",
+        "Jobs given back for a worker that can run them: `no_handler` or `payload` says why this one could not.",
+        ("task", "reason"),
     ),
+    Family("jobs_retried_total", "counter", "Jobs taken again after an attempt that failed or was lost."),
+    Family("jobs_recovered_total", "counter", "Jobs whose lease had ended unsettled: their worker was gone."),
+    Family("jobs_pruned_total", "counter", "Ended jobs deleted because their time was over."),
     Family(
-        name="jobs_succeeded_total",
-        kind="counter",
-        labels=("task",),
-        doc="Jobs that ended in success, and that is stored.",
-    ),
-    Family(name="jobs_failed_total", kind="counter", labels=("task",), doc="Attempts that failed and will be retried."),
-    Family(name="jobs_dead_total", kind="counter", labels=("task",), doc="Jobs that became dead letters."),
-    Family(
-        name="jobs_deferred_total",
-        kind="counter",
-        labels=("task", "reason"),
-        doc="Jobs given back for a worker that can run them: `no_handler` or `payload` says why this one could not.",
-    ),
-    Family(
-        name="jobs_retried_total",
-        kind="counter",
-        doc="Jobs taken again after an attempt that failed or was lost.",
-    ),
-    Family(
-        name="jobs_recovered_total", kind="counter", doc="Jobs whose lease had ended unsettled: their worker was gone."
-    ),
-    Family(name="jobs_pruned_total", kind="counter", doc="Ended jobs deleted because their time was over."),
-    Family(
-        name="job_duration_seconds",
-        kind="histogram",
-        labels=("task", "outcome"),
+        "job_duration_seconds",
+        "histogram",
+        "How long handlers ran, by what came of it: succeeded, failed, dead.",
+        ("task", "outcome"),
         bounds=_LONG,
-        doc="How long handlers ran, by what came of it: succeeded, failed, dead.",
     ),
     Family(
-        name="job_lateness_seconds",
-        kind="histogram",
-        labels=("queue",),
+        "job_lateness_seconds",
+        "histogram",
+        "How long jobs could have been taken before they were. Its count is the jobs taken of each queue.",
+        ("queue",),
         bounds=_LONG,
-        doc="How long jobs could have been taken before they were. Its count is the jobs taken of each queue.",
     ),
     # ── leases ──
-    Family(name="lease_acquired_total", kind="counter", doc="Jobs this worker took."),
+    Family("lease_acquired_total", "counter", "Jobs this worker took."),
+    Family("lease_rejected_total", "counter", "Ids a transport delivered that could not be claimed any more."),
     Family(
-        name="lease_rejected_total", kind="counter", doc="Ids a transport delivered that could not be claimed any more."
+        "transport_malformed_total", "counter", "Messages without a job id that a transport delivered.", place="both"
     ),
-    Family(
-        name="transport_malformed_total",
-        kind="counter",
-        place="both",
-        doc="Messages without a job id that a transport delivered.",
-    ),
-    Family(name="lease_lost_total", kind="counter", doc="Settlements that came too late: another worker had the job."),
+    Family("lease_lost_total", "counter", "Settlements that came too late: another worker had the job."),
     # ── the worker itself ──
-    Family(name="worker_active_jobs", kind="gauge", doc="Handlers that run now."),
-    Family(name="worker_buffered_jobs", kind="gauge", doc="Jobs this worker has claimed and not yet begun."),
-    Family(name="worker_slots", kind="gauge", doc="Handlers that may run at once: its concurrency."),
+    Family("worker_active_jobs", "gauge", "Handlers that run now."),
+    Family("worker_buffered_jobs", "gauge", "Jobs this worker has claimed and not yet begun."),
+    Family("worker_slots", "gauge", "Handlers that may run at once: its concurrency."),
+    Family("worker_healthy", "gauge", "1 while it fetches, or knows that there is nothing to fetch, else 0."),
+    Family("settle_batch_jobs", "histogram", "Jobs that were settled together.", bounds=_SIZES),
     Family(
-        name="worker_healthy", kind="gauge", doc="1 while it fetches, or knows that there is nothing to fetch, else 0."
-    ),
-    Family(name="settle_batch_jobs", kind="histogram", bounds=_SIZES, doc="Jobs that were settled together."),
-    Family(
-        name="loop_lag_seconds",
-        kind="histogram",
+        "loop_lag_seconds",
+        "histogram",
+        "How long the event loop took to answer, asked once a second.",
         bounds=_QUICK,
         place="both",
-        doc="How long the event loop took to answer, asked once a second.",
     ),
     # ── the store ──
     Family(
-        name="store_latency_seconds",
-        kind="histogram",
-        labels=("verb",),
+        "store_latency_seconds",
+        "histogram",
+        "How long calls of the store took, by verb.",
+        ("verb",),
         bounds=_QUICK,
         place="both",
-        doc="How long calls of the store took, by verb.",
     ),
     Family(
-        name="store_errors_total",
-        kind="counter",
-        labels=("verb",),
-        place="both",
-        doc="Calls of the store that failed: away, busy, full.",
+        "store_errors_total", "counter", "Calls of the store that failed: away, busy, full.", ("verb",), place="both"
     ),
     # ── the API ──
     Family(
-        name="http_requests_total",
-        kind="counter",
-        labels=("method", "path_template", "status_code"),
+        "http_requests_total",
+        "counter",
+        "Requests that were answered.",
+        ("method", "path_template", "status_code"),
         place="api",
-        doc="Requests that were answered.",
     ),
     Family(
-        name="http_request_duration_seconds",
-        kind="histogram",
-        labels=("method", "path_template", "status_code"),
+        "http_request_duration_seconds",
+        "histogram",
+        "How long their answers took; a long poll takes as long as it waits.",
+        ("method", "path_template", "status_code"),
         bounds=_QUICK,
         place="api",
-        doc="How long their answers took; a long poll takes as long as it waits.",
     ),
-    Family(name="http_requests_in_flight", kind="gauge", place="api", doc="Requests that wait for their answers."),
+    Family("http_requests_in_flight", "gauge", "Requests that wait for their answers.", place="api"),
     # ── the queues, as the store has them: at most some seconds old ──
-    Family(name="store_up", kind="gauge", place="api", doc="1 if the store could be asked for the figures below."),
+    Family("store_up", "gauge", "1 if the store could be asked for the figures below.", place="api"),
     Family(
-        name="queue_jobs",
-        kind="gauge",
-        labels=("queue", "state"),
-        place="api",
-        doc="Jobs of a queue that are queued, scheduled, failed (to be retried), running or dead. "
+        "queue_jobs",
+        "gauge",
+        "Jobs of a queue that are queued, scheduled, failed (to be retried), running or dead. "
         "Counted up to 100,000 of each.",
-    ),
-    Family(
-        name="queue_oldest_seconds",
-        kind="gauge",
-        labels=("queue",),
+        ("queue", "state"),
         place="api",
-        doc="How long the oldest job that could run has waited; 0 where none does.",
     ),
     Family(
-        name="queue_paused", kind="gauge", labels=("queue",), place="api", doc="1 while no worker may take its jobs."
-    ),
-    Family(name="workers", kind="gauge", place="api", doc="Worker processes that beat within their lease."),
-    Family(
-        name="throughput_jobs_per_second",
-        kind="gauge",
+        "queue_oldest_seconds",
+        "gauge",
+        "How long the oldest job that could run has waited; 0 where none does.",
+        ("queue",),
         place="api",
-        doc="Attempts all workers ended, over the last five minutes.",
+    ),
+    Family("queue_paused", "gauge", "1 while no worker may take its jobs.", ("queue",), place="api"),
+    Family("workers", "gauge", "Worker processes that beat within their lease.", place="api"),
+    Family(
+        "throughput_jobs_per_second", "gauge", "Attempts all workers ended, over the last five minutes.", place="api"
     ),
     Family(
-        name="predicted_drain_seconds",
-        kind="gauge",
-        place="api",
-        doc="How long the jobs that could run now would take at that rate: what to scale by. 0 where nothing waits, "
+        "predicted_drain_seconds",
+        "gauge",
+        "How long the jobs that could run now would take at that rate: what to scale by. 0 where nothing waits, "
         "3600 at most, and also where something waits and nothing was ended.",
+        place="api",
     ),
     # ── about the process ──
-    Family(name="build_info", kind="gauge", labels=("version",), place="both", doc="1; the label says the version."),
+    Family("build_info", "gauge", "1; the label says the version.", ("version",), place="both"),
 )
 
 COUNTED = tuple(each for each in FAMILIES if each.kind != "gauge")

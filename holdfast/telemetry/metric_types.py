@@ -27,7 +27,7 @@ Values = tuple[str, ...]
 """The values of a figure's labels, in their order."""
 
 
-class Family(msgspec.Struct, frozen=True, kw_only=True):
+class Family(msgspec.Struct, frozen=True):
     """A metric: its name and its meaning.
 
     ``place``: which process has it: ``worker``, ``api``, or ``both``.

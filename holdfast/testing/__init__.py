@@ -19,13 +19,4 @@ from holdfast.testing.assertions import assert_enqueued, enqueued, refute_enqueu
 from holdfast.testing.harness import Harness, NotIdle
 from holdfast.testing.inline import inline, manual
 
-__all__ = [
-    "Harness",
-    "NotIdle",
-    "assert_enqueued",
-    "enqueued",
-    "inline",
-    "kill_at",
-    "manual",
-    "refute_enqueued",
-]
+__all__ = ["Harness", "NotIdle", "assert_enqueued", "enqueued", "inline", "kill_at", "manual", "refute_enqueued"]

@@ -22,11 +22,7 @@ class Claiming:
     """A claim's progress. It keeps the jobs it has taken, also when the transport goes away meanwhile."""
 
     def __init__(
-        self,
-        queries: TransportQueries,
-        carrier: TransportSession,
-        in_hand: DeliveryLedger,
-        request: ClaimRequest,
+        self, queries: TransportQueries, carrier: TransportSession, in_hand: DeliveryLedger, request: ClaimRequest
     ) -> None:
         self._queries = queries
         self._carrier = carrier

@@ -68,10 +68,7 @@ class Reconciler:
         """Make so many lists true, in turn."""
         carrier = self._carrier
         queues = sorted(
-            {
-                *await self._queries.dead_queues(),
-                *await carrier.call_transport(carrier.transport.dead_letter_queues()),
-            }
+            {*await self._queries.dead_queues(), *await carrier.call_transport(carrier.transport.dead_letter_queues())}
         )
         first = bisect_right(queues, self._mirrored)
         for queue in [*queues[first:], *queues[:first]][:_MIRRORED_AT_ONCE]:

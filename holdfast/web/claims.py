@@ -61,8 +61,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True):
     payload: Annotated[Raw, Meta(description="The arguments by name.", examples=[{"to": "a@b.c"}])]
     attempt: Annotated[int, Meta(description="Which of its attempts this is, from 1.", ge=0)]
     claims: Annotated[
-        int,
-        Meta(description="Grows with each claim: a fencing token for what is written elsewhere.", ge=1),
+        int, Meta(description="Grows with each claim: a fencing token for what is written elsewhere.", ge=1)
     ]
     max_attempts: Annotated[int | None, Meta(description="Executions it may have; null: no limit.")]
     priority: int

@@ -291,12 +291,7 @@ SAY = Form(
     fields=(
         WORKER,
         Field(
-            name="token",
-            schema=TOKEN_SCHEMA,
-            doc="Of the job's lease.",
-            check=lease_of,
-            example=SAMPLE,
-            required=True,
+            name="token", schema=TOKEN_SCHEMA, doc="Of the job's lease.", check=lease_of, example=SAMPLE, required=True
         ),
         Field(
             name="lines",

@@ -196,10 +196,7 @@ def common_headers(request: ApiRequest, own: Container[bytes]) -> list[Header]:
 
 def _start(request: ApiRequest, answer: ApiResponse) -> dict[str, Any]:
     own = {name for name, _ in answer.headers}
-    headers = [
-        *common_headers(request, own),
-        *answer.headers,
-    ]
+    headers = [*common_headers(request, own), *answer.headers]
     if answer.status != 204:
         headers.append((b"content-type", answer.media))
     if answer.status != 204 and not isinstance(answer, Streamed):

@@ -101,13 +101,7 @@ ERROR = Form(
             example="connection refused",
             required=True,
         ),
-        _field(
-            "traceback",
-            {"type": "string"},
-            "Where; the last 16 KiB are kept.",
-            any_text,
-            "at send (mail.js:7:3)",
-        ),
+        _field("traceback", {"type": "string"}, "Where; the last 16 KiB are kept.", any_text, "at send (mail.js:7:3)"),
     ),
 )
 
@@ -147,12 +141,7 @@ SETTLEMENT = Form(
     "the attempt is given back; `cancelled`: stopped because an operator asked.",
     fields=(
         Field(
-            name="token",
-            schema=TOKEN_SCHEMA,
-            doc="Of the job's lease.",
-            check=lease_of,
-            example=SAMPLE,
-            required=True,
+            name="token", schema=TOKEN_SCHEMA, doc="Of the job's lease.", check=lease_of, example=SAMPLE, required=True
         ),
         Field(
             name="outcome",
@@ -163,12 +152,7 @@ SETTLEMENT = Form(
             required=True,
         ),
         Field(name="result", schema={}, doc="What it returned: any JSON.", check=as_it_is, nullable=True),
-        Field(
-            name="error",
-            schema={"$ref": "#/components/schemas/AttemptError"},
-            doc="Why it failed.",
-            check=_error,
-        ),
+        Field(name="error", schema={"$ref": "#/components/schemas/AttemptError"}, doc="Why it failed.", check=_error),
         _field(
             "reason",
             {"type": "string", "enum": [*_FAILED, *_DEAD], "title": "FailureReason"},

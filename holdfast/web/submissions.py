@@ -104,11 +104,7 @@ SUBMISSION = Form(
         ),
         _field(
             "tags",
-            {
-                "type": "array",
-                "maxItems": 100,
-                "items": {"type": "string", "minLength": 1, "maxLength": 100},
-            },
+            {"type": "array", "maxItems": 100, "items": {"type": "string", "minLength": 1, "maxLength": 100}},
             "Words to find it by.",
             array_of(check_tag_field, 100, least=0),
             ["spring"],

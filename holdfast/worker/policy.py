@@ -115,12 +115,7 @@ class Unfit:
         event = TaskUnknown if unknown else PayloadUnfit
         self._app.events.emit(
             event(
-                job_id=job.id,
-                task=job.task,
-                queue=job.queue,
-                error=failed.error,
-                deferred_until=until,
-                remedy=remedy,
+                job_id=job.id, task=job.task, queue=job.queue, error=failed.error, deferred_until=until, remedy=remedy
             )
         )
 

@@ -67,11 +67,7 @@ def tell_success(events: Events, job: Job, seconds: float) -> None:
     """The job has succeeded, and that is stored. A caller that settles many asks for subscribers first."""
     events.emit(
         JobSucceeded(
-            job_id=job.id,
-            task=job.task,
-            attempt=job.attempts,
-            seconds=round(seconds, 6),
-            trace_id=trace_id_of(job),
+            job_id=job.id, task=job.task, attempt=job.attempts, seconds=round(seconds, 6), trace_id=trace_id_of(job)
         )
     )
 

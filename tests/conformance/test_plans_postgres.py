@@ -74,11 +74,7 @@ def ids(state: int, number: int = BATCH) -> list[str]:
 
 QUEUES = ["default", "queue-2", "queue-4", "nobody's"]
 BY_ID = "job_pkey(id)"
-CLAIM = (
-    "job_ready(queue, tier, rank, run_at, seq)",
-    "job_quarantined(queue)",
-    "tid(ctid)",
-)
+CLAIM = ("job_ready(queue, tier, rank, run_at, seq)", "job_quarantined(queue)", "tid(ctid)")
 RUNNING = {"ids": ids(2), "claims": [1] * BATCH}
 LINES = {
     "turns": list(range(1, BATCH + 1)),
@@ -169,12 +165,7 @@ CASES = [
     Case("glance_queues", ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)")),
     Case(
         "glance",
-        (
-            "job_ready(queue)",
-            "job_waiting(queue)",
-            "job_due(queue)",
-            "job_ended(state, ended_at)",
-        ),
+        ("job_ready(queue)", "job_waiting(queue)", "job_due(queue)", "job_ended(state, ended_at)"),
         {"most": BATCH, "ended": [5, 6, 7], "recent": 1_000_000},
     ),
     Case("find", ("job_pkey(id)", "key_of(job_id)")),

@@ -13,17 +13,7 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.models import Finding, JobFilter, JobState, Lease, Options, new_id
 from holdfast.stores.base import EVERY_QUEUE, Store
 from holdfast.stores.redis import maintenance
-from tests.conformance.support import (
-    ended,
-    ending,
-    lose,
-    new_job,
-    put,
-    running,
-    stored,
-    take,
-    take_ids,
-)
+from tests.conformance.support import ended, ending, lose, new_job, put, running, stored, take, take_ids
 from tests.support.keys import Keys
 
 HOUR = timedelta(hours=1)

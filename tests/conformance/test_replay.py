@@ -107,8 +107,7 @@ async def test_a_job_that_will_run_anyway_is_refused(store: Store, force: bool) 
     done = await store.admin.replay([job.id, scheduled, queued, unknown], force=force)
 
     assert done == BulkResult(
-        [],
-        [(job.id, JobState.RUNNING), (scheduled, JobState.SCHEDULED), (queued, JobState.QUEUED), (unknown, None)],
+        [], [(job.id, JobState.RUNNING), (scheduled, JobState.SCHEDULED), (queued, JobState.QUEUED), (unknown, None)]
     )
     assert (await settle(store, job)).accepted
 

@@ -20,10 +20,7 @@ from tests.support.stores import sqlite_file
 FIRST = Execution("a", 1, 1, 100, 10.0, 1010.0, 11.0)
 SECOND = Execution("a", 2, 2, 200, 12.0, 1012.0, 13.0)
 SOUND = Facts(
-    acknowledged=["a"],
-    rows={"a": Row("a", "succeeded", 2, 2, None, 2)},
-    runs=[FIRST, SECOND],
-    accepted=["a"],
+    acknowledged=["a"], rows={"a": Row("a", "succeeded", 2, 2, None, 2)}, runs=[FIRST, SECOND], accepted=["a"]
 )
 
 

@@ -73,10 +73,7 @@ async def test_stored_failure_without_answer_is_accepted_despite_later_claims(
         failed, released = await running(store), await running(store)
         proxy.cut_after(b"a needle", answer=b"failed")
         proxy.cut_before(b"a needle", times=EVER)
-        batch = [
-            failing(failed, "a needle"),
-            ending(released, JobState.QUEUED, reason=Reason.RELEASED, refund=True),
-        ]
+        batch = [failing(failed, "a needle"), ending(released, JobState.QUEUED, reason=Reason.RELEASED, refund=True)]
         settling = asyncio.create_task(store.queueing.settle(batch))
         again = [await until_claimed(other), await until_claimed(other)]
         await other.queueing.settle([failing(job, "of another") for job in again])

@@ -92,9 +92,7 @@ async def test_a_server_that_became_a_replica_is_away(kind: str) -> None:
             assert (await until_it_works(lambda: settle(store, job))).accepted
 
 
-async def test_settlement_during_a_failover_is_accepted_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_settlement_during_a_failover_is_accepted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "PATIENCE", 30.0)
     with replicated() as (primary, replica):
         async with opened(primary.url(namespace="r", replicas="1")) as store:
@@ -142,11 +140,7 @@ async def test_a_store_follows_the_sentinels_to_the_replica_they_promote(kind: s
 
 
 async def test_a_silent_sentinel_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        replicated() as (primary, _),
-        Sentinel(primary) as sentinel,
-        FaultProxy(sentinel.port) as proxy,
-    ):
+    with replicated() as (primary, _), Sentinel(primary) as sentinel, FaultProxy(sentinel.port) as proxy:
         monkeypatch.setattr(connections, "_CONNECT", 1.0)
         proxy.hold()
         url = sentinel.url(namespace="s").replace("127.0.0.1", f"127.0.0.1:{proxy.port},127.0.0.1", 1)

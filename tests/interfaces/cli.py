@@ -60,10 +60,7 @@ class Cli:
         assert (result.exit_code, result.exception is None or isinstance(result.exception, SystemExit)) == (
             code,
             True,
-        ), (
-            result.output,
-            result.exception,
-        )
+        ), (result.output, result.exception)
         return result.stdout
 
     def json(self, *words: str, stdin: str | bytes | None = None, code: int = 0) -> Any:

@@ -256,11 +256,7 @@ MODULES: list[tuple[str, str, str]] = [
     ("B74-syntax-error", "def (:", "SyntaxError"),
     ("B74-exits", "raise SystemExit(0)", "SystemExit"),
     ("B74-not-an-application", "app = 1", "not Holdfast"),
-    (
-        "B74-twice",
-        _APP + "@app.task('a')\ndef a(): ...\n@app.task('a')\ndef b(): ...",
-        "registered twice",
-    ),
+    ("B74-twice", _APP + "@app.task('a')\ndef a(): ...\n@app.task('a')\ndef b(): ...", "registered twice"),
     ("B74-bad-name", _APP + "@app.task('no spaces')\ndef a(): ...", "task: 'no spaces'"),
     ("B74-lambda", _APP + "app.task()(lambda: None)", "<lambda>"),
     ("B74-signature-positional", _APP + "@app.task('a')\ndef a(*numbers: int): ...", "numbers"),

@@ -101,20 +101,14 @@ ON_POSTGRES = 'url = "postgresql://db/x"\ntransport = "redis_list"\n'
             'url = "postgresql://db/x"\ntransport = "redis_list"',
             "transport: redis_list needs transport_url, such as redis://",
         ),
-        (
-            ON_POSTGRES + 'transport_url = "postgresql://db/x"',
-            "transport_url: name a Redis or Valkey",
-        ),
+        (ON_POSTGRES + 'transport_url = "postgresql://db/x"', "transport_url: name a Redis or Valkey"),
         (
             ON_POSTGRES + 'transport_url = "redis://h"\ntransport_key = "{holdfast}:dead"',
             "transport_dead_key: it is transport_key too",
         ),
         ('transport = "rabbit"', "write one of none, redis_list, redis_stream"),
         ('transport_key = "a b"', "give 1 to 100 visible ASCII characters"),
-        (
-            ON_POSTGRES + 'transport_url = "redis+cluster://h"\ntransport_key = "a"',
-            "must have the same {tag}",
-        ),
+        (ON_POSTGRES + 'transport_url = "redis+cluster://h"\ntransport_key = "a"', "must have the same {tag}"),
     ],
 )
 def test_a_transport_that_cannot_be_is_refused(cli: Cli, tmp_path: Path, lines: str, problem: str) -> None:

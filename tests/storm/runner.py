@@ -70,13 +70,7 @@ class Storm:
     """One storm: its scale, and every run of each scenario so far, oldest first."""
 
     def __init__(
-        self,
-        state: Path,
-        scale: float,
-        code: str,
-        scenarios: Mapping[str, Scenario] = SCENARIOS,
-        *,
-        parallel: int = 1,
+        self, state: Path, scale: float, code: str, scenarios: Mapping[str, Scenario] = SCENARIOS, *, parallel: int = 1
     ) -> None:
         self._state = state
         self._scale = scale

@@ -100,9 +100,7 @@ ON_SERVERS: dict[str, OnServer] = {
     "cuts": lambda folder, kind, count, seed: networks.cut(folder, kind, cuts=count(1000), seed=seed),
 }
 ON_POSTGRES: dict[str, Scenario] = {
-    "failovers-postgres": lambda folder, count, seed: servers.failovers(
-        folder, count=count(10), within=15.0, seed=seed
-    ),
+    "failovers-postgres": lambda folder, count, seed: servers.failovers(folder, count=count(10), within=15.0, seed=seed)
 }
 ON_REDIS: dict[str, Scenario] = {
     "power-cuts-redis": lambda folder, count, seed: redis_servers.power_cuts(

@@ -229,12 +229,7 @@ def test_log_records_are_lines_too() -> None:
     logger = logging.getLogger("shop.mail")
     (said,) = _said(lambda: logger.warning("sent %d to\n%s", 3, "bob", extra={"order": 7, "level": "forged"}))
     del said["timestamp"]
-    assert said == {
-        "level": "warning",
-        "event": "sent 3 to\nbob",
-        "logger": "shop.mail",
-        "order": 7,
-    }
+    assert said == {"level": "warning", "event": "sent 3 to\nbob", "logger": "shop.mail", "order": 7}
 
 
 def test_records_below_the_level_are_dropped_and_level_restored() -> None:

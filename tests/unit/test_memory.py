@@ -1,4 +1,4 @@
-"""How much memory this process uses: ``worker/executors/memory.py``."""
+"""How much memory this process uses: ``worker/executors/process_group.py``."""
 
 from __future__ import annotations
 

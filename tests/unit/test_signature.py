@@ -237,11 +237,7 @@ def taking(annotation: Any) -> Task[..., Any]:
     return Task("typed", handler)
 
 
-@pytest.mark.parametrize(
-    ("annotation", "value"),
-    TYPED,
-    ids=lambda each: str(each)[:30],
-)
+@pytest.mark.parametrize(("annotation", "value"), TYPED, ids=lambda each: str(each)[:30])
 def test_typed_values_come_back_as_they_went_in(annotation: Any, value: Any) -> None:
     task = taking(annotation)
     received = task.bind(task.encode((value,), {}))["value"]
@@ -345,10 +341,7 @@ def test_a_payload_that_does_not_fit_says_why(payload: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (
-            '{"items":[{"street":"x"},{"street":5}]}',
-            "argument 'o.items[1].street' of task 'nested': 5 is not valid",
-        ),
+        ('{"items":[{"street":"x"},{"street":5}]}', "argument 'o.items[1].street' of task 'nested': 5 is not valid"),
         ('{"items":[{}]}', "argument 'o.items[0].street' of task 'nested': a value is missing; give one"),
         (
             '{"by":{"a b":{"left":null}},"items":[]}',

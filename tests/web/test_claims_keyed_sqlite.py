@@ -152,8 +152,7 @@ def test_limited_key_waits_for_queues_that_appear_later(api: Api, keys: Keys) ->
 
 
 @pytest.mark.parametrize(
-    ("said", "number"),
-    [({}, 1), ({"queues": {"*": 2}}, 2), ({"queues": ["mail.a", "mail.b"]}, 1), ({"limit": 3}, 3)],
+    ("said", "number"), [({}, 1), ({"queues": {"*": 2}}, 2), ({"queues": ["mail.a", "mail.b"]}, 1), ({"limit": 3}, 3)]
 )
 def test_a_claim_brings_no_more_jobs_than_it_asks_for(api: Api, keys: Keys, said: Any, number: int) -> None:
     token = keys.make("work", queues=("mail.*",))

@@ -68,9 +68,7 @@ async def test_name_of_a_live_worker_is_refused_until_lease_end(app: Holdfast, h
         assert [(each.pulse.pid, each.alive) for each in await app.workers()] == [(os.getpid(), True)]
 
 
-async def test_name_taken_during_start_is_refused_and_resources_closed(
-    app: Holdfast,
-) -> None:
+async def test_name_taken_during_start_is_refused_and_resources_closed(app: Holdfast) -> None:
     faster = WorkerHeartbeat(worker="mail-1", host="elsewhere", pid=1, queues="*", concurrency=1)
     seen = []
 

@@ -105,10 +105,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             "shell", _execution, lambda mode: {"commands": mode}, "shell, or argv: programs without a shell"
         ),
         "allowed_commands": Option(
-            [],
-            _programs,
-            lambda programs: {"command_allow": programs},
-            "programs that may run; none named: all",
+            [], _programs, lambda programs: {"command_allow": programs}, "programs that may run; none named: all"
         ),
     }
 )

@@ -1,21 +1,21 @@
 -- Every statement of the PostgreSQL store. Batches are arrays. `holdfast.` stands for the schema the store was given.
--- `column + 0` keeps the planner off a partial index that looks selective while few rows are in that state
--- (PERFORMANCE lesson 10); (+state) is how some indexes are spelled, for those who mean them. A comparison of rows gives
--- an index both its bounds and leaves no estimate by which it would seem quicker to sort everything. No clock function:
--- :now is the server's, one for each statement (statements.py). Rows that are to be changed are locked `for no key update`:
--- who holds a key share, as the caller's transaction with a foreign key to a job does, is not in the way of its lease.
+-- `column + 0` keeps the planner off a partial index that looks selective while few rows are in that
+-- state; (+state) is how some indexes are spelled, so that only statements that spell it so use them. A comparison of rows gives
+-- an index both its bounds and no estimate by which sorting everything would seem quicker. No clock function:
+-- :now is the server's, one for each statement (encoding.py). Rows that are to be changed are locked `for no key update`:
+-- a transaction that holds a key share, as one with a foreign key to a job does, does not block the job's lease.
 
 -- A name stands for the same work in every SQL store; what only this one needs is its own. A fragment is no statement: it
 -- stands, once, for what several have in common.
 
 -- fragment: shown
--- A job as a reader sees it: the fields of holdfast.job.Job in their order.
+-- A job as a reader sees it: the fields of Job (core/models.py) in their order.
 j.id::text, j.task, j.queue, j.payload, j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at,
 j.created_at, j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
 case when j.keyed then (select k.key from holdfast.key k where k.job_id = j.id limit 1) end, j.cancelling
 
 -- fragment: claimed
--- What a claim delivers of a job: the first fields of holdfast.job.Job.
+-- What a claim delivers of a job: the first fields of Job (core/models.py).
 id::text, task, queue, payload, claims, attempts, max_attempts, -rank as priority, losses, run_at, created_at, options,
 seq
 

@@ -24,11 +24,7 @@ class RedisAdmin(SelectionAdmin):
     """Family ``admin`` of Redis."""
 
     def __init__(
-        self,
-        links: NamespacePool,
-        news: RedisNotifications,
-        scripts: Mapping[str, Script],
-        read: Read,
+        self, links: NamespacePool, news: RedisNotifications, scripts: Mapping[str, Script], read: Read
     ) -> None:
         self._links = links
         self._news = news

@@ -25,16 +25,7 @@ DRIVER_ERRORS = (sqlite3.Error, UnicodeEncodeError, OverflowError)
 """What the driver raises: its own errors, and Python's for values it cannot hold."""
 
 _MISPLACED = frozenset(
-    {
-        errno.EACCES,
-        errno.EISDIR,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.EPERM,
-        errno.EROFS,
-    }
+    {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 )
 """What the system says of a place that waiting does not mend."""
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre"})

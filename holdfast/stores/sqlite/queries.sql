@@ -6,7 +6,7 @@
 -- stands, once, for what several have in common.
 
 -- fragment: shown
--- A job as a reader sees it: the fields of holdfast.job.Job in their order.
+-- A job as a reader sees it: the fields of Job (core/models.py) in their order.
 json_array(
     j.id, j.task, j.queue, coalesce(j.payload, (select p.payload from holdfast_payload p where p.seq = j.seq)),
     j.claims, j.attempts, j.max_attempts, -j.rank, j.losses, j.run_at, j.created_at, json(j.options),
@@ -17,7 +17,7 @@ json_array(
     json(case when j.cancelling then 'true' else 'false' end))
 
 -- fragment: claimed
--- The chosen rows of a claim; their jobs as they will be once taken: the first fields of holdfast.job.Job; and how many of
+-- The chosen rows of a claim; their jobs as they will be once taken: the first fields of Job (core/models.py); and how many of
 -- them are on their last attempt.
 json_group_array(seq), json_group_array(json_array(
     id, task, queue, coalesce(payload, (select p.payload from holdfast_payload p where p.seq = picked.seq)),

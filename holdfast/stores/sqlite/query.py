@@ -134,8 +134,7 @@ class Reads:
             rows = reader.execute(self._sql["find"], values).fetchall()
         more = len(rows) > limit
         return Page(
-            jobs=[read_job(shown) for _, shown in rows[:limit]],
-            cursor=str(rows[limit - 1][0]) if more else None,
+            jobs=[read_job(shown) for _, shown in rows[:limit]], cursor=str(rows[limit - 1][0]) if more else None
         )
 
     def count(self, reader: sqlite3.Connection, where: JobFilter, most: int | None) -> int:

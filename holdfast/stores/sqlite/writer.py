@@ -96,12 +96,7 @@ class Writer:
     """
 
     def __init__(
-        self,
-        path: str,
-        now: Callable[[], int],
-        wakes: Wakes,
-        identity: FileIdentity,
-        patience: float | None = None,
+        self, path: str, now: Callable[[], int], wakes: Wakes, identity: FileIdentity, patience: float | None = None
     ) -> None:
         self._path = path
         self._identity = identity

@@ -18,15 +18,7 @@ LEAD = 1.0
 
 
 def punctual(
-    folder: Path,
-    home: Home,
-    *,
-    jobs: int,
-    within: float,
-    workers: int,
-    late: float,
-    busiest: float,
-    seed: int,
+    folder: Path, home: Home, *, jobs: int, within: float, workers: int, late: float, busiest: float, seed: int
 ) -> Report:
     """So many jobs due within so many seconds. 99 % of them start at most ``late`` seconds after their moment, and no
     worker runs more than ``busiest`` times its share."""

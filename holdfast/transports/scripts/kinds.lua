@@ -1,6 +1,7 @@
 -- fragment: common
 -- KEYS: what the ready ids' and the dead letters' keys are called. ARGV[1]: who asks. What the two kinds of transport do
--- differently (push, pop, length, held, unpop, ring, KIND) stands in the sections `list` and `stream` below, of which a script contains one.
+-- differently (push, pop, length, held, unpop, ring, KIND) stands in the fragments `list` and `stream`; a script contains
+-- one of the two.
 local READY, DEAD, ME = KEYS[1], KEYS[2], ARGV[1]
 -- Queues used of late, by when; those in which something may wait; those with dead letters; and what rings for new ones.
 local QUEUES, ACTIVE, DEAD_QUEUES, BELL = READY .. '@queues', READY .. '@active', DEAD .. '@queues', READY .. '@bell'

@@ -101,58 +101,40 @@ def _filter(value: Any, field: str) -> dict[str, Any]:
 
 _IDS = {"type": "array", "minItems": 1, "maxItems": MOST, "items": {"type": "string", "minLength": 1, "maxLength": 600}}
 LIMIT = Field(
-    name="limit",
-    schema={"type": "integer", "minimum": 1, "maximum": MOST, "default": MOST},
-    doc="Jobs this call changes at most.",
-    check=number_check(1, MOST),
+    "limit",
+    {"type": "integer", "minimum": 1, "maximum": MOST, "default": MOST},
+    "Jobs this call changes at most.",
+    number_check(1, MOST),
     example=MOST,
 )
-DRY_RUN = Field(
-    name="dry_run", schema={"type": "boolean", "default": False}, doc="Only count.", check=check_flag, example=True
-)
-_FORCE = Field(
-    name="force",
-    schema={"type": "boolean", "default": False},
-    doc="Also what has succeeded.",
-    check=check_flag,
-    example=False,
-)
+DRY_RUN = Field("dry_run", {"type": "boolean", "default": False}, "Only count.", check_flag, example=True)
+_FORCE = Field("force", {"type": "boolean", "default": False}, "Also what has succeeded.", check_flag, example=False)
 RATE = Field(
-    name="rate",
-    schema={"type": "string", "pattern": RATE_PATTERN},
-    doc="How many become ready in a second, minute (`m`), hour or day; the others are `scheduled` until then.",
-    check=check_rate,
+    "rate",
+    {"type": "string", "pattern": RATE_PATTERN},
+    "How many become ready in a second, minute (`m`), hour or day; the others are `scheduled` until then.",
+    check_rate,
     example="10/s",
 )
 AFTER = Field(
-    name="after",
-    schema={"type": "number", "minimum": 0, "maximum": _LATEST, "default": 0},
-    doc="Seconds until the first is ready: where a call goes on at a `rate`, what `seconds` of the one before said.",
-    check=lambda value, field: seconds_check(_LATEST)(value, field).total_seconds(),
+    "after",
+    {"type": "number", "minimum": 0, "maximum": _LATEST, "default": 0},
+    "Seconds until the first is ready: where a call goes on at a `rate`, what `seconds` of the one before said.",
+    lambda value, field: seconds_check(_LATEST)(value, field).total_seconds(),
     example=0,
 )
 _PAYLOAD = Field(
-    name="payload",
-    schema={"type": "object"},
-    doc="Edited arguments; leave it out to keep them.",
-    check=an_object,
-    example={"to": "a@b.c"},
+    "payload", {"type": "object"}, "Edited arguments; leave it out to keep them.", an_object, example={"to": "a@b.c"}
 )
 _SELECTION = (
+    Field("ids", _IDS, "These jobs, each by its id or `key:NAME`.", array_of(text_check(1, 600), MOST), example=[ID]),
     Field(
-        name="ids",
-        schema=_IDS,
-        doc="These jobs, each by its id or `key:NAME`.",
-        check=array_of(text_check(1, 600), MOST),
-        example=[ID],
+        "filter",
+        {"$ref": "#/components/schemas/JobFilter", "minProperties": 1},
+        "The jobs that match; at least one field.",
+        _filter,
     ),
-    Field(
-        name="filter",
-        schema={"$ref": "#/components/schemas/JobFilter", "minProperties": 1},
-        doc="The jobs that match; at least one field.",
-        check=_filter,
-    ),
-    Field(name="all", schema={"type": "boolean", "const": True}, doc="Every job there is.", check=only_true),
+    Field("all", {"type": "boolean", "const": True}, "Every job there is.", only_true),
     DRY_RUN,
     LIMIT,
 )

@@ -109,8 +109,8 @@ CLAIM = Form(
     fields=(
         WORKER,
         Field(
-            name="queues",
-            schema={
+            "queues",
+            {
                 "anyOf": [
                     {"type": "array", "minItems": 1, "maxItems": _QUEUES_MOST, "items": _QUEUE},
                     {
@@ -122,36 +122,35 @@ CLAIM = Form(
                     },
                 ]
             },
-            doc="Names, or an object of names and free slots; `*` is every other queue. Every queue where nothing "
-            "is said.",
-            check=_queues,
+            "Names, or an object of names and free slots; `*` is every other queue. Every queue where nothing is said.",
+            _queues,
             example={"mail": 5, "*": 2},
         ),
         Field(
-            name="limit",
-            schema={"type": "integer", "minimum": 1, "maximum": LIMIT_MOST},
-            doc="Jobs at most; where nothing is said the slots of its queues, else 1.",
-            check=number_check(1, LIMIT_MOST),
+            "limit",
+            {"type": "integer", "minimum": 1, "maximum": LIMIT_MOST},
+            "Jobs at most; where nothing is said the slots of its queues, else 1.",
+            number_check(1, LIMIT_MOST),
             example=5,
         ),
         Field(
-            name="tasks",
-            schema={
+            "tasks",
+            {
                 "type": "array",
                 "minItems": 1,
                 "maxItems": _TASKS_MOST,
                 "items": {"type": "string", "pattern": TASK_PATTERN},
             },
-            doc="The tasks it has handlers for. A job of another is given back for a worker that has one, "
+            "The tasks it has handlers for. A job of another is given back for a worker that has one, "
             "as the settings `unknown_task` and `defer_for` say. All tasks where nothing is said.",
-            check=array_of(check_task_name, _TASKS_MOST),
+            array_of(check_task_name, _TASKS_MOST),
             example=["email.send"],
         ),
         Field(
-            name="wait",
-            schema={"type": "integer", "minimum": 0, "maximum": WAIT_MOST, "default": 0},
-            doc="Seconds to wait for jobs where there are none, or as many as the setting `claim_wait` allows.",
-            check=number_check(0, WAIT_MOST),
+            "wait",
+            {"type": "integer", "minimum": 0, "maximum": WAIT_MOST, "default": 0},
+            "Seconds to wait for jobs where there are none, or as many as the setting `claim_wait` allows.",
+            number_check(0, WAIT_MOST),
             example=30,
         ),
         LEASE,

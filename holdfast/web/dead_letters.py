@@ -43,12 +43,7 @@ REPLAY_DEAD = Form(
     name="ReplayDeadLettersRequest",
     doc="Which of the queue's dead letters: all, unless a filter says otherwise.",
     fields=(
-        Field(
-            name="filter",
-            schema={"$ref": "#/components/schemas/DeadLetterFilter"},
-            doc="Those that match.",
-            check=_filter,
-        ),
+        Field("filter", {"$ref": "#/components/schemas/DeadLetterFilter"}, "Those that match.", _filter),
         DRY_RUN,
         LIMIT,
         RATE,

@@ -185,10 +185,10 @@ def _job_id(value: Any, field: str) -> str:
 _ID = "^(?:[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}|[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25})$"
 _TASK = next(field for field in FILTERS if field.name == "task")
 _LAST = Field(
-    name="Last-Event-ID",
-    schema={"type": "string", "maxLength": 8000},
-    doc="The `id` of the last event: go on behind it.",
-    check=lambda value, field: value,
+    "Last-Event-ID",
+    {"type": "string", "maxLength": 8000},
+    "The `id` of the last event: go on behind it.",
+    lambda value, field: value,
 )
 _EXAMPLE = {
     "id": ID,
@@ -216,22 +216,16 @@ OPERATIONS = (
         handler=stream_events,
         query=(
             Field(
-                name="event",
-                schema={"type": "string", "enum": list(KINDS), "title": "EventKind"},
-                doc="Events of this kind; several: of any of them.",
-                check=choice_check(*KINDS),
+                "event",
+                {"type": "string", "enum": list(KINDS), "title": "EventKind"},
+                "Events of this kind; several: of any of them.",
+                choice_check(*KINDS),
                 example="dead",
                 many=True,
             ),
             msgspec.structs.replace(QUEUE, many=True, doc="Jobs of this queue; several: of any of them."),
             _TASK,
-            Field(
-                name="job_id",
-                schema={"type": "string", "pattern": _ID},
-                doc="This job; several: any of them.",
-                check=_job_id,
-                many=True,
-            ),
+            Field("job_id", {"type": "string", "pattern": _ID}, "This job; several: any of them.", _job_id, many=True),
         ),
         headers=(_LAST,),
         answers={200: Answered(EventDocument, "Events, until either side ends the stream.", _EXAMPLE, stream=True)},

@@ -45,7 +45,7 @@ PAGE_MOST = 500
 """Jobs on one page."""
 
 
-class Field(msgspec.Struct, frozen=True, kw_only=True):
+class Field(msgspec.Struct, frozen=True):
     """A thing that may be said. ``many``: a query may say it several times. ``nullable``: null is a value."""
 
     name: str
@@ -303,84 +303,69 @@ STATES = [state.value for state in JobState]
 _WHEN = {"type": "string", "minLength": 1, "maxLength": 40}
 
 QUEUE = Field(
-    name="queue",
-    schema={"type": "string", "pattern": NAME_PATTERN},
-    doc="Jobs of this queue.",
-    check=queue_name,
-    example="default",
+    "queue", {"type": "string", "pattern": NAME_PATTERN}, "Jobs of this queue.", queue_name, example="default"
 )
 FILTERS = (
     Field(
-        name="state",
-        schema={"type": "string", "enum": STATES, "title": "JobState"},
-        doc="Jobs in this state; several: in any of them.",
-        check=choice_check(*STATES),
+        "state",
+        {"type": "string", "enum": STATES, "title": "JobState"},
+        "Jobs in this state; several: in any of them.",
+        choice_check(*STATES),
         example="dead",
         many=True,
     ),
     QUEUE,
     Field(
-        name="task",
-        schema={"type": "string", "pattern": TASK_PATTERN},
-        doc="Jobs of this task; several: of any of them.",
-        check=check_task_name,
+        "task",
+        {"type": "string", "pattern": TASK_PATTERN},
+        "Jobs of this task; several: of any of them.",
+        check_task_name,
         example="email.send",
         many=True,
     ),
     Field(
-        name="tag",
-        schema={"type": "string", "minLength": 1, "maxLength": 100},
-        doc="Jobs that carry this tag.",
-        check=check_tag_field,
+        "tag",
+        {"type": "string", "minLength": 1, "maxLength": 100},
+        "Jobs that carry this tag.",
+        check_tag_field,
         example="spring",
     ),
     Field(
-        name="reason",
-        schema={"type": "string", "enum": [reason.value for reason in Reason], "title": "Reason"},
-        doc="Jobs that failed for this reason.",
-        check=choice_check(*Reason),
+        "reason",
+        {"type": "string", "enum": [reason.value for reason in Reason], "title": "Reason"},
+        "Jobs that failed for this reason.",
+        choice_check(*Reason),
         example="budget",
     ),
+    Field("worker", {"type": "string", "pattern": WORKER_PATTERN}, "Jobs this worker took last.", worker_name),
     Field(
-        name="worker",
-        schema={"type": "string", "pattern": WORKER_PATTERN},
-        doc="Jobs this worker took last.",
-        check=worker_name,
-    ),
-    Field(
-        name="error",
-        schema={"type": "string", "minLength": 1, "maxLength": 1000},
-        doc="Jobs whose error contains this text.",
-        check=text_check(1, 1000),
+        "error",
+        {"type": "string", "minLength": 1, "maxLength": 1000},
+        "Jobs whose error contains this text.",
+        text_check(1, 1000),
         example="connection refused",
     ),
+    Field("since", _WHEN, 'Submitted after: an instant, or how long ago ("2h").', text_check(1, 40), example="2h"),
     Field(
-        name="since",
-        schema=_WHEN,
-        doc='Submitted after: an instant, or how long ago ("2h").',
-        check=text_check(1, 40),
-        example="2h",
-    ),
-    Field(
-        name="until",
-        schema=_WHEN,
-        doc='Submitted before: an instant, or how long ago ("7d").',
-        check=text_check(1, 40),
+        "until",
+        _WHEN,
+        'Submitted before: an instant, or how long ago ("7d").',
+        text_check(1, 40),
         example="2030-01-31T08:00:00Z",
     ),
 )
 CURSOR = Field(
-    name="cursor",
-    schema={"type": "string", "minLength": 1, "maxLength": 100},
-    doc="Continue where an earlier page ended.",
-    check=text_check(1, 100),
+    "cursor",
+    {"type": "string", "minLength": 1, "maxLength": 100},
+    "Continue where an earlier page ended.",
+    text_check(1, 100),
 )
 PAGING = (
     Field(
-        name="limit",
-        schema={"type": "integer", "minimum": 1, "maximum": PAGE_MOST, "default": 50},
-        doc="Jobs on this page.",
-        check=count(1, PAGE_MOST),
+        "limit",
+        {"type": "integer", "minimum": 1, "maximum": PAGE_MOST, "default": 50},
+        "Jobs on this page.",
+        count(1, PAGE_MOST),
         example=50,
     ),
     CURSOR,

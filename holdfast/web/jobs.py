@@ -206,17 +206,17 @@ async def why(call: RequestContext) -> ApiResponse:
 
 
 _WAIT = Field(
-    name="wait",
-    schema={"type": "integer", "minimum": 0, "maximum": WAIT_MOST, "default": 0},
-    doc="Answer when the job has ended, at the latest after this many seconds.",
-    check=count(0, WAIT_MOST),
+    "wait",
+    {"type": "integer", "minimum": 0, "maximum": WAIT_MOST, "default": 0},
+    "Answer when the job has ended, at the latest after this many seconds.",
+    count(0, WAIT_MOST),
     example=0,
 )
 _LINES = Field(
-    name="limit",
-    schema={"type": "integer", "minimum": 1, "maximum": LINES_MOST, "default": LINES},
-    doc="Lines on this page.",
-    check=count(1, LINES_MOST),
+    "limit",
+    {"type": "integer", "minimum": 1, "maximum": LINES_MOST, "default": LINES},
+    "Lines on this page.",
+    count(1, LINES_MOST),
     example=LINES,
 )
 _LINE = {
@@ -247,40 +247,34 @@ LINE = Form(
     doc="A line that a handler logs.",
     fields=(
         Field(
-            name="number",
-            schema={"type": "integer", "minimum": 1, "maximum": _NUMBER_MOST},
-            doc="Among the lines of its attempt, from 1: the same number again is the same line.",
-            check=number_check(1, _NUMBER_MOST),
+            "number",
+            {"type": "integer", "minimum": 1, "maximum": _NUMBER_MOST},
+            "Among the lines of its attempt, from 1: the same number again is the same line.",
+            number_check(1, _NUMBER_MOST),
             example=1,
             required=True,
         ),
         Field(
-            name="text",
-            schema={"type": "string"},
-            doc="What it says; cut at `job_line_size`.",
-            check=any_text,
+            "text",
+            {"type": "string"},
+            "What it says; cut at `job_line_size`.",
+            any_text,
             example="fetched",
             required=True,
         ),
         Field(
-            name="level",
-            schema={"type": "string", "enum": list(LEVELS), "title": "LogLevel", "default": "info"},
-            doc="How much it matters.",
-            check=choice_check(*LEVELS),
+            "level",
+            {"type": "string", "enum": list(LEVELS), "title": "LogLevel", "default": "info"},
+            "How much it matters.",
+            choice_check(*LEVELS),
             example="info",
         ),
+        Field("fields", {"type": "object"}, "More of it, for programs.", an_object, example={"rows": 3}),
         Field(
-            name="fields",
-            schema={"type": "object"},
-            doc="More of it, for programs.",
-            check=an_object,
-            example={"rows": 3},
-        ),
-        Field(
-            name="ago",
-            schema={"type": "number", "minimum": 0, "maximum": _AGO_MOST},
-            doc="Seconds since it was said.",
-            check=seconds_check(_AGO_MOST),
+            "ago",
+            {"type": "number", "minimum": 0, "maximum": _AGO_MOST},
+            "Seconds since it was said.",
+            seconds_check(_AGO_MOST),
             example=0,
         ),
     ),
@@ -290,19 +284,17 @@ SAY = Form(
     doc="Log lines of one running job.",
     fields=(
         WORKER,
+        Field("token", TOKEN_SCHEMA, "Of the job's lease.", lease_of, example=SAMPLE, required=True),
         Field(
-            name="token", schema=TOKEN_SCHEMA, doc="Of the job's lease.", check=lease_of, example=SAMPLE, required=True
-        ),
-        Field(
-            name="lines",
-            schema={
+            "lines",
+            {
                 "type": "array",
                 "minItems": 1,
                 "maxItems": _LINES_MOST,
                 "items": {"$ref": "#/components/schemas/NewLogLine"},
             },
-            doc="In their order.",
-            check=array_of(an_object, _LINES_MOST),
+            "In their order.",
+            array_of(an_object, _LINES_MOST),
             example=[{"number": 1, "text": "fetched", "fields": {"rows": 3}}],
             required=True,
         ),

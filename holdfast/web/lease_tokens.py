@@ -108,39 +108,39 @@ def parse_tokens(value: Any, field: str) -> list[Lease]:
 
 def _count(name: str, doc: str, most: int = 1_000_000_000) -> Field:
     schema = {"type": "integer", "minimum": 0, "maximum": most}
-    return Field(name=name, schema=schema, doc=doc, check=number_check(0, most))
+    return Field(name, schema, doc, number_check(0, most))
 
 
 TOKEN_SCHEMA = {"type": "string", "minLength": 1, "maxLength": _TOKEN_MOST, "pattern": "^[A-Za-z0-9_-]+$"}
 WORKER = Field(
-    name="worker",
-    schema={"type": "string", "pattern": _ID_PATTERN},
-    doc="The worker's id: one of its own for each start, never the host's name alone.",
-    check=_worker_id,
+    "worker",
+    {"type": "string", "pattern": _ID_PATTERN},
+    "The worker's id: one of its own for each start, never the host's name alone.",
+    _worker_id,
     example="js-7c1f",
     required=True,
 )
 LEASE = Field(
-    name="lease",
-    schema={"type": "number", "minimum": 1, "maximum": _LEASE_MOST},
-    doc="Seconds from now for which the jobs are the worker's; the setting `lease` where nothing is said.",
-    check=seconds_check(_LEASE_MOST, 1),
+    "lease",
+    {"type": "number", "minimum": 1, "maximum": _LEASE_MOST},
+    "Seconds from now for which the jobs are the worker's; the setting `lease` where nothing is said.",
+    seconds_check(_LEASE_MOST, 1),
     example=30,
 )
 LEASES = Field(
-    name="leases",
-    schema={"type": "array", "maxItems": MOST, "items": TOKEN_SCHEMA},
-    doc="The tokens of all the jobs it has in hand.",
-    check=parse_tokens,
+    "leases",
+    {"type": "array", "maxItems": MOST, "items": TOKEN_SCHEMA},
+    "The tokens of all the jobs it has in hand.",
+    parse_tokens,
     example=[SAMPLE],
     required=True,
 )
 ABOUT = (
     Field(
-        name="host",
-        schema={"type": "string", "minLength": 1, "maxLength": 100},
-        doc="Where it runs, or what it is called, for who lists workers; its address where nothing is said.",
-        check=text_check(1, 100),
+        "host",
+        {"type": "string", "minLength": 1, "maxLength": 100},
+        "Where it runs, or what it is called, for who lists workers; its address where nothing is said.",
+        text_check(1, 100),
         example="app-1",
     ),
     _count("pid", "Its process.", (1 << 31) - 1),

@@ -125,10 +125,10 @@ async def stats(call: RequestContext) -> ApiResponse:
 
 
 _MINUTES = Field(
-    name="minutes",
-    schema={"type": "integer", "minimum": 1, "maximum": 1440, "default": 5},
-    doc="What is recent.",
-    check=count(1, 1440),
+    "minutes",
+    {"type": "integer", "minimum": 1, "maximum": 1440, "default": 5},
+    "What is recent.",
+    count(1, 1440),
     example=5,
 )
 STOP = Form(
@@ -136,22 +136,17 @@ STOP = Form(
     doc="Which workers are to stop, and how.",
     fields=(
         Field(
-            name="workers",
-            schema={
-                "type": "array",
-                "minItems": 1,
-                "maxItems": 1000,
-                "items": {"type": "string", "pattern": WORKER_PATTERN},
-            },
-            doc="These; every living one where none is named.",
-            check=array_of(worker_name, 1000),
+            "workers",
+            {"type": "array", "minItems": 1, "maxItems": 1000, "items": {"type": "string", "pattern": WORKER_PATTERN}},
+            "These; every living one where none is named.",
+            array_of(worker_name, 1000),
             example=["w-7c1f"],
         ),
         Field(
-            name="drain",
-            schema={"type": "boolean", "default": False},
-            doc="Let them empty their queues first.",
-            check=check_flag,
+            "drain",
+            {"type": "boolean", "default": False},
+            "Let them empty their queues first.",
+            check_flag,
             example=False,
         ),
     ),

@@ -79,7 +79,7 @@ def _delay(value: Any, field: str) -> timedelta:
 
 
 def _field(name: str, schema: Mapping[str, Any], doc: str, check: Callable[[Any, str], Any], example: Any) -> Field:
-    return Field(name=name, schema=schema, doc=doc, check=check, example=example)
+    return Field(name, schema, doc, check, example=example)
 
 
 ERROR = Form(
@@ -94,10 +94,10 @@ ERROR = Form(
             "ConnectionError",
         ),
         Field(
-            name="message",
-            schema={"type": "string"},
-            doc="In words; 4,096 characters are kept.",
-            check=any_text,
+            "message",
+            {"type": "string"},
+            "In words; 4,096 characters are kept.",
+            any_text,
             example="connection refused",
             required=True,
         ),
@@ -140,19 +140,17 @@ SETTLEMENT = Form(
     "lasts; `dead` with `error`: no further attempt makes sense; `snoozed` with `delay`, and `released`: not tried, "
     "the attempt is given back; `cancelled`: stopped because an operator asked.",
     fields=(
+        Field("token", TOKEN_SCHEMA, "Of the job's lease.", lease_of, example=SAMPLE, required=True),
         Field(
-            name="token", schema=TOKEN_SCHEMA, doc="Of the job's lease.", check=lease_of, example=SAMPLE, required=True
-        ),
-        Field(
-            name="outcome",
-            schema={"type": "string", "enum": list(OUTCOMES), "title": "AttemptOutcome"},
-            doc="How the attempt ended.",
-            check=choice_check(*OUTCOMES),
+            "outcome",
+            {"type": "string", "enum": list(OUTCOMES), "title": "AttemptOutcome"},
+            "How the attempt ended.",
+            choice_check(*OUTCOMES),
             example="succeeded",
             required=True,
         ),
-        Field(name="result", schema={}, doc="What it returned: any JSON.", check=as_it_is, nullable=True),
-        Field(name="error", schema={"$ref": "#/components/schemas/AttemptError"}, doc="Why it failed.", check=_error),
+        Field("result", {}, "What it returned: any JSON.", as_it_is, nullable=True),
+        Field("error", {"$ref": "#/components/schemas/AttemptError"}, "Why it failed.", _error),
         _field(
             "reason",
             {"type": "string", "enum": [*_FAILED, *_DEAD], "title": "FailureReason"},
@@ -179,15 +177,15 @@ SETTLE = Form(
     fields=(
         WORKER,
         Field(
-            name="settlements",
-            schema={
+            "settlements",
+            {
                 "type": "array",
                 "minItems": 1,
                 "maxItems": MOST,
                 "items": {"$ref": "#/components/schemas/SettlementRequest"},
             },
-            doc="One for each job, in any order.",
-            check=array_of(an_object, MOST),
+            "One for each job, in any order.",
+            array_of(an_object, MOST),
             example=[{"token": SAMPLE, "outcome": "succeeded", "result": {"sent": True}}],
             required=True,
         ),

@@ -62,7 +62,7 @@ def _payload(value: Any, field: str) -> dict[str, Any]:
 
 
 def _field(name: str, schema: Mapping[str, Any], doc: str, check: Any = as_it_is, example: Any = None) -> Field:
-    return Field(name=name, schema=schema, doc=doc, check=check, example=example, required=name in ("task", "payload"))
+    return Field(name, schema, doc, check, example=example, required=name in ("task", "payload"))
 
 
 _TASK = {"type": "string", "pattern": TASK_PATTERN}
@@ -119,15 +119,15 @@ BATCH = Form(
     doc="Jobs to be stored together: all of them or none.",
     fields=(
         Field(
-            name="jobs",
-            schema={
+            "jobs",
+            {
                 "type": "array",
                 "minItems": 1,
                 "maxItems": BATCH_MOST,
                 "items": {"$ref": "#/components/schemas/Submission"},
             },
-            doc="The jobs, in their order.",
-            check=array_of(an_object, BATCH_MOST),
+            "The jobs, in their order.",
+            array_of(an_object, BATCH_MOST),
             example=[{"task": "email.send", "payload": {"to": "a@b.c"}, "key": "welcome-42"}],
             required=True,
         ),
@@ -135,10 +135,10 @@ BATCH = Form(
     inner=(SUBMISSION,),
 )
 _HEADER = Field(
-    name=KEY_HEADER,
-    schema=_KEY,
-    doc="At most one job exists for a key; it goes before the body's.",
-    check=check_key_field,
+    KEY_HEADER,
+    _KEY,
+    "At most one job exists for a key; it goes before the body's.",
+    check_key_field,
     example="welcome-42",
 )
 

@@ -13,7 +13,7 @@ from holdfast.app import Holdfast
 from holdfast.core.errors import Busy, Conflict, Invalid, NotFound, TooBroad
 from holdfast.core.lifecycle import check_replay
 from holdfast.core.models import Job, JobFilter, JobState
-from holdfast.core.validation import LONGEST, RATE_PATTERN, check_key
+from holdfast.core.validation import LONGEST, RATE_PATTERN, check_key, parse_rate
 from holdfast.stores.common.requests import CHOOSE, UNSUCCESSFUL
 from holdfast.tasks.codec import Words
 from holdfast.views.documents import (
@@ -30,20 +30,18 @@ from holdfast.views.documents import (
 )
 from holdfast.web.fields import (
     FILTERS,
-    Check,
+    OBJECT,
     Field,
     Form,
-    an_object,
-    array_of,
+    ValueType,
+    array_value,
     at_most_one,
-    check_flag,
-    check_rate,
+    boolean_value,
+    integer_value,
     named_as_said,
     none_of,
-    number_check,
-    only_true,
-    seconds_check,
-    text_check,
+    seconds_value,
+    text_value,
 )
 from holdfast.web.jobs import find_job, parse_filter
 from holdfast.web.messages import ApiResponse, json_response
@@ -75,66 +73,69 @@ class BulkAnswer(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.0
 
 
-def _one_or_many(check: Check) -> Check:
-    several = array_of(check, 100)
-    return lambda value, field: [check(value, field)] if isinstance(value, str) else several(value, field)
-
-
-def _many(field: Field) -> Field:
+def _one_or_many(field: Field) -> Field:
+    """The same field of a body, which may name one value or several."""
     if not field.many:
         return field
-    several = {"type": "array", "minItems": 1, "maxItems": 100, "items": field.schema}
-    schema = {"anyOf": [field.schema, several]}
-    return msgspec.structs.replace(field, schema=schema, check=_one_or_many(field.check), many=False)
+    one, several = field.value, array_value(field.value, 100)
+
+    def check_value(value: Any, name: str) -> list[Any]:
+        return [one.check(value, name)] if isinstance(value, str) else several.check(value, name)
+
+    return msgspec.structs.replace(
+        field, value=ValueType({"anyOf": [one.schema, several.schema]}, check_value), many=False
+    )
 
 
-FILTER = Form(name="JobFilter", doc="Every field that is given must match.", fields=tuple(map(_many, FILTERS)))
+FILTER = Form(name="JobFilter", doc="Every field that is given must match.", fields=tuple(map(_one_or_many, FILTERS)))
+
+
+def _only_true(value: Any, field: str) -> bool:
+    if value is not True:
+        raise Invalid(field, value, "give true, or leave the field out")
+    return True
+
+
+def _check_rate(value: Any, field: str) -> str:
+    parse_rate(value, field)
+    return str(value)
 
 
 def _filter(value: Any, field: str) -> dict[str, Any]:
     """The jobs that match. An empty selection is refused: every job is ``all``."""
-    read = FILTER.read(an_object(value, field), f"{field}.")
+    read: dict[str, Any] = FILTER.value.check(value, field)
     if not read:
         raise Invalid(field, Words("an empty object"), "name a field in it, or say all: true in its place")
     return read
 
 
-_IDS = {"type": "array", "minItems": 1, "maxItems": MOST, "items": {"type": "string", "minLength": 1, "maxLength": 600}}
-LIMIT = Field(
-    "limit",
-    {"type": "integer", "minimum": 1, "maximum": MOST, "default": MOST},
-    "Jobs this call changes at most.",
-    number_check(1, MOST),
-    example=MOST,
-)
-DRY_RUN = Field("dry_run", {"type": "boolean", "default": False}, "Only count.", check_flag, example=True)
-_FORCE = Field("force", {"type": "boolean", "default": False}, "Also what has succeeded.", check_flag, example=False)
+LIMIT = Field("limit", integer_value(1, MOST, default=MOST), "Jobs this call changes at most.", example=MOST)
+DRY_RUN = Field("dry_run", boolean_value(False), "Only count.", example=True)
+_FORCE = Field("force", boolean_value(False), "Also what has succeeded.", example=False)
 RATE = Field(
     "rate",
-    {"type": "string", "pattern": RATE_PATTERN},
+    ValueType({"type": "string", "pattern": RATE_PATTERN}, _check_rate),
     "How many become ready in a second, minute (`m`), hour or day; the others are `scheduled` until then.",
-    check_rate,
     example="10/s",
 )
 AFTER = Field(
     "after",
-    {"type": "number", "minimum": 0, "maximum": _LATEST, "default": 0},
+    ValueType(
+        {"type": "number", "minimum": 0, "maximum": _LATEST, "default": 0},
+        lambda value, field: seconds_value(_LATEST).check(value, field).total_seconds(),
+    ),
     "Seconds until the first is ready: where a call goes on at a `rate`, what `seconds` of the one before said.",
-    lambda value, field: seconds_check(_LATEST)(value, field).total_seconds(),
     example=0,
 )
-_PAYLOAD = Field(
-    "payload", {"type": "object"}, "Edited arguments; leave it out to keep them.", an_object, example={"to": "a@b.c"}
-)
+_PAYLOAD = Field("payload", OBJECT, "Edited arguments; leave it out to keep them.", example={"to": "a@b.c"})
 _SELECTION = (
-    Field("ids", _IDS, "These jobs, each by its id or `key:NAME`.", array_of(text_check(1, 600), MOST), example=[ID]),
+    Field("ids", array_value(text_value(1, 600), MOST), "These jobs, each by its id or `key:NAME`.", example=[ID]),
     Field(
         "filter",
-        {"$ref": "#/components/schemas/JobFilter", "minProperties": 1},
+        ValueType({**FILTER.reference.schema, "minProperties": 1}, _filter),
         "The jobs that match; at least one field.",
-        _filter,
     ),
-    Field("all", {"type": "boolean", "const": True}, "Every job there is.", only_true),
+    Field("all", ValueType({"type": "boolean", "const": True}, _only_true), "Every job there is."),
     DRY_RUN,
     LIMIT,
 )

@@ -12,11 +12,10 @@ from msgspec import Meta, Raw
 
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.models import Job, WorkerCommand, WorkerHeartbeat
-from holdfast.core.validation import check_task_name
 from holdfast.tasks.codec import Words
 from holdfast.views.documents import ID, Instant, JobId, QueueName, raw_json
 from holdfast.views.formatting import format_timestamp
-from holdfast.web.fields import NAME_PATTERN, TASK_PATTERN, Field, Form, array_of, number_check
+from holdfast.web.fields import NAME_PATTERN, TASK_VALUE, Field, Form, ValueType, array_value, integer_value
 from holdfast.web.jobs import WAIT_MOST, wait_disconnected
 from holdfast.web.keys import unauthorized_refusal
 from holdfast.web.lease_tokens import (
@@ -89,20 +88,20 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # ── the body ──────────────────────────────────────────────────────────────────────────────────────────────────────
+_QUEUE = ValueType({"type": "string", "pattern": rf"{NAME_PATTERN[:-1]}$|^\*$"}, queue_or_star)
+_NAMES = array_value(_QUEUE, _QUEUES_MOST)
+_SLOTS = integer_value(0, LIMIT_MOST)
+
+
 def _queues(value: Any, field: str) -> dict[str, int | None]:
     """Queues with their free slots, or without: then the claim's limit is theirs too."""
     if isinstance(value, dict):
         if not 1 <= len(value) <= _QUEUES_MOST:
             raise Invalid(field, Words(f"an object of {len(value):,}"), f"name 1 to {_QUEUES_MOST} queues")
-        return {
-            queue_or_star(name, field): number_check(0, LIMIT_MOST)(slots, f"{field}.{name}")
-            for name, slots in value.items()
-        }
-    return dict.fromkeys(array_of(queue_or_star, _QUEUES_MOST)(value, field))
+        return {queue_or_star(name, field): _SLOTS.check(slots, f"{field}.{name}") for name, slots in value.items()}
+    return dict.fromkeys(_NAMES.check(value, field))
 
 
-_QUEUE = {"type": "string", "pattern": rf"{NAME_PATTERN[:-1]}$|^\*$"}
-_SLOTS = {"type": "integer", "minimum": 0, "maximum": LIMIT_MOST}
 CLAIM = Form(
     name="ClaimRequest",
     doc="What a worker can take now: no more than it can start at once.",
@@ -110,47 +109,41 @@ CLAIM = Form(
         WORKER,
         Field(
             "queues",
-            {
-                "anyOf": [
-                    {"type": "array", "minItems": 1, "maxItems": _QUEUES_MOST, "items": _QUEUE},
-                    {
-                        "type": "object",
-                        "minProperties": 1,
-                        "maxProperties": _QUEUES_MOST,
-                        "propertyNames": _QUEUE,
-                        "additionalProperties": _SLOTS,
-                    },
-                ]
-            },
+            ValueType(
+                {
+                    "anyOf": [
+                        _NAMES.schema,
+                        {
+                            "type": "object",
+                            "minProperties": 1,
+                            "maxProperties": _QUEUES_MOST,
+                            "propertyNames": _QUEUE.schema,
+                            "additionalProperties": _SLOTS.schema,
+                        },
+                    ]
+                },
+                _queues,
+            ),
             "Names, or an object of names and free slots; `*` is every other queue. Every queue where nothing is said.",
-            _queues,
             example={"mail": 5, "*": 2},
         ),
         Field(
             "limit",
-            {"type": "integer", "minimum": 1, "maximum": LIMIT_MOST},
+            integer_value(1, LIMIT_MOST),
             "Jobs at most; where nothing is said the slots of its queues, else 1.",
-            number_check(1, LIMIT_MOST),
             example=5,
         ),
         Field(
             "tasks",
-            {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": _TASKS_MOST,
-                "items": {"type": "string", "pattern": TASK_PATTERN},
-            },
+            array_value(TASK_VALUE, _TASKS_MOST),
             "The tasks it has handlers for. A job of another is given back for a worker that has one, "
             "as the settings `unknown_task` and `defer_for` say. All tasks where nothing is said.",
-            array_of(check_task_name, _TASKS_MOST),
             example=["email.send"],
         ),
         Field(
             "wait",
-            {"type": "integer", "minimum": 0, "maximum": WAIT_MOST, "default": 0},
+            integer_value(0, WAIT_MOST, default=0),
             "Seconds to wait for jobs where there are none, or as many as the setting `claim_wait` allows.",
-            number_check(0, WAIT_MOST),
             example=30,
         ),
         LEASE,

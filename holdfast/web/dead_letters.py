@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from holdfast.core.errors import Conflict, NotFound
@@ -21,7 +19,7 @@ from holdfast.web.bulk import (
     job_operation,
     replay_job,
 )
-from holdfast.web.fields import FILTERS, PAGING, Field, Form, an_object
+from holdfast.web.fields import FILTERS, PAGING, Field, Form
 from holdfast.web.jobs import JobDetails, JobPage, find_job, job_story, page_of, parse_filter
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec, named_queue
@@ -35,20 +33,10 @@ _FILTER = Form(
 )
 
 
-def _filter(value: Any, field: str) -> dict[str, Any]:
-    return _FILTER.read(an_object(value, field), f"{field}.")
-
-
 REPLAY_DEAD = Form(
     name="ReplayDeadLettersRequest",
     doc="Which of the queue's dead letters: all, unless a filter says otherwise.",
-    fields=(
-        Field("filter", {"$ref": "#/components/schemas/DeadLetterFilter"}, "Those that match.", _filter),
-        DRY_RUN,
-        LIMIT,
-        RATE,
-        AFTER,
-    ),
+    fields=(Field("filter", _FILTER.value, "Those that match."), DRY_RUN, LIMIT, RATE, AFTER),
     inner=(_FILTER,),
 )
 

@@ -15,7 +15,7 @@ from holdfast.tasks.codec import Words
 from holdfast.views.documents import ID, Counted, Instant, JobId, QueueName, TaskName
 from holdfast.views.formatting import format_timestamp
 from holdfast.web.event_broadcast import EventBroadcaster, SeenEvents, Subscriber
-from holdfast.web.fields import FILTERS, QUEUE, Field, choice_check
+from holdfast.web.fields import FILTERS, QUEUE, Field, ValueType, any_value, choice_value
 from holdfast.web.messages import ApiResponse, Streamed
 from holdfast.web.routing import Operation, RequestContext
 from holdfast.web.routing import ResponseSpec as Answered
@@ -186,9 +186,8 @@ _ID = "^(?:[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}|[0-7][0-9A-HJK
 _TASK = next(field for field in FILTERS if field.name == "task")
 _LAST = Field(
     "Last-Event-ID",
-    {"type": "string", "maxLength": 8000},
+    ValueType({"type": "string", "maxLength": 8000}, any_value),
     "The `id` of the last event: go on behind it.",
-    lambda value, field: value,
 )
 _EXAMPLE = {
     "id": ID,
@@ -217,15 +216,19 @@ OPERATIONS = (
         query=(
             Field(
                 "event",
-                {"type": "string", "enum": list(KINDS), "title": "EventKind"},
+                choice_value("EventKind", *KINDS),
                 "Events of this kind; several: of any of them.",
-                choice_check(*KINDS),
                 example="dead",
                 many=True,
             ),
             msgspec.structs.replace(QUEUE, many=True, doc="Jobs of this queue; several: of any of them."),
             _TASK,
-            Field("job_id", {"type": "string", "pattern": _ID}, "This job; several: any of them.", _job_id, many=True),
+            Field(
+                "job_id",
+                ValueType({"type": "string", "pattern": _ID}, _job_id),
+                "This job; several: any of them.",
+                many=True,
+            ),
         ),
         headers=(_LAST,),
         answers={200: Answered(EventDocument, "Events, until either side ends the stream.", _EXAMPLE, stream=True)},

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -25,7 +25,6 @@ from holdfast.core.validation import (
     check_worker_id,
     did_you_mean,
     parse_count,
-    parse_rate,
 )
 from holdfast.tasks.codec import Words
 from holdfast.tasks.command_policy import CommandPayload
@@ -45,13 +44,20 @@ PAGE_MOST = 500
 """Jobs on one page."""
 
 
+class ValueType(NamedTuple):
+    """The values that a field may have: their JSON schema, and the check that agrees with it."""
+
+    schema: Schema
+    check: Check
+
+
 class Field(msgspec.Struct, frozen=True):
-    """A thing that may be said. ``many``: a query may say it several times. ``nullable``: null is a value."""
+    """A field of a query, a header or a body. ``many``: a query may name it several times. ``nullable``: null is a
+    value."""
 
     name: str
-    schema: Schema
+    value: ValueType
     doc: str
-    check: Check
     example: Any = None
     required: bool = False
     many: bool = False
@@ -78,9 +84,19 @@ class Form:
         self.doc = doc
         self.fields = tuple(fields)
         self.inner = tuple(inner)
-        self._known = {field.name: field.check for field in fields}
+        self._known = {field.name: field.value.check for field in fields}
         self._nullable = frozenset(field.name for field in fields if field.nullable)
         self._required = [field.name for field in fields if field.required]
+
+    @property
+    def reference(self) -> ValueType:
+        """An object of these fields, which the operation reads itself."""
+        return ValueType({"$ref": f"#/components/schemas/{self.name}"}, check_object)
+
+    @property
+    def value(self) -> ValueType:
+        """An object of these fields."""
+        return self.reference._replace(check=lambda value, field: self.read(check_object(value, field), f"{field}."))
 
     def read(self, said: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         """Returns the checked values by name; Invalid names the field, with ``path`` before it."""
@@ -115,11 +131,11 @@ def read_query(text: bytes, fields: Sequence[Field]) -> dict[str, Any]:
             if field.required:
                 raise missing_field(field.name)
         elif field.many:
-            values[field.name] = tuple(field.check(each, field.name) for each in texts)
+            values[field.name] = tuple(field.value.check(each, field.name) for each in texts)
         elif len(texts) > 1:
             raise Invalid(field.name, Words(f"said {len(texts)} times"), "say it once", code="duplicate_key")
         else:
-            values[field.name] = field.check(texts[0], field.name)
+            values[field.name] = field.value.check(texts[0], field.name)
     return values
 
 
@@ -168,26 +184,49 @@ def missing_field(path: str) -> Invalid:
     return Invalid(path, Words("nothing"), "it is required", "was given", code="missing")
 
 
-# ── checks ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def as_it_is(value: Any, field: str) -> Any:
-    """No check here: the value is checked where it is used."""
+# ── kinds of values ────────────────────────────────────────────────────────────────────────────────────────────────
+def any_value(value: Any, field: str) -> Any:
+    """Checks nothing: the value is checked where it is used."""
     return value
 
 
-def text_check(least: int, most: int) -> Check:
-    """Text of that many characters."""
+def check_object(value: Any, field: str) -> dict[str, Any]:
+    """A JSON object."""
+    if not isinstance(value, dict):
+        raise Invalid(field, value, "give a JSON object")
+    return value
 
-    def check_value(value: Any, field: str) -> str:
+
+OBJECT = ValueType({"type": "object"}, check_object)
+
+
+def any_text(value: Any, field: str) -> str:
+    """Text of any length."""
+    if not isinstance(value, str):
+        raise Invalid(field, value, "give text")
+    return value
+
+
+TEXT = ValueType({"type": "string"}, any_text)
+
+
+def text_value(least: int, most: int, parse: Check = any_value) -> ValueType:
+    """Text of that many characters. ``parse`` checks it further."""
+
+    def check_value(value: Any, field: str) -> Any:
         if not isinstance(value, str) or not least <= len(value) <= most:
             raise Invalid(field, value, f"give text of {least} to {most} characters")
-        return value
+        return parse(value, field)
 
-    return check_value
+    return ValueType({"type": "string", "minLength": least, "maxLength": most}, check_value)
 
 
-def count(least: int, most: int) -> Check:
-    """A whole number; in a query, its text."""
-    return lambda value, field: parse_count(value, field, least=least, most=most)
+def integer_text(least: int, most: int, *, default: int) -> ValueType:
+    """A whole number of a query, as its text."""
+    return ValueType(
+        {"type": "integer", "minimum": least, "maximum": most, "default": default},
+        lambda value, field: parse_count(value, field, least=least, most=most),
+    )
 
 
 def whole_number(value: Any, _field: str = "") -> Any:
@@ -195,16 +234,60 @@ def whole_number(value: Any, _field: str = "") -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def number_check(least: int, most: int) -> Check:
-    """A whole number in a body: no text."""
-    return lambda value, field: parse_count(whole_number(value), field, least=least, most=most, text=False)
+def integer_value(least: int, most: int, *, default: int | None = None) -> ValueType:
+    """A whole number of a body: no text."""
+    schema = {"type": "integer", "minimum": least, "maximum": most}
+    return ValueType(
+        schema if default is None else {**schema, "default": default},
+        lambda value, field: parse_count(whole_number(value), field, least=least, most=most, text=False),
+    )
 
 
-def only_true(value: Any, field: str) -> bool:
-    """true, of JSON."""
-    if value is not True:
-        raise Invalid(field, value, "give true, or leave the field out")
-    return True
+def seconds_value(most: int, least: int = 0) -> ValueType:
+    """A number of seconds, of JSON."""
+
+    def check_value(value: Any, field: str) -> timedelta:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise Invalid(field, value, f"give a number of seconds from {least} to {most:,}")
+        return timedelta(seconds=value)
+
+    return ValueType({"type": "number", "minimum": least, "maximum": most}, check_value)
+
+
+def choice_value(title: str, *words: str, default: str | None = None) -> ValueType:
+    """A word of a fixed list, which the OpenAPI document calls ``title``."""
+
+    def check_value(value: Any, field: str) -> str:
+        if value not in words:
+            raise Invalid(field, value, f"give one of {', '.join(words)}{did_you_mean(str(value), words)}")
+        return str(value)
+
+    schema = {"type": "string", "enum": list(words), "title": title}
+    return ValueType(schema if default is None else {**schema, "default": default}, check_value)
+
+
+def boolean_value(default: bool) -> ValueType:
+    """true or false, of JSON."""
+
+    def check_value(value: Any, field: str) -> bool:
+        if not isinstance(value, bool):
+            raise Invalid(field, value, "give true or false")
+        return value
+
+    return ValueType({"type": "boolean", "default": default}, check_value)
+
+
+def array_value(entry: ValueType, most: int, least: int = 1) -> ValueType:
+    """A JSON array of at most ``most`` entries."""
+
+    def check_value(value: Any, field: str) -> list[Any]:
+        if not isinstance(value, list) or not least <= len(value) <= most:
+            shown = Words(f"an array of {len(value):,}") if isinstance(value, list) else value
+            raise Invalid(field, shown, f"give a JSON array of {least} to {most:,} entries, also where it is one")
+        return [entry.check(each, f"{field}[{place}]") for place, each in enumerate(value)]
+
+    bounds = {"minItems": least, "maxItems": most} if least else {"maxItems": most}
+    return ValueType({"type": "array", **bounds, "items": entry.schema}, check_value)
 
 
 def at_most_one(*names: str) -> list[Schema]:
@@ -217,156 +300,41 @@ def none_of(*names: str) -> Schema:
     return {"not": {"anyOf": [{"required": [name]} for name in names]}}
 
 
-def seconds_check(most: int, least: int = 0) -> Check:
-    """A number of seconds, of JSON."""
-
-    def check_value(value: Any, field: str) -> timedelta:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise Invalid(field, value, f"give a number of seconds from {least} to {most:,}")
-        return timedelta(seconds=value)
-
-    return check_value
-
-
-def check_rate(value: Any, field: str) -> str:
-    """Validates a rate: a number in a time."""
-    parse_rate(value, field)
-    return str(value)
-
-
-def choice_check(*words: str) -> Check:
-    """Validates a word of a fixed list."""
-
-    def check_value(value: Any, field: str) -> str:
-        if value not in words:
-            raise Invalid(field, value, f"give one of {', '.join(words)}{did_you_mean(str(value), words)}")
-        return str(value)
-
-    return check_value
-
-
-def check_flag(value: Any, field: str) -> bool:
-    """true or false, of JSON."""
-    if not isinstance(value, bool):
-        raise Invalid(field, value, "give true or false")
-    return value
-
-
-def any_text(value: Any, field: str) -> str:
-    """Text of any length."""
-    if not isinstance(value, str):
-        raise Invalid(field, value, "give text")
-    return value
-
-
-def an_object(value: Any, field: str) -> dict[str, Any]:
-    """A JSON object."""
-    if not isinstance(value, dict):
-        raise Invalid(field, value, "give a JSON object")
-    return value
-
-
-def array_of(check: Check, most: int, least: int = 1) -> Check:
-    """A JSON array of at most ``most`` entries."""
-
-    def check_all(value: Any, field: str) -> list[Any]:
-        if not isinstance(value, list) or not least <= len(value) <= most:
-            shown = Words(f"an array of {len(value):,}") if isinstance(value, list) else value
-            raise Invalid(field, shown, f"give a JSON array of {least} to {most:,} entries, also where it is one")
-        return [check(each, f"{field}[{place}]") for place, each in enumerate(value)]
-
-    return check_all
-
-
-def check_key_field(value: Any, field: str) -> str:
-    """An idempotency key; too long is wrong here like any other fault, not a matter of size."""
-    return check_key(text_check(1, KEY_LIMIT)(value, field), field)
-
-
-def check_tag_field(value: Any, field: str) -> str:
-    """Validates one tag."""
-    return check_tag(text_check(1, 100)(value, field), field)
-
-
-def queue_name(value: Any, field: str) -> str:
-    """A queue's name."""
-    return check_name(field, value)
-
-
-def worker_name(value: Any, field: str) -> str:
-    """A worker's id."""
-    return check_worker_id(field, value)
+KEY_VALUE = text_value(1, KEY_LIMIT, check_key)
+"""An idempotency key; too long is wrong here like any other fault, not a matter of size."""
+TAG_VALUE = text_value(1, 100, check_tag)
+QUEUE_VALUE = ValueType({"type": "string", "pattern": NAME_PATTERN}, lambda value, field: check_name(field, value))
+TASK_VALUE = ValueType({"type": "string", "pattern": TASK_PATTERN}, check_task_name)
+WORKER_VALUE = ValueType(
+    {"type": "string", "pattern": WORKER_PATTERN}, lambda value, field: check_worker_id(field, value)
+)
 
 
 # ── fields of several operations ──────────────────────────────────────────────────────────────────────────────────
 STATES = [state.value for state in JobState]
-_WHEN = {"type": "string", "minLength": 1, "maxLength": 40}
 
-QUEUE = Field(
-    "queue", {"type": "string", "pattern": NAME_PATTERN}, "Jobs of this queue.", queue_name, example="default"
-)
+QUEUE = Field("queue", QUEUE_VALUE, "Jobs of this queue.", example="default")
 FILTERS = (
     Field(
         "state",
-        {"type": "string", "enum": STATES, "title": "JobState"},
+        choice_value("JobState", *STATES),
         "Jobs in this state; several: in any of them.",
-        choice_check(*STATES),
         example="dead",
         many=True,
     ),
     QUEUE,
-    Field(
-        "task",
-        {"type": "string", "pattern": TASK_PATTERN},
-        "Jobs of this task; several: of any of them.",
-        check_task_name,
-        example="email.send",
-        many=True,
-    ),
-    Field(
-        "tag",
-        {"type": "string", "minLength": 1, "maxLength": 100},
-        "Jobs that carry this tag.",
-        check_tag_field,
-        example="spring",
-    ),
-    Field(
-        "reason",
-        {"type": "string", "enum": [reason.value for reason in Reason], "title": "Reason"},
-        "Jobs that failed for this reason.",
-        choice_check(*Reason),
-        example="budget",
-    ),
-    Field("worker", {"type": "string", "pattern": WORKER_PATTERN}, "Jobs this worker took last.", worker_name),
-    Field(
-        "error",
-        {"type": "string", "minLength": 1, "maxLength": 1000},
-        "Jobs whose error contains this text.",
-        text_check(1, 1000),
-        example="connection refused",
-    ),
-    Field("since", _WHEN, 'Submitted after: an instant, or how long ago ("2h").', text_check(1, 40), example="2h"),
+    Field("task", TASK_VALUE, "Jobs of this task; several: of any of them.", example="email.send", many=True),
+    Field("tag", TAG_VALUE, "Jobs that carry this tag.", example="spring"),
+    Field("reason", choice_value("Reason", *Reason), "Jobs that failed for this reason.", example="budget"),
+    Field("worker", WORKER_VALUE, "Jobs this worker took last."),
+    Field("error", text_value(1, 1000), "Jobs whose error contains this text.", example="connection refused"),
+    Field("since", text_value(1, 40), 'Submitted after: an instant, or how long ago ("2h").', example="2h"),
     Field(
         "until",
-        _WHEN,
+        text_value(1, 40),
         'Submitted before: an instant, or how long ago ("7d").',
-        text_check(1, 40),
         example="2030-01-31T08:00:00Z",
     ),
 )
-CURSOR = Field(
-    "cursor",
-    {"type": "string", "minLength": 1, "maxLength": 100},
-    "Continue where an earlier page ended.",
-    text_check(1, 100),
-)
-PAGING = (
-    Field(
-        "limit",
-        {"type": "integer", "minimum": 1, "maximum": PAGE_MOST, "default": 50},
-        "Jobs on this page.",
-        count(1, PAGE_MOST),
-        example=50,
-    ),
-    CURSOR,
-)
+CURSOR = Field("cursor", text_value(1, 100), "Continue where an earlier page ended.")
+PAGING = (Field("limit", integer_text(1, PAGE_MOST, default=50), "Jobs on this page.", example=50), CURSOR)

@@ -31,19 +31,19 @@ from holdfast.views.formatting import Filters
 from holdfast.web.fields import (
     CURSOR,
     FILTERS,
+    OBJECT,
     PAGING,
+    TEXT,
     Field,
     Form,
-    an_object,
-    any_text,
-    array_of,
-    choice_check,
-    count,
-    number_check,
-    seconds_check,
+    array_value,
+    choice_value,
+    integer_text,
+    integer_value,
+    seconds_value,
 )
 from holdfast.web.keys import unauthorized_refusal
-from holdfast.web.lease_tokens import SAMPLE, TOKEN_SCHEMA, WORKER, lease_of, read_leases, worker_of
+from holdfast.web.lease_tokens import SAMPLE, TOKEN_VALUE, WORKER, read_leases, worker_of
 from holdfast.web.messages import ApiRequest, ApiResponse, Refusal, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
@@ -207,18 +207,11 @@ async def why(call: RequestContext) -> ApiResponse:
 
 _WAIT = Field(
     "wait",
-    {"type": "integer", "minimum": 0, "maximum": WAIT_MOST, "default": 0},
+    integer_text(0, WAIT_MOST, default=0),
     "Answer when the job has ended, at the latest after this many seconds.",
-    count(0, WAIT_MOST),
     example=0,
 )
-_LINES = Field(
-    "limit",
-    {"type": "integer", "minimum": 1, "maximum": LINES_MOST, "default": LINES},
-    "Lines on this page.",
-    count(1, LINES_MOST),
-    example=LINES,
-)
+_LINES = Field("limit", integer_text(1, LINES_MOST, default=LINES), "Lines on this page.", example=LINES)
 _LINE = {
     "attempt": 1,
     "claims": 1,
@@ -248,35 +241,15 @@ LINE = Form(
     fields=(
         Field(
             "number",
-            {"type": "integer", "minimum": 1, "maximum": _NUMBER_MOST},
+            integer_value(1, _NUMBER_MOST),
             "Among the lines of its attempt, from 1: the same number again is the same line.",
-            number_check(1, _NUMBER_MOST),
             example=1,
             required=True,
         ),
-        Field(
-            "text",
-            {"type": "string"},
-            "What it says; cut at `job_line_size`.",
-            any_text,
-            example="fetched",
-            required=True,
-        ),
-        Field(
-            "level",
-            {"type": "string", "enum": list(LEVELS), "title": "LogLevel", "default": "info"},
-            "How much it matters.",
-            choice_check(*LEVELS),
-            example="info",
-        ),
-        Field("fields", {"type": "object"}, "More of it, for programs.", an_object, example={"rows": 3}),
-        Field(
-            "ago",
-            {"type": "number", "minimum": 0, "maximum": _AGO_MOST},
-            "Seconds since it was said.",
-            seconds_check(_AGO_MOST),
-            example=0,
-        ),
+        Field("text", TEXT, "What it says; cut at `job_line_size`.", example="fetched", required=True),
+        Field("level", choice_value("LogLevel", *LEVELS, default="info"), "How much it matters.", example="info"),
+        Field("fields", OBJECT, "More of it, for programs.", example={"rows": 3}),
+        Field("ago", seconds_value(_AGO_MOST), "Seconds since it was said.", example=0),
     ),
 )
 SAY = Form(
@@ -284,17 +257,11 @@ SAY = Form(
     doc="Log lines of one running job.",
     fields=(
         WORKER,
-        Field("token", TOKEN_SCHEMA, "Of the job's lease.", lease_of, example=SAMPLE, required=True),
+        Field("token", TOKEN_VALUE, "Of the job's lease.", example=SAMPLE, required=True),
         Field(
             "lines",
-            {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": _LINES_MOST,
-                "items": {"$ref": "#/components/schemas/NewLogLine"},
-            },
+            array_value(LINE.reference, _LINES_MOST),
             "In their order.",
-            array_of(an_object, _LINES_MOST),
             example=[{"number": 1, "text": "fetched", "fields": {"rows": 3}}],
             required=True,
         ),

@@ -19,7 +19,7 @@ from holdfast.core.models import Job, JobState, Lease
 from holdfast.core.validation import check_name, check_worker_id
 from holdfast.stores.base import Store
 from holdfast.tasks.codec import Words
-from holdfast.web.fields import Field, array_of, number_check, seconds_check, text_check
+from holdfast.web.fields import Field, ValueType, array_value, integer_value, seconds_value, text_value
 from holdfast.web.routing import RequestContext
 
 MOST = 1000
@@ -39,9 +39,12 @@ def token_of(lease: Lease) -> str:
     return base64.urlsafe_b64encode(f"{lease.claims}.{lease.job_id}".encode()).rstrip(b"=").decode()
 
 
+_TOKEN_TEXT = text_value(1, _TOKEN_MOST)
+
+
 def lease_of(token: Any, field: str) -> Lease:
     """The lease that a token stands for; Invalid for text that no claim ever gave."""
-    padded = text_check(1, _TOKEN_MOST)(token, field)
+    padded = _TOKEN_TEXT.check(token, field)
     try:
         data = base64.b64decode(padded + "=" * (-len(padded) % 4), altchars=b"-_", validate=True)
         claims, point, job_id = data.decode().partition(".")
@@ -95,52 +98,46 @@ def _has(job: Job, worker: str, lease: Lease) -> bool:
 
 # ── fields ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _worker_id(value: Any, field: str) -> str:
-    text_check(1, 40)(value, field)
-    return check_worker_id(field, value)
+    return check_worker_id(field, text_value(1, 40).check(value, field))
 
 
 def parse_tokens(value: Any, field: str) -> list[Lease]:
     """Tokens of leases, each once; none at all is fine."""
-    leases = [] if value == [] else array_of(lease_of, MOST)(value, field)
+    leases = [] if value == [] else array_value(TOKEN_VALUE, MOST).check(value, field)
     check_once(leases, field + "[{}]")
     return leases
 
 
 def _count(name: str, doc: str, most: int = 1_000_000_000) -> Field:
-    schema = {"type": "integer", "minimum": 0, "maximum": most}
-    return Field(name, schema, doc, number_check(0, most))
+    return Field(name, integer_value(0, most), doc)
 
 
-TOKEN_SCHEMA = {"type": "string", "minLength": 1, "maxLength": _TOKEN_MOST, "pattern": "^[A-Za-z0-9_-]+$"}
+TOKEN_VALUE = ValueType({**_TOKEN_TEXT.schema, "pattern": "^[A-Za-z0-9_-]+$"}, lease_of)
 WORKER = Field(
     "worker",
-    {"type": "string", "pattern": _ID_PATTERN},
+    ValueType({"type": "string", "pattern": _ID_PATTERN}, _worker_id),
     "The worker's id: one of its own for each start, never the host's name alone.",
-    _worker_id,
     example="js-7c1f",
     required=True,
 )
 LEASE = Field(
     "lease",
-    {"type": "number", "minimum": 1, "maximum": _LEASE_MOST},
+    seconds_value(_LEASE_MOST, 1),
     "Seconds from now for which the jobs are the worker's; the setting `lease` where nothing is said.",
-    seconds_check(_LEASE_MOST, 1),
     example=30,
 )
 LEASES = Field(
     "leases",
-    {"type": "array", "maxItems": MOST, "items": TOKEN_SCHEMA},
+    ValueType({"type": "array", "maxItems": MOST, "items": TOKEN_VALUE.schema}, parse_tokens),
     "The tokens of all the jobs it has in hand.",
-    parse_tokens,
     example=[SAMPLE],
     required=True,
 )
 ABOUT = (
     Field(
         "host",
-        {"type": "string", "minLength": 1, "maxLength": 100},
+        text_value(1, 100),
         "Where it runs, or what it is called, for who lists workers; its address where nothing is said.",
-        text_check(1, 100),
         example="app-1",
     ),
     _count("pid", "Its process.", (1 << 31) - 1),

@@ -185,7 +185,7 @@ def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
 
 
 def _parameter(place: str, field: Field) -> dict[str, Any]:
-    schema = {"type": "array", "items": field.schema} if field.many else field.schema
+    schema = {"type": "array", "items": field.value.schema} if field.many else field.value.schema
     said: dict[str, Any] = {"name": field.name, "in": place, "description": field.doc, "schema": schema}
     if field.required:
         said["required"] = True
@@ -254,7 +254,7 @@ def schema_of(form: Form) -> dict[str, Any]:
 
 
 def _property(field: Field) -> dict[str, Any]:
-    said = {**field.schema, "description": field.doc}
+    said = {**field.value.schema, "description": field.doc}
     return said if field.example is None else {**said, "examples": [field.example]}
 
 

@@ -14,7 +14,7 @@ from holdfast.core.validation import mask_url
 from holdfast.views.documents import QUEUE, WORKER, QueueDocument, WorkerDocument, queue_document, worker_document
 from holdfast.views.statistics import FiguresDocument, figures_document
 from holdfast.web.bulk import NOTHING
-from holdfast.web.fields import WORKER_PATTERN, Field, Form, array_of, check_flag, count, worker_name
+from holdfast.web.fields import WORKER_VALUE, Field, Form, array_value, boolean_value, integer_text
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Handler, Operation, RequestContext, ResponseSpec, named_queue
 
@@ -124,31 +124,18 @@ async def stats(call: RequestContext) -> ApiResponse:
     return json_response(200, counted)
 
 
-_MINUTES = Field(
-    "minutes",
-    {"type": "integer", "minimum": 1, "maximum": 1440, "default": 5},
-    "What is recent.",
-    count(1, 1440),
-    example=5,
-)
+_MINUTES = Field("minutes", integer_text(1, 1440, default=5), "What is recent.", example=5)
 STOP = Form(
     name="StopRequest",
     doc="Which workers are to stop, and how.",
     fields=(
         Field(
             "workers",
-            {"type": "array", "minItems": 1, "maxItems": 1000, "items": {"type": "string", "pattern": WORKER_PATTERN}},
+            array_value(WORKER_VALUE, 1000),
             "These; every living one where none is named.",
-            array_of(worker_name, 1000),
             example=["w-7c1f"],
         ),
-        Field(
-            "drain",
-            {"type": "boolean", "default": False},
-            "Let them empty their queues first.",
-            check_flag,
-            example=False,
-        ),
+        Field("drain", boolean_value(False), "Let them empty their queues first.", example=False),
     ),
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any
@@ -19,18 +19,8 @@ from holdfast.settings.settings import Settings
 from holdfast.tasks.codec import Words, encode_result
 from holdfast.views.documents import ID, Instant
 from holdfast.views.formatting import format_timestamp
-from holdfast.web.fields import Field, Form, an_object, any_text, array_of, as_it_is, choice_check, text_check
-from holdfast.web.lease_tokens import (
-    MOST,
-    SAMPLE,
-    TOKEN_SCHEMA,
-    WORKER,
-    LeaseRecord,
-    check_once,
-    lease_of,
-    read_leases,
-    worker_of,
-)
+from holdfast.web.fields import TEXT, Field, Form, ValueType, any_value, array_value, choice_value, text_value
+from holdfast.web.lease_tokens import MOST, SAMPLE, TOKEN_VALUE, WORKER, LeaseRecord, check_once, read_leases, worker_of
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.remote_workers import RemoteEnding
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
@@ -78,36 +68,15 @@ def _delay(value: Any, field: str) -> timedelta:
     return check_span(value, field)
 
 
-def _field(name: str, schema: Mapping[str, Any], doc: str, check: Callable[[Any, str], Any], example: Any) -> Field:
-    return Field(name, schema, doc, check, example=example)
-
-
 ERROR = Form(
     name="AttemptError",
     doc="Why an attempt failed.",
     fields=(
-        _field(
-            "type",
-            {"type": "string", "minLength": 1, "maxLength": 200},
-            "Its class.",
-            text_check(1, 200),
-            "ConnectionError",
-        ),
-        Field(
-            "message",
-            {"type": "string"},
-            "In words; 4,096 characters are kept.",
-            any_text,
-            example="connection refused",
-            required=True,
-        ),
-        _field("traceback", {"type": "string"}, "Where; the last 16 KiB are kept.", any_text, "at send (mail.js:7:3)"),
+        Field("type", text_value(1, 200), "Its class.", example="ConnectionError"),
+        Field("message", TEXT, "In words; 4,096 characters are kept.", example="connection refused", required=True),
+        Field("traceback", TEXT, "Where; the last 16 KiB are kept.", example="at send (mail.js:7:3)"),
     ),
 )
-
-
-def _error(value: Any, field: str) -> dict[str, Any]:
-    return ERROR.read(an_object(value, field), f"{field}.")
 
 
 OUTCOMES = ("succeeded", "failed", "dead", "snoozed", "released", "cancelled")
@@ -140,32 +109,27 @@ SETTLEMENT = Form(
     "lasts; `dead` with `error`: no further attempt makes sense; `snoozed` with `delay`, and `released`: not tried, "
     "the attempt is given back; `cancelled`: stopped because an operator asked.",
     fields=(
-        Field("token", TOKEN_SCHEMA, "Of the job's lease.", lease_of, example=SAMPLE, required=True),
+        Field("token", TOKEN_VALUE, "Of the job's lease.", example=SAMPLE, required=True),
         Field(
             "outcome",
-            {"type": "string", "enum": list(OUTCOMES), "title": "AttemptOutcome"},
+            choice_value("AttemptOutcome", *OUTCOMES),
             "How the attempt ended.",
-            choice_check(*OUTCOMES),
             example="succeeded",
             required=True,
         ),
-        Field("result", {}, "What it returned: any JSON.", as_it_is, nullable=True),
-        Field("error", {"$ref": "#/components/schemas/AttemptError"}, "Why it failed.", _error),
-        _field(
+        Field("result", ValueType({}, any_value), "What it returned: any JSON.", nullable=True),
+        Field("error", ERROR.value, "Why it failed."),
+        Field(
             "reason",
-            {"type": "string", "enum": [*_FAILED, *_DEAD], "title": "FailureReason"},
+            choice_value("FailureReason", *_FAILED, *_DEAD),
             "The kind of failure. Of `failed`: `error` (what stands where nothing is said), `timeout` or `crashed`; of "
             "`dead`: `non_retryable` or `result`; with `payload` or `no_handler` the job is given back for another "
             "worker, as long as the setting `defer_for` says.",
-            choice_check(*_FAILED, *_DEAD),
-            None,
         ),
-        _field(
+        Field(
             "delay",
-            {"type": ["number", "string"], "minimum": 0, "maxLength": 40},
+            ValueType({"type": ["number", "string"], "minimum": 0, "maxLength": 40}, _delay),
             'Seconds, or "5m": when a failed job is tried again, whatever its policy; how long a snoozed one sleeps.',
-            _delay,
-            None,
         ),
     ),
     inner=(ERROR,),
@@ -178,14 +142,8 @@ SETTLE = Form(
         WORKER,
         Field(
             "settlements",
-            {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": MOST,
-                "items": {"$ref": "#/components/schemas/SettlementRequest"},
-            },
+            array_value(SETTLEMENT.reference, MOST),
             "One for each job, in any order.",
-            array_of(an_object, MOST),
             example=[{"token": SAMPLE, "outcome": "succeeded", "result": {"sent": True}}],
             required=True,
         ),

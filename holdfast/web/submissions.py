@@ -15,23 +15,24 @@ from holdfast.app import Holdfast, JobHandle
 from holdfast.core.errors import Conflict, Invalid, NotFound, Unavailable
 from holdfast.core.models import Job, JobState, NewJob
 from holdfast.core.retry import Retry
-from holdfast.core.validation import KEY_LIMIT, check_task_name
 from holdfast.tasks.codec import Words
 from holdfast.tasks.command_policy import COMMAND
 from holdfast.views.documents import ID, JOB, JobDocument, JobId
 from holdfast.web.fields import (
-    NAME_PATTERN,
-    TASK_PATTERN,
+    KEY_VALUE,
+    OBJECT,
+    QUEUE_VALUE,
+    TAG_VALUE,
+    TASK_VALUE,
     Field,
     Form,
-    an_object,
-    array_of,
-    as_it_is,
+    ValueType,
+    any_value,
+    array_value,
     at_most_one,
-    check_key_field,
-    check_tag_field,
+    check_object,
     named_as_said,
-    text_check,
+    text_value,
     whole_number,
 )
 from holdfast.web.messages import ApiRequest, ApiResponse, Refusal, json_response
@@ -41,13 +42,12 @@ BATCH_MOST = 1000
 """Jobs in one batch."""
 KEY_HEADER = "Idempotency-Key"
 _TRIES = 5  # to submit, where what the key stood for is deleted meanwhile
-_SPAN = {"type": ["number", "string"], "minimum": 0, "maxLength": 40}
 
 
 def _retry(value: Any, field: str) -> Retry:
     if isinstance(value, str):
-        return Retry.parse(text_check(1, 200)(value, field))
-    return Retry.from_builtins(an_object(value, field))
+        return Retry.parse(text_value(1, 200).check(value, field))
+    return Retry.from_builtins(check_object(value, field))
 
 
 def _attempts(value: Any, field: str) -> Any:
@@ -57,60 +57,55 @@ def _attempts(value: Any, field: str) -> Any:
     return value
 
 
-def _payload(value: Any, field: str) -> dict[str, Any]:
-    return an_object(value, field)
-
-
-def _field(name: str, schema: Mapping[str, Any], doc: str, check: Any = as_it_is, example: Any = None) -> Field:
-    return Field(name, schema, doc, check, example=example, required=name in ("task", "payload"))
-
-
-_TASK = {"type": "string", "pattern": TASK_PATTERN}
-_KEY = {"type": "string", "minLength": 1, "maxLength": KEY_LIMIT}
+_SPAN = ValueType({"type": ["number", "string"], "minimum": 0, "maxLength": 40}, any_value)
 _ATTEMPTS = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 25}, {"type": "string", "const": "unlimited"}]}
 SUBMISSION = Form(
     name="Submission",
     doc="A job to be stored. What is not said stands in its task, else in the settings.",
     fields=(
-        _field("task", _TASK, "The task's name.", check_task_name, "email.send"),
-        _field("payload", {"type": "object"}, "The arguments by name.", _payload, {"to": "a@b.c"}),
-        _field("queue", {"type": "string", "pattern": NAME_PATTERN}, "The queue it waits in.", example="default"),
-        _field("priority", {"type": "integer", "minimum": -100, "maximum": 100}, "Higher runs first.", whole_number, 0),
-        _field("delay", _SPAN, 'Not before this long from now: seconds, or "5m".', example=60),
-        _field(
+        Field("task", TASK_VALUE, "The task's name.", example="email.send", required=True),
+        Field("payload", OBJECT, "The arguments by name.", example={"to": "a@b.c"}, required=True),
+        Field("queue", QUEUE_VALUE._replace(check=any_value), "The queue it waits in.", example="default"),
+        Field(
+            "priority",
+            ValueType({"type": "integer", "minimum": -100, "maximum": 100}, whole_number),
+            "Higher runs first.",
+            example=0,
+        ),
+        Field("delay", _SPAN, 'Not before this long from now: seconds, or "5m".', example=60),
+        Field(
             "run_at",
-            {"type": "string", "format": "date-time"},
+            ValueType({"type": "string", "format": "date-time"}, any_value),
             "Not before this instant: RFC 3339 with its offset, from 2000 to 2199. Not together with `delay`.",
             example="2030-01-31T08:00:00Z",
         ),
-        _field("key", _KEY, "An idempotency key; the header goes before it.", check_key_field, "welcome-42"),
-        _field("key_for", _SPAN, "How long the key lives at least; it lives as long as its job's row anyway."),
-        _field(
+        Field("key", KEY_VALUE, "An idempotency key; the header goes before it.", example="welcome-42"),
+        Field("key_for", _SPAN, "How long the key lives at least; it lives as long as its job's row anyway."),
+        Field(
             "max_attempts",
-            _ATTEMPTS,
+            ValueType(_ATTEMPTS, _attempts),
             'Executions it may have, up to max_attempts_limit; "unlimited" if that setting is.',
-            _attempts,
-            5,
+            example=5,
         ),
-        _field(
-            "timeout", {"type": ["number", "string"], "exclusiveMinimum": 0}, "What one attempt may take.", example=30
+        Field(
+            "timeout",
+            ValueType({"type": ["number", "string"], "exclusiveMinimum": 0}, any_value),
+            "What one attempt may take.",
+            example=30,
         ),
-        _field(
+        Field(
             "retry",
-            {"type": ["string", "object"], "minLength": 1, "maxLength": 200},
+            ValueType({"type": ["string", "object"], "minLength": 1, "maxLength": 200}, _retry),
             "When to try again, as text or as a job shows it.",
-            _retry,
-            "exponential:base=5",
+            example="exponential:base=5",
         ),
-        _field(
-            "tags",
-            {"type": "array", "maxItems": 100, "items": {"type": "string", "minLength": 1, "maxLength": 100}},
-            "Words to find it by.",
-            array_of(check_tag_field, 100, least=0),
-            ["spring"],
+        Field("tags", array_value(TAG_VALUE, 100, least=0), "Words to find it by.", example=["spring"]),
+        Field("metadata", OBJECT, "Your own, kept with the job; at most 16 KiB."),
+        Field(
+            "id",
+            ValueType({"type": "string", "format": "uuid"}, any_value),
+            "An id of your own making; the same id again is harmless.",
         ),
-        _field("metadata", {"type": "object"}, "Your own, kept with the job; at most 16 KiB.", an_object),
-        _field("id", {"type": "string", "format": "uuid"}, "An id of your own making; the same id again is harmless."),
     ),
     refused=at_most_one("delay", "run_at"),
 )
@@ -120,14 +115,8 @@ BATCH = Form(
     fields=(
         Field(
             "jobs",
-            {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": BATCH_MOST,
-                "items": {"$ref": "#/components/schemas/Submission"},
-            },
+            array_value(SUBMISSION.reference, BATCH_MOST),
             "The jobs, in their order.",
-            array_of(an_object, BATCH_MOST),
             example=[{"task": "email.send", "payload": {"to": "a@b.c"}, "key": "welcome-42"}],
             required=True,
         ),
@@ -135,11 +124,7 @@ BATCH = Form(
     inner=(SUBMISSION,),
 )
 _HEADER = Field(
-    KEY_HEADER,
-    _KEY,
-    "At most one job exists for a key; it goes before the body's.",
-    check_key_field,
-    example="welcome-42",
+    KEY_HEADER, KEY_VALUE, "At most one job exists for a key; it goes before the body's.", example="welcome-42"
 )
 
 
@@ -269,9 +254,10 @@ def header_key(request: ApiRequest) -> str | None:
     if b"idempotency-key" in request.repeated:
         raise Invalid(KEY_HEADER, Words("several"), "send one", "were given", code="duplicate_key")
     try:
-        return check_key_field(raw.decode(), KEY_HEADER)
+        text = raw.decode()
     except UnicodeDecodeError:
         raise Invalid(KEY_HEADER, raw.decode("latin-1"), "send UTF-8", code="invalid_unicode") from None
+    return str(KEY_VALUE.check(text, KEY_HEADER))
 
 
 def draft_submission(app: Holdfast, said: Mapping[str, Any], path: str = "", key: str | None = None) -> NewJob:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -39,13 +38,10 @@ from holdfast.views.documents import (
 from holdfast.views.explain import explain_job, job_facts
 from holdfast.views.formatting import Filters, clip_text, format_moment, format_span, safe_text
 
+_SPARE_STATES = frozenset({JobState.SCHEDULED, JobState.WAITING, JobState.CANCELLED})
 _QUEUE_COLUMNS = [
     Column("QUEUE", "id"),
-    *(
-        Column(state.value.upper(), "number", spare=state in (JobState.CANCELLED, JobState.SCHEDULED))
-        for state in JobState
-        if state is not JobState.WAITING
-    ),
+    *(Column(state.value.upper(), "number", spare=state in _SPARE_STATES) for state in JobState),
     Column("OLDEST", "number", spare=True),
     Column("ENDED/S", "number", spare=True),
 ]
@@ -99,15 +95,13 @@ def print_queues(queues: Sequence[QueueInfo], *, empty: str) -> None:
 
 
 def queue_table(queues: Sequence[QueueInfo]) -> tuple[list[Column], list[list[object]]]:
-    """Columns, and one row a queue; what waits for others counts as scheduled here. With a transport: what it holds."""
+    """Columns, and one row a queue. With a transport: what it holds."""
     carried = any(each.announced is not None for each in queues)
     columns = [*_QUEUE_COLUMNS, Column("ANNOUNCED", "number", spare=True)] if carried else _QUEUE_COLUMNS
     rows: list[list[object]] = []
     for each in queues:
-        counts = Counter(each.states)
-        counts["scheduled"] += counts.pop("waiting", 0)
         name = f"{each.name} (paused)" if each.paused else each.name
-        numbers = [_counted(each, state, counts[state.value]) for state in JobState if state is not JobState.WAITING]
+        numbers = [_counted(each, state, each.states.get(state.value, 0)) for state in JobState]
         age = "-" if each.oldest_ready is None else format_span(each.oldest_ready)
         rate = f"{each.ended_per_second:.3g}" if each.ended_per_second else "-"
         rows.append([name, *numbers, age, rate, *([each.announced] if carried else [])])

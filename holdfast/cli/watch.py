@@ -169,9 +169,6 @@ def _job_line(job: Job, _document: dict[str, Any]) -> str:
     return safe_text(f"{format_moment(when)}  {job.id}  {job.task}  {job.state}  attempt {attempts_of(job)}{error}")
 
 
-_SHOWN = [state for state in JobState if state is not JobState.WAITING]
-
-
 @add_command("stats", examples=["holdfast stats", "holdfast stats --minutes 60 --json"])
 @click.option(
     "--minutes", type=click.IntRange(1, 1440), default=5, show_default=True, help="What counts as happened lately."
@@ -214,8 +211,11 @@ def _recent_facts(document: FiguresDocument) -> list[tuple[str, object]]:
 
 
 def _columns(first: str) -> list[Column]:
-    return [Column(first, "id"), *(Column(state.value.upper(), "number") for state in _SHOWN)]
+    return [
+        Column(first, "id"),
+        *(Column(state.value.upper(), "number", spare=state is JobState.WAITING) for state in JobState),
+    ]
 
 
 def _rows(workers: Sequence[WorkerCounts]) -> list[list[object]]:
-    return [[each.worker or "none yet", *(each.counts[state.value] or "-" for state in _SHOWN)] for each in workers]
+    return [[each.worker or "none yet", *(each.counts[state.value] or "-" for state in JobState)] for each in workers]

@@ -34,11 +34,11 @@ class Execution:
 
 
 def append(ledger: Path, /, **line: Any) -> None:
-    """Write one line down."""
+    """Write one line down. It begins with a line break: a process killed while it writes leaves half a line."""
     line |= {"pid": os.getpid(), "mono": time.monotonic(), "wall": time.time()}
     descriptor = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(descriptor, json.dumps(line).encode() + b"\n")
+        os.write(descriptor, b"\n" + json.dumps(line).encode() + b"\n")
     finally:
         os.close(descriptor)
 
@@ -59,7 +59,7 @@ class Reader:
                 new = file.read()
             whole = new[: new.rfind(b"\n") + 1]
             self._offset += len(whole)
-            self._lines += [json.loads(line) for line in whole.splitlines()]
+            self._lines += [json.loads(line) for line in whole.splitlines() if line.endswith(b"}")]
         return self._lines
 
 

@@ -58,7 +58,7 @@ async def spin(ctx: Context, seconds: float) -> dict[str, int]:
     return {"claims": ctx.claims}
 
 
-@app.task("crash.stubborn", executor="process", timeout=1.0)
+@app.task("crash.stubborn", executor="process", timeout=5.0)
 def stubborn(ctx: Context) -> None:
     """Ignores every signal it can, and has two children: one in its group, one in a session of its own."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):

@@ -88,7 +88,7 @@ def _fields(place: str, fields: tuple[Field, ...]) -> Iterator[str]:
     for field in fields:
         required = ", required" if field.required else ""
         several = ", several times" if field.many else ""
-        yield f"| `{field.name}` | {_form(field.schema)}{required}{several} | {field.doc} |\n"
+        yield f"| `{field.name}` | {_form(field.value.schema)}{required}{several} | {field.doc} |\n"
 
 
 def _form(schema: Any) -> str:

@@ -207,9 +207,9 @@ def _spoiled(form: Form) -> Iterator[dict[str, Any]]:
             yield {**good, field.name: value}
     for inner in form.inner:
         for holder in form.fields:
-            if f"/{inner.name}" in json.dumps(holder.schema):
+            if f"/{inner.name}" in json.dumps(holder.value.schema):
                 for said in _spoiled(inner):
-                    many = holder.schema.get("type") == "array"
+                    many = holder.value.schema.get("type") == "array"
                     yield {**good, holder.name: [said] if many else said}
     yield {**good, "unknown": 1}
 

@@ -22,28 +22,28 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         cls.name = re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower()
 
 
-class JobEvent(Event, frozen=True, kw_only=True):
-    """Something that happened to a job."""
+class TaskEvent(Event, frozen=True, kw_only=True):
+    """Something that happened to a job of a task."""
 
     job_id: str
     task: str
 
 
-class JobCreated(JobEvent, frozen=True, kw_only=True):
+class JobCreated(TaskEvent, frozen=True, kw_only=True):
     """A job was stored."""
 
     level: ClassVar[str] = "debug"
     queue: str
 
 
-class JobDuplicate(JobEvent, frozen=True, kw_only=True):
+class JobDuplicate(TaskEvent, frozen=True, kw_only=True):
     """A submission whose key or id already stood for a job."""
 
     level: ClassVar[str] = "debug"
     queue: str
 
 
-class LeaseAcquired(JobEvent, frozen=True, kw_only=True):
+class LeaseAcquired(TaskEvent, frozen=True, kw_only=True):
     """A worker took a job."""
 
     level: ClassVar[str] = "debug"
@@ -60,7 +60,7 @@ class LeaseRejected(Event, frozen=True, kw_only=True):
     worker_id: str
 
 
-class HandlerStart(JobEvent, frozen=True, kw_only=True, omit_defaults=True):
+class HandlerStart(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
     """A job's handler is about to be called."""
 
     level: ClassVar[str] = "debug"
@@ -68,7 +68,7 @@ class HandlerStart(JobEvent, frozen=True, kw_only=True, omit_defaults=True):
     trace_id: str | None = None
 
 
-class JobSucceeded(JobEvent, frozen=True, kw_only=True, omit_defaults=True):
+class JobSucceeded(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
     """A job ended in success, and that is stored."""
 
     level: ClassVar[str] = "debug"
@@ -77,7 +77,7 @@ class JobSucceeded(JobEvent, frozen=True, kw_only=True, omit_defaults=True):
     trace_id: str | None = None
 
 
-class JobFailed(JobEvent, frozen=True, kw_only=True, omit_defaults=True):
+class JobFailed(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
     """An attempt failed and will be retried."""
 
     level: ClassVar[str] = "warning"
@@ -89,7 +89,7 @@ class JobFailed(JobEvent, frozen=True, kw_only=True, omit_defaults=True):
     trace_id: str | None = None
 
 
-class JobDead(JobEvent, frozen=True, kw_only=True, omit_defaults=True):
+class JobDead(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
     """A job is dead: its last attempt failed, or no further one makes sense."""
 
     level: ClassVar[str] = "error"
@@ -102,28 +102,28 @@ class JobDead(JobEvent, frozen=True, kw_only=True, omit_defaults=True):
     trace_id: str | None = None
 
 
-class JobCancelled(JobEvent, frozen=True, kw_only=True, omit_defaults=True):
+class JobCancelled(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
     """A running job has stopped because an operator asked."""
 
     attempt: int
     trace_id: str | None = None
 
 
-class JobReleased(JobEvent, frozen=True, kw_only=True):
+class JobReleased(TaskEvent, frozen=True, kw_only=True):
     """Given back without an attempt being counted: a stopping worker, or a snooze."""
 
     level: ClassVar[str] = "debug"
     reason: str
 
 
-class RetryUnreadable(JobEvent, frozen=True, kw_only=True):
+class RetryUnreadable(TaskEvent, frozen=True, kw_only=True):
     """A job's own retry policy cannot be read; its task's or the settings' is used."""
 
     level: ClassVar[str] = "warning"
     error: str
 
 
-class TaskUnknown(JobEvent, frozen=True, kw_only=True):
+class TaskUnknown(TaskEvent, frozen=True, kw_only=True):
     """The application of this worker, or of this API, lacks the task of a job it took: emitted once for each name."""
 
     level: ClassVar[str] = "warning"
@@ -133,7 +133,7 @@ class TaskUnknown(JobEvent, frozen=True, kw_only=True):
     deferred_until: datetime | None = None
 
 
-class PayloadUnfit(JobEvent, frozen=True, kw_only=True):
+class PayloadUnfit(TaskEvent, frozen=True, kw_only=True):
     """The payload of a job does not fit the task as this worker has it: logged once for each task."""
 
     level: ClassVar[str] = "warning"
@@ -143,7 +143,7 @@ class PayloadUnfit(JobEvent, frozen=True, kw_only=True):
     remedy: str
 
 
-class JobDeferred(JobEvent, frozen=True, kw_only=True):
+class JobDeferred(TaskEvent, frozen=True, kw_only=True):
     """This worker cannot run the job and gave it back for another one that can."""
 
     level: ClassVar[str] = "debug"
@@ -151,14 +151,14 @@ class JobDeferred(JobEvent, frozen=True, kw_only=True):
     retry_at: datetime | None
 
 
-class JobUnstartable(JobEvent, frozen=True, kw_only=True):
+class JobUnstartable(TaskEvent, frozen=True, kw_only=True):
     """This worker could not even start the job (no descriptors, no memory) and gave it back."""
 
     level: ClassVar[str] = "error"
     error: str
 
 
-class LeaseLost(JobEvent, frozen=True, kw_only=True):
+class LeaseLost(TaskEvent, frozen=True, kw_only=True):
     """This worker's write came too late: another worker settled the job."""
 
     level: ClassVar[str] = "warning"
@@ -424,6 +424,6 @@ class Events:
 
 
 KINDS: tuple[type[Event], ...] = tuple(
-    kind for base in (Event, JobEvent) for kind in base.__subclasses__() if kind is not JobEvent
+    kind for base in (Event, TaskEvent) for kind in base.__subclasses__() if kind is not TaskEvent
 )
 """Every kind of event there is that a log line can tell."""

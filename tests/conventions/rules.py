@@ -1,6 +1,6 @@
 """The rules of the house, as functions from source text to a list of complaints. Pure: they read what they are given.
 
-``test_house.py`` holds the checkout to them; ``test_rules.py`` shows that each of them can find something.
+``test_checkout.py`` holds the checkout to them; ``test_rules.py`` shows that each of them can find something.
 """
 
 from __future__ import annotations

@@ -119,22 +119,22 @@ BAD = [
 ]
 
 ELSEWHERE = {
-    22: ("test_rude_clients_sqlite.py", "test_many_idle_connections_delay_no_other_client"),
+    22: ("test_bad_clients_sqlite.py", "test_many_idle_connections_delay_no_other_client"),
     24: ("test_bad_inputs_sqlite.py", "test_unknown_paths_and_methods_are_refused"),
-    28: ("test_looking.py", "test_a_wrong_query_is_refused_and_named"),
-    29: ("test_looking.py", "test_a_wrong_query_is_refused_and_named"),
-    30: ("test_looking.py", "test_a_wrong_query_is_refused_and_named"),
+    28: ("test_jobs.py", "test_a_wrong_query_is_refused_and_named"),
+    29: ("test_jobs.py", "test_a_wrong_query_is_refused_and_named"),
+    30: ("test_jobs.py", "test_a_wrong_query_is_refused_and_named"),
     32: ("test_submitting.py", "test_a_payload_comes_back_as_it_went_in"),
     33: ("test_submitting.py", "test_a_payload_comes_back_as_it_went_in"),
     37: ("test_bad_inputs_sqlite.py", "test_payload_with_many_names_is_stored"),
     38: ("test_submitting.py", "test_a_payload_comes_back_as_it_went_in"),
     41: ("test_submitting.py", "test_a_payload_comes_back_as_it_went_in"),
     89: ("../conformance/test_opening_postgres.py", "schema"),
-    90: ("test_looking.py", "test_unknown_job_differs_from_an_unknown_path"),
+    90: ("test_jobs.py", "test_unknown_job_differs_from_an_unknown_path"),
     92: ("test_events_sqlite.py", "test_an_id_that_was_never_given_is_refused"),
     93: ("../unit/test_metrics.py", "test_tasks_beyond_the_cap_are_one_series"),
     94: ("test_keys_sqlite.py", "test_every_invalid_key_gets_the_same_answer"),
-    95: ("test_gate_sqlite.py", "test_a_key_has_a_rate_wherever_it_is_used"),
+    95: ("test_admission_sqlite.py", "test_a_key_has_a_rate_wherever_it_is_used"),
 }
 """Rows that have no line above, or more than that: the test that has them."""
 NOWHERE = {

@@ -1,5 +1,5 @@
-"""What strangers push into Redis: ids that are no UUIDs, bytes that are no text, words that mean nothing to us. Nobody
-who reads it stumbles, and our own jobs are not held up."""
+"""Data that other programs push into Redis: ids that are no UUIDs, bytes that are no text, unknown words. Reading
+survives all of it, and our own jobs are not held up."""
 
 from __future__ import annotations
 

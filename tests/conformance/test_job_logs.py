@@ -1,4 +1,4 @@
-"""Log lines of a job: kept under its lease and no other, with the job for as long as it is there."""
+"""Log lines of a job: stored under its lease and no other, kept as long as the job."""
 
 from __future__ import annotations
 

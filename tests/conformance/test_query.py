@@ -1,4 +1,4 @@
-"""Reading: filters, keyset pages, counts, queues."""
+"""Family query: filters, keyset pages, counts, queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that the application of an API does not have: taken, and told once."""
+"""Tasks that the application of an API lacks: accepted, and reported once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that somebody pushed into Redis by hand are claimed and settled over HTTP like others, whatever their ids."""
+"""Jobs pushed into Redis by hand are claimed and settled over HTTP like others, whatever their ids."""
 
 from __future__ import annotations
 

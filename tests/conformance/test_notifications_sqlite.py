@@ -1,4 +1,4 @@
-"""What counts as news on SQLite: the commits of others. An idle worker must not wake itself."""
+"""Notifications on SQLite: the commits of other connections. An idle worker must not wake itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who comes in: rates, addresses behind proxies, pages of other sites, names the API is called by."""
+"""Admission of requests: rates, addresses behind proxies, pages of other sites, names the API is called by."""
 
 from __future__ import annotations
 

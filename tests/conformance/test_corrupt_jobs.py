@@ -1,4 +1,4 @@
-"""Jobs that another program wrote to: what cannot be handled is dead, and holds up nobody."""
+"""Jobs that another program wrote to: a job that cannot be handled ends dead, and delays no other."""
 
 from __future__ import annotations
 

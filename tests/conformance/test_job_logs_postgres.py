@@ -7,8 +7,8 @@ import asyncio
 from holdfast.stores.base import Store
 from holdfast.stores.postgres.pool import parse_url
 from tests.conformance.support import running
-from tests.conformance.test_endings_postgres import connected
-from tests.conformance.test_lines import lines_of, record, said
+from tests.conformance.test_events_postgres import connected
+from tests.conformance.test_job_logs import lines_of, record, said
 
 
 async def test_a_job_that_is_being_deleted_gets_no_lines(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""The beat: keeps live leases alive, tells what became of the others, carries orders."""
+"""Heartbeats: keep live leases alive, report lost ones, carry commands to workers."""
 
 from __future__ import annotations
 

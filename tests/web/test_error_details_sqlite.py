@@ -1,4 +1,4 @@
-"""What goes wrong inside is told in the log: callers hear what they can do, and nothing of addresses, files, users."""
+"""Errors inside are described in the log; clients get a remedy, and no address, file or user name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkout keeps the rules of the house. A failure names the file, the line and the rule."""
+"""The checkout keeps the rules of the project. A failure names the file, the line and the rule."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ async def _serve(arguments: argparse.Namespace, logs: TextIO) -> None:
     )
     stop_logs = configure_logs(app.settings, app.events, stream=logs) if arguments.log_level else None
     worker = Worker(app, drain=arguments.drain)
-    with MetricsServer(worker.shift):
+    with MetricsServer(worker.shared):
         started = await _work(app, worker, meter)
     if stop_logs is not None:
         stop_logs()

@@ -166,12 +166,12 @@ class LeaseLost(TaskEvent, frozen=True, kw_only=True):
 
 
 class SweepComplete(Event, frozen=True, kw_only=True):
-    """A round of maintenance that found something to do. ``reminded``: ready jobs that the transport had lost."""
+    """A round of maintenance that found something to do. ``reannounced``: ready jobs that the transport had lost."""
 
     requeued: int
     recovered: int
     pruned: int
-    reminded: int = 0
+    reannounced: int = 0
 
 
 class LoopBlocked(Event, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 """Blocking callers: one way in, and no second copy of anything.
 
 Everything in Holdfast is written once, as coroutines. A caller without an event loop has them run the way its store
-says (``Store.blocking``): ``drive`` runs a coroutine that never waits for a loop to its end in the calling thread, a
-``Portal`` runs any coroutine on an event loop in a thread of its own.
+says (``Store.blocking``): ``drive_coroutine`` runs a coroutine that never waits for a loop to its end in the calling
+thread, a ``Portal`` runs any coroutine on an event loop in a thread of its own.
 """
 
 from __future__ import annotations

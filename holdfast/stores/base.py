@@ -15,7 +15,7 @@ Every store keeps these promises:
    see the flag in the same write: a settlement that is no ending (to failed, queued, scheduled, waiting) ends a job
    whose cancellation was asked for as ``cancelled``.
 10. A store owns time. Callers hand over durations; instants come only from the store's own clock.
-11. An id is a UUID as ``job.parse_id`` spells it. In any other spelling it names no job.
+11. An id is a UUID as ``parse_id`` spells it. In any other spelling it names no job.
 
 Stores raise the errors of ``holdfast.core.errors`` and nothing of their drivers.
 """
@@ -364,7 +364,7 @@ class TransportQueries(Protocol):
 
     async def find_overtaken(self, queue: str, front: Sequence[str], *, margin: timedelta, limit: int) -> Overtaken:
         """Of each priority the oldest ready jobs of a queue that were so more than ``margin`` before any ready one of
-        ``front`` was: ``limit`` at most, and as many that were lost once."""
+        ``front`` was: at most ``limit`` ready jobs, and at most ``limit`` suspects."""
 
     async def locate_jobs(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
         """Queue and state of each of these jobs that exists."""

@@ -24,7 +24,7 @@ class ExternalTransactions:
     """Operations of an application inside its callers' transactions.
 
     On a connection without an event loop everything happens in the thread of the caller, and nothing there waits for a
-    loop: ``portal.drive`` can run it.
+    loop: ``portal.drive_coroutine`` can run it.
     """
 
     def __init__(self, opened: Callable[[], Coroutine[Any, Any, Store]], reach: Reach) -> None:

@@ -76,19 +76,19 @@ class TestWorker:
     @property
     def ending(self) -> bool:
         """Returns True if it is stopping and only has to clean up, which takes no manual time."""
-        shift = self.worker.shift
-        return shift.stopping.is_set() and not shift.busy and not self.running.done() and not self.frozen
+        shared = self.worker.shared
+        return shared.stopping.is_set() and not shared.busy and not self.running.done() and not self.frozen
 
     @property
     def runs(self) -> list[TaskRun]:
         """The executions under way."""
-        return list(self.worker.shift.running)
+        return list(self.worker.shared.running)
 
     @property
     def quiet_until(self) -> float | None:
         """While it has nothing at all to do: the clock's reading when the next job falls due (inf: none will)."""
-        shift = self.worker.shift
-        return None if self.starting or shift.held or shift.outcomes else self.worker.fetcher.quiet_until
+        shared = self.worker.shared
+        return None if self.starting or shared.held or shared.outcomes else self.worker.fetcher.quiet_until
 
 
 class Harness:
@@ -242,7 +242,7 @@ class Harness:
     def _is_stuck(self) -> bool:
         """Returns True if all that is left are handlers that wait neither for time nor for a deadline."""
         runs = [run for hand in self._hands for run in hand.runs]
-        held = sum(len(hand.worker.shift.held) for hand in self._hands)
+        held = sum(len(hand.worker.shared.held) for hand in self._hands)
         hopeless = [run for run in self._busy() if run.deadline is None]
         return bool(runs) and len(hopeless) == len(runs) == held and not any(hand.frozen for hand in self._hands)
 

@@ -109,21 +109,21 @@ def _undelayed(job: NewJob) -> NewJob:
 async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
     """Run one attempt of these jobs, here and now, with a worker's own runner and settler."""
     store = await app.open_store()
-    shift = WorkerContext(app, app.settings, "inline")
+    shared = WorkerContext(app, app.settings, "inline")
     calls = HandlerInvoker(app, app.settings)
     await calls.open()
-    recorder = LogWriter(shift, store)
-    runner, settler = Runner(shift, calls, recorder), Settler(shift, store, recorder.flush)
+    recorder = LogWriter(shared, store)
+    runner, settler = Runner(shared, calls, recorder), Settler(shared, store, recorder.flush)
     watching = asyncio.create_task(runner.watch_deadlines())
     try:
         claim = await store.queueing.claim(
             ClaimRequest("inline", {EVERY_QUEUE: len(job_ids)}, limit=len(job_ids), lease_for=_LEASE, only=job_ids)
         )
-        shift.deliver_jobs(claim.jobs, shift.clock.monotonic())
+        shared.deliver_jobs(claim.jobs, shared.clock.monotonic())
         runner.resize(1)
-        while shift.busy:
-            shift.full.clear()
-            await shift.full.wait()
+        while shared.busy:
+            shared.full.clear()
+            await shared.full.wait()
         await settler.flush()
         await recorder.flush()
     finally:

@@ -22,10 +22,10 @@ class Claiming:
     """A claim's progress. It keeps the jobs it has taken, also when the transport goes away meanwhile."""
 
     def __init__(
-        self, queries: TransportQueries, carrier: TransportSession, in_hand: DeliveryLedger, request: ClaimRequest
+        self, queries: TransportQueries, session: TransportSession, in_hand: DeliveryLedger, request: ClaimRequest
     ) -> None:
         self._queries = queries
-        self._carrier = carrier
+        self._session = session
         self._in_hand = in_hand
         self._request = request
         self._jobs: list[Job] = []
@@ -64,11 +64,11 @@ class Claiming:
             deliveries = await self._receive(many=many, first=turn == 0)
             if turn and not deliveries and not promoted:
                 return
-            useless, paused = self._useless, self._carrier.paused
+            useless, paused = self._useless, self._session.paused
             await self._claim(deliveries)
             many = self._useless - useless > len(deliveries) // 2
             promoted = await self._promote()
-            more = deliveries or not paused <= self._carrier.paused
+            more = deliveries or not paused <= self._session.paused
             if self._held_back:
                 if promoted:
                     await self._claim([])  # for when the next job falls due; those that arrive now must not overtake
@@ -94,18 +94,18 @@ class Claiming:
         return {queue: max(0, slots) for queue, slots in wants.items()}
 
     async def _receive(self, *, many: bool, first: bool) -> list[Delivery]:
-        wants, carrier = self._wants(), self._carrier
+        wants, session = self._wants(), self._session
         deliveries: list[Delivery] = []
         if first:
-            deliveries, rest = carrier.take_deliveries(wants, self._room)
+            deliveries, rest = session.take_deliveries(wants, self._room)
             self._left += rest
         limit = _MANY if many else self._room
         if many:
             wants = {queue: _MANY for queue, slots in wants.items() if slots > 0}
         if self._room > len(deliveries) and any(wants.values()):
-            arrived = carrier.transport.receive(wants, limit=limit - len(deliveries), closed=carrier.paused)
+            arrived = session.transport.receive(wants, limit=limit - len(deliveries), closed=session.paused)
             try:
-                deliveries += await carrier.call_transport(arrived)
+                deliveries += await session.call_transport(arrived)
             except Away:
                 self._left += deliveries
                 raise
@@ -146,7 +146,7 @@ class Claiming:
         if self._lease_until_us is None:
             self._lease_until_us = delivered.claim.lease_until_us
         self._held_back = self._held_back or delivered.claim.held_back
-        self._carrier.paused = delivered.paused
+        self._session.paused = delivered.paused
         for job in delivered.claim.jobs:
             self._jobs.append(job)
             self._taken[job.queue] += 1
@@ -164,14 +164,14 @@ class Claiming:
         ready = await self._queries.make_ready(queues, limit=_PROMOTED_MOST)
         self._promoted = sum(map(len, ready.values()))
         if ready:
-            await self._carrier.call_transport(self._carrier.transport.publish(ready))
+            await self._session.call_transport(self._session.transport.publish(ready))
         return bool(ready)
 
     async def _part(self) -> None:
         """Give back deliveries that other workers can take, in their order, and acknowledge the rest."""
-        carrier = self._carrier
+        session = self._session
         if self._left:
-            await carrier.try_call(carrier.transport.nack(self._left))
+            await session.try_call(session.transport.nack(self._left))
         if self._over:
-            await carrier.try_call(carrier.transport.ack(self._over))
-        await carrier.set_aside(self._malformed)
+            await session.try_call(session.transport.ack(self._over))
+        await session.set_aside(self._malformed)

@@ -27,7 +27,7 @@ MIRRORED = 1000
 _MIRRORED_AT_ONCE = 10  # lists of dead letters that a sweep looks at
 _AGED = timedelta(seconds=1)  # what became ready later is surely on its way
 _AGAIN = 0.1  # seconds between the two looks
-_FRONT = 10  # ids that come next; one that is no measure, being old itself, hides what was lost until it is taken
+_FRONT = 10  # ids at the head to compare with; an old one among them hides lost jobs that are younger until it is taken
 _MARGIN = timedelta(seconds=10)  # between becoming ready and being announced there may be so much
 _PASSED_AT_ONCE = 1000  # jobs of a deep queue that a sweep announces, and more where many have gone since the last
 
@@ -35,40 +35,40 @@ _PASSED_AT_ONCE = 1000  # jobs of a deep queue that a sweep announces, and more 
 class Reconciler:
     """The sweeps of one event loop."""
 
-    def __init__(self, queries: TransportQueries, carrier: TransportSession) -> None:
+    def __init__(self, queries: TransportQueries, session: TransportSession) -> None:
         self._queries = queries
-        self._carrier = carrier
+        self._session = session
         self._mirrored = ""  # the queue whose dead letters were looked at last
 
     async def sweep(self) -> int:
         """Runs one round; returns the number of jobs announced again."""
-        if self._carrier.away:
+        if self._session.away:
             return 0
         try:
             await self._recover()
-            reminded = await self._remind()
+            reannounced = await self._reannounce()
             await self.mirror_next()
         except Away:  # the next sweep after its return finds what is to be done
             return 0
-        return reminded
+        return reannounced
 
-    async def remind_of(self, queue: str) -> None:
+    async def reannounce_queue(self, queue: str) -> None:
         """Announce the ids of one queue that the transport has lost."""
-        backlog = await self._carrier.call_transport(self._carrier.transport.queue_backlogs([queue]))
+        backlog = await self._session.call_transport(self._session.transport.queue_backlogs([queue]))
         await self._announce_lost(await self._missing(backlog))
 
     async def sync_dead_letters(self, queues: Collection[str]) -> None:
         """Make the lists of these queues' dead letters hold the newest ones there are."""
-        carrier = self._carrier
+        session = self._session
         for queue in queues:
             dead = await self._queries.newest_dead(queue, limit=MIRRORED)
-            await carrier.call_transport(carrier.transport.sync_dead_letters(queue, dead))
+            await session.call_transport(session.transport.sync_dead_letters(queue, dead))
 
     async def mirror_next(self) -> None:
         """Make so many lists true, in turn."""
-        carrier = self._carrier
+        session = self._session
         queues = sorted(
-            {*await self._queries.dead_queues(), *await carrier.call_transport(carrier.transport.dead_letter_queues())}
+            {*await self._queries.dead_queues(), *await session.call_transport(session.transport.dead_letter_queues())}
         )
         first = bisect_right(queues, self._mirrored)
         for queue in [*queues[first:], *queues[:first]][:_MIRRORED_AT_ONCE]:
@@ -77,8 +77,8 @@ class Reconciler:
 
     async def _recover(self) -> None:
         """Announces unclaimed deliveries of dead consumers again."""
-        carrier = self._carrier
-        deliveries = await carrier.without_malformed(await carrier.call_transport(carrier.transport.reclaim()))
+        session = self._session
+        deliveries = await session.without_malformed(await session.call_transport(session.transport.reclaim()))
         if not deliveries:
             return
         places = await self._queries.locate_jobs([each.job_id for each in deliveries])
@@ -87,25 +87,25 @@ class Reconciler:
             queue, state = places.get(each.job_id, ("", None))
             if state is JobState.QUEUED:
                 ready.setdefault(queue, []).append(each.job_id)
-        await carrier.call_transport(carrier.transport.publish(ready))
-        await carrier.call_transport(carrier.transport.ack(deliveries))
+        await session.call_transport(session.transport.publish(ready))
+        await session.call_transport(session.transport.ack(deliveries))
 
-    async def _remind(self) -> int:
+    async def _reannounce(self) -> int:
         queues = await self._queries.ready_queues()
         if not queues:
             return 0
-        backlog = await self._carrier.call_transport(self._carrier.transport.queue_backlogs(queues))
+        backlog = await self._session.call_transport(self._session.transport.queue_backlogs(queues))
         missing = await self._missing(backlog)
         deep = [queue for queue, waiting in backlog.items() if waiting > ROUND]
         if not missing and not deep:
             return 0
-        carrier = self._carrier
-        if not await carrier.call_transport(carrier.transport.begin_sweep()):
+        session = self._session
+        if not await session.call_transport(session.transport.begin_sweep()):
             return 0
         try:
             return await self._announce_lost(missing) + await self._announce_passed(deep)
         finally:
-            await carrier.try_call(carrier.transport.end_sweep())
+            await session.try_call(session.transport.end_sweep())
 
     async def _missing(self, backlog: Mapping[str, int]) -> dict[str, int]:
         """Returns the number of ready jobs missing in the transport, of each queue that is not too deep."""
@@ -131,21 +131,21 @@ class Reconciler:
             missing_still = [] if held is None else [job_id for job_id in ids if job_id not in held]
             places = await self._queries.locate_jobs(missing_still)
             lost[queue] = [job_id for job_id in missing_still if places.get(job_id) == (queue, JobState.QUEUED)]
-        await self._carrier.call_transport(
-            self._carrier.transport.publish({queue: ids for queue, ids in lost.items() if ids})
+        await self._session.call_transport(
+            self._session.transport.publish({queue: ids for queue, ids in lost.items() if ids})
         )
         return sum(map(len, lost.values()))
 
     async def _announce_passed(self, queues: Sequence[str]) -> int:
         """Announce overtaken jobs of queues that are too deep to be looked at."""
-        transport, announced = self._carrier.transport, 0
+        transport, announced = self._session.transport, 0
         for queue in queues:
-            front, waiting = await self._carrier.call_transport(transport.peek(queue, most=_FRONT))
+            front, waiting = await self._session.call_transport(transport.peek(queue, most=_FRONT))
             limit = min(ROUND, _PASSED_AT_ONCE + waiting)
             passed = await self._queries.find_overtaken(queue, front, margin=_MARGIN, limit=limit)
             if passed.ids:
-                announced += await self._carrier.call_transport(transport.republish(queue, passed))
+                announced += await self._session.call_transport(transport.republish(queue, passed))
         return announced
 
     async def _held(self, queue: str) -> set[str] | None:
-        return await self._carrier.call_transport(self._carrier.transport.ids(queue, most=ROUND))
+        return await self._session.call_transport(self._session.transport.ids(queue, most=ROUND))

@@ -94,7 +94,7 @@ class TransportStore(ForwardingStore):
         """Gives deliveries in hand back and closes both."""
         opened = self._opened.pop(asyncio.get_running_loop(), None)
         if opened is not None:
-            await opened.carrier.close()
+            await opened.session.close()
         await self._inner.close()
 
     @property
@@ -119,11 +119,11 @@ class TransportStore(ForwardingStore):
 
     @property
     def query(self) -> Query:
-        return TransportQuery(self._inner.query, self._transport.carrier)
+        return TransportQuery(self._inner.query, self._transport.session)
 
     @property
     def health(self) -> Health:
-        return TransportHealth(self._inner.health, self._inner.query, self._transport.carrier)
+        return TransportHealth(self._inner.health, self._inner.query, self._transport.session)
 
     @property
     def external(self) -> External | None:
@@ -138,7 +138,7 @@ class TransportQueueing(ForwardingQueueing):
         super().__init__(inner)
         self._queries = transport.queries
         self._transport = transport
-        self._carrier = transport.carrier
+        self._session = transport.session
         self._in_hand = transport.in_hand
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -171,12 +171,12 @@ class TransportQueueing(ForwardingQueueing):
     async def claim(self, request: ClaimRequest) -> Claim:
         """Of what the transport has delivered; while it is away, of what the store has ready. A quarantined job is
         taken from the store."""
-        carrier = self._carrier
+        session = self._session
         if request.only is None and not request.alone:
-            await carrier.stop_listening()
-            carrier.wants = request.wants
+            await session.stop_listening()
+            session.wants = request.wants
             with suppress(Away):
-                return await Claiming(self._queries, carrier, self._in_hand, request).run()
+                return await Claiming(self._queries, session, self._in_hand, request).run()
         return await self._inner.claim(request)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
@@ -184,8 +184,8 @@ class TransportQueueing(ForwardingQueueing):
         answers = await self._inner.settle(settlements)
         over = self._in_hand.let_go([Lease(each.job_id, each.claims) for each in answers if not each.locked])
         if over:
-            await self._carrier.try_call(self._carrier.transport.ack(over))
-        changed = [answer.job_id for answer in answers if answer.accepted and answer.state in _GOES_ON]
+            await self._session.try_call(self._session.transport.ack(over))
+        changed = [answer.job_id for answer in answers if answer.accepted and answer.state in _TO_ANNOUNCE]
         if changed:
             with suppress(HoldfastError):  # it is settled: a sweep does the rest
                 await self._transport.announce_changes(changed)
@@ -204,27 +204,27 @@ class TransportQueueing(ForwardingQueueing):
 
     async def deregister(self, worker: str) -> None:
         """The worker has stopped: its deliveries are for other workers."""
-        await self._carrier.return_deliveries()
+        await self._session.return_deliveries()
         self._in_hand.forget_worker(worker)
         await self._inner.deregister(worker)
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
         """For queues: until something arrives, or something else falls due next. The rest is the store's."""
         queues = [topic.removeprefix("queue:") for topic in topics if topic.startswith("queue:")]
-        carrier = self._carrier
+        session = self._session
         if not queues:
             await self._inner.wait(topics, timeout=timeout)
-        elif carrier.away:
-            await _first_of(self._inner.wait(topics, timeout=timeout), carrier.back.wait())
-        elif carrier.news:
-            carrier.news = False
+        elif session.away:
+            await _first_of(self._inner.wait(topics, timeout=timeout), session.back.wait())
+        elif session.news:
+            session.news = False
         else:
             others = [topic for topic in topics if not topic.startswith("queue:")]
             waits = [self._inner.wait([*others, *(f"due:{queue}" for queue in queues)], timeout=timeout)]
-            wanted = carrier.queues_with_room(queues)
-            await _first_of(*waits, *([carrier.listen(wanted, timeout)] if wanted else []))
-            await carrier.stop_listening()
-            carrier.news = False
+            wanted = session.queues_with_room(queues)
+            await _first_of(*waits, *([session.listen(wanted, timeout)] if wanted else []))
+            await session.stop_listening()
+            session.news = False
 
 
 class TransportMaintenance(ForwardingMaintenance):
@@ -294,23 +294,23 @@ class TransportAdmin(ForwardingAdmin):
         await self._inner.resume(queue)
         with suppress(HoldfastError):
             await self._queries.wake_waiters([f"due:{queue}"])
-            await self._transport.reconciler.remind_of(queue)
+            await self._transport.reconciler.reannounce_queue(queue)
 
 
 class TransportQuery(ForwardingQuery):
     """Reads of the store; its queues show how many of their ids wait in the transport."""
 
-    def __init__(self, inner: Query, carrier: TransportSession) -> None:
+    def __init__(self, inner: Query, session: TransportSession) -> None:
         super().__init__(inner)
-        self._carrier = carrier
+        self._session = session
 
     async def queues(self, *, recent: timedelta, most: int) -> list[QueueInfo]:
         """The store's, each with the number of its ids that wait in the transport."""
         queues = await self._inner.queues(recent=recent, most=most)
         backlog: Mapping[str, int] = {}
         with suppress(Away):
-            backlog = await self._carrier.call_transport(
-                self._carrier.transport.queue_backlogs([queue.name for queue in queues])
+            backlog = await self._session.call_transport(
+                self._session.transport.queue_backlogs([queue.name for queue in queues])
             )
         return [msgspec.structs.replace(queue, announced=backlog.get(queue.name)) for queue in queues]
 
@@ -318,15 +318,15 @@ class TransportQuery(ForwardingQuery):
 class TransportHealth(ForwardingHealth):
     """Checks of the store and of the transport."""
 
-    def __init__(self, inner: Health, query: Query, carrier: TransportSession) -> None:
+    def __init__(self, inner: Health, query: Query, session: TransportSession) -> None:
         super().__init__(inner)
         self._query = query
-        self._carrier = carrier
+        self._session = session
 
     async def doctor(self) -> list[Finding]:
         """The store's findings, and how the transport is."""
         queues = await self._query.queues(recent=_LATELY, most=_COUNTED)
-        return [*await self._inner.doctor(), *await run_checks(self._carrier.transport, queues)]
+        return [*await self._inner.doctor(), *await run_checks(self._session.transport, queues)]
 
 
 class TransportExternal(ForwardingExternal):
@@ -343,32 +343,32 @@ class TransportExternal(ForwardingExternal):
             transport = self._transport()
             over = transport.in_hand.let_go([lease])
             if over:
-                await transport.carrier.try_call(transport.carrier.transport.ack(over))
+                await transport.session.try_call(transport.session.transport.ack(over))
         return completion
 
 
 _LATELY, _COUNTED = timedelta(minutes=1), 100_000  # what the doctor looks at
-_GOES_ON = frozenset({JobState.QUEUED, JobState.DEAD, JobState.FAILED, JobState.SCHEDULED})
-"""States of a settled job that the transport ignores."""
+_TO_ANNOUNCE = frozenset({JobState.QUEUED, JobState.DEAD, JobState.FAILED, JobState.SCHEDULED})
+"""States after which a settled job is announced, listed as dead, or wakes a worker that waits for due jobs."""
 
 
 class _OpenTransport:
     """The transport in one event loop."""
 
-    def __init__(self, queries: TransportQueries, carrier: TransportSession, in_hand: DeliveryLedger) -> None:
+    def __init__(self, queries: TransportQueries, session: TransportSession, in_hand: DeliveryLedger) -> None:
         self.queries = queries
-        self.carrier = carrier
+        self.session = session
         self.in_hand = in_hand
-        self.reconciler = Reconciler(queries, carrier)
+        self.reconciler = Reconciler(queries, session)
         self._touching: asyncio.Task[None] | None = None
 
     async def announce_ready(self, ready: Mapping[str, Sequence[str]]) -> bool:
         """Publishes ready jobs, by queue; returns True if the transport has them all."""
-        return not ready or await self.carrier.try_call(self._publish(ready))
+        return not ready or await self.session.try_call(self._publish(ready))
 
     async def _publish(self, ready: Mapping[str, Sequence[str]]) -> None:
         fault_point("announce.before")
-        await self.carrier.transport.publish(ready)
+        await self.session.transport.publish(ready)
 
     async def announce_changes(self, job_ids: Sequence[str]) -> set[str]:
         """Publishes ready jobs and dead letters of these, and wakes workers that sleep until a due job. Returns the
@@ -379,7 +379,7 @@ class _OpenTransport:
             by_state.setdefault(state, []).append((queue, job_id))
         await self.announce_ready(_by_queue(by_state.get(JobState.QUEUED, [])))
         if JobState.DEAD in by_state:
-            await self.carrier.try_call(self.carrier.transport.dead_letter(_by_queue(by_state[JobState.DEAD])))
+            await self.session.try_call(self.session.transport.dead_letter(_by_queue(by_state[JobState.DEAD])))
         due = by_state.get(JobState.FAILED, []) + by_state.get(JobState.SCHEDULED, [])
         if due:
             await self.queries.wake_waiters([f"due:{queue}" for queue in {queue for queue, _ in due}])
@@ -391,7 +391,7 @@ class _OpenTransport:
             self._touching = asyncio.create_task(self._touch(held, over), name="holdfast-transport-touch")
 
     async def _touch(self, held: Sequence[Delivery], over: Sequence[Delivery]) -> None:
-        transport = self.carrier.transport
+        transport = self.session.transport
         with suppress(HoldfastError):  # who claims and settles tells of a transport that is away
             await transport.extend(held)
             await transport.ack(over)

@@ -96,7 +96,7 @@ class TaskRun:
 
 
 class WorkerContext:
-    """The state of one worker process. Used from its event loop; the keeper reads ``held`` from its own thread."""
+    """The state of one worker process. Used from its event loop; the heartbeat reads ``held`` from its own thread."""
 
     def __init__(self, app: Holdfast, settings: Settings, worker_id: str) -> None:
         self.app = app
@@ -113,7 +113,7 @@ class WorkerContext:
         self.last_attempts = 0  # jobs in ``held`` that a crash would end
         self.urgent = False  # ``outcomes`` has one that is to be written at once
         self.idle_runners: deque[asyncio.Future[None]] = deque()
-        self.low = asyncio.Event()  # the fetcher may fetch again
+        self.may_fetch = asyncio.Event()  # the fetcher may fetch again
         self.settling = asyncio.Event()  # there is something to settle
         self.full = asyncio.Event()  # settle now
         self.stopping = asyncio.Event()
@@ -123,10 +123,10 @@ class WorkerContext:
         self.failed = 0
         self.released = 0
         self.renewed_at = 0.0  # the clock's reading before the latest beat that was answered
-        self.heard_at = time.monotonic()  # when the event loop last answered the keeper, in real time
+        self.heard_at = time.monotonic()  # when the event loop last answered the heartbeat, in real time
         self.fetched_at: float | None = None  # the clock's reading when the latest claim was answered
-        self.sated = False  # the fetcher has no room for more
-        self.attentive = False  # the fetcher sleeps exactly until the next job of any queue falls due
+        self.is_full = False  # the fetcher has no room for more
+        self.wakes_on_time = False  # the fetcher sleeps exactly until the next job of any queue falls due
 
     # ── jobs come in ──────────────────────────────────────────────────────────────────────────────────────────
     def deliver_jobs(self, jobs: Sequence[Job], since: float) -> None:
@@ -177,7 +177,7 @@ class WorkerContext:
         elif len(outcomes) >= FULL or not (self.running or self.buffer):
             self.full.set()
         if len(self.buffer) <= self.low_mark:
-            self.low.set()
+            self.may_fetch.set()
 
     def is_stale(self, run: TaskRun, now: float) -> bool:
         """Returns True if its lease may have run out unseen: a process that was frozen must not start what it had
@@ -194,7 +194,7 @@ class WorkerContext:
         """Tells a fetcher that waits for it of jobs that left ``held``, so many of them on their last attempt."""
         self.last_attempts -= last_attempts
         if last_attempts or not self.held or not self.settings.prefetch:
-            self.low.set()
+            self.may_fetch.set()
 
     def forget_run(self, run: TaskRun) -> None:
         """Drops a job that another worker has now, without an event."""
@@ -202,7 +202,7 @@ class WorkerContext:
         if run.span is not None:
             run.span.end_span("lost")
         self.in_hand[run.job.queue] -= 1
-        self.low.set()
+        self.may_fetch.set()
         if not self.busy:
             self.full.set()
 
@@ -256,8 +256,8 @@ _FIRST, _MOST = 0.1, 5.0  # seconds
 class RetryDelay:
     """The waits of one loop between failures: doubled, capped, with full jitter."""
 
-    def __init__(self, shift: WorkerContext, service: str) -> None:
-        self._shift = shift
+    def __init__(self, shared: WorkerContext, service: str) -> None:
+        self._shared = shared
         self._service = service
         self._failures = 0
 
@@ -269,11 +269,11 @@ class RetryDelay:
         """Tell of the failure and wait; a stopping worker does not wait long. Raises ``StoreReplaced`` again."""
         if isinstance(error, StoreReplaced):
             raise error
-        shift = self._shift
+        shared = self._shared
         most = min(_MOST, _FIRST * 2 ** min(self._failures, 10))
         self._failures += 1
-        pause = _FIRST / 2 + shift.rng.uniform(0, most)
-        shift.emit(StoreTrouble(service=self._service, error=str(error), retry_in=round(pause, 3)))
-        await shift.clock.run_bounded(shift.stopping.wait(), pause)
-        if shift.stopping.is_set():
-            await shift.clock.sleep(_FIRST)
+        pause = _FIRST / 2 + shared.rng.uniform(0, most)
+        shared.emit(StoreTrouble(service=self._service, error=str(error), retry_in=round(pause, 3)))
+        await shared.clock.run_bounded(shared.stopping.wait(), pause)
+        if shared.stopping.is_set():
+            await shared.clock.sleep(_FIRST)

@@ -31,14 +31,14 @@ _SMOOTHING = 0.5
 
 
 class Fetcher:
-    """Fills the buffer of one shift."""
+    """Fills the buffer of one shared."""
 
-    def __init__(self, shift: WorkerContext, store: Store, *, drain: bool = False) -> None:
-        self._shift = shift
+    def __init__(self, shared: WorkerContext, store: Store, *, drain: bool = False) -> None:
+        self._shared = shared
         self._store = store
         self._rate = 0.0  # jobs finished per second, smoothed
-        self._seen = (shift.clock.monotonic(), 0)
-        self._patience = RetryDelay(shift, "fetcher")
+        self._seen = (shared.clock.monotonic(), 0)
+        self._patience = RetryDelay(shared, "fetcher")
         self._draining = drain
         self._step_aside = _STEP_ASIDE
         self._alone_from = 0.0
@@ -51,38 +51,38 @@ class Fetcher:
         """While it waits because nothing is ready: the clock's reading when the next job falls due (inf: none will)."""
 
     def drain(self) -> None:
-        """Stop the shift once there is nothing to run."""
+        """Stop the shared once there is nothing to run."""
         self._draining = True
         self._roused = True
         if self._listening is not None:
             self._listening.cancel()
 
     async def run(self) -> None:
-        """Fetch until the shift is stopping."""
-        shift = self._shift
-        while not shift.stopping.is_set():
+        """Fetch until the shared is stopping."""
+        shared = self._shared
+        while not shared.stopping.is_set():
             room = self._room()
             if room <= 0:
-                shift.sated = True
+                shared.is_full = True
                 await self._until_low()
                 continue
-            if shift.sated:
-                shift.sated, shift.fetched_at = False, shift.clock.monotonic()
+            if shared.is_full:
+                shared.is_full, shared.fetched_at = False, shared.clock.monotonic()
             if self._narrow and self._places <= 0:
-                await shift.clock.run_bounded(self._until_settled(), _HOARDED)
+                await shared.clock.run_bounded(self._until_settled(), _HOARDED)
                 self._narrow = self._places > 0  # if not, there may be other jobs by now
                 continue
             if self._narrow:
                 room = min(room, self._places)
-            empty_handed = not shift.held
+            empty_handed = not shared.held
             try:
                 claim = await self._claim(room)
                 if claim.quarantined:
                     await self._run_one_alone()
                 # What was in hand when this claim looked may be ready again by now: then it takes another look.
-                if self._draining and empty_handed and not claim.jobs and not shift.held:
+                if self._draining and empty_handed and not claim.jobs and not shared.held:
                     if not await self._store.maintenance.reannounce():
-                        shift.stopping.set()
+                        shared.stopping.set()
                     continue
             except HoldfastError as error:
                 await self._patience.wait_after(error)
@@ -94,68 +94,68 @@ class Fetcher:
             if not claim.jobs:
                 await self._idle(claim.next_due)
             elif len(claim.jobs) < room // 4 and len(claim.jobs) >= 10:
-                await shift.clock.sleep(_SMALL)
+                await shared.clock.sleep(_SMALL)
 
     # ── claiming ──────────────────────────────────────────────────────────────────────────────────────────────
     def _room(self) -> int:
         """Returns the number of jobs that could start within the next moment, beyond the jobs in hand."""
-        shift = self._shift
+        shared = self._shared
         self._measure()
-        if not shift.settings.prefetch:
-            shift.low_mark = 0
-            return min(FULL, shift.settings.concurrency - len(shift.held))
-        free = shift.settings.concurrency - len(shift.running)
+        if not shared.settings.prefetch:
+            shared.low_mark = 0
+            return min(FULL, shared.settings.concurrency - len(shared.held))
+        free = shared.settings.concurrency - len(shared.running)
         ahead = min(2 * FULL, int(self._rate * AHEAD))
-        shift.low_mark = ahead // 2
-        room = free + ahead - len(shift.buffer)
-        if shift.buffer and len(shift.buffer) > shift.low_mark:
+        shared.low_mark = ahead // 2
+        room = free + ahead - len(shared.buffer)
+        if shared.buffer and len(shared.buffer) > shared.low_mark:
             return 0
         return min(FULL, room)
 
     def _measure(self) -> None:
-        shift = self._shift
-        now = shift.clock.monotonic()
+        shared = self._shared
+        now = shared.clock.monotonic()
         then, finished = self._seen
         if now - then >= 0.001:
-            rate = (shift.finished - finished) / (now - then)
+            rate = (shared.finished - finished) / (now - then)
             self._rate += _SMOOTHING * (rate - self._rate)
-            self._seen = (now, shift.finished)
+            self._seen = (now, shared.finished)
 
     @property
     def _places(self) -> int:
         """Returns the number of jobs on their last attempt that may be taken."""
-        return self._shift.settings.concurrency - self._shift.last_attempts
+        return self._shared.settings.concurrency - self._shared.last_attempts
 
     def free_slots(self, room: int) -> dict[str, int]:
         """Free slots by queue: all of the room, or the part that a queue's own limit leaves."""
-        shift = self._shift
-        limits = shift.settings.queues or {EVERY_QUEUE: None}
-        unnamed = sum(number for queue, number in shift.in_hand.items() if queue not in limits)
+        shared = self._shared
+        limits = shared.settings.queues or {EVERY_QUEUE: None}
+        unnamed = sum(number for queue, number in shared.in_hand.items() if queue not in limits)
         return {
             queue: room
             if limit is None
-            else max(0, min(room, limit - (unnamed if queue == EVERY_QUEUE else shift.in_hand[queue])))
+            else max(0, min(room, limit - (unnamed if queue == EVERY_QUEUE else shared.in_hand[queue])))
             for queue, limit in limits.items()
         }
 
     async def _claim(self, room: int, *, alone: bool = False) -> Claim:
-        shift = self._shift
-        since = shift.clock.monotonic()
-        idle = shift.settings.concurrency - len(shift.running) - len(shift.buffer)
-        shift.low.clear()  # from here on, a job that leaves makes room this claim does not know of
+        shared = self._shared
+        since = shared.clock.monotonic()
+        idle = shared.settings.concurrency - len(shared.running) - len(shared.buffer)
+        shared.may_fetch.clear()  # from here on, a job that leaves makes room this claim does not know of
         wants = self.free_slots(room)
         self._capped = min(wants.values()) < room
         fault_point("claim.before")
         # Shielded: a claim that was cancelled half-way would hold its jobs until their leases end.
         claiming = self._store.queueing.claim(
             ClaimRequest(
-                shift.worker_id,
+                shared.worker_id,
                 wants,
                 limit=min(room, max(1, sum(wants.values()))),
-                lease_for=shift.settings.lease,
+                lease_for=shared.settings.lease,
                 startable=max(0, min(self._places, max(1, min(idle, room)))),
                 alone=alone,
-                promote=shift.settings.role != "follower",
+                promote=shared.settings.role != "follower",
             )
         )
         self._claiming = asyncio.ensure_future(self._take(claiming, since))
@@ -170,16 +170,16 @@ class Fetcher:
         """Take in hand the claim's jobs, even if its waiter is gone."""
         claim = await claiming
         fault_point("claim.after")
-        shift = self._shift
-        shift.fetched_at = shift.clock.monotonic()
-        if shift.clock.monotonic() - since > shift.settings.lease.total_seconds() * FENCE:
+        shared = self._shared
+        shared.fetched_at = shared.clock.monotonic()
+        if shared.clock.monotonic() - since > shared.settings.lease.total_seconds() * FENCE:
             return (
                 claim  # the loop was blocked since: these leases are not renewed yet, and another worker may have them
             )
-        shift.deliver_jobs(claim.jobs, since)
-        if shift.stopping.is_set():
+        shared.deliver_jobs(claim.jobs, since)
+        if shared.stopping.is_set():
             self.release_buffered()
-        tell_claim(shift.events, claim, shift.worker_id, shift.settings.lease)
+        tell_claim(shared.events, claim, shared.worker_id, shared.settings.lease)
         return claim
 
     async def _run_one_alone(self) -> None:
@@ -188,11 +188,11 @@ class Fetcher:
         For its sake nothing is fetched for a while. Where long jobs run that is useless; then everything goes on, and
         the next time, after as long again, it is waited for twice as long.
         """
-        clock = self._shift.clock
+        clock = self._shared.clock
         if clock.monotonic() < self._alone_from:
             return
         await clock.run_bounded(self._emptied(), self._step_aside)
-        if self._shift.held or self._shift.stopping.is_set():
+        if self._shared.held or self._shared.stopping.is_set():
             self._alone_from = clock.monotonic() + self._step_aside
             self._step_aside = min(2 * self._step_aside, _STEP_ASIDE_MOST)
             return
@@ -201,66 +201,66 @@ class Fetcher:
         await self._emptied()
 
     async def _emptied(self) -> None:
-        """Until nothing is in hand, settlements included, or the shift is stopping."""
-        shift = self._shift
-        while shift.held and not shift.stopping.is_set():
-            shift.sated = True
-            shift.low_mark = 0
-            shift.low.clear()
-            await shift.low.wait()
+        """Until nothing is in hand, settlements included, or the shared is stopping."""
+        shared = self._shared
+        while shared.held and not shared.stopping.is_set():
+            shared.is_full = True
+            shared.low_mark = 0
+            shared.may_fetch.clear()
+            await shared.may_fetch.wait()
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
     async def _until_low(self) -> None:
         """Wait for room; meanwhile give back jobs that wait behind long ones."""
-        shift = self._shift
-        shift.low.clear()
-        if not shift.buffer:
-            await shift.low.wait()
+        shared = self._shared
+        shared.may_fetch.clear()
+        if not shared.buffer:
+            await shared.may_fetch.wait()
             return
-        first = shift.buffer[0]
-        await shift.clock.run_bounded(shift.low.wait(), _HOARDED)
-        if shift.buffer and shift.buffer[0] is first and not shift.low.is_set():
+        first = shared.buffer[0]
+        await shared.clock.run_bounded(shared.may_fetch.wait(), _HOARDED)
+        if shared.buffer and shared.buffer[0] is first and not shared.may_fetch.is_set():
             self.release_buffered()
             self._rate = 0.0
 
     async def _until_settled(self) -> None:
-        """Wait until a job on its last attempt may come in hand, or the shift is stopping."""
-        shift = self._shift
-        while self._places <= 0 and not shift.stopping.is_set():
-            shift.low.clear()
-            await shift.low.wait()
+        """Wait until a job on its last attempt may come in hand, or the shared is stopping."""
+        shared = self._shared
+        while self._places <= 0 and not shared.stopping.is_set():
+            shared.may_fetch.clear()
+            await shared.may_fetch.wait()
 
     def release_buffered(self) -> None:
         """Give every job that has not started back to the store, at once."""
-        shift = self._shift
-        while shift.buffer:
-            shift.settle(shift.buffer.popleft(), Released())
-        shift.full.set()
+        shared = self._shared
+        while shared.buffer:
+            shared.settle(shared.buffer.popleft(), Released())
+        shared.full.set()
 
     async def _idle(self, next_due: timedelta | None) -> None:
         """Sleep until news of a queue, the next job's instant, or the poll; or until a job leaves whose queue was at
         its limit, or which a draining worker waits for."""
-        shift = self._shift
-        limit = shift.settings.poll.total_seconds()
+        shared = self._shared
+        limit = shared.settings.poll.total_seconds()
         due = math.inf
-        if next_due is not None and shift.settings.role != "follower":
+        if next_due is not None and shared.settings.role != "follower":
             due = next_due.total_seconds()
-        self.quiet_until = shift.clock.monotonic() + due
-        shift.attentive = EVERY_QUEUE in shift.settings.queues and shift.settings.role != "follower"
+        self.quiet_until = shared.clock.monotonic() + due
+        shared.wakes_on_time = EVERY_QUEUE in shared.settings.queues and shared.settings.role != "follower"
         try:
-            await shift.clock.run_bounded(self._news(min(limit, due) + 1), min(limit, due))
+            await shared.clock.run_bounded(self._news(min(limit, due) + 1), min(limit, due))
         except HoldfastError as error:
             await self._patience.wait_after(error)
         finally:
             self.quiet_until = None
-            shift.attentive = False
+            shared.wakes_on_time = False
 
     async def _news(self, timeout: float) -> None:
-        shift = self._shift
-        topics = [f"queue:{queue}" for queue in (shift.settings.queues or (EVERY_QUEUE,))]
+        shared = self._shared
+        topics = [f"queue:{queue}" for queue in (shared.settings.queues or (EVERY_QUEUE,))]
         if not self._roused:
             self._listening = asyncio.ensure_future(self._store.queueing.wait(topics, timeout=timeout))
-            low = asyncio.ensure_future(shift.low.wait()) if self._capped or self._draining else None
+            low = asyncio.ensure_future(shared.may_fetch.wait()) if self._capped or self._draining else None
             try:
                 if low is not None:
                     await asyncio.wait([self._listening, low], return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The keeper: renews the leases from a thread of its own, on a connection of its own, so that a handler which blocks
+"""The heartbeat: renews the leases from a thread of its own, on a connection of its own, so that a handler which blocks
 the event loop keeps its job. It hears cancellations, lost leases and orders, fences the worker when it cannot renew,
 and says which handler blocks the loop and where."""
 
@@ -32,22 +32,22 @@ class Heartbeat:
 
     def __init__(
         self,
-        shift: WorkerContext,
+        shared: WorkerContext,
         pulse: Callable[[], WorkerHeartbeat],
         *,
         interrupt: Callable[[Lease, StopReason], None],
         order: Callable[[WorkerCommand], None],
     ) -> None:
-        """``interrupt`` and ``order`` are called on the shift's event loop."""
-        self._shift = shift
+        """``interrupt`` and ``order`` are called on the shared's event loop."""
+        self._shared = shared
         self._pulse = pulse
         self._interrupt = interrupt
         self._order = order
         self._main = asyncio.get_running_loop()
         self._main_thread = threading.get_ident()
-        self._thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
         self.ended: asyncio.Future[None] = self._main.create_future()
-        """Done when the keeper has ended: with the error, if of a bug. No worker may go on without its keeper."""
+        """Done when the heartbeat has ended: with the error, if of a bug. No worker may go on without its heartbeat."""
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
@@ -86,7 +86,7 @@ class Heartbeat:
 
     async def _keep(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        store = self._shift.app.new_store()
+        store = self._shared.app.new_store()
         watching = asyncio.create_task(self._watch_loop())
         self._ready.set()
         try:
@@ -98,24 +98,24 @@ class Heartbeat:
             await store.close()
 
     async def _beat(self, store: Store) -> None:
-        shift = self._shift
-        started = shift.clock.monotonic()
-        leases, pulse = list(shift.held), self._pulse()
+        shared = self._shared
+        started = shared.clock.monotonic()
+        leases, pulse = list(shared.held), self._pulse()
         try:
-            async with asyncio.timeout(shift.settings.lease.total_seconds() * _DEADLINE):
+            async with asyncio.timeout(shared.settings.lease.total_seconds() * _DEADLINE):
                 await store.open()
                 fault_point("beat.before")
-                beat = await store.queueing.heartbeat(pulse, leases, lease_for=shift.settings.lease)
+                beat = await store.queueing.heartbeat(pulse, leases, lease_for=shared.settings.lease)
         except StoreReplaced:
             raise
         except (HoldfastError, TimeoutError) as error:
-            retry_in = min(1.0, shift.settings.beat.total_seconds())
-            shift.emit(StoreTrouble(service="keeper", error=str(error) or "no answer", retry_in=retry_in))
+            retry_in = min(1.0, shared.settings.beat.total_seconds())
+            shared.emit(StoreTrouble(service="heartbeat", error=str(error) or "no answer", retry_in=retry_in))
             self._failing = True
             self._fence()
             return
         self._failing, self._sent = False, pulse
-        shift.renewed_at = started
+        shared.renewed_at = started
         for lease, held in zip(leases, beat.held, strict=True):
             if held is LeaseStatus.LOST:
                 self._on_main(self._interrupt, lease, StopReason.LOST)
@@ -126,35 +126,35 @@ class Heartbeat:
 
     def _fence(self) -> None:
         """Nothing could be renewed: give up every lease that is about to end, before another worker takes the job."""
-        shift = self._shift
-        limit = shift.settings.lease.total_seconds() * FENCE
-        now = shift.clock.monotonic()
-        for lease, run in list(shift.held.items()):
-            if now - max(run.since, shift.renewed_at) > limit:
+        shared = self._shared
+        limit = shared.settings.lease.total_seconds() * FENCE
+        now = shared.clock.monotonic()
+        for lease, run in list(shared.held.items()):
+            if now - max(run.since, shared.renewed_at) > limit:
                 self._on_main(self._interrupt, lease, StopReason.LOST)
 
     async def _pause(self, store: Store) -> None:
         """Until the next beat is due, there may be news for this worker, or its own state is to be reported."""
-        shift = self._shift
+        shared = self._shared
         assert self._stop is not None  # noqa: S101 - set before the first beat
-        interval = shift.settings.beat.total_seconds()
+        interval = shared.settings.beat.total_seconds()
         gap = min(_GAP, interval)
-        await shift.clock.run_bounded(self._stop.wait(), gap)
+        await shared.clock.run_bounded(self._stop.wait(), gap)
         if self._stop.is_set() or self._failing or interval <= gap:
             return
-        news = asyncio.ensure_future(store.queueing.wait([f"worker:{shift.worker_id}"], timeout=interval))
+        news = asyncio.ensure_future(store.queueing.wait([f"worker:{shared.worker_id}"], timeout=interval))
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
             left = interval - gap
             while left > 0:
-                await shift.clock.run_bounded(wait_first(news, stopped), min(left, _RECENT))
+                await shared.clock.run_bounded(wait_first(news, stopped), min(left, _RECENT))
                 left -= _RECENT
                 if news.done() or stopped.done() or self._pulse() != self._sent:
                     break
         except StoreReplaced:
             raise
         except HoldfastError:
-            await shift.clock.run_bounded(self._stop.wait(), gap)
+            await shared.clock.run_bounded(self._stop.wait(), gap)
         finally:
             news.cancel()
             stopped.cancel()
@@ -166,29 +166,31 @@ class Heartbeat:
     # ── the event loop's health ───────────────────────────────────────────────────────────────────────────────
     async def _watch_loop(self) -> None:
         """Ask the loop to answer; tell, once a blockage, when it does not."""
-        shift = self._shift
+        shared = self._shared
         while True:
             asked_at = time.monotonic()  # the loop's health is a matter of real time, whatever the clock
             self._on_main(self._hear)
             await asyncio.sleep(_LOOK)
             self._fence()
-            blocked_for = time.monotonic() - shift.heard_at
-            if shift.events.has_subscriber(LoopHeard):
-                shift.emit(LoopHeard(seconds=shift.heard_at - asked_at if shift.heard_at >= asked_at else blocked_for))
+            blocked_for = time.monotonic() - shared.heard_at
+            if shared.events.has_subscriber(LoopHeard):
+                shared.emit(
+                    LoopHeard(seconds=shared.heard_at - asked_at if shared.heard_at >= asked_at else blocked_for)
+                )
             if blocked_for < _BLOCKED:
                 self._reported_at = None
-            elif self._reported_at != shift.heard_at:
-                self._reported_at = shift.heard_at
+            elif self._reported_at != shared.heard_at:
+                self._reported_at = shared.heard_at
                 self._tell_blocked(blocked_for)
 
     def _hear(self) -> None:
-        self._shift.heard_at = time.monotonic()
+        self._shared.heard_at = time.monotonic()
 
     def _tell_blocked(self, seconds: float) -> None:
         frame = sys._current_frames().get(self._main_thread)
         job = self._job_at_work()
         stack = "".join(traceback.format_stack(frame)[-8:]) if frame is not None else ""
-        self._shift.emit(
+        self._shared.emit(
             LoopBlocked(
                 seconds=round(seconds, 3),
                 job_id=None if job is None else job.id,
@@ -200,4 +202,4 @@ class Heartbeat:
     def _job_at_work(self) -> Job | None:
         """The job whose handler has the loop: its runner is the task that runs there."""
         task = asyncio.current_task(self._main)
-        return next((run.job for run in list(self._shift.running) if run.runner is task), None)
+        return next((run.job for run in list(self._shared.running) if run.runner is task), None)

@@ -157,7 +157,7 @@ class HandlerInvoker:
 
 
 def unwrap_outcome(outcome: Outcome) -> Any:
-    """Returns the result of a handler that ran elsewhere; raises Ran if it failed."""
+    """Returns the result of a handler that ran elsewhere; raises RemoteOutcome if it failed."""
     if not isinstance(outcome, Succeeded):
         raise RemoteOutcome(outcome)
     return None if outcome.result is None else msgspec.json.decode(outcome.result)

@@ -33,12 +33,12 @@ class _Line(NamedTuple):
 
 
 class LogWriter:
-    """The log lines of one shift. Lines come from any thread; all else happens on the shift's event loop."""
+    """The log lines of one shared. Lines come from any thread; all else happens on the shared's event loop."""
 
-    def __init__(self, shift: WorkerContext, store: Store) -> None:
-        self._shift = shift
+    def __init__(self, shared: WorkerContext, store: Store) -> None:
+        self._shared = shared
         self._store = store
-        self._patience = RetryDelay(shift, "recorder")
+        self._patience = RetryDelay(shared, "recorder")
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._waiting: list[_Line] = []
@@ -48,12 +48,12 @@ class LogWriter:
 
     def open_log(self, lease: Lease) -> JobLog:
         """A log for the attempt under this lease."""
-        settings = self._shift.settings
+        settings = self._shared.settings
         limits = Limits(settings.job_lines, settings.job_line_size)
         return JobLog(limits, functools.partial(self._keep, lease))
 
     def _keep(self, lease: Lease, number: int, said: LogEntry) -> None:
-        line = _Line(lease, number, self._shift.clock.monotonic(), said)
+        line = _Line(lease, number, self._shared.clock.monotonic(), said)
         with self._lock:
             self._waiting.append(line)
             count = len(self._waiting)
@@ -69,7 +69,7 @@ class LogWriter:
         """Write log lines, until cancelled."""
         while True:
             await self._some.wait()
-            await self._shift.clock.run_bounded(self._many.wait(), _LINGER)
+            await self._shared.clock.run_bounded(self._many.wait(), _LINGER)
             self._some.clear()
             self._many.clear()
             error = await self.flush()
@@ -94,14 +94,14 @@ class LogWriter:
         return None
 
     async def _write(self, batch: list[_Line]) -> None:
-        now = self._shift.clock.monotonic()
+        now = self._shared.clock.monotonic()
         try:
             await self._store.queueing.append_logs(_records(batch, now))
         except (Unavailable, ConfigError, asyncio.CancelledError):
             self._put_back(batch)
             raise
         except HoldfastError as error:  # the store does not take them, and never will
-            self._shift.emit(LinesLost(count=len(batch), error=str(error)))
+            self._shared.emit(LinesLost(count=len(batch), error=str(error)))
 
     def _put_back(self, batch: list[_Line]) -> None:
         with self._lock:
@@ -109,7 +109,7 @@ class LogWriter:
             lost = len(self._waiting) - _MOST
             del self._waiting[: max(0, lost)]
         if lost > 0:
-            self._shift.emit(LinesLost(count=lost, error="the store is away, and too many lines wait for it"))
+            self._shared.emit(LinesLost(count=lost, error="the store is away, and too many lines wait for it"))
 
 
 def _records(batch: Sequence[_Line], now: float) -> list[Record]:

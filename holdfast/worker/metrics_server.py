@@ -30,16 +30,16 @@ _JSON = "application/json"
 
 
 class MetricsServer:
-    """While entered, the shift's figures are counted and served, if the settings name a port."""
+    """While entered, the shared's figures are counted and served, if the settings name a port."""
 
-    def __init__(self, shift: WorkerContext) -> None:
-        self._shift = shift
+    def __init__(self, shared: WorkerContext) -> None:
+        self._shared = shared
         self._metrics: Metrics | None = None
         self._sidecar: MetricsProcess | None = None
 
     def __enter__(self) -> None:
         """Raises ConfigError if the port is taken, or reachable from other hosts without a setting for it."""
-        shift, settings = self._shift, self._shift.settings
+        shared, settings = self._shared, self._shared.settings
         if settings.metrics_port is None:
             return
         _check_exposure(settings)
@@ -53,14 +53,14 @@ class MetricsServer:
         }
         self._sidecar = MetricsProcess(settings.metrics_host, settings.metrics_port, pages)
         self._metrics = metrics = Metrics(
-            shift.events, labels=settings.metrics_labels, tasks=self._tasks, task_field=settings.task_field
+            shared.events, labels=settings.metrics_labels, tasks=self._tasks, task_field=settings.task_field
         )
-        metrics.set_gauge("worker_active_jobs", lambda: len(shift.running))
-        metrics.set_gauge("worker_buffered_jobs", lambda: len(shift.buffer))
-        metrics.set_gauge("worker_slots", lambda: shift.settings.concurrency)
-        metrics.set_gauge("worker_healthy", lambda: float(health_of(shift).well))
+        metrics.set_gauge("worker_active_jobs", lambda: len(shared.running))
+        metrics.set_gauge("worker_buffered_jobs", lambda: len(shared.buffer))
+        metrics.set_gauge("worker_slots", lambda: shared.settings.concurrency)
+        metrics.set_gauge("worker_healthy", lambda: float(health_of(shared).well))
         self._sidecar.start()
-        shift.emit(MetricsServed(address=self._sidecar.address, worker_id=shift.worker_id))
+        shared.emit(MetricsServed(address=self._sidecar.address, worker_id=shared.worker_id))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -72,28 +72,28 @@ class MetricsServer:
 
     def _tasks(self) -> list[str]:
         """Every task this worker can run."""
-        commands = [] if self._shift.settings.commands == "off" else [COMMAND]
-        return [*self._shift.app.registry.task_names(), *commands]
+        commands = [] if self._shared.settings.commands == "off" else [COMMAND]
+        return [*self._shared.app.registry.task_names(), *commands]
 
     # ── pages: made in the sidecar's thread ───────────────────────────────────────────────────────────────────────
     def _figures(self, accept: str) -> MetricsPage:
         assert self._metrics is not None  # noqa: S101 - made before the sidecar starts
-        body, media = expose_metrics(self._metrics.read(), prefix=self._shift.settings.metrics_prefix, accept=accept)
+        body, media = expose_metrics(self._metrics.read(), prefix=self._shared.settings.metrics_prefix, accept=accept)
         return MetricsPage(200, body, media)
 
     def _well(self, _accept: str) -> MetricsPage:
-        health = health_of(self._shift)
+        health = health_of(self._shared)
         return self._health_page(health, good=health.well)
 
     def _alive(self, _accept: str) -> MetricsPage:
-        health = health_of(self._shift)
+        health = health_of(self._shared)
         return self._health_page(health, good=health.live)
 
     def _health_page(self, health: WorkerHealth, *, good: bool) -> MetricsPage:
         said = {
             "status": "ok" if good else health.status,
             "service": "holdfast-worker",
-            "worker": self._shift.worker_id,
+            "worker": self._shared.worker_id,
         }
         return MetricsPage(200 if good else 503, msgspec.json.encode(said), _JSON)
 
@@ -116,21 +116,21 @@ class WorkerHealth(NamedTuple):
     """``ok``, or what is not."""
 
 
-def health_of(shift: WorkerContext) -> WorkerHealth:
+def health_of(shared: WorkerContext) -> WorkerHealth:
     """As it is now. From any thread."""
-    settings, now = shift.settings, shift.clock.monotonic()
+    settings, now = shared.settings, shared.clock.monotonic()
     within = settings.health_within.total_seconds()
-    live = time.monotonic() - shift.heard_at <= within  # the loop's health is a matter of real time
-    if shift.stopping.is_set():
+    live = time.monotonic() - shared.heard_at <= within  # the loop's health is a matter of real time
+    if shared.stopping.is_set():
         return WorkerHealth(live, False, "stopping")
     if not live:
         return WorkerHealth(False, False, "blocked")
-    if shift.fetched_at is None:
+    if shared.fetched_at is None:
         return WorkerHealth(True, False, "starting")
-    if shift.sated:  # its hands are full: then it is well as long as it renews what it holds
-        well = now - max(shift.renewed_at, shift.fetched_at) <= within + settings.beat.total_seconds()
+    if shared.is_full:  # its hands are full: then it is well as long as it renews what it holds
+        well = now - max(shared.renewed_at, shared.fetched_at) <= within + settings.beat.total_seconds()
     else:
-        well = now - shift.fetched_at <= within + settings.poll.total_seconds()
+        well = now - shared.fetched_at <= within + settings.poll.total_seconds()
     return WorkerHealth(True, well, "ok" if well else "store_away")
 
 

@@ -68,14 +68,14 @@ async def _serve(
     loop.set_default_executor(threads)
     watch_parent(
         lambda: loop.call_soon_threadsafe(worker.stop, "orphaned"),
-        lambda: worker.shift.settings.grace.total_seconds() + EXTRA_SECONDS,
+        lambda: worker.shared.settings.grace.total_seconds() + EXTRA_SECONDS,
     )
     # A supervisor forwards every stop as SIGTERM, and reports the original signal itself.
     handle_stop_signals(lambda name: worker.stop("supervisor" if worker.supervised else name))
     current = asyncio.current_task()
     assert current is not None  # noqa: S101 - a coroutine that runs has a task
     listening.set_result(current)
-    with MetricsServer(worker.shift):
+    with MetricsServer(worker.shared):
         async with app:
             await worker.run()
     return worker

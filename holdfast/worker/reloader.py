@@ -20,19 +20,21 @@ _NOT_RECYCLED = (
 class Reloader:
     """Looks at the file, the jobs done and the memory used."""
 
-    def __init__(self, shift: WorkerContext, resize: Callable[[int], None], recycle: Callable[[], None] | None) -> None:
+    def __init__(
+        self, shared: WorkerContext, resize: Callable[[int], None], recycle: Callable[[], None] | None
+    ) -> None:
         """``recycle``: None if no supervisor would start the next process."""
-        self._shift = shift
+        self._shared = shared
         self._resize = resize
         self._recycle = recycle
-        self._watch = Watch(shift.settings)
+        self._watch = Watch(shared.settings)
         self._warned = False
 
     async def run(self) -> None:
         """Look every two seconds."""
-        shift = self._shift
+        shared = self._shared
         while True:
-            await shift.clock.sleep(_EVERY)
+            await shared.clock.sleep(_EVERY)
             self._reload()
             if self._recycle is None:
                 self._warn()
@@ -41,27 +43,27 @@ class Reloader:
                 return
 
     def _reload(self) -> None:
-        shift = self._shift
+        shared = self._shared
         try:
             newer = self._watch.poll_changes()
         except ConfigError as error:
-            shift.emit(SettingsRefused(problem=str(error)))
+            shared.emit(SettingsRefused(problem=str(error)))
             return
         if newer is None:
             return
-        shift.emit(SettingsChanged(changed=shift.settings.changed_values(newer)))
-        shift.settings = newer
+        shared.emit(SettingsChanged(changed=shared.settings.changed_values(newer)))
+        shared.settings = newer
         self._resize(newer.concurrency)
-        shift.low.set()
+        shared.may_fetch.set()
 
     def _warn(self) -> None:
-        shift = self._shift
-        if not self._warned and shift.settings.recycles:
+        shared = self._shared
+        if not self._warned and shared.settings.recycles:
             self._warned = True
-            shift.emit(SettingsRefused(problem=_NOT_RECYCLED))
+            shared.emit(SettingsRefused(problem=_NOT_RECYCLED))
 
     def _spent(self) -> bool:
-        settings, shift = self._shift.settings, self._shift
-        if settings.recycle_jobs is not None and shift.finished >= settings.recycle_jobs:
+        settings, shared = self._shared.settings, self._shared
+        if settings.recycle_jobs is not None and shared.finished >= settings.recycle_jobs:
             return True
         return settings.recycle_memory is not None and resident_bytes() > settings.recycle_memory

@@ -34,21 +34,21 @@ _STUCK_AFTER = 1.0  # seconds a cancelled runner may take to end
 
 
 class Runner:
-    """The runners of one shift: as many as its concurrency, and one watchdog over their deadlines."""
+    """The runners of one shared: as many as its concurrency, and one watchdog over their deadlines."""
 
-    def __init__(self, shift: WorkerContext, calls: HandlerInvoker, logs: LogOpener) -> None:
-        self._shift = shift
+    def __init__(self, shared: WorkerContext, calls: HandlerInvoker, logs: LogOpener) -> None:
+        self._shared = shared
         self._calls = calls
         self._logs = logs
-        self._completing = TxCompletion(shift)
-        self._registry = shift.app.registry
+        self._completing = TxCompletion(shared)
+        self._registry = shared.app.registry
         self._runners: set[asyncio.Task[None]] = set()
         self._doubts: set[asyncio.Task[None]] = set()
         self._closing = False
         self._deadlines: list[tuple[float, int, TaskRun]] = []
         self._order = itertools.count()
         self._earlier = asyncio.Event()
-        self._unfit = Unfit(shift.app)
+        self._unfit = Unfit(shared.app)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Never done, unless with the error of a runner that died of a bug."""
 
@@ -59,14 +59,14 @@ class Runner:
             self._runners.add(runner)
             runner.add_done_callback(self._ended)
         if len(self._runners) > concurrency:
-            idle = self._shift.idle_runners
+            idle = self._shared.idle_runners
             for _ in range(min(len(self._runners) - concurrency, len(idle))):
                 idle.popleft().cancel()
 
     def _ended(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)
-        self._shift.wake_runners()  # it may have been the one that was awake
-        if runner.cancelled() and not self._closing and len(self._runners) < self._shift.settings.concurrency:
+        self._shared.wake_runners()  # it may have been the one that was awake
+        if runner.cancelled() and not self._closing and len(self._runners) < self._shared.settings.concurrency:
             self.resize(len(self._runners) + 1)  # a handler left something behind that cancelled its runner later
         elif not runner.cancelled() and (error := runner.exception()) is not None and not self.failed.done():
             self.failed.set_exception(error)
@@ -84,8 +84,8 @@ class Runner:
 
     # ── one runner ────────────────────────────────────────────────────────────────────────────────────────────
     async def _pull(self) -> None:
-        shift = self._shift
-        buffer, idle = shift.buffer, shift.idle_runners
+        shared = self._shared
+        buffer, idle = shared.buffer, shared.idle_runners
         loop = asyncio.get_running_loop()
         me = asyncio.current_task()
         assert me is not None  # noqa: S101 - a coroutine that runs has a task
@@ -117,42 +117,42 @@ class Runner:
         runner.remove_done_callback(self._ended)
         runner.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         runner.cancel()
-        self.resize(self._shift.settings.concurrency)
-        self._shift.wake_runners()
+        self.resize(self._shared.settings.concurrency)
+        self._shared.wake_runners()
 
     def _leave(self, run: TaskRun, error: BaseException) -> None:
         """A job whose runner is stopped is for another. One that meets a bug of ours pays an attempt: else it would
         meet it in every worker, for ever."""
-        if run not in self._shift.running:
+        if run not in self._shared.running:
             return
-        self._shift.running.discard(run)
+        self._shared.running.discard(run)
         if run.completing:
-            self._shift.drop_run(run)  # the worker that finds its lease expired will know whether it has ended
+            self._shared.drop_run(run)  # the worker that finds its lease expired will know whether it has ended
             return
         stopped = isinstance(error, asyncio.CancelledError)
-        self._shift.settle(run, Released() if stopped else Failed(error=describe_error(error), reason=Reason.CRASHED))
+        self._shared.settle(run, Released() if stopped else Failed(error=describe_error(error), reason=Reason.CRASHED))
 
     async def _run(self, run: TaskRun, runner: asyncio.Task[None]) -> None:
-        shift, job = self._shift, run.job
-        monotonic = shift.clock.monotonic
+        shared, job = self._shared, run.job
+        monotonic = shared.clock.monotonic
         run.runner = runner
         run.context = Context(job, self._completing, self._logs)
         run.started = monotonic()
-        if shift.is_stale(run, run.started):
-            shift.forget_run(run)
+        if shared.is_stale(run, run.started):
+            shared.forget_run(run)
             return
-        if shift.app.spans is not None:
-            run.span = shift.app.spans.start_execution(job, shift.worker_id)
-        shift.running.add(run)
-        if shift.events.has_subscriber(HandlerStart):
+        if shared.app.spans is not None:
+            run.span = shared.app.spans.start_execution(job, shared.worker_id)
+        shared.running.add(run)
+        if shared.events.has_subscriber(HandlerStart):
             trace_id = trace_id_of(job)
-            shift.emit(HandlerStart(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id))
+            shared.emit(HandlerStart(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id))
         fault_point("handler.before")
         outcome: Outcome | None = None
         try:
             outcome = await self._execute(run, run.context)
             if type(outcome) is Failed and Unfit.is_unfit(outcome, job):
-                [outcome] = await self._unfit.settle_unfit([job], [outcome], shift.settings)
+                [outcome] = await self._unfit.settle_unfit([job], [outcome], shared.settings)
         except asyncio.CancelledError:
             if run.why is None:  # not the job is being stopped, but this runner
                 raise
@@ -162,19 +162,19 @@ class Runner:
             run.context.opened_log.finish_log()
         if run.completing and not await self._is_left(run):
             return
-        shift.running.discard(run)
+        shared.running.discard(run)
         if run.why is not None:
             outcome = self._after_interruption(run, outcome)
         elif run.completing and type(outcome) is Succeeded:
             outcome = Failed(error=UNDONE)
         if outcome is None:
-            shift.forget_run(run)
+            shared.forget_run(run)
         else:
-            shift.settle(run, outcome)
+            shared.settle(run, outcome)
 
     async def _is_left(self, run: TaskRun) -> bool:
         """Returns True if there is still something to settle after a handler that completed its job itself."""
-        self._shift.wake_runners()
+        self._shared.wake_runners()
         fate = None
         while fate is None:
             try:
@@ -186,11 +186,11 @@ class Runner:
                     run.runner.uncancel()
         if fate is TxOutcome.UNDONE:
             return True
-        self._shift.running.discard(run)
+        self._shared.running.discard(run)
         if fate is TxOutcome.KEPT:
-            self._shift.tx_completed(run)
+            self._shared.tx_completed(run)
         else:
-            self._shift.drop_run(run)
+            self._shared.drop_run(run)
         return False
 
     def _after_interruption(self, run: TaskRun, outcome: Outcome | None) -> Outcome | None:
@@ -226,7 +226,7 @@ class Runner:
         if timeout is not None:
             self._watch(run, timeout)
         if task is None and job.task != COMMAND:
-            return self._unfit.unknown_task_failure(job, self._registry.task_names(), self._shift.settings)
+            return self._unfit.unknown_task_failure(job, self._registry.task_names(), self._shared.settings)
         try:
             if task is None:
                 calling = self._calls.apply_middleware(context, functools.partial(self._command, job))
@@ -241,7 +241,7 @@ class Runner:
         if run.span is not None:
             run.span.enter_context(variables)
         try:
-            value = await drive_in_context(calling, variables, self._shift.wake_runners)
+            value = await drive_in_context(calling, variables, self._shared.wake_runners)
         except asyncio.CancelledError as error:
             if run.why is not None:
                 raise
@@ -258,11 +258,11 @@ class Runner:
             raise  # this runner is being thrown away
         except BaseException as error:  # SystemExit, KeyboardInterrupt or an unknown exception: none ends the worker
             return outcome_of(error, task)
-        return success_outcome(task, value, self._shift.settings.result_limit)
+        return success_outcome(task, value, self._shared.settings.result_limit)
 
     async def _command(self, job: Job) -> Any:
         """Run a command job as if it were a handler: middlewares see its result, or its error."""
-        return unwrap_outcome(await run_command(job.payload, self._shift.app.command_policy(self._shift.settings)))
+        return unwrap_outcome(await run_command(job.payload, self._shared.app.command_policy(self._shared.settings)))
 
     # ── deadlines ─────────────────────────────────────────────────────────────────────────────────────────────
     def _timeout(self, job: Job, task: Task[..., Any] | None = None) -> float | None:
@@ -273,28 +273,28 @@ class Runner:
         task = task or self._registry.get(job.task)
         if task is not None and task.timeout is not None:
             return task.timeout
-        settings = self._shift.settings
+        settings = self._shared.settings
         span = settings.command_timeout if task is None and job.task == COMMAND else settings.timeout
         return None if span is None else span.total_seconds()
 
     def _watch(self, run: TaskRun, timeout: float) -> None:
-        run.deadline = self._shift.clock.monotonic() + timeout
+        run.deadline = self._shared.clock.monotonic() + timeout
         heapq.heappush(self._deadlines, (run.deadline, next(self._order), run))
-        if len(self._deadlines) > 2 * len(self._shift.running) + _SPARE:  # the rest have ended before their deadlines
-            self._deadlines[:] = [each for each in self._deadlines if each[2] in self._shift.running]
+        if len(self._deadlines) > 2 * len(self._shared.running) + _SPARE:  # the rest have ended before their deadlines
+            self._deadlines[:] = [each for each in self._deadlines if each[2] in self._shared.running]
             heapq.heapify(self._deadlines)
         if self._deadlines[0][2] is run:
             self._earlier.set()
 
     async def watch_deadlines(self) -> None:
         """The watchdog: interrupts every run past its deadline. One for all runs."""
-        shift, deadlines = self._shift, self._deadlines
+        shared, deadlines = self._shared, self._deadlines
         while True:
             self._earlier.clear()
-            now = shift.clock.monotonic()
-            while deadlines and (deadlines[0][0] <= now or deadlines[0][2] not in shift.running):
+            now = shared.clock.monotonic()
+            while deadlines and (deadlines[0][0] <= now or deadlines[0][2] not in shared.running):
                 _, _, run = heapq.heappop(deadlines)
-                if run in shift.running:
+                if run in shared.running:
                     run.interrupt_run(StopReason.TIMEOUT)
             pause = deadlines[0][0] - now if deadlines else 3600.0
-            await shift.clock.run_bounded(self._earlier.wait(), pause)
+            await shared.clock.run_bounded(self._earlier.wait(), pause)

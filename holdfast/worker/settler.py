@@ -20,14 +20,14 @@ _LOCKED = 0.5  # seconds between looks at jobs locked by another transaction
 
 
 class Settler:
-    """Empties the outcomes of one shift."""
+    """Empties the outcomes of one shared."""
 
-    def __init__(self, shift: WorkerContext, store: Store, write_lines: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, shared: WorkerContext, store: Store, write_lines: Callable[[], Awaitable[object]]) -> None:
         """``write_lines``: writes the jobs' log lines, which are refused once they are settled."""
-        self._shift = shift
+        self._shared = shared
         self._store = store
         self._write_lines = write_lines
-        self._patience = RetryDelay(shift, "settler")
+        self._patience = RetryDelay(shared, "settler")
         self._finishing = False
         self._locked: dict[Lease, TaskRun] = {}  # settlements of jobs locked by another transaction
         self._look_at = 0.0  # the clock's reading when these are tried again
@@ -35,38 +35,38 @@ class Settler:
     def finish(self) -> None:
         """No more outcomes will come: ``run`` returns once all of them are written."""
         self._finishing = True
-        self._shift.settling.set()
-        self._shift.full.set()
+        self._shared.settling.set()
+        self._shared.full.set()
 
     async def run(self) -> None:
         """Settle until ``finish``. Not to be cancelled before: the batch on its way would not be written."""
-        shift = self._shift
-        while not self._finishing or shift.outcomes or self._locked:
+        shared = self._shared
+        while not self._finishing or shared.outcomes or self._locked:
             await self._until_some()
-            if shift.busy and not shift.urgent and len(shift.outcomes) < FULL:
-                shift.full.clear()
-                await shift.clock.run_bounded(shift.full.wait(), _LINGER)
+            if shared.busy and not shared.urgent and len(shared.outcomes) < FULL:
+                shared.full.clear()
+                await shared.clock.run_bounded(shared.full.wait(), _LINGER)
             await self.flush()
 
     async def _until_some(self) -> None:
         """Until there is something to settle, or to try again."""
-        shift = self._shift
+        shared = self._shared
         if self._locked:
-            await shift.clock.run_bounded(shift.settling.wait(), max(0.0, self._look_at - shift.clock.monotonic()))
+            await shared.clock.run_bounded(shared.settling.wait(), max(0.0, self._look_at - shared.clock.monotonic()))
         else:
-            await shift.settling.wait()
+            await shared.settling.wait()
 
     async def flush(self) -> None:
         """Write everything that waits."""
-        shift = self._shift
-        if self._locked and shift.clock.monotonic() >= self._look_at:
-            shift.outcomes += self._locked.values()
-        while shift.outcomes:
-            batch = shift.outcomes[: 2 * FULL]
-            del shift.outcomes[: len(batch)]
-            shift.urgent = False
+        shared = self._shared
+        if self._locked and shared.clock.monotonic() >= self._look_at:
+            shared.outcomes += self._locked.values()
+        while shared.outcomes:
+            batch = shared.outcomes[: 2 * FULL]
+            del shared.outcomes[: len(batch)]
+            shared.urgent = False
             await self._write(batch)
-        shift.settling.clear()
+        shared.settling.clear()
 
     async def _write(self, batch: list[TaskRun]) -> None:
         """Try until the store answers; a lease that ends meanwhile is refused by it, as after a crash."""
@@ -81,7 +81,7 @@ class Settler:
             except HoldfastError as error:
                 if len(batch) == 1:
                     # The store cannot take this one: renewed no more, its lease will end and the sweeper settle it.
-                    self._shift.let_go(batch[0])
+                    self._shared.let_go(batch[0])
                     self._locked.pop(batch[0].lease, None)
                     await self._patience.wait_after(error)
                     return
@@ -95,10 +95,10 @@ class Settler:
 
     # ── after the commit ──────────────────────────────────────────────────────────────────────────────────────
     def _answered(self, batch: Sequence[TaskRun], answers: Sequence[Settled]) -> None:
-        shift = self._shift
-        tell_success = shift.events.has_subscriber(JobSucceeded)
+        shared = self._shared
+        tell_success = shared.events.has_subscriber(JobSucceeded)
         succeeded: list[TaskRun] = []
-        held, last_attempts = shift.held, 0
+        held, last_attempts = shared.held, 0
         for run, answer in zip(batch, answers, strict=True):
             if answer.locked:
                 self._wait_for(run)
@@ -110,30 +110,30 @@ class Settler:
             if answer.accepted and answer.state is JobState.SUCCEEDED:
                 succeeded.append(run)
                 if tell_success:
-                    shift.tell_success(run)
+                    shared.tell_success(run)
             else:
                 self._tell_rest(run, answer)
-        shift.make_room(last_attempts)
-        shift.succeeded += len(succeeded)
-        if shift.events.has_subscriber(BatchSettled):
-            measure_settled(shift.events, len(batch), [(run.job.task, run.seconds) for run in succeeded])
+        shared.make_room(last_attempts)
+        shared.succeeded += len(succeeded)
+        if shared.events.has_subscriber(BatchSettled):
+            measure_settled(shared.events, len(batch), [(run.job.task, run.seconds) for run in succeeded])
 
     def _wait_for(self, run: TaskRun) -> None:
         """Retries a settlement of a locked job; its neighbours do not wait. Its neighbours do not wait."""
-        shift = self._shift
-        self._look_at = shift.clock.monotonic() + _LOCKED
+        shared = self._shared
+        self._look_at = shared.clock.monotonic() + _LOCKED
         if run.lease not in self._locked:
             self._locked[run.lease] = run
             error = f"job {run.job.id} waits to be settled: another program's transaction holds its row"
-            shift.emit(StoreTrouble(service="settler", error=error, retry_in=_LOCKED))
+            shared.emit(StoreTrouble(service="settler", error=error, retry_in=_LOCKED))
 
     def _tell_rest(self, run: TaskRun, answer: Settled) -> None:
-        shift, job, settlement = self._shift, run.job, run.settlement
+        shared, job, settlement = self._shared, run.job, run.settlement
         if not answer.accepted:
-            tell_lost(shift.events, job, shift.worker_id)
+            tell_lost(shared.events, job, shared.worker_id)
             return
         if answer.state in (JobState.FAILED, JobState.DEAD):
-            shift.failed += 1
+            shared.failed += 1
         elif answer.state is not JobState.CANCELLED:
-            shift.released += settlement.reason is Reason.RELEASED
-        tell_rest(shift.events, job, settlement, answer, seconds=run.seconds, dlq_key=shift.dead_letters(job))
+            shared.released += settlement.reason is Reason.RELEASED
+        tell_rest(shared.events, job, settlement, answer, seconds=run.seconds, dlq_key=shared.dead_letters(job))

@@ -23,19 +23,19 @@ _REFUSED = 1000  # limit of reported jobs that cannot be settled
 class Sweeper:
     """Maintains the store for everyone."""
 
-    def __init__(self, shift: WorkerContext, store: Store) -> None:
-        self._shift = shift
+    def __init__(self, shared: WorkerContext, store: Store) -> None:
+        self._shared = shared
         self._store = store
-        self._patience = RetryDelay(shift, "sweeper")
-        self._pruned_at = shift.clock.monotonic()
+        self._patience = RetryDelay(shared, "sweeper")
+        self._pruned_at = shared.clock.monotonic()
         self._refused: set[str] = set()  # reported jobs that the store cannot settle
 
     async def run(self) -> None:
         """Sweep every interval, give or take a fifth, so that many workers do not sweep at once."""
-        shift = self._shift
+        shared = self._shared
         while True:
-            await shift.clock.sleep(shift.settings.sweep.total_seconds() * shift.rng.uniform(0.8, 1.2))
-            if shift.settings.role == "follower":
+            await shared.clock.sleep(shared.settings.sweep.total_seconds() * shared.rng.uniform(0.8, 1.2))
+            if shared.settings.role == "follower":
                 continue
             try:
                 await self.sweep()
@@ -51,7 +51,7 @@ class Sweeper:
         parts = {
             "recovered": self._recover_all,
             "requeued": self._promote,
-            "reminded": self._store.maintenance.reannounce,
+            "reannounced": self._store.maintenance.reannounce,
             "pruned": self._prune,
         }
         for name, part in parts.items():
@@ -60,14 +60,14 @@ class Sweeper:
             except HoldfastError as error:
                 failed = failed or error
         if any(done.values()):
-            self._shift.emit(SweepComplete(**{"recovered": 0, "requeued": 0, "pruned": 0, **done}))
+            self._shared.emit(SweepComplete(**{"recovered": 0, "requeued": 0, "pruned": 0, **done}))
         if failed is not None:
             raise failed
 
     async def _promote(self) -> int:
         """Make due jobs ready: for unserved queues, and for followers while this worker is too busy to claim. An
         idle worker that serves every queue does it by its own claims, at the very instant."""
-        if self._shift.attentive:
+        if self._shared.wakes_on_time:
             return 0
         requeued = 0
         while (promoted := await self._store.maintenance.promote_due(limit=_BATCH)) == _BATCH:
@@ -87,11 +87,11 @@ class Sweeper:
 
     async def _recover(self, jobs: Sequence[Job]) -> int:
         """Settle these. A refused settlement takes no neighbour along: halves of the batch go on without it."""
-        shift = self._shift
+        shared = self._shared
         fault_point("sweep.before_settle")
         try:
             answers = await self._store.queueing.settle(
-                [decide(job, Lost(), shift.settings.retry, shift.rng) for job in jobs]
+                [decide(job, Lost(), shared.settings.retry, shared.rng) for job in jobs]
             )
         except (Unavailable, ConfigError):
             raise
@@ -109,20 +109,20 @@ class Sweeper:
         if job.id not in self._refused and len(self._refused) < _REFUSED:
             self._refused.add(job.id)
             text = f"job {job.id}, whose lease ran out, cannot be settled: {error}"
-            pause = self._shift.settings.sweep.total_seconds()
-            self._shift.emit(StoreTrouble(service="sweeper", error=text, retry_in=pause))
+            pause = self._shared.settings.sweep.total_seconds()
+            self._shared.emit(StoreTrouble(service="sweeper", error=text, retry_in=pause))
 
     def _tell(self, jobs: Sequence[Job], answers: Sequence[Settled]) -> int:
         recovered = 0
         for job, answer in zip(jobs, answers, strict=True):
             if answer.accepted:
                 recovered += 1
-                tell_recovered(self._shift.events, job, answer, self._shift.dead_letters(job))
+                tell_recovered(self._shared.events, job, answer, self._shared.dead_letters(job))
         return recovered
 
     async def _prune(self) -> int:
-        shift = self._shift
-        now = shift.clock.monotonic()
+        shared = self._shared
+        now = shared.clock.monotonic()
         if now - self._pruned_at < _PRUNE_EVERY:
             return 0
         self._pruned_at = now
@@ -131,12 +131,12 @@ class Sweeper:
             pruned += batch
             if batch < _BATCH:
                 break
-            await shift.clock.sleep(0.01)  # others have work to write
+            await shared.clock.sleep(0.01)  # others have work to write
         return pruned
 
     def retention_by_state(self) -> dict[str, timedelta]:
         """Returns the retention of ended jobs by state, without states kept for ever."""
-        settings = self._shift.settings
+        settings = self._shared.settings
         spans = {
             JobState.SUCCEEDED: settings.keep_succeeded,
             JobState.CANCELLED: settings.keep_cancelled,

@@ -23,17 +23,17 @@ UNDONE = "the transaction in which it was completed was not committed"
 class TxCompletion:
     """Completion of jobs in their handlers' transactions, by ``context.complete``."""
 
-    def __init__(self, shift: WorkerContext) -> None:
-        self._shift = shift
+    def __init__(self, shared: WorkerContext) -> None:
+        self._shared = shared
 
     async def complete(self, context: Context, connection: Any, result: Any) -> None:
         """End the job of ``context`` on ``connection``; LeaseLost, and nothing written, where it is not ours to end.
 
         Without an event loop it runs in the thread of its handler.
         """
-        job, shift = context.job, self._shift
-        text = encode_result(result, shift.settings.result_limit)
-        answer = await shift.app.within.complete(connection, job.lease, text)
+        job, shared = context.job, self._shared
+        text = encode_result(result, shared.settings.result_limit)
+        answer = await shared.app.within.complete(connection, job.lease, text)
         if not answer.accepted:
             raise LeaseLost(
                 f"job {job.id} is not this attempt's to complete: it is {answer.state or 'gone'} now; roll back"
@@ -41,7 +41,7 @@ class TxCompletion:
 
     async def is_lost(self, run: TaskRun) -> bool:
         """Returns True if another worker may have the job: not if it has ended, nor while its transaction holds it."""
-        external = cast(External, (await self._shift.app.open_store()).external)
+        external = cast(External, (await self._shared.app.open_store()).external)
         try:
             fate = await external.tx_outcome(run.lease)
         except HoldfastError:
@@ -50,10 +50,10 @@ class TxCompletion:
 
     async def read_outcome(self, run: TaskRun) -> TxOutcome:
         """Outcome of the job. Waits while its transaction is open, but for no longer than a lease lasts."""
-        shift = self._shift
-        external = cast(External, (await shift.app.open_store()).external)
-        patience = RetryDelay(shift, "runner")
-        give_up = shift.clock.monotonic() + shift.settings.lease.total_seconds()
+        shared = self._shared
+        external = cast(External, (await shared.app.open_store()).external)
+        patience = RetryDelay(shared, "runner")
+        give_up = shared.clock.monotonic() + shared.settings.lease.total_seconds()
         pause = _PAUSE
         while True:
             try:
@@ -61,7 +61,7 @@ class TxCompletion:
             except HoldfastError as error:
                 fate = TxOutcome.OPEN
                 await patience.wait_after(error)
-            if fate is not TxOutcome.OPEN or shift.clock.monotonic() > give_up:
+            if fate is not TxOutcome.OPEN or shared.clock.monotonic() > give_up:
                 return fate
-            await shift.clock.sleep(pause)
+            await shared.clock.sleep(pause)
             pause = min(2 * pause, _PAUSE_MOST)

@@ -1,6 +1,6 @@
 """The worker: starts its services, hears signals and orders, and stops in good order.
 
-fetcher ─ claim ─▶ buffer ─▶ runners ─▶ outcomes ─▶ settler          keeper (own thread): beat
+fetcher ─ claim ─▶ buffer ─▶ runners ─▶ outcomes ─▶ settler          heartbeat (own thread): beat
                                                                      sweeper: expired, due, pruning
 """
 
@@ -49,11 +49,11 @@ class Worker:
         settings = settings or app.settings
         # Minted at each start: a restarted worker under the same host name is another one.
         self.id = settings.worker_id or f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.shift = WorkerContext(app, settings, self.id)
+        self.shared = WorkerContext(app, settings, self.id)
         self._drain = drain
         self.supervised = supervised
         self._stop_now = asyncio.Event()
-        self._stop_requests = StopRequests(self.shift.clock.monotonic)
+        self._stop_requests = StopRequests(self.shared.clock.monotonic)
         self._reason = "drained"
         self.recycled = False
         self.stuck = 0
@@ -72,76 +72,76 @@ class Worker:
         self._begin_to_stop(reason)
 
     def _begin_to_stop(self, reason: str) -> None:
-        if self.shift.stopping.is_set():
+        if self.shared.stopping.is_set():
             return
         self._reason = reason
-        self.shift.stopping.set()
-        self.shift.low.set()
+        self.shared.stopping.set()
+        self.shared.may_fetch.set()
 
     def _obey(self, order: WorkerCommand) -> None:
-        if order is WorkerCommand.STOP and not self.shift.stopping.is_set():
+        if order is WorkerCommand.STOP and not self.shared.stopping.is_set():
             self.stop("ordered")
         elif order is WorkerCommand.DRAIN:
             self.fetcher.drain()
 
     def _interrupt(self, lease: Lease, why: StopReason) -> None:
-        run = self.shift.held.get(lease)
+        run = self.shared.held.get(lease)
         if why is StopReason.LOST and run is not None and run.completing:
             self.runner.check_lease(run)
             return
-        unstarted = self.shift.interrupt_run(lease, why)
+        unstarted = self.shared.interrupt_run(lease, why)
         if unstarted is None:
             return
         if why is StopReason.CANCEL:
-            self.shift.settle(unstarted, Cancelled())
+            self.shared.settle(unstarted, Cancelled())
         else:
-            self.shift.forget_run(unstarted)
+            self.shared.forget_run(unstarted)
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
         """Works until stopped (or, draining, until there is nothing to run)."""
-        shift, app = self.shift, self._app
+        shared, app = self.shared, self._app
         store = await app.open_store()
         self.calls = calls = await self._open(store)
-        self.fetcher = Fetcher(shift, store, drain=self._drain)
-        self.recorder = LogWriter(shift, store)
-        self.runner = Runner(shift, calls, self.recorder)
-        self.settler = Settler(shift, store, self.recorder.flush)
-        keeper = Heartbeat(shift, self._pulse, interrupt=self._interrupt, order=self._obey)
-        self.runner.resize(shift.settings.concurrency)
+        self.fetcher = Fetcher(shared, store, drain=self._drain)
+        self.recorder = LogWriter(shared, store)
+        self.runner = Runner(shared, calls, self.recorder)
+        self.settler = Settler(shared, store, self.recorder.flush)
+        heartbeat = Heartbeat(shared, self._pulse, interrupt=self._interrupt, order=self._obey)
+        self.runner.resize(shared.settings.concurrency)
         settling = asyncio.create_task(self.settler.run(), name="holdfast-settler")
         background = [
             asyncio.create_task(service, name=f"holdfast-{name}")
             for name, service in (
                 ("watchdog", self.runner.watch_deadlines()),
                 ("recorder", self.recorder.run()),
-                ("sweeper", Sweeper(shift, store).run()),
-                ("reloader", Reloader(shift, self._resize, self._recycle if self.supervised else None).run()),
+                ("sweeper", Sweeper(shared, store).run()),
+                ("reloader", Reloader(shared, self._resize, self._recycle if self.supervised else None).run()),
             )
         ]
         # Where another service fails first, asyncio would log this failure as never retrieved.
-        keeper.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        keeper.start()
-        shift.emit(
+        heartbeat.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        heartbeat.start()
+        shared.emit(
             WorkerStarted(
                 worker_id=self.id,
                 store=mask_url(store.url),
-                queues=format_queues(shift.settings.queues),
-                concurrency=shift.settings.concurrency,
+                queues=format_queues(shared.settings.queues),
+                concurrency=shared.settings.concurrency,
             )
         )
         fetching = asyncio.create_task(self.fetcher.run(), name="holdfast-fetcher")
         try:
-            await self._until_stopped([fetching, settling, keeper.ended, self.runner.failed, *background])
+            await self._until_stopped([fetching, settling, heartbeat.ended, self.runner.failed, *background])
         finally:
-            await self._wind_down(fetching, settling, background, keeper, calls)
+            await self._wind_down(fetching, settling, background, heartbeat, calls)
 
     async def _open(self, store: Store) -> HandlerInvoker:
         """Prepares the parts that handlers need, and registers the worker's name in the store. Unavailable where a
         living worker has that name.
         """
         await self._check_name(store)  # before anything is started for nothing
-        calls = HandlerInvoker(self._app, self.shift.settings)
+        calls = HandlerInvoker(self._app, self.shared.settings)
         await calls.open()
         try:
             await self._check_name(store)  # that took its time: another one may have signed on meanwhile
@@ -152,33 +152,33 @@ class Worker:
         return calls
 
     async def _until_stopped(self, services: Sequence[asyncio.Future[Any]]) -> None:
-        """Until the shift is stopping. A service that dies of a bug takes the worker down, loudly: its supervisor
+        """Until the shared is stopping. A service that dies of a bug takes the worker down, loudly: its supervisor
         starts another, and no promise depends on one that half works."""
-        stopping = asyncio.ensure_future(self.shift.stopping.wait())
+        stopping = asyncio.ensure_future(self.shared.stopping.wait())
         try:
             done, _ = await asyncio.wait([stopping, *services], return_when=asyncio.FIRST_COMPLETED)
             for ended in done:
                 ended.result()
         except StoreReplaced:
             self._reason = "store_replaced"
-            for lease in list(self.shift.held):  # no outcome can be stored
+            for lease in list(self.shared.held):  # no outcome can be stored
                 self._interrupt(lease, StopReason.LOST)
             raise
         finally:
             stopping.cancel()
-            self.shift.stopping.set()
+            self.shared.stopping.set()
 
     async def _wind_down(
         self,
         fetching: asyncio.Task[None],
         settling: asyncio.Task[None],
         background: list[asyncio.Task[None]],
-        keeper: Heartbeat,
+        heartbeat: Heartbeat,
         calls: HandlerInvoker,
     ) -> None:
-        shift = self.shift
-        grace = shift.settings.grace.total_seconds()
-        shift.emit(WorkerStopping(worker_id=self.id, reason=self._reason, running=len(shift.running), grace=grace))
+        shared = self.shared
+        grace = shared.settings.grace.total_seconds()
+        shared.emit(WorkerStopping(worker_id=self.id, reason=self._reason, running=len(shared.running), grace=grace))
         fetching.cancel()
         self.fetcher.release_buffered()
         await self._finish_running()
@@ -187,31 +187,31 @@ class Worker:
             service.cancel()
         await asyncio.gather(*background, fetching, return_exceptions=True)
         await self._or_reported(self._write_rest(settling), "writing the last settlements")
-        keeper.stop()  # not before: leases must last until what they stand for is written
+        heartbeat.stop()  # not before: leases must last until what they stand for is written
         await self._or_reported(self._sign_off(), "signing off")
         self.stuck_threads = await calls.close()
-        shift.emit(
-            WorkerStopped(worker_id=self.id, succeeded=shift.succeeded, failed=shift.failed, released=shift.released)
+        shared.emit(
+            WorkerStopped(worker_id=self.id, succeeded=shared.succeeded, failed=shared.failed, released=shared.released)
         )
 
     async def _finish_running(self) -> None:
         """The grace, then cancellation, then a moment to clean up; a second stop cuts the grace short."""
-        shift = self.shift
-        await shift.clock.run_bounded(self._quiet_or_now(), shift.settings.grace.total_seconds())
-        for run in list(shift.running):
+        shared = self.shared
+        await shared.clock.run_bounded(self._quiet_or_now(), shared.settings.grace.total_seconds())
+        for run in list(shared.running):
             run.interrupt_run(StopReason.RELEASE)
-        await shift.clock.run_bounded(self._quiet(), _AFTER_GRACE)
-        for run in list(shift.running):  # it swallows its cancellation: it ends with this process
-            shift.running.discard(run)
+        await shared.clock.run_bounded(self._quiet(), _AFTER_GRACE)
+        for run in list(shared.running):  # it swallows its cancellation: it ends with this process
+            shared.running.discard(run)
             if run.completing:
-                shift.drop_run(run)
+                shared.drop_run(run)
             else:
-                shift.settle(run, Released())
+                shared.settle(run, Released())
 
     async def _quiet(self) -> None:
-        while self.shift.busy:
-            self.shift.full.clear()
-            await self.shift.full.wait()
+        while self.shared.busy:
+            self.shared.full.clear()
+            await self.shared.full.wait()
 
     async def _quiet_or_now(self) -> None:
         quiet = asyncio.ensure_future(self._quiet())
@@ -234,7 +234,7 @@ class Worker:
         """Unavailable if a living worker goes by the name that we were given: signing on would end its registration.
 
         It is no ConfigError, after which no supervisor starts us again: the name becomes free."""
-        if self.shift.settings.worker_id is None:
+        if self.shared.settings.worker_id is None:
             return
         ours = (socket.gethostname(), os.getpid())
         for each in await store.query.workers():
@@ -253,7 +253,7 @@ class Worker:
         await store.queueing.deregister(
             self.id
         )  # one of the same name may have died with an order: that was not meant for us
-        await store.queueing.heartbeat(self._pulse(), [], lease_for=self.shift.settings.lease)
+        await store.queueing.heartbeat(self._pulse(), [], lease_for=self.shared.settings.lease)
 
     async def _sign_off(self) -> None:
         store = await self._app.open_store()
@@ -267,7 +267,7 @@ class Worker:
         except (HoldfastError, TimeoutError) as error:
             if self._reason == "store_replaced" and isinstance(error, StoreReplaced):
                 return  # the worker ends with this very error
-            self.shift.emit(StoreTrouble(service="worker", error=f"{what}: {error}", retry_in=0.0))
+            self.shared.emit(StoreTrouble(service="worker", error=f"{what}: {error}", retry_in=0.0))
 
     def _resize(self, concurrency: int) -> None:
         self.runner.resize(concurrency)
@@ -278,16 +278,16 @@ class Worker:
         self._begin_to_stop("recycled")  # a stop signal from now on is the first
 
     def _pulse(self) -> WorkerHeartbeat:
-        shift = self.shift
+        shared = self.shared
         return WorkerHeartbeat(
             worker=self.id,
             host=socket.gethostname(),
             pid=os.getpid(),
-            queues=format_queues(shift.settings.queues),
-            concurrency=shift.settings.concurrency,
-            running=len(shift.running),
-            succeeded=shift.succeeded,
-            failed=shift.failed,
+            queues=format_queues(shared.settings.queues),
+            concurrency=shared.settings.concurrency,
+            running=len(shared.running),
+            succeeded=shared.succeeded,
+            failed=shared.failed,
         )
 
     def __repr__(self) -> str:

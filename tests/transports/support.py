@@ -183,7 +183,7 @@ async def working(*apps: Holdfast) -> AsyncIterator[Sequence[Worker]]:
         yield workers
     finally:
         for worker in workers:
-            if not worker.shift.stopping.is_set():
+            if not worker.shared.stopping.is_set():
                 worker.stop()
         await asyncio.gather(*running)
 

@@ -290,7 +290,7 @@ async def test_nothing_piles_up_under_load(pairing: Pairing) -> None:
         await until_succeeded(app, total)
     assert max(excess) <= 10
     assert sum(event.count for each in rejected for event in each.of(LeaseRejected)) == 0
-    assert sum(event.reminded for each in rejected for event in each.of(SweepComplete)) == 0
+    assert sum(event.reannounced for each in rejected for event in each.of(SweepComplete)) == 0
 
 
 @pytest.mark.parametrize("transport", ["redis_list", "redis_stream"])

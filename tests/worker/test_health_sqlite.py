@@ -28,13 +28,13 @@ async def test_running_job_is_measured_by_its_handler_duration(app: Holdfast) ->
 
     async with Watched(app) as watched:
         handle = await slow.enqueue()
-        await until(lambda: watched.worker.shift.running)
+        await until(lambda: watched.worker.shared.running)
         seen = time.monotonic()
         assert (await watched.samples())["worker_active_jobs", frozenset()] == 1
         least = time.monotonic() - seen
         enough.set()
         await handle.result(timeout=60)
-        await until(lambda: not watched.worker.shift.held)
+        await until(lambda: not watched.worker.shared.held)
         samples = await watched.samples()
 
     assert samples["worker_active_jobs", frozenset()] == 0
@@ -44,7 +44,7 @@ async def test_running_job_is_measured_by_its_handler_duration(app: Holdfast) ->
 
 async def test_worker_is_ready_from_first_fetch_until_stop(app: Holdfast) -> None:
     async with Watched(app, poll="30ms") as watched:
-        await until(lambda: watched.worker.shift.fetched_at is not None)
+        await until(lambda: watched.worker.shared.fetched_at is not None)
         assert await watched.status("/health") == await watched.status("/health/ready") == (200, "ok")
         assert await watched.status("/health/live") == (200, "ok")
         watched.worker.stop()
@@ -58,12 +58,12 @@ async def test_fully_busy_worker_is_ready_while_it_renews(app: Holdfast) -> None
         await asyncio.Event().wait()
 
     async with Watched(app, concurrency=1) as watched:
-        shift = watched.worker.shift
+        shared = watched.worker.shared
         await forever.enqueue()
-        await until(lambda: shift.sated and shift.renewed_at)
-        shift.fetched_at = shift.clock.monotonic() - 1000
+        await until(lambda: shared.is_full and shared.renewed_at)
+        shared.fetched_at = shared.clock.monotonic() - 1000
         assert await watched.status("/health") == (200, "ok")
-        shift.sated = False  # as if there were room
+        shared.is_full = False  # as if there were room
         assert await watched.status("/health") == (503, "store_away")
 
 
@@ -75,11 +75,11 @@ async def test_a_worker_that_cannot_fetch_is_not_well_and_lives(app: Holdfast) -
         await asyncio.Event().wait()
 
     async with Watched(app, poll="10ms") as watched:
-        shift = watched.worker.shift
-        await until(lambda: shift.fetched_at is not None)
+        shared = watched.worker.shared
+        await until(lambda: shared.fetched_at is not None)
         watched.worker.fetcher._claim = silence  # type: ignore[method-assign]  # as of a store that has gone
         await asked.wait()
-        shift.fetched_at = shift.clock.monotonic() - 1000
+        shared.fetched_at = shared.clock.monotonic() - 1000
         assert await watched.status("/health/ready") == (503, "store_away")
         assert await watched.status("/health/live") == (200, "ok")
         assert (await watched.samples())["worker_healthy", frozenset()] == 0
@@ -118,7 +118,7 @@ async def test_a_blocked_worker_still_answers_and_says_so(app: Holdfast) -> None
 
 async def test_without_a_port_nothing_is_counted_or_served(app: Holdfast) -> None:
     worker = Worker(app, settings=Settings.load(url=app.settings.url))
-    with MetricsServer(worker.shift):
+    with MetricsServer(worker.shared):
         assert not any(thread.name == "holdfast-sidecar" for thread in threading.enumerate())
         assert app.events._subscribers == {}
 
@@ -133,6 +133,6 @@ async def test_reachable_metrics_port_needs_metrics_open(
     app: Holdfast, host: str, is_open: bool, refused: bool
 ) -> None:
     settings = app.settings.replace_values(metrics_port=0, metrics_host=host, metrics_open=is_open)
-    overseen = MetricsServer(Worker(app, settings=settings).shift)
+    overseen = MetricsServer(Worker(app, settings=settings).shared)
     with pytest.raises(ConfigError, match="set metrics_open") if refused else contextlib.nullcontext(), overseen:
         assert not refused

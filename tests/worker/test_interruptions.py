@@ -151,11 +151,11 @@ async def test_cancelling_what_was_claimed_and_has_not_started(app: Holdfast) ->
         await long.enqueue("first")
         hand = await harnessed.start()
         second = await long.enqueue("second")
-        shift, store = hand.worker.shift, await app.open_store()
+        shared, store = hand.worker.shared, await app.open_store()
         claim = await store.queueing.claim(
             ClaimRequest(hand.worker.id, {"*": 1}, limit=1, lease_for=app.settings.lease)
         )
-        shift.deliver_jobs(claim.jobs, shift.clock.monotonic())
+        shared.deliver_jobs(claim.jobs, shared.clock.monotonic())
         assert await second.cancel() == "running"
         await harnessed.advance(3)
         assert await second.state() == "cancelled"

@@ -128,8 +128,8 @@ async def test_long_jobs_are_not_hoarded(app: Holdfast) -> None:
         await app.enqueue_many([long.new_job() for _ in range(300)])
         await harnessed.advance(0.1)
         await harnessed.advance(5)
-        shift = hand.worker.shift
-        assert (len(shift.running), len(shift.buffer)) == (2, 0)
+        shared = hand.worker.shared
+        assert (len(shared.running), len(shared.buffer)) == (2, 0)
         (queue,) = await app.queues()
         assert (queue.states["running"], queue.states["queued"]) == (2, 298)
 

@@ -16,7 +16,7 @@ def record_most(app: Holdfast, harnessed: list[Harness], most: list[int]) -> Non
 
     @app.task("short")
     async def short() -> None:
-        most.append(len(harnessed[0].workers[0].shift.held))
+        most.append(len(harnessed[0].workers[0].shared.held))
         await harnessed[0].clock.sleep(0.001)
 
 

@@ -26,12 +26,12 @@ async def test_stop_releases_waiting_jobs_and_lets_running_ones_finish(app: Hold
         hand = await harnessed.start()
         await harnessed.advance(1)
         second = await long.enqueue("second")
-        shift = hand.worker.shift
+        shared = hand.worker.shared
         store = await app.open_store()
         claim = await store.queueing.claim(
             ClaimRequest(hand.worker.id, {"*": 1}, limit=1, lease_for=timedelta(seconds=30))
         )
-        shift.deliver_jobs(claim.jobs, shift.clock.monotonic())  # claimed ahead, behind the long one
+        shared.deliver_jobs(claim.jobs, shared.clock.monotonic())  # claimed ahead, behind the long one
         assert await second.state() == "running"
         hand.worker.stop()
         await harnessed.advance(0.01)

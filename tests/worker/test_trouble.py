@@ -107,16 +107,16 @@ async def test_changed_settings_are_followed_within_five_seconds(tmp_path: Path)
             await long.enqueue(number)
         await harnessed.advance(10)
         assert len(now_running) == 1
-        with MetricsServer(hand.worker.shift):
+        with MetricsServer(hand.worker.shared):
             file.write_text('concurrency = 4\nlease = "2m"\n')
             await harnessed.advance(5)
             (served,) = events.of(MetricsServed)
             assert "\nholdfast_worker_slots 4.0\n" in (await asyncio.to_thread(httpx.get, served.address)).text
         assert len(now_running) == 4
-        assert hand.worker.shift.settings.lease.total_seconds() == 120
+        assert hand.worker.shared.settings.lease.total_seconds() == 120
         file.write_text('concurrency = "many"\n')
         await harnessed.advance(20)
-        assert hand.worker.shift.settings.concurrency == 4
+        assert hand.worker.shared.settings.concurrency == 4
     (changed,) = events.of(SettingsChanged)
     assert changed.changed.keys() >= {"concurrency", "lease"}
     (refused,) = events.of(SettingsRefused)

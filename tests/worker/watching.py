@@ -28,7 +28,7 @@ class Watched:
         self.worker = Worker(
             app, settings=app.settings.replace_values(**{"metrics_port": 0, "grace": "0s", **settings})
         )
-        self._overseen = MetricsServer(self.worker.shift)
+        self._overseen = MetricsServer(self.worker.shared)
         self._served: list[Event] = []
         app.events.subscribe(self._served.append, MetricsServed)
 

@@ -437,7 +437,7 @@ class PostgresPool:
 
 # What our statements rest on, whatever the role, the database or the server has by default. Every plan is made once,
 # without the values: made for the first ones, it would rest on statistics of a moment when nothing was running, and
-# compare every row with every other (PERFORMANCE lesson 10).
+# compare every row with every other.
 _SESSION = {
     "application_name": "holdfast",
     "default_transaction_isolation": "read committed",

@@ -39,30 +39,30 @@ class OpenedSqlite:
         self.reader = Reader(path, first, identity)  # for whatever takes its time
         self.glance = Reader(path, connect(path), identity)  # for quick looks before a claim or a wait
         self.readers = ThreadPoolExecutor(1, thread_name_prefix="holdfast-reader")
-        self.doors = None if patience is None else SearchPool(path, identity)
+        self.search_pool = None if patience is None else SearchPool(path, identity)
         self.wakes = Wakes(path, self._version)
         self.writer = Writer(path, now, self.wakes, identity, patience)
         self.durability = durability(self.writer.connection)  # stays so; and later it may wait for a lock
         _mark_in_children(self)
 
-    async def read(self, look: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``look`` on the reader: in its own thread beside an event loop, right here otherwise."""
+    async def read(self, search: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``search`` on the reader: in its own thread beside an event loop, right here otherwise."""
         loop = running_loop()
         if loop is None:
-            return self.reader.run_search(look)
-        return await loop.run_in_executor(self.readers, self.reader.run_search, look)
+            return self.reader.run_search(search)
+        return await loop.run_in_executor(self.readers, self.reader.run_search, search)
 
     async def search(
-        self, look: Callable[[sqlite3.Connection], T], where: JobFilter, *, seconds: float | None = None
+        self, search: Callable[[sqlite3.Connection], T], where: JobFilter, *, seconds: float | None = None
     ) -> T:
-        """Run a ``look`` that may scan every job. With a bounded patience it has its own connection and thread, so it
+        """Run a ``search`` that may scan every job. With a bounded patience it has its own connection and thread, so it
         delays no other read, and a time limit."""
-        doors, patience = self.doors, self._patience
-        if running_loop() is None or doors is None or patience is None:
-            return await self.read(look)
-        usual = doors.unsuccessful if is_unsuccessful(where) else doors.others
-        door = usual if seconds is None else doors.changes
-        return await door.search(look, _SEARCH * patience if seconds is None else seconds, (1 - _SEARCH) * patience)
+        search_pool, patience = self.search_pool, self._patience
+        if running_loop() is None or search_pool is None or patience is None:
+            return await self.read(search)
+        usual = search_pool.unsuccessful if is_unsuccessful(where) else search_pool.others
+        slot = usual if seconds is None else search_pool.changes
+        return await slot.search(search, _SEARCH * patience if seconds is None else seconds, (1 - _SEARCH) * patience)
 
     def _version(self) -> int:
         return self.writer.version()
@@ -75,8 +75,8 @@ class OpenedSqlite:
         self.readers.shutdown()
         if not self.identity.is_replaced:
             self.reader.close()
-        if self.doors is not None:
-            self.doors.close()
+        if self.search_pool is not None:
+            self.search_pool.close()
         self.glance.close()
         self.identity.close()
 
@@ -118,11 +118,11 @@ class Reader:
         self._identity = identity
         self._turn = threading.Lock()
 
-    def run_search(self, look: Callable[[sqlite3.Connection], T]) -> T:
-        """Returns the result of ``look``."""
+    def run_search(self, search: Callable[[sqlite3.Connection], T]) -> T:
+        """Returns the result of ``search``."""
         with self._turn, translate_errors(self._path):
             self._identity.check_files()
-            return look(self._connection)
+            return search(self._connection)
 
     def close(self) -> None:
         """Close the connection."""
@@ -141,13 +141,13 @@ class Searcher(Reader):
     def _is_over(self) -> bool:
         return self._leaving or time.monotonic() > self._ends
 
-    def search(self, look: Callable[[sqlite3.Connection], T], seconds: float) -> T:
-        """Returns the result of ``look``; raises TooBroad after so many seconds."""
+    def search(self, search: Callable[[sqlite3.Connection], T], seconds: float) -> T:
+        """Returns the result of ``search``; raises TooBroad after so many seconds."""
 
-        def run_looking(connection: sqlite3.Connection) -> T:
+        def run_search_in_time(connection: sqlite3.Connection) -> T:
             self._ends = time.monotonic() + seconds
             try:
-                return look(connection)
+                return search(connection)
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
                     raise
@@ -155,9 +155,9 @@ class Searcher(Reader):
                     raise HoldfastError("the store was closed while it was searched") from error
                 raise TooBroad(seconds) from error
 
-        return self.run_search(run_looking)
+        return self.run_search(run_search_in_time)
 
-    def deregister(self) -> None:
+    def abort_searches(self) -> None:
         """Give up running and pending searches: the store is being closed."""
         self._leaving = True
 
@@ -170,18 +170,18 @@ class SearchSlot:
         self._searcher = Searcher(path, identity)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-searcher")
 
-    async def search(self, look: Callable[[sqlite3.Connection], T], seconds: float, room: float) -> T:
-        """Returns the result of ``look``; raises Busy if the wait and the search take ``room`` seconds longer."""
+    async def search(self, search: Callable[[sqlite3.Connection], T], seconds: float, room: float) -> T:
+        """Returns the result of ``search``; raises Busy if the wait and the search take ``room`` seconds longer."""
         try:
             async with asyncio.timeout(seconds + room):
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._thread, self._searcher.search, look, seconds)
+                return await loop.run_in_executor(self._thread, self._searcher.search, search, seconds)
         except TimeoutError:
-            raise Busy(f"{self._path} is busy: others look for jobs by a filter; try again") from None
+            raise Busy(f"{self._path} is busy: others search for jobs by a filter; try again") from None
 
     def close(self) -> None:
         """Give up the running search."""
-        self._searcher.deregister()
+        self._searcher.abort_searches()
         self._thread.shutdown()
         self._searcher.close()
 
@@ -194,5 +194,5 @@ class SearchPool:
 
     def close(self) -> None:
         """Close all three."""
-        for door in (self.changes, self.unsuccessful, self.others):
-            door.close()
+        for slot in (self.changes, self.unsuccessful, self.others):
+            slot.close()

@@ -1,6 +1,6 @@
 -- Every statement of the SQLite store. Each batch is one JSON parameter, so that a verb is one round through the
 -- statement (and lets go of the interpreter lock once, not once a row). `+column` keeps the planner off an index that
--- looks selective while few rows are in that state (PERFORMANCE lesson 10). No clock function: :now is a parameter.
+-- looks selective while few rows are in that state. No clock function: :now is a parameter.
 
 -- A name stands for the same work in every SQL store; what only this one needs is its own. A fragment is no statement: it
 -- stands, once, for what several have in common.

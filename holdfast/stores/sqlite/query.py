@@ -62,11 +62,11 @@ class SqliteQuery(SqliteFamily):
         return await self._opened().read(lambda reader: [self._reads.by_key(reader, key) for key in keys])
 
     async def find(self, where: JobFilter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        def look(reader: sqlite3.Connection) -> Page:
+        def search(reader: sqlite3.Connection) -> Page:
             return self._reads.find(reader, where, limit=limit, cursor=cursor)
 
         opened = self._opened()
-        return await (opened.read(look) if costs_its_page(where) else opened.search(look, where))
+        return await (opened.read(search) if costs_its_page(where) else opened.search(search, where))
 
     async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
         return await self._opened().search(

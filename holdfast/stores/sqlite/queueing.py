@@ -105,10 +105,10 @@ class SqliteQueueing(SqliteFamily):
             # Delivered ids are worth a look at the rows themselves: refused ones must be counted.
             None
             if request.only is not None
-            else lambda: opened.glance.run_search(lambda reader: self._search_claim(reader, request, self._now())),
+            else lambda: opened.glance.run_search(lambda reader: self._precheck_claim(reader, request, self._now())),
         )
 
-    def _search_claim(self, reader: sqlite3.Connection, request: ClaimRequest, now_us: int) -> Claim | None:
+    def _precheck_claim(self, reader: sqlite3.Connection, request: ClaimRequest, now_us: int) -> Claim | None:
         """An empty claim if a reader sees that there is nothing to take; None if a claim is worth a transaction."""
         queues = [queue for queue, slots in request.wants.items() if slots > 0]
         every = EVERY_QUEUE in queues

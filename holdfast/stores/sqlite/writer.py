@@ -62,18 +62,18 @@ class Transaction:
 
 
 Operation = Callable[[Transaction], T]
-SearchCall = Callable[[], T | None]
+Precheck = Callable[[], T | None]
 
 
 class _Pending(Generic[T]):
     """An operation on its way through the writer's thread."""
 
-    __slots__ = ("_operation", "_taken", "error", "future", "look", "loop", "result")
+    __slots__ = ("_operation", "_taken", "error", "future", "precheck", "loop", "result")
 
-    def __init__(self, operation: Operation[T], look: SearchCall[T] | None, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, operation: Operation[T], precheck: Precheck[T] | None, loop: asyncio.AbstractEventLoop) -> None:
         self._operation = operation
         self._taken = threading.Lock()  # by its transaction, or by a caller who has waited enough: never by both
-        self.look = look
+        self.precheck = precheck
         self.loop = loop
         self.future: asyncio.Future[T] = loop.create_future()
         self.result: T | None = None
@@ -115,14 +115,14 @@ class Writer:
         self._version = 0
 
     # ── callers ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def call(self, operation: Operation[T], look: SearchCall[T] | None = None) -> T:
-        """Run ``operation`` in a transaction. ``look`` may answer from a reader first, sparing everyone a turn."""
+    async def call(self, operation: Operation[T], precheck: Precheck[T] | None = None) -> T:
+        """Run ``operation`` in a transaction. ``precheck`` may answer from a reader first, sparing everyone a turn."""
         loop = running_loop()
         if loop is None:
-            return self.write(operation, look)
+            return self.write(operation, precheck)
         if self._thread is None:
             self._start()
-        pending = _Pending(operation, look, loop)
+        pending = _Pending(operation, precheck, loop)
         self._pending.put(pending)
         if self._patience is None:
             return await pending.future
@@ -147,9 +147,9 @@ class Writer:
                 self._thread = threading.Thread(target=self._run, name="holdfast-writer", daemon=True)
                 self._thread.start()
 
-    def write(self, operation: Operation[T], look: SearchCall[T] | None = None) -> T:
+    def write(self, operation: Operation[T], precheck: Precheck[T] | None = None) -> T:
         """``call`` for a thread without an event loop: runs here and now."""
-        if look is not None and (seen := look()) is not None:
+        if precheck is not None and (seen := precheck()) is not None:
             return seen
         with self._own:
             transaction, result = self._transact(operation)
@@ -202,7 +202,7 @@ class Writer:
             if group[-1] is None:
                 going_on = False
             members = [each for each in group if each is not None and not each.future.cancelled()]
-            left = [each for each in members if not _answered_by_looking(each)]
+            left = [each for each in members if not _answered_by_precheck(each)]
             if left:
                 self._write_group(left)
             _answer(members)
@@ -307,11 +307,11 @@ class Writer:
             logging.getLogger(__name__).exception("waking who waits failed; they will look by themselves")
 
 
-def _answered_by_looking(pending: _Pending[Any]) -> bool:
-    if pending.look is None:
+def _answered_by_precheck(pending: _Pending[Any]) -> bool:
+    if pending.precheck is None:
         return False
     try:
-        pending.result = pending.look()
+        pending.result = pending.precheck()
     except Exception as error:  # whatever it is, it is its caller's, and must not end the writer's thread
         pending.error = error
         return True
@@ -354,7 +354,7 @@ class FairLock:
         self._doubted_until = 0.0  # a process is frozen here: until then none waits behind it again
 
     def acquire_turn(self) -> None:
-        """Return when it is this thread's turn; ``leave`` must follow."""
+        """Return when it is this thread's turn; ``release_turn`` must follow."""
         self._threads.acquire()
         try:
             now = time.monotonic()

@@ -144,6 +144,7 @@ class BlockingHandle(BlockingView, Generic[R]):
         return result
 
 
+# ── references to jobs, and limits ────────────────────────────────────────────────────────────────────────────────────
 _YEAR_OF_MINUTES = 525_600
 _MOST_AT_ONCE = 1_000_000  # jobs one operation may take in its one transaction
 _FILTER_REMEDY = 'give a JobFilter, such as JobFilter(queue="mail", states=("dead",))'

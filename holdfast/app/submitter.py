@@ -18,9 +18,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
-from holdfast.core.events import Events, JobCreated, JobDuplicate
+from holdfast.core.events import Events, JobCreated, JobDuplicate, JobsSubmitted
 from holdfast.core.fault_injection import fault_point
-from holdfast.core.metric_events import JobsSubmitted
 from holdfast.core.models import Job, NewJob, Options, Submitted, new_id, parse_id, to_microseconds
 from holdfast.core.portal import running_loop
 from holdfast.core.retry import Retry, as_retry

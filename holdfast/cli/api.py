@@ -94,6 +94,7 @@ def audit_verify(session: Session, *, file: str | None, expected: str | None, af
     return 0
 
 
+# ── holdfast dev ──────────────────────────────────────────────────────────────────────────────────────────────────────
 _LOOK = 0.5  # seconds between looks at the files
 _NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist", "venv"})
 

@@ -241,6 +241,7 @@ def _remark(app: Holdfast, job: Job) -> str | None:
     return f"attempt {job.attempts} failed: {error}; next at {format_moment(job.run_at_us)}"
 
 
+# ── filters ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 Operation = Callable[[JobFilter], BulkResult]
 
 

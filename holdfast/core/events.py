@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import ClassVar
 
@@ -393,7 +393,7 @@ Subscriber = Callable[[Event], None]
 
 
 class Events:
-    """Registry of the subscribers of events. ``listens`` is cheap enough to ask once a batch on the hot path."""
+    """Registry of the subscribers of events. ``has_subscriber`` is cheap enough to ask once a batch on the hot path."""
 
     def __init__(self) -> None:
         self._subscribers: dict[type[Event], tuple[Subscriber, ...]] = {}
@@ -427,3 +427,62 @@ KINDS: tuple[type[Event], ...] = tuple(
     kind for base in (Event, TaskEvent) for kind in base.__subclasses__() if kind is not TaskEvent
 )
 """Every kind of event there is that a log line can tell."""
+
+
+# ── observations for metrics alone, one a batch ───────────────────────────────────────────────────────────────────────
+class Measure(Event, frozen=True, kw_only=True):
+    """An observation of a whole batch. Emitters ask ``has_subscriber`` first."""
+
+    level: ClassVar[str] = "debug"
+
+
+class JobsSubmitted(Measure, frozen=True, kw_only=True):
+    """A submission was answered. By task: how many jobs are new, and how many stood already."""
+
+    created: Mapping[str, int]
+    absorbed: Mapping[str, int]
+
+
+class JobsClaimed(Measure, frozen=True, kw_only=True):
+    """A claim was answered. ``retried``: jobs of which an attempt was counted before; ``late``: by queue, how many
+    seconds each of its jobs could have been claimed earlier."""
+
+    retried: int
+    refused: int
+    late: Mapping[str, Sequence[float]]
+
+
+class MalformedReceived(Measure, frozen=True, kw_only=True):
+    """Messages without a job id that a transport delivered."""
+
+    count: int
+
+
+class BatchSettled(Measure, frozen=True, kw_only=True):
+    """A batch of settlements was answered. ``succeeded``: by task, the seconds of each job that ended well."""
+
+    size: int
+    succeeded: Mapping[str, Sequence[float]]
+
+
+class StoreAnswered(Measure, frozen=True, kw_only=True):
+    """A call of the store has ended; ``failed``: with an error that is not the caller's."""
+
+    verb: str
+    seconds: float
+    failed: bool
+
+
+class LoopHeard(Measure, frozen=True, kw_only=True):
+    """The event loop was asked to answer: how long that took, or has taken so far."""
+
+    seconds: float
+
+
+class RequestAnswered(Measure, frozen=True, kw_only=True):
+    """A request over HTTP was answered. ``path`` is its operation's, with the names of its places."""
+
+    method: str
+    path: str
+    status: int
+    seconds: float

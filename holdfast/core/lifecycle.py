@@ -213,6 +213,7 @@ def check_replay(job_id: str, state: JobState, *, force: bool) -> None:
     raise Conflict(f"job {job_id} cannot be replayed: {advice}")
 
 
+# ── exceptions by which a handler says how its attempt ends ───────────────────────────────────────────────────────────
 class HandlerSignal(Exception):
     """Base of the exceptions by which a handler says how its attempt ends."""
 
@@ -241,6 +242,7 @@ class Dead(HandlerSignal):
     """The job cannot succeed: it is dead at once, with this message, however many attempts are left."""
 
 
+# ── deferral of a job that its worker cannot run ──────────────────────────────────────────────────────────────────────
 _ERROR = re.compile(r"deferred since (\S+Z): (?:Invalid: )?(.*)", re.DOTALL)
 
 

@@ -15,17 +15,24 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.core.errors import HoldfastError, Unavailable
-from holdfast.core.events import Event, Events, JobDead, JobDeferred, JobFailed, LeaseLost, Subscriber, SweepComplete
-from holdfast.core.lifecycle import UNFIT
-from holdfast.core.metric_events import (
+from holdfast.core.events import (
     BatchSettled,
+    Event,
+    Events,
+    JobDead,
+    JobDeferred,
+    JobFailed,
     JobsClaimed,
     JobsSubmitted,
+    LeaseLost,
     LoopHeard,
     MalformedReceived,
     RequestAnswered,
     StoreAnswered,
+    Subscriber,
+    SweepComplete,
 )
+from holdfast.core.lifecycle import UNFIT
 from holdfast.stores.base import Store
 from holdfast.stores.forwarding import ForwardingStore, Interceptor
 from holdfast.telemetry.metric_definitions import COUNTED, GAUGES

@@ -351,6 +351,7 @@ def _is_replayed_since(job: Job, last: Attempt) -> bool:
     return counted < last.attempt
 
 
+# ── operations on many jobs ───────────────────────────────────────────────────────────────────────────────────────────
 class BulkOperation(msgspec.Struct, frozen=True, kw_only=True):
     """An operation on many jobs: how to do it, on which states, and how to report it."""
 
@@ -414,6 +415,7 @@ def by_state(where: JobFilter, legal: Collection[JobState]) -> list[JobFilter]:
     return [msgspec.structs.replace(where, states=(state,)) for state in asked]
 
 
+# ── examples ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 JOB: dict[str, Any] = {
     "id": ID,
     "task": "email.send",

@@ -213,6 +213,7 @@ async def hold_open(app: Holdfast) -> AsyncIterator[None]:
         await leave()
 
 
+# ── middlewares ───────────────────────────────────────────────────────────────────────────────────────────────────────
 _TROUBLE_INTERVAL = 5.0  # seconds in which the same trouble with the store is logged once,
 _MAX_TROUBLES = 10  # and so many different ones
 _MAX_HEADERS = 32 * 1024  # bytes of all headers
@@ -352,6 +353,7 @@ def _check_size(scope: Scope, request: ApiRequest) -> None:
         raise Refusal(431, "headers_too_large", "the headers are too large", f"send at most {_MAX_HEADERS:,} bytes")
 
 
+# ── the deadline of the store ─────────────────────────────────────────────────────────────────────────────────────────
 class WithDeadline(Holdfast):
     """A view of an application, with a store of its own whose calls take at most ``patience`` seconds.
 

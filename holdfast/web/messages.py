@@ -163,6 +163,7 @@ def join_words(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+# ── sending answers ───────────────────────────────────────────────────────────────────────────────────────────────────
 _LAST = 1.0  # seconds for the end of a stream to be taken away
 _SECURE = (
     (b"cache-control", b"no-store"),
@@ -241,6 +242,7 @@ async def _is_set(event: asyncio.Event) -> None:
     await event.wait()
 
 
+# ── problem documents ─────────────────────────────────────────────────────────────────────────────────────────────────
 RETRY_AFTER = 2
 """Seconds after which a client may try again where the store was away."""
 
@@ -343,6 +345,7 @@ def problem_response(
     return ApiResponse(status, _encode(body), PROBLEM, headers)
 
 
+# ── bodies of requests ────────────────────────────────────────────────────────────────────────────────────────────────
 CLOSE: Header = (b"connection", b"close")
 """With an answer to a body that was not read to its end: what follows on the connection is no request."""
 BODY_PAYLOADS = 4

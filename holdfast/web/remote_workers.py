@@ -12,9 +12,8 @@ import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.core.errors import HoldfastError
-from holdfast.core.events import Event, JobDead, JobFailed, JobSucceeded
+from holdfast.core.events import BatchSettled, Event, JobDead, JobFailed, JobSucceeded
 from holdfast.core.lifecycle import Failed, Outcome, Released, decide
-from holdfast.core.metric_events import BatchSettled
 from holdfast.core.models import (
     HeartbeatReply,
     Job,

@@ -13,9 +13,8 @@ from collections.abc import Callable
 
 from holdfast.core.clock import wait_first
 from holdfast.core.errors import HoldfastError, StoreReplaced
-from holdfast.core.events import LoopBlocked, StoreTrouble
+from holdfast.core.events import LoopBlocked, LoopHeard, StoreTrouble
 from holdfast.core.fault_injection import fault_point
-from holdfast.core.metric_events import LoopHeard
 from holdfast.core.models import Job, Lease, LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import Store
 from holdfast.worker.context import FENCE, StopReason, WorkerContext

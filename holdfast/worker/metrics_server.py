@@ -134,12 +134,11 @@ def health_of(shared: WorkerContext) -> WorkerHealth:
     return WorkerHealth(True, well, "ok" if well else "store_away")
 
 
+# ── the server ────────────────────────────────────────────────────────────────────────────────────────────────────────
 _HEAD_WITHIN = 1.0  # seconds a request may take to arrive
 _PATIENCE = 5.0  # and its answer to leave
 _HEAD_MOST = 16 * 1024  # bytes
-_CONNECTIONS_MOST = (
-    64  # beyond them the oldest gives way: a client that asks at once is answered, however many keep silent
-)
+_CONNECTIONS_MOST = 64  # beyond them the oldest is closed: clients that keep silent block no other
 _TEXT = "text/plain; charset=utf-8"
 
 

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from holdfast.core.events import (
+    BatchSettled,
     Events,
     JobCancelled,
     JobDead,
     JobDeferred,
     JobFailed,
     JobReleased,
+    JobsClaimed,
     JobSucceeded,
     JobUnstartable,
     LeaseAcquired,
@@ -20,7 +22,6 @@ from holdfast.core.events import (
     LeaseRejected,
 )
 from holdfast.core.lifecycle import UNFIT
-from holdfast.core.metric_events import BatchSettled, JobsClaimed
 from holdfast.core.models import Claim, Job, JobState, Settled, Settlement, to_datetime
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.trace_context import trace_id_of

@@ -9,8 +9,19 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
-from holdfast.core.events import Event, Events, JobDead, JobFailed, LeaseLost, SweepComplete
-from holdfast.core.metric_events import BatchSettled, JobsClaimed, JobsSubmitted, RequestAnswered, StoreAnswered
+from holdfast.core.events import (
+    BatchSettled,
+    Event,
+    Events,
+    JobDead,
+    JobFailed,
+    JobsClaimed,
+    JobsSubmitted,
+    LeaseLost,
+    RequestAnswered,
+    StoreAnswered,
+    SweepComplete,
+)
 from holdfast.telemetry.metric_types import OTHER, expose_metrics, wants_json
 from holdfast.telemetry.metrics import Metrics
 

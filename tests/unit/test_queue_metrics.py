@@ -11,8 +11,7 @@ import pytest
 
 from holdfast import Holdfast
 from holdfast.core.errors import Unavailable
-from holdfast.core.events import Event
-from holdfast.core.metric_events import StoreAnswered
+from holdfast.core.events import Event, StoreAnswered
 from holdfast.core.models import QueueInfo, WorkerCommand, WorkerHeartbeat, WorkerInfo
 from holdfast.stores.base import Store
 from holdfast.telemetry import queue_metrics

@@ -53,7 +53,7 @@ class PostgresStore(ServedStore["_OpenedPostgres"]):
     async def missing(self) -> str | None:
         links = PostgresPool(self.address, now=None)
         try:
-            return await missing(links)
+            return await describe_missing(links)
         finally:
             await links.close()
 
@@ -85,9 +85,10 @@ class _OpenedPostgres(Opened):
         super().__init__()
 
     async def migrate(self) -> list[str]:
-        return await migrate(self.links, self._migrations)
+        return await apply_migrations(self.links, self._migrations)
 
 
+# ── migrations ────────────────────────────────────────────────────────────────────────────────────────────────────────
 OLDEST = 14
 """The first major version of PostgreSQL that is supported."""
 
@@ -111,7 +112,7 @@ _LOCK_MS = 300  # how long others wait behind us at most, if another session has
 _TRIES, _PAUSE = 30, 0.7
 
 
-async def migrate(links: PostgresPool, migrations: Sequence[Migration]) -> list[str]:
+async def apply_migrations(links: PostgresPool, migrations: Sequence[Migration]) -> list[str]:
     """Apply what is missing, one starter at a time; the names of what was applied."""
     schema = links.address.schema
 
@@ -137,7 +138,7 @@ async def migrate(links: PostgresPool, migrations: Sequence[Migration]) -> list[
     return applied or []
 
 
-async def missing(links: PostgresPool) -> str | None:
+async def describe_missing(links: PostgresPool) -> str | None:
     """The part that is not there, where opening would make a store; None where there is one."""
     schema = links.address.schema
     # From the catalogue, which every role may read: whether this one may use the schema is for opening to say.

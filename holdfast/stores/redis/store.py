@@ -38,7 +38,7 @@ class RedisStore(ServedStore["_OpenedRedis"]):
     async def missing(self) -> str | None:
         links = NamespacePool(self.address, now=None)
         try:
-            return await missing(links)
+            return await describe_missing(links)
         finally:
             await links.close()
 
@@ -64,15 +64,16 @@ class _OpenedRedis(Opened):
         super().__init__()
 
     async def migrate(self) -> list[str]:
-        return await migrate(self.links, self._scripts)
+        return await apply_migrations(self.links, self._scripts)
 
 
+# ── the schema's version ──────────────────────────────────────────────────────────────────────────────────────────────
 SCHEMA = 1
 _INITIAL = "0001_initial"
 _OLDEST, _WAITAOF = (6, 2), (7, 2)
 
 
-async def migrate(links: NamespacePool, scripts: Mapping[str, Script]) -> list[str]:
+async def apply_migrations(links: NamespacePool, scripts: Mapping[str, Script]) -> list[str]:
     """Check the server and make the namespace ours; the names of the applied migrations."""
     facts = await read_server_info(links)
     _check(facts, links)
@@ -86,7 +87,7 @@ async def migrate(links: NamespacePool, scripts: Mapping[str, Script]) -> list[s
     return [] if schema else [_INITIAL]
 
 
-async def missing(links: NamespacePool) -> str | None:
+async def describe_missing(links: NamespacePool) -> str | None:
     """Words for a missing store, which opening would make; None where there is one."""
     prefix = links.address.prefix
     if await links.run_command("EXISTS", f"{prefix}meta"):

@@ -100,10 +100,10 @@ class SQLiteStore:
             opened.close()
 
     async def missing(self) -> str | None:
-        return missing(self.path)
+        return describe_missing(self.path)
 
     def _migrating(self, transaction: Transaction) -> list[str]:
-        return migrate(transaction.connection, self._migrations, self.path)
+        return apply_migrations(transaction.connection, self._migrations, self.path)
 
     async def close(self) -> None:
         with self._lock:
@@ -135,10 +135,11 @@ def _host_clock() -> int:
     return time.time_ns() // 1000
 
 
+# ── migrations ────────────────────────────────────────────────────────────────────────────────────────────────────────
 _TABLE = "create table if not exists holdfast_migration (number integer primary key, name text not null) strict"
 
 
-def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], path: str) -> list[str]:
+def apply_migrations(connection: sqlite3.Connection, migrations: Sequence[Migration], path: str) -> list[str]:
     """Apply missing migrations, inside the caller's write transaction; returns their names."""
     (tables,) = connection.execute("select count(*) from sqlite_master").fetchone()
     if tables == 0:
@@ -191,7 +192,7 @@ def is_current(reader: sqlite3.Connection, migrations: Sequence[Migration]) -> b
     return bool(applied == migrations[-1].number) and _has_tiers(reader)
 
 
-def missing(path: str) -> str | None:
+def describe_missing(path: str) -> str | None:
     """Words for a missing store, which opening ``path`` would make; None for a store, or a foreign file."""
     # Not the methods of Path: they raise where this user may not look. What hinders opening is for opening to say.
     if os.path.isdir(os.path.dirname(path)) and not os.path.lexists(path):  # noqa: PTH112, PTH120

@@ -320,5 +320,5 @@ def operate_on_all(operation: Operation, filters: list[JobFilter]) -> BulkResult
 
 
 def time_ago(us: int | None, now: int) -> timedelta | None:
-    """How long ago an instant was."""
+    """Returns the time since an instant."""
     return None if us is None else timedelta(microseconds=now - us)

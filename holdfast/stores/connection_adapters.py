@@ -36,7 +36,7 @@ class ConnectionAdapter(NamedTuple):
     dialect: str
     fetch: Callable[[Statement], Awaitable[Rows]]
     physical: object | None
-    """What stands for the connection to the server as long as that lasts; None: nothing can be remembered of it."""
+    """The object that lives as long as the connection to the server; None: nothing can be remembered of it."""
 
 
 def with_placeholders(sql: str, place: str) -> str:
@@ -270,4 +270,4 @@ _ADAPTERS: dict[str, Callable[[Any], Awaitable[ConnectionAdapter]]] = {
 }
 """The adapter for each kind of connection, by the full name of its class, or of one that it inherits from."""
 _OF_A_LOOP = frozenset({_adapt_asyncpg, _adapt_psycopg_async, _adapt_sqlalchemy_async})
-"""Those whose connections belong to an event loop."""
+"""Adapters of connections that belong to an event loop."""

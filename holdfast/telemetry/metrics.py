@@ -204,7 +204,7 @@ def package_version() -> str:
 T = TypeVar("T")
 
 _UNTIMED = frozenset({"open", "close", "migrate", "backup", "wait", "doctor", "repair"})
-"""What is no question, or takes as long as it is to take."""
+"""Verbs that ask nothing of the store, or wait by design: not timed."""
 
 
 def time_calls(store: Store, events: Events) -> Store:

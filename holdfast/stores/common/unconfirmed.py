@@ -70,7 +70,7 @@ class SettlementEvidence(NamedTuple):
 
 
 def accepted_as(settlement: Settlement, fate: SettlementEvidence) -> JobState | None:
-    """Where a settlement whose answer was lost left its job, also if it changed since; None: it was not applied.
+    """State in which a settlement with a lost answer left its job, even if that changed since; None: not applied.
 
     Attempts leave a record, but for those that succeeded or were given back: of these nothing is known but that the
     lease has ended, and with another worker's record if it was lost.

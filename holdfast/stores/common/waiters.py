@@ -110,11 +110,11 @@ class Listener(ABC):
     endings of jobs, and ``ready``, all else, unless a store tells more kinds apart."""
 
     trouble: tuple[type[BaseException], ...]
-    """What a connection may raise that fails."""
+    """Exceptions of a failing connection."""
     kinds: Mapping[str, str] = {"job": "ended"}
     """The kinds of news, by what topics begin with; for others, ``ready``."""
     cannot_listen = False
-    """Whether there is nothing to hear with, so that waiting is polling."""
+    """True if the server sends no notifications here, so that waiting is polling."""
 
     def __init__(self) -> None:
         self.waiters = Waiters()

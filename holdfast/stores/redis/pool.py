@@ -132,7 +132,7 @@ class NamespacePool(redis.RedisPool):
 
 
 LEVELS = ("none", "everysec", "waitaof", "always")
-"""How durable an acknowledged write is, the weakest first. ``waitaof`` and ``always`` are equally so."""
+"""Durability of an acknowledged write, the weakest first. ``waitaof`` and ``always`` are equal."""
 
 _NAMES = {"schedule": "schedule", "ready": "ready", "leases": "leases", "job": "job:"}
 """The keys whose names can be chosen, and their names unless they are."""
@@ -150,9 +150,9 @@ class RedisAddress(NamedTuple):
     """Prefix, schedule, ready, leases, job."""
     durability: str
     replicas: int
-    """How many replicas must have a write before it is acknowledged."""
+    """Number of replicas that must have a write before it is acknowledged."""
     task: str
-    """What a job runs that was written by hand and names no task; "" for nothing."""
+    """Task of a job that was written by hand and names none; "" for none."""
     whole: bool
     """Payloads stay in one field of their job's hash, however long."""
     ulids: bool

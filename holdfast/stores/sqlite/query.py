@@ -112,7 +112,7 @@ class Reads:
         return None if row is None else read_job(row[0])
 
     def summaries(self, reader: sqlite3.Connection, job_ids: Sequence[str]) -> list[Job | None]:
-        """These jobs, without their large values."""
+        """Returns these jobs without payload and result."""
         jobs = [read_job(shown) for (shown,) in reader.execute(self._sql["outlines"], {"ids": as_json(job_ids)})]
         found = {job.id: job for job in jobs}
         return [found.get(job_id) for job_id in job_ids]

@@ -195,9 +195,8 @@ class Query(Protocol):
         """Newest first, by keyset: a page costs the same however deep."""
 
     async def count(self, where: JobFilter, *, most: int | None = None, seconds: float | None = None) -> int:
-        """Counts the jobs that match, up to ``most``. ``seconds``: its limit if a caller waits, if not as few
-        as any look by a filter.
-        """
+        """Counts the jobs that match, up to ``most``. ``seconds`` limits the search; None: the limit of
+        any search by a filter."""
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         """Attempts that did not succeed, oldest first."""

@@ -429,7 +429,7 @@ def _entry(function: Callable[..., Any], positional_only: Sequence[str]) -> Call
     if not positional_only:
         return function
 
-    def add_entry(*context: Any, **arguments: Any) -> Any:
+    def call_by_name(*context: Any, **arguments: Any) -> Any:
         return function(*context, *(arguments.pop(name) for name in positional_only), **arguments)
 
-    return add_entry
+    return call_by_name

@@ -238,9 +238,7 @@ class _Visit:
         self._gone = asyncio.ensure_future(wait_disconnected(call.request))
 
     async def claim_jobs(self, wait: float) -> ClaimResult:
-        """Claims jobs; if the request is cancelled or its client leaves, they are given back. Whether this request is
-        cancelled or its client goes: no job stays without a worker.
-        """
+        """Claims jobs; if the request is cancelled or its client leaves, they are given back."""
         visiting = asyncio.create_task(self._visit(wait), name="holdfast-claim")
         try:
             taken = await asyncio.shield(visiting)

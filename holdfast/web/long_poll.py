@@ -72,9 +72,7 @@ class ClaimWaiters:
 
     # ── taking ────────────────────────────────────────────────────────────────────────────────────────────────
     async def take(self, ask: RemoteClaimRequest) -> ClaimResult:
-        """Takes the jobs that are ready now; call it shielded, since they must reach a caller. To be shielded: what it
-        takes must reach a caller.
-        """
+        """Takes the jobs that are ready now; call it shielded, since they must reach a caller."""
         if not any(ask.wants.values()):
             return ClaimResult([])
         clock = self._app.clock

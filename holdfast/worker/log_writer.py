@@ -38,7 +38,7 @@ class LogWriter:
     def __init__(self, shared: WorkerContext, store: Store) -> None:
         self._shared = shared
         self._store = store
-        self._patience = RetryDelay(shared, "recorder")
+        self._patience = RetryDelay(shared, "log_writer")
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._waiting: list[_Line] = []

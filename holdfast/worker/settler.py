@@ -118,7 +118,7 @@ class Settler:
             measure_settled(shared.events, len(batch), [(run.job.task, run.seconds) for run in succeeded])
 
     def _wait_for(self, run: TaskRun) -> None:
-        """Retries a settlement of a locked job; its neighbours do not wait. Its neighbours do not wait."""
+        """Retries a settlement of a locked job; the rest of its batch does not wait."""
         shared = self._shared
         self._look_at = shared.clock.monotonic() + _LOCKED
         if run.lease not in self._locked:

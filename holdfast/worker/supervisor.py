@@ -42,8 +42,9 @@ NAME_TAKEN = 86
 SUPERVISOR_PIPE = "_HOLDFAST_SUPERVISOR_PIPE"
 """Environment variable of a child: the pipe's descriptor. The underscore keeps it apart from the settings."""
 
-EXTRA_SECONDS = 5.0
-"""How much longer than the grace a child may take to stop before it is killed."""
+EXTRA_SECONDS = 12.0
+"""Seconds beyond the grace that a child may take to stop before it is killed: five for cancelled handlers to clean up,
+five for the last writes."""
 
 _CANNOT_START = 71
 """Stands for the exit code of a child that could not even be started: the system is out of something."""

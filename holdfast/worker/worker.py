@@ -114,7 +114,7 @@ class Worker:
             asyncio.create_task(service, name=f"holdfast-{name}")
             for name, service in (
                 ("watchdog", self.runner.watch_deadlines()),
-                ("recorder", self.recorder.run()),
+                ("log_writer", self.recorder.run()),
                 ("sweeper", Sweeper(shared, store).run()),
                 ("reloader", Reloader(shared, self._resize, self._recycle if self.supervised else None).run()),
             )

@@ -43,9 +43,7 @@ class PendingTopics:
         self._topics: set[str] = set()
 
     def keep_topics(self, topics: Iterable[str]) -> None:
-        """Keeps topics that no waiter took; ends of jobs are found by a look at the store. The ending of a job is seen
-        by looking.
-        """
+        """Keeps topics that no waiter took, but for endings of jobs: a look at the store finds those."""
         self._topics.update(topic for topic in topics if not topic.startswith("job:"))
         if len(self._topics) > _MISSED_MOST:
             self._topics = {"queue:*", "worker:*", "due:*"}

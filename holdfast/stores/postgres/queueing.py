@@ -89,7 +89,7 @@ class PostgresQueueing:
         self._settling = Settling(links, statements, self._tell)
         news.on_queue = self._heard
 
-    def claim_ready(self, queue: str, first: QueuePosition = START) -> None:
+    def note_ready(self, queue: str, first: QueuePosition = START) -> None:
         """This process made jobs of the queue ready, none in front of ``first``."""
         self._cursors.find_ready(queue, first)
         self._know(queue)
@@ -110,7 +110,7 @@ class PostgresQueueing:
 
     def _tell(self, firsts: Mapping[str, QueuePosition], ended: Sequence[str] = (), *, heard: bool = False) -> None:
         for queue, first in firsts.items():
-            self.claim_ready(queue, first)
+            self.note_ready(queue, first)
         topics = {f"queue:{queue}" for queue in firsts}
         if heard:
             self._news.came_along(topics)
@@ -292,7 +292,7 @@ class PostgresQueueing:
         else:
             rows = await self._links.fetch(self._sql["promote_queues"], queues=list(claiming.wants), limit=PROMOTE_MOST)
         for queue, rank, run_at, _ in rows:
-            self.claim_ready(queue, QueuePosition(rank, run_at, 0))
+            self.note_ready(queue, QueuePosition(rank, run_at, 0))
         return len(rows)
 
     @property

@@ -48,7 +48,7 @@ class Settling:
         try:
             locked = await self._settle_free(ordered, answers)
             if len(answers) < len(ordered):
-                await self._stand([each for each in ordered if each.job_id not in answers], locked, answers)
+                await self._answer_refused([each for each in ordered if each.job_id not in answers], locked, answers)
         except HoldfastError:
             self._doubts.add([each for each in ordered if each.job_id in answers])  # these answers are lost
             raise
@@ -141,8 +141,10 @@ class Settling:
         self._tell(firsts, ended)
 
     # ── what was not applied ──────────────────────────────────────────────────────────────────────────────────
-    async def _stand(self, refused: Sequence[Settlement], locked: Collection[str], answers: dict[str, Settled]) -> None:
-        """Outcome of the jobs whose settlement was refused now; some were accepted before, unanswered."""
+    async def _answer_refused(
+        self, refused: Sequence[Settlement], locked: Collection[str], answers: dict[str, Settled]
+    ) -> None:
+        """Answers refused settlements. Some were applied by an earlier call whose answer was lost."""
         rows = await self._links.fetch(
             self._sql["fates"], ids=[each.job_id for each in refused], claims=[each.claims for each in refused]
         )

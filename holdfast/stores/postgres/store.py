@@ -77,8 +77,8 @@ class _OpenedPostgres(Opened):
         sql = store.sql
         self.query = query = PostgresQuery(links, sql)
         self.queueing = queueing = PostgresQueueing(links, news, sql, query)
-        self.maintenance = maintenance = PostgresMaintenance(links, news, sql, queueing.claim_ready)
-        self.admin = PostgresAdmin(links, news, sql, queueing.claim_ready)
+        self.maintenance = maintenance = PostgresMaintenance(links, news, sql, queueing.note_ready)
+        self.admin = PostgresAdmin(links, news, sql, queueing.note_ready)
         self.health = PostgresHealth(links, sql, query)
         self.transport_queries = PostgresTransportQueries(links, news, sql, queueing, maintenance)
         self._migrations = store.migrations
